@@ -30,7 +30,9 @@ def replace(config: C, /, **changes: Any) -> C:
         node = tree
         for depth, parent in enumerate(parents):
             if not isinstance(node, dict) or not isinstance(node.get(parent), dict):
-                raise ValueError(f"{type(config).__name__} has no group {'.'.join(parents[: depth + 1])!r}, in {path!r}.")
+                raise ValueError(
+                    f"{type(config).__name__} has no group {'.'.join(parents[: depth + 1])!r}, in {path!r}."
+                )
             node = node[parent]
         if leaf not in node:
             raise ValueError(f"{type(config).__name__} has no field {path!r}; here are: {', '.join(sorted(node))}.")
@@ -44,7 +46,7 @@ def canonical_json(value: Any) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """sha256 (64 hex digits) of `canonical_json(value)`; `config_digest` of DESIGN 3.3 is `digest_of(config.recipe)`."""
+    """sha256 of `canonical_json(value)`, 64 hex digits; `config_digest` of DESIGN 3.3 is `digest_of(config.recipe)`."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 

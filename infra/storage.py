@@ -1,0 +1,380 @@
+"""Objects under a URI: read a range, write whole, create if absent, compare and set, list, delete (DESIGN 5).
+
+Every backend keeps the same promises; `tests/infra/test_storage.py` checks them over file://, memory:// and s3://.
+Nothing half-written is ever visible. A key that is swapped must only ever be created and swapped: a plain `write`
+to it is not part of the race and would win it unseen.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from infra.config import canonical_json
+
+Keys = list[str]  # inside Store the name `list` is the operation
+
+_TEMPORARY, _LOCK = ".tmp-", ".lock-"  # hidden from list() and refused as names in keys
+
+
+class Lost(RuntimeError):
+    """A conditional write was refused: the object exists already, or is not the one that the tag names."""
+
+
+class Store(ABC):
+    """Objects below one URI. Keys are relative and `/`-separated. Stores of one URI are equal and pickle by it."""
+
+    uri: str
+
+    @abstractmethod
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        """Bytes [start, end) of an object, fewer where it ends earlier. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        """The object and the tag that `swap` wants. Equal bytes may have equal tags, so what is swapped
+        carries a nonce or a counter. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def size(self, key: str) -> int:
+        """Bytes of an object. Raises FileNotFoundError."""
+
+    @abstractmethod
+    def writer(self, key: str) -> AbstractContextManager[BinaryIO]:
+        """A file to stream an object of any size into. It becomes visible at a clean exit; after an
+        exception nothing of it remains."""
+
+    @abstractmethod
+    def write(self, key: str, data: bytes) -> None:
+        """Write an object whole; readers see the old one or the new one."""
+
+    @abstractmethod
+    def create(self, key: str, data: bytes) -> str:
+        """Write an object that must not exist yet and give its tag. Raises Lost: of many creators one wins."""
+
+    @abstractmethod
+    def swap(self, key: str, data: bytes, tag: str) -> str:
+        """Replace the object that `tag` names and give the new tag. Raises Lost if another stands there, or none."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Keys:
+        """Every key that starts with `prefix`, sorted. The prefix is plain text: it may end inside a name."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is no error."""
+
+    def exists(self, key: str) -> bool:
+        try:
+            self.size(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, key: str) -> BinaryIO:
+        """A seekable file for random reads, safe to share between threads that do not mind each other's position.
+        Raises FileNotFoundError."""
+        return cast(BinaryIO, io.BufferedReader(_Ranges(self, key), _READ_BUFFER_BYTES))
+
+    def read_json(self, key: str) -> Any:
+        """The value of a JSON object. Raises FileNotFoundError, and ValueError when it is not JSON."""
+        try:
+            return json.loads(self.read(key))
+        except ValueError as error:
+            raise ValueError(f"{self.uri_of(key)} is not JSON: {error}. It was written by something else.") from error
+
+    def write_json(self, key: str, value: Any) -> None:
+        """Write a value as sorted, indented JSON, equal for equal values. NaN and infinities raise ValueError."""
+        self.write(key, json_bytes(value))
+
+    def child(self, prefix: str) -> "Store":
+        """The store of the keys below `prefix/`."""
+        return open_store(self.uri_of(prefix.rstrip("/")))
+
+    def uri_of(self, key: str) -> str:
+        return f"{self.uri}/{checked_key(key)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_store, (self.uri,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Store) and other.uri == self.uri
+
+    def __hash__(self) -> int:
+        return hash(self.uri)
+
+    def __repr__(self) -> str:
+        return f"open_store({self.uri!r})"
+
+
+def open_store(uri: str | os.PathLike[str]) -> Store:
+    """The store below a URI: a plain path, file://, memory:// (one process) or s3://bucket/prefix.
+
+    Nothing is read or made. Raises ValueError for another scheme.
+    """
+    text = os.fspath(uri)
+    scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
+    if scheme == "file" and rest:
+        return FileStore(Path(os.path.abspath(rest)))
+    rest = rest.rstrip("/")
+    if scheme == "memory" and rest:
+        return MemoryStore(rest)
+    if scheme == "s3" and rest and not rest.startswith("/"):
+        from infra.s3_store import S3Store  # s3fs takes half a second and is an extra
+
+        return S3Store(rest)
+    raise ValueError(f"{text!r} is no store; use a path, file:///path, s3://bucket/prefix or memory://name.")
+
+
+def probe_conditional_writes(store: Store) -> None:
+    """Try both conditional writes on a key of its own. Raises RuntimeError when the store accepts one that it
+    should refuse: claims would not hold there, and two jobs could write one run."""
+    key = f"probe-{uuid.uuid4().hex}"
+    first = store.create(key, b"first")
+    try:
+        second = store.swap(key, b"second", first)
+        refused = (
+            ("create over an object", lambda: store.create(key, b"third")),
+            ("swap with a stale tag", lambda: store.swap(key, b"third", first)),
+            ("swap of an absent object", lambda: store.swap(f"{key}-absent", b"third", second)),
+        )
+        for what, attempt in refused:
+            with contextlib.suppress(Lost):
+                attempt()
+                raise RuntimeError(
+                    f"{store.uri} accepted a {what}, so it does not honour conditional writes and cannot hold claims. "
+                    "Use a store that answers 412 to them."
+                )
+    finally:
+        store.delete(key)
+        store.delete(f"{key}-absent")
+
+
+def checked_key(key: str) -> str:
+    """`key`, or ValueError where it could leave the store or be taken for a temporary file."""
+    for part in key.split("/"):
+        if part in ("", ".", "..") or "\0" in part or part.startswith((_TEMPORARY, _LOCK)):
+            raise ValueError(f"{key!r} is no key: {part!r} is not a name. Keys look like 'train/s000/part-00000'.")
+    return key
+
+
+def json_bytes(value: Any) -> bytes:
+    """Sorted, indented JSON with a final newline; the bytes are equal for equal values."""
+    return (json.dumps(json.loads(canonical_json(value)), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+_READ_BUFFER_BYTES = 256 * 1024  # Larger reads go past the buffer; smaller ones share a request
+
+
+class _Ranges(io.RawIOBase):
+    """Random reads of one object, each a range read of the store."""
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._store, self._key, self._size, self._position = store, key, store.size(key), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        if origin + offset < 0:
+            raise ValueError(f"seek to {origin + offset} in {self._store.uri_of(self._key)}: before its start.")
+        self._position = origin + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._position + len(buffer), self._size)
+        if end <= self._position:
+            return 0
+        data = self._store.read(self._key, self._position, end)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+class FileStore(Store):
+    """A directory. Temporary file plus rename, hard link or locked rename; the tag is the sha256 of the bytes."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.uri = f"file://{directory}"
+
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        with self._reading(key) as file:
+            file.seek(start)
+            return file.read(-1 if end is None else max(0, end - start))
+
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        data = self.read(key)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def size(self, key: str) -> int:
+        with self._reading(key) as file:
+            return os.fstat(file.fileno()).st_size
+
+    def open(self, key: str) -> BinaryIO:
+        return self._reading(key)
+
+    @contextlib.contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        path = self._path(key)
+        with self._temporary(path) as (temporary, file):
+            yield file
+            _settle(file)
+            os.replace(temporary, path)
+
+    def write(self, key: str, data: bytes) -> None:
+        with self.writer(key) as file:
+            file.write(data)
+
+    def create(self, key: str, data: bytes) -> str:
+        path = self._path(key)
+        with self._temporary(path) as (temporary, file):
+            file.write(data)
+            _settle(file)
+            try:
+                os.link(temporary, path)  # O_EXCL and a write would show readers a half-written file
+            except FileExistsError as error:
+                raise Lost(f"{self.uri_of(key)} exists already.") from error
+        return hashlib.sha256(data).hexdigest()
+
+    def swap(self, key: str, data: bytes, tag: str) -> str:
+        path = self._path(key)
+        if not path.parent.is_dir():
+            raise Lost(f"{self.uri_of(key)} does not exist.")
+        with open(path.with_name(_LOCK + path.name), "ab") as lock:  # never unlinked: the next one may hold it open
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                found = self.read_tagged(key)[1]
+            except FileNotFoundError as error:
+                raise Lost(f"{self.uri_of(key)} does not exist.") from error
+            if found != tag:
+                raise Lost(f"{self.uri_of(key)} was changed: its tag is {found[:12]}, not {tag[:12]}.")
+            self.write(key, data)
+        return hashlib.sha256(data).hexdigest()
+
+    def list(self, prefix: str = "") -> Keys:
+        folder = prefix.rpartition("/")[0]
+        top = self._path(folder) if folder else self._directory
+        keys = []
+        for parent, _, names in os.walk(top):
+            relative = Path(parent).relative_to(self._directory).as_posix()
+            below = "" if relative == "." else f"{relative}/"
+            keys += [below + name for name in names if not name.startswith((_TEMPORARY, _LOCK))]
+        return sorted(key for key in keys if key.startswith(prefix))
+
+    def delete(self, key: str) -> None:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            self._path(key).unlink()
+
+    def _path(self, key: str) -> Path:
+        return self._directory / checked_key(key)
+
+    def _reading(self, key: str) -> BinaryIO:
+        try:
+            return open(self._path(key), "rb")
+        except (IsADirectoryError, NotADirectoryError) as error:  # a folder is no object, as on S3
+            raise FileNotFoundError(2, "no such object", self.uri_of(key)) from error
+
+    @contextlib.contextmanager
+    def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(_TEMPORARY + uuid.uuid4().hex)  # mkstemp would hide it from other users: mode 0600
+        try:
+            with open(temporary, "xb") as file:
+                yield temporary, file
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _settle(file: BinaryIO) -> None:
+    # A rename may reach the disk before the bytes do; a manifest must not outlive a power cut that its data did not.
+    if not file.closed:
+        file.flush()
+        os.fsync(file.fileno())
+
+
+_OBJECTS: dict[str, bytes] = {}
+_OBJECTS_LOCK = threading.Lock()
+
+
+class MemoryStore(Store):
+    """Objects of this process, shared by all stores of it; for tests. The tag is the sha256 of the bytes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.uri = f"memory://{name}"
+
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        return self._get(key)[start:end]
+
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        data = self._get(key)
+        return data, hashlib.sha256(data).hexdigest()
+
+    def size(self, key: str) -> int:
+        return len(self._get(key))
+
+    @contextlib.contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        checked_key(key)
+        file = _KeptBytes()
+        yield file
+        self.write(key, file.getvalue())
+
+    def write(self, key: str, data: bytes) -> None:
+        with _OBJECTS_LOCK:
+            _OBJECTS[self.uri_of(key)] = bytes(data)
+
+    def create(self, key: str, data: bytes) -> str:
+        with _OBJECTS_LOCK:
+            if self.uri_of(key) in _OBJECTS:
+                raise Lost(f"{self.uri_of(key)} exists already.")
+            _OBJECTS[self.uri_of(key)] = bytes(data)
+        return hashlib.sha256(data).hexdigest()
+
+    def swap(self, key: str, data: bytes, tag: str) -> str:
+        with _OBJECTS_LOCK:
+            found = _OBJECTS.get(self.uri_of(key))
+            if found is None or hashlib.sha256(found).hexdigest() != tag:
+                raise Lost(f"{self.uri_of(key)} was changed or does not exist.")
+            _OBJECTS[self.uri_of(key)] = bytes(data)
+        return hashlib.sha256(data).hexdigest()
+
+    def list(self, prefix: str = "") -> Keys:
+        with _OBJECTS_LOCK:
+            start = f"{self.uri}/{prefix}"
+            return sorted(uri[len(self.uri) + 1 :] for uri in _OBJECTS if uri.startswith(start))
+
+    def delete(self, key: str) -> None:
+        with _OBJECTS_LOCK:
+            _OBJECTS.pop(self.uri_of(key), None)
+
+    def _get(self, key: str) -> bytes:
+        with _OBJECTS_LOCK:
+            try:
+                return _OBJECTS[self.uri_of(key)]
+            except KeyError:
+                raise FileNotFoundError(2, "no such object", self.uri_of(key)) from None
+
+
+class _KeptBytes(io.BytesIO):
+    """Keeps its bytes when a writer library closes it early."""
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,229 @@
+"""The six operations keep the same promises on every backend (DESIGN 5)."""
+
+import io
+import multiprocessing
+import os
+import pickle
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from infra.storage import Lost, open_store, probe_conditional_writes
+
+S3_URI = os.environ.get("VITLINE_TEST_S3_URI")
+BACKENDS = [
+    "file",
+    "memory",
+    pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.skipif(not S3_URI, reason="VITLINE_TEST_S3_URI is not set")]),
+]
+
+
+@pytest.fixture(params=BACKENDS)
+def store(request, tmp_path):
+    uri = {"file": f"{tmp_path}/store", "memory": f"memory://{uuid.uuid4().hex}", "s3": f"{S3_URI}/{uuid.uuid4().hex}"}
+    opened = open_store(uri[request.param])
+    yield opened
+    for key in opened.list():
+        opened.delete(key)
+
+
+@pytest.fixture(params=[BACKENDS[0], BACKENDS[2]])
+def shared_store(store, request):
+    """The backends that several processes share."""
+    return store
+
+
+def test_what_is_written_is_read(store):
+    store.write("a/b c/ü+%&.bin", b"0123456789")
+    assert store.read("a/b c/ü+%&.bin") == b"0123456789"
+    assert [
+        store.read("a/b c/ü+%&.bin", s, e) for s, e in ((2, 5), (8, None), (8, 99), (10, None), (99, 120), (4, 4))
+    ] == [
+        b"234",
+        b"89",
+        b"89",
+        b"",
+        b"",
+        b"",
+    ]
+    assert store.size("a/b c/ü+%&.bin") == 10
+    store.write("a/b c/ü+%&.bin", b"")
+    assert store.read("a/b c/ü+%&.bin") == b""
+    store.delete("a/b c/ü+%&.bin")
+    store.delete("a/b c/ü+%&.bin")
+    assert not store.exists("a/b c/ü+%&.bin")
+
+
+def test_an_absent_object_is_named(store):
+    for read in (store.read, store.read_tagged, store.size, store.open, store.read_json):
+        with pytest.raises(FileNotFoundError, match="nothing/here"):
+            read("nothing/here")
+    store.write("folder/object", b"x")
+    assert not store.exists("folder")
+    with pytest.raises(FileNotFoundError):
+        store.read("folder")
+
+
+def test_list_takes_a_flat_prefix_and_shows_objects_only(store):
+    keys = ["runs/a/state.json", "runs/a/step-1", "runs/ab/step-2", "top"]
+    for key in reversed(keys):
+        store.create(key, b"{}")
+    _, tag = store.read_tagged("top")
+    store.swap("top", b"swapped", tag)
+    with store.writer("half") as file:
+        file.write(b"not yet")
+        assert store.list() == keys
+    store.delete("half")
+    assert store.list("runs/a") == keys[:3]
+    assert store.list("runs/a/") == keys[:2]
+    assert store.list("runs/a/st") == keys[:2]
+    assert store.list("none") == store.list("none/at/all") == []
+    assert store.child("runs/ab").list() == ["step-2"]
+
+
+def test_a_writer_shows_nothing_before_a_clean_exit(store):
+    with pytest.raises(OSError, match="disk of the source"), store.writer("streamed") as file:
+        file.write(b"half" * 3_000_000)
+        raise OSError("disk of the source")
+    assert store.list() == []
+    with store.writer("streamed") as file:
+        for part in (b"ab" * 2_500_000, b"cd" * 2_500_000):
+            file.write(part)
+        assert not store.exists("streamed")
+    assert store.size("streamed") == 10_000_000
+    assert store.read("streamed", 4_999_998, 5_000_002) == b"abcd"
+
+
+def test_pyarrow_writes_and_reads_through_the_store(store):
+    table = pa.table({"n": list(range(1000)), "text": [str(n) * 50 for n in range(1000)]})
+    with store.writer("table.parquet") as file:
+        pq.write_table(table, file, row_group_size=100)
+    with store.open("table.parquet") as file:
+        shard = pq.ParquetFile(file)
+        assert shard.num_row_groups == 10
+        assert shard.read_row_group(7) == table.slice(700, 100)
+    with store.open("table.parquet") as file:
+        assert file.seek(-4, io.SEEK_END) == store.size("table.parquet") - 4
+        assert file.read() == b"PAR1"
+
+
+def test_a_created_object_is_not_created_again(store):
+    store.create("claim", b"mine")
+    with pytest.raises(Lost, match="claim"):
+        store.create("claim", b"yours")
+    assert store.read("claim") == b"mine"
+
+
+def test_a_swap_wants_the_object_that_was_read(store):
+    tag = store.create("claim", b"1")
+    assert store.read_tagged("claim") == (b"1", tag)
+    second = store.swap("claim", b"2", tag)
+    with pytest.raises(Lost):
+        store.swap("claim", b"3", tag)
+    third = store.swap("claim", b"3", second)
+    assert store.read_tagged("claim") == (b"3", third)
+    with pytest.raises(Lost):
+        store.swap("absent", b"1", third)
+    store.delete("claim")
+    with pytest.raises(Lost):
+        store.swap("claim", b"4", third)
+    assert store.list() == []
+
+
+def test_of_many_creators_one_wins(store):
+    def create(n):
+        try:
+            store.create("claim", str(n).encode())
+        except Lost:
+            return None
+        return n
+
+    with ThreadPoolExecutor(8) as pool:
+        winners = [n for n in pool.map(create, range(8)) if n is not None]
+    assert [int(store.read("claim"))] == winners
+
+
+def count_up(uri, times):
+    store, done = open_store(uri), 0
+    while done < times:
+        value, tag = store.read_tagged("counter")
+        try:
+            store.swap("counter", str(int(value) + 1).encode(), tag)
+            done += 1
+        except Lost:
+            continue
+
+
+def test_no_increment_of_racing_processes_is_lost(shared_store):
+    if shared_store.uri.startswith("memory"):
+        return
+    shared_store.create("counter", b"0")
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=count_up, args=(shared_store.uri, 10)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert shared_store.read("counter") == b"40"
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\0b", "a/.tmp-1", ".lock-a"]
+)
+def test_a_key_cannot_leave_the_store(store, key):
+    for operation in (store.read, store.size, store.delete, store.open, store.child):
+        with pytest.raises(ValueError, match="no key"):
+            operation(key) if operation != store.child or key != "a/" else store.read(key)
+    for operation in (store.write, store.create):
+        with pytest.raises(ValueError, match="no key"):
+            operation(key, b"x")
+    with pytest.raises(ValueError, match="no key"), store.writer(key):
+        pass
+
+
+def test_json_is_sorted_and_refuses_nan(store):
+    store.write_json("state.json", {"b": (1, 2), "a": "ü"})
+    assert store.read("state.json").decode() == '{\n "a": "ü",\n "b": [\n  1,\n  2\n ]\n}\n'
+    assert store.read_json("state.json") == {"a": "ü", "b": [1, 2]}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        store.write_json("state.json", {"a": float("nan")})
+    store.write("state.json", b"{")
+    with pytest.raises(ValueError, match=r"state\.json is not JSON"):
+        store.read_json("state.json")
+
+
+def test_a_store_travels_by_its_uri(store):
+    child = store.child("runs/x")
+    child.write("state", b"1")
+    again = pickle.loads(pickle.dumps(child))
+    assert again == child
+    assert again.read("state") == b"1"
+    assert store.uri_of("runs/x/state") == child.uri_of("state") == f"{store.uri}/runs/x/state"
+
+
+def test_the_probe_passes_an_honest_store_and_names_a_dishonest_one(store, monkeypatch):
+    probe_conditional_writes(store)
+    assert store.list() == []
+
+    def swap_blindly(key, data, tag):
+        store.write(key, data)
+        return "tag"
+
+    monkeypatch.setattr(store, "swap", swap_blindly)
+    with pytest.raises(RuntimeError, match="swap with a stale tag"):
+        probe_conditional_writes(store)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("uri", ["gs://bucket/x", "s3://", "s3:///x", "memory://", "file://", ""])
+def test_an_unknown_uri_is_refused(uri):
+    with pytest.raises(ValueError, match="is no store"):
+        open_store(uri)
+
+
+def test_file_uris_are_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert open_store("store").uri == open_store(tmp_path / "store/").uri == f"file://{tmp_path}/store"
