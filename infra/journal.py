@@ -1,0 +1,162 @@
+"""Metrics of a run, as immutable segments in its folder: journal/a<attempt>/segment-000000.jsonl (DESIGN 3.5).
+
+What is sealed stays; what a killed process had recorded since its last seal is dropped, even where its local file is
+still there. Journals are sealed before every manifest, so those are points that the resumed run computes again.
+"""
+
+import json
+import logging
+import math
+import re
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from infra.storage import Lost, Store
+
+log = logging.getLogger(__name__)
+
+_SEGMENT = re.compile(r"journal/a(\d+)/segment-(\d+)\.jsonl")
+_READERS = 16  # three days of 30 s segments are 8,640 small objects, and each costs a round trip
+
+
+class Record(NamedTuple):
+    """One value of one metric. `seq` counts through the whole run; `value` may be nan or infinite."""
+
+    seq: int
+    key: str
+    value: float
+    step: int
+    timestamp_ms: int
+
+
+class Journal:
+    """The journal of one attempt, written by one process. Values already sealed for a (key, step) are not recorded.
+
+    A thread seals every `seal_every_s`; if the store is away it tries again at the next turn and nothing is lost.
+    `local_dir` belongs to this run and holds the segment in the making.
+    """
+
+    def __init__(self, run: Store, attempt: int, local_dir: Path, seal_every_s: float = 30.0) -> None:
+        self._run, self._attempt = run, attempt
+        self._known: dict[str, set[int]] = {}
+        self._next_seq = self._next_segment = 0
+        for number, record in _sealed(run):
+            self._known.setdefault(record.key, set()).add(record.step)
+            self._next_seq = max(self._next_seq, record.seq + 1)
+            if number[0] == attempt:
+                self._next_segment = number[1] + 1
+        local_dir.mkdir(parents=True, exist_ok=True)
+        self._path = local_dir / f"journal-a{attempt}.jsonl"
+        self._local = open(self._path, "wb", buffering=0)  # noqa: SIM115  lives as long as the journal
+        self._recording, self._sealing = threading.Lock(), threading.Lock()
+        stop = threading.Event()
+        # The thread holds no reference, so an abandoned journal is collected and its thread ends.
+        self._finish = weakref.finalize(self, stop.set)
+        self._thread = threading.Thread(
+            target=_seal_on, args=(weakref.ref(self), stop, seal_every_s), name="journal-seal", daemon=True
+        )
+        self._thread.start()
+
+    def record(self, values: Mapping[str, float], step: int) -> None:
+        """Note the values of a step. Costs one write to a local file; never waits for the store."""
+        now_ms = time.time_ns() // 1_000_000
+        with self._recording:
+            lines = []
+            for key, value in values.items():
+                steps = self._known.setdefault(key, set())
+                if step not in steps:
+                    steps.add(step)
+                    lines.append(_line(Record(self._next_seq, key, float(value), int(step), now_ms)))
+                    self._next_seq += 1
+            if lines:
+                self._local.write(b"".join(lines))
+
+    def seal(self) -> None:
+        """Everything recorded so far, into one segment; to be called before each manifest. Raises what the store
+        raises, and then keeps the records for the next seal."""
+        with self._sealing:
+            with self._recording:
+                data = self._path.read_bytes()
+            self._publish(data)
+            with self._recording:
+                rest = self._path.read_bytes()[len(data) :]
+                self._local.seek(0)
+                self._local.truncate()
+                self._local.write(rest)
+
+    def close(self) -> None:
+        """Seal what is left and end the thread. The local file is removed once it is sealed."""
+        self._finish()
+        self._thread.join()
+        self.seal()
+        self._local.close()
+        self._path.unlink(missing_ok=True)
+
+    def _publish(self, data: bytes) -> None:
+        while data:
+            key = f"journal/a{self._attempt}/segment-{self._next_segment:06d}.jsonl"
+            try:
+                self._run.create(key, data)
+                data = b""
+            except Lost:
+                # Sealed already: by an earlier try whose reply was lost, or by a worker of this attempt that was
+                # replaced and lived on. What was sealed first stays, the rest goes into the next segment.
+                there = {(record.key, record.step) for record in _parse(self._run, key)}
+                kept = [record for record in _records(data) if (record.key, record.step) not in there]
+                data = b"".join(map(_line, kept))
+            self._next_segment += 1
+
+
+def read_journal(run: Store) -> list[Record]:
+    """Every sealed (key, step) of a run once, the value sealed first, in the order of attempts and segments."""
+    first: dict[tuple[str, int], Record] = {}
+    for _, record in _sealed(run):
+        first.setdefault((record.key, record.step), record)
+    return list(first.values())
+
+
+def _sealed(run: Store) -> Iterator[tuple[tuple[int, int], Record]]:
+    """Every record with the (attempt, segment) that holds it, in that order."""
+    found = [(match, key) for key in run.list("journal/a") if (match := _SEGMENT.fullmatch(key))]
+    numbered = sorted(((int(match[1]), int(match[2])), key) for match, key in found)
+    with ThreadPoolExecutor(_READERS) as pool:
+        segments = pool.map(lambda entry: list(_parse(run, entry[1])), numbered)
+        for (number, _), records in zip(numbered, segments, strict=True):
+            for record in records:
+                yield number, record
+
+
+def _parse(run: Store, key: str) -> Iterator[Record]:
+    try:
+        yield from _records(run.read(key))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run.uri_of(key)} is no journal segment: {error!r}. Move it away to go on.") from error
+
+
+def _records(data: bytes) -> Iterator[Record]:
+    for line in data.splitlines():
+        fields = json.loads(line)
+        yield Record(**{**fields, "value": float(fields["value"])})
+
+
+def _line(record: Record) -> bytes:
+    # JSON knows no nan and no inf; as strings they survive every reader, and float() takes them back.
+    value = record.value if math.isfinite(record.value) else str(record.value)
+    return json.dumps(record._asdict() | {"value": value}).encode() + b"\n"
+
+
+def _seal_on(journal: "weakref.ref[Journal]", stop: threading.Event, every_s: float) -> None:
+    while not stop.wait(every_s):
+        living = journal()
+        if living is None:
+            return
+        try:
+            living.seal()
+        except Exception:
+            log.warning("journal not sealed; its records stay local until the next turn", exc_info=True)
+        del living

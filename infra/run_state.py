@@ -1,0 +1,83 @@
+"""How a run stands, in the store: `state.json` by the attempt that holds the claim, `stop.json` by flow or operator."""
+
+import contextlib
+import json
+import time
+from typing import Any, Literal, NamedTuple
+
+from infra.storage import Lost, Store, json_bytes
+
+RunState = Literal["running", "finished", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
+StopReason = Literal["preempted", "cancelled"]
+
+
+class Outcome(NamedTuple):
+    """What a state is called elsewhere."""
+
+    prefect_type: str
+    prefect_name: str
+    mlflow_status: str
+    exit_code: int | None
+
+
+OUTCOMES: dict[RunState, Outcome] = {
+    "running": Outcome("RUNNING", "Running", "RUNNING", None),
+    "finished": Outcome("COMPLETED", "Completed", "FINISHED", 0),
+    "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
+    # 75 is EX_TEMPFAIL: the only exit that the flow answers with another attempt.
+    "preempted": Outcome("CRASHED", "Preempted", "KILLED", 75),
+    "cancelled": Outcome("CANCELLED", "Cancelled", "KILLED", 143),
+    "failed": Outcome("FAILED", "Failed", "FAILED", 1),
+    "out_of_time": Outcome("FAILED", "OutOfTime", "KILLED", 1),
+}
+
+
+def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> None:
+    """Write `state.json`. Only the attempt that holds the claim may call this; `detail` is JSON."""
+    if state not in OUTCOMES:
+        raise ValueError(f"{state!r} is no run state; infra/run_state.py lists {', '.join(OUTCOMES)}.")
+    run.write_json(
+        "state.json", detail | {"schema_version": 1, "state": state, "attempt": attempt, "updated_at": time.time()}
+    )
+
+
+def read_state(run: Store) -> dict[str, Any] | None:
+    """What `write_state` wrote last: state, attempt, updated_at (unix s) and the detail; None before the first."""
+    return _read(run, "state.json")
+
+
+def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
+    """Ask an attempt to stop: "preempted" after a checkpoint, "cancelled" at once.
+
+    A cancellation is never weakened to a preemption, and a request to an older attempt never replaces one to a newer.
+    """
+    request = {"schema_version": 1, "reason": reason, "by": by, "attempt": attempt, "requested_at": time.time()}
+    while True:
+        try:
+            data, tag = run.read_tagged("stop.json")
+            found = json.loads(data)
+            if (found["attempt"], found["reason"] == "cancelled") >= (attempt, reason == "cancelled"):
+                return
+            run.swap("stop.json", json_bytes(request), tag)
+            return
+        except FileNotFoundError:
+            with contextlib.suppress(Lost):
+                run.create("stop.json", json_bytes(request))
+                return
+        except Lost:
+            pass  # someone else asked in this moment: look at what they asked
+
+
+def read_stop(run: Store) -> dict[str, Any] | None:
+    """The request to stop: reason, by, attempt, requested_at (unix s); None if nobody asked.
+
+    A request to an earlier attempt is over: compare `attempt` with your own.
+    """
+    return _read(run, "stop.json")
+
+
+def _read(run: Store, key: str) -> dict[str, Any] | None:
+    try:
+        return run.read_json(key)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,81 @@
+import hashlib
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import PositiveInt
+
+from infra.config import FrozenConfig, canonical_json, digest_of, replace
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+class Inner(FrozenConfig):
+    width: PositiveInt = 3
+    kind: Literal["a", "b"] = "a"
+
+
+class Outer(FrozenConfig):
+    inner: Inner = Inner()
+    names: tuple[str, ...] = ("x", "y")
+
+
+def shuffled(value):
+    if isinstance(value, dict):
+        return {key: shuffled(value[key]) for key in reversed(value)}
+    return tuple(shuffled(v) for v in value) if isinstance(value, list) else value
+
+
+@given(JSON)
+def test_equal_values_have_equal_digests_whatever_their_order(value):
+    assert digest_of(value) == digest_of(shuffled(value))
+    assert len(digest_of(value)) == 64
+
+
+def test_the_digest_of_a_known_value():
+    # printf '%s' '{"a":[1,{"ü":null}],"b":0.1}' | sha256sum
+    assert digest_of({"b": 0.1, "a": (1, {"ü": None})}).startswith("e27dacdf64a1")
+
+
+def test_a_config_is_its_fields():
+    assert canonical_json(Outer()) == '{"inner":{"kind":"a","width":3},"names":["x","y"]}'
+    assert digest_of({"recipe": Outer()}) == digest_of({"recipe": Outer().model_dump(mode="json")})
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_without_json_are_refused(value):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        digest_of({"a": [value]})
+
+
+@given(st.integers(1, 10**6), st.sampled_from(["a", "b"]))
+def test_replace_changes_what_it_names_and_nothing_else(width, kind):
+    changed = replace(Outer(), **{"inner.width": width, "inner.kind": kind})
+    assert changed == Outer(inner=Inner(width=width, kind=kind))
+    assert replace(changed, inner=Inner()) == Outer()
+    assert replace(Outer()) == Outer()
+
+
+def test_replace_validates_again():
+    with pytest.raises(ValueError, match="greater than 0"):
+        replace(Outer(), **{"inner.width": -1})
+    with pytest.raises(ValueError, match=r"no field 'inner\.depth'; here are: kind, width"):
+        replace(Outer(), **{"inner.depth": 1})
+    with pytest.raises(ValueError, match="no group 'names'"):
+        replace(Outer(), **{"names.width": 1})
+
+
+def test_a_config_cannot_be_changed_or_misspelt():
+    with pytest.raises(ValueError, match="frozen"):
+        Inner().width = 4  # type: ignore[misc]
+    with pytest.raises(ValueError, match="Extra inputs"):
+        Inner(widht=4)  # type: ignore[call-arg]
+
+
+def test_digests_are_those_of_sha256():
+    assert digest_of("") == hashlib.sha256(b'""').hexdigest()

@@ -1,0 +1,44 @@
+from datetime import date
+
+import pytest
+
+from infra.keys import run_key
+from infra.semantics import SEMANTICS
+
+
+def test_keys_of_known_inputs():
+    # First 12 digits of `printf '%s' JSON | sha256sum`, JSON being
+    # {"config_digest":"dd","inputs":{"a":"1","b":"2"},"night":"2026-01-31","semantics":1,"stage":"pretrain"} and
+    # {"config_digest":"dd","inputs":{},"night":null,"semantics":1,"stage":"pretrain"}.
+    # A change here orphans every finished run: raise an integer in SEMANTICS instead.
+    night = date(2026, 1, 31)
+    assert run_key("vit-b16", "pretrain", "dd", {"b": "2", "a": "1"}, night) == "vit-b16-0f603dbc39d3"
+    assert run_key("vit-b16", "pretrain", "dd", {}) == "vit-b16-6c7d70d1f485"
+
+
+def test_the_key_changes_with_everything_that_changes_results(monkeypatch):
+    def key(**changes):
+        given = {"name": "n", "stage": "pretrain", "config_digest": "d", "inputs": {"corpus": "c"}, "night": None}
+        return run_key(**(given | changes))
+
+    variants = [
+        key(),
+        key(stage="finetune"),
+        key(config_digest="e"),
+        key(inputs={"corpus": "x"}),
+        key(inputs={"model": "c"}),
+        key(night=date(2026, 1, 31)),
+    ]
+    monkeypatch.setitem(SEMANTICS, "pretrain", 2)
+    assert len({*variants, key()}) == len(variants) + 1
+
+
+@pytest.mark.parametrize("name", ["", "Vit", "a/b", "-a", "a b", "a" * 81])
+def test_a_name_that_is_no_folder_name_is_refused(name):
+    with pytest.raises(ValueError, match="cannot name a run"):
+        run_key(name, "pretrain", "dd", {})
+
+
+def test_an_unknown_stage_is_refused():
+    with pytest.raises(ValueError, match="'train' is no stage"):
+        run_key("a", "train", "dd", {})
