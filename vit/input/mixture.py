@@ -1,0 +1,65 @@
+"""Mixtures: which source an example comes from, for any slot, without a stored list (DESIGN 3.2).
+
+The source of a slot is drawn by a keyed hash against the weights, without replacement inside blocks of M slots: every
+source has its fixed share of each block. So a source's own position is arithmetic too, and every position of every
+source comes exactly once.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from vit.input.keyed import KeyedPermutation, derive_key, hash64
+from vit.input.order import Ints
+
+
+class Mixture:
+    """Slot <-> (source, position in the source), both ways. `shares` says how many of M slots each source has.
+
+    Raises ValueError for a weight that is not positive, or more sources than slots in a block.
+    """
+
+    def __init__(self, weights: Sequence[float], *, seed: int, block_slots: int) -> None:
+        self.shares = largest_remainder(weights, block_slots)
+        self.block_slots = block_slots
+        self._stops = np.cumsum(self.shares)
+        self._key = derive_key(seed, "mixture")
+
+    def locate(self, slots: ArrayLike) -> tuple[Ints, Ints]:
+        """(source, position in the source) of slots; arrays of the slots' shape."""
+        slots = np.asarray(slots, dtype=np.int64)
+        block = slots // self.block_slots
+        drawn = self._shuffle(block)(slots % self.block_slots)
+        source = np.searchsorted(self._stops, drawn, side="right")
+        return source, block * self.shares[source] + drawn - (self._stops - self.shares)[source]
+
+    def slot_of(self, source: ArrayLike, position: ArrayLike) -> Ints:
+        """The one slot at which a position of a source comes: the inverse of `locate`."""
+        source, position = np.asarray(source), np.asarray(position, dtype=np.int64)
+        block, rank = position // self.shares[source], position % self.shares[source]
+        drawn = (self._stops - self.shares)[source] + rank
+        return block * self.block_slots + self._shuffle(block).inverse(drawn)
+
+    def _shuffle(self, block: Ints) -> KeyedPermutation:
+        return KeyedPermutation(self.block_slots, hash64(self._key, block))
+
+
+def largest_remainder(weights: Sequence[float], total: int) -> Ints:
+    """`total` slots shared out in proportion to the weights, each source at least one; shape (sources,).
+
+    Whole parts first, what is left to the largest remainders, ties to the earlier source. A source too small for a
+    slot gets one from the largest source.
+    """
+    given = np.asarray(weights, dtype=np.float64)
+    if not given.size or not (np.isfinite(given) & (given > 0)).all():
+        raise ValueError(f"Mixture weights must be positive numbers, one per source, not {list(weights)}.")
+    if given.size > total:
+        raise ValueError(f"{given.size} sources do not fit into blocks of {total} slots; take larger blocks.")
+    exact = given / given.sum() * total
+    shares = np.floor(exact).astype(np.int64)
+    shares[np.argsort(shares - exact, kind="stable")[: total - int(shares.sum())]] += 1
+    while not shares.all():
+        shares[shares.argmin()] += 1
+        shares[shares.argmax()] -= 1
+    return shares

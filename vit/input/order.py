@@ -1,0 +1,294 @@
+"""The order of training: which row of a split stands at which position, for any position, without a stored list.
+
+DESIGN 3.2 in four sentences. In epoch e a keyed permutation deals the row groups of the split to L lanes in turn.
+Inside a lane, rows are shuffled in blocks of w row groups. The epoch takes one row of every lane that still has one,
+in turn. Epochs stand end to end, and batch g is positions [g * B, (g + 1) * B).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from vit.input.keyed import KeyedPermutation, derive_key, hash64
+
+if TYPE_CHECKING:
+    from data_prep.shard_format import SplitInfo
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where positions stand in their lanes; int64 arrays of one shape."""
+
+    epoch: Ints
+    lane: Ints
+    lane_row: Ints
+    """The how-many-th row of its lane, after shuffling."""
+
+
+@dataclass(frozen=True)
+class Rows(Places):
+    """Which stored rows positions mean; int64 arrays of one shape."""
+
+    block: Ints
+    """The how-many-th block of w row groups of its lane."""
+    row_group: Ints
+    """Row group, counted over all segments of the split."""
+    row_in_group: Ints
+    row: Ints
+    """Row, counted over all segments of the split."""
+
+
+class Order:
+    """The order of one split: position <-> row, both ways, for every position from 0 to forever.
+
+    A pure function of (corpus digest, seed, B, L, w) and of the split's shape: it does not know ranks. Memory is
+    O(L x distinct lane lengths) for each of the few epochs in use, time per position is O(log).
+    Raises ValueError if L does not divide B, or is more than the row groups of the split.
+    """
+
+    def __init__(
+        self,
+        split: "SplitInfo",
+        *,
+        corpus_digest: str,
+        seed: int,
+        global_batch_size: int,
+        num_lanes: int,
+        shuffle_window: int,
+    ) -> None:
+        self.groups = RowGroups.of(split)
+        self.global_batch_size = global_batch_size
+        self.num_lanes = num_lanes
+        self.shuffle_window = shuffle_window
+        if min(global_batch_size, num_lanes, shuffle_window) < 1:
+            raise ValueError(
+                f"global_batch_size={global_batch_size}, num_lanes={num_lanes} and shuffle_window={shuffle_window} "
+                "must all be 1 or more."
+            )
+        if global_batch_size % num_lanes:
+            raise ValueError(
+                f"num_lanes={num_lanes} must divide global_batch_size={global_batch_size}; choose a divisor, "
+                f"at most {self.groups.num_groups} row groups."
+            )
+        if num_lanes > self.groups.num_groups:
+            raise ValueError(
+                f"num_lanes={num_lanes} is more than the {self.groups.num_groups} row groups of the split "
+                f"({self.groups.num_rows:,} rows, {self.groups.rows_per_group} a group): a lane would be empty. "
+                "Lower num_lanes, or prepare the corpus with fewer rows a row group."
+            )
+        self._deal_key = derive_key(seed, "order.deal", corpus_digest)
+        self._block_key = derive_key(seed, "order.block", corpus_digest)
+        self._epoch = lru_cache(maxsize=8)(self._build_epoch)
+
+    @property
+    def num_rows(self) -> int:
+        """Examples in one epoch."""
+        return self.groups.num_rows
+
+    def slots(self, batch: int) -> Ints:
+        """The positions of one global batch, shape (B,)."""
+        return np.arange(batch * self.global_batch_size, (batch + 1) * self.global_batch_size)
+
+    def places(self, positions: ArrayLike) -> Places:
+        """Epoch, lane and row in the lane: what is needed to know who serves a position. Any shape of positions."""
+        positions = np.asarray(positions, dtype=np.int64)
+        epoch, within = positions // self.num_rows, positions % self.num_rows
+        lane, lane_row = np.empty_like(epoch), np.empty_like(epoch)
+        for e, here in _by_value(epoch):
+            lane[here], lane_row[here] = self._epoch(e).place(within[here])
+        return Places(epoch, lane, lane_row)
+
+    def rows(self, places: Places) -> Rows:
+        """The stored rows that stand at places."""
+        block, group, row_in_group = (np.empty_like(places.epoch) for _ in range(3))
+        for e, here in _by_value(places.epoch):
+            epoch, lane, lane_row = self._epoch(e), places.lane[here], places.lane_row[here]
+            block[here], start, shuffle = epoch.block_of(lane, lane_row)
+            group[here], row_in_group[here] = epoch.group_of(lane, start + shuffle(lane_row - start))
+        row = self.groups.first_row(group) + row_in_group
+        return Rows(places.epoch, places.lane, places.lane_row, block, group, row_in_group, row)
+
+    def locate(self, positions: ArrayLike) -> Rows:
+        """The stored rows at positions; any shape."""
+        return self.rows(self.places(positions))
+
+    def position_of(self, epoch: ArrayLike, row: ArrayLike) -> Ints:
+        """The one position in each epoch at which a row comes: the inverse of `locate`."""
+        epoch, row = np.broadcast_arrays(np.asarray(epoch, dtype=np.int64), np.asarray(row, dtype=np.int64))
+        position = np.empty_like(epoch)
+        for e, here in _by_value(epoch):
+            position[here] = e * self.num_rows + self._epoch(e).position(row[here])
+        return position
+
+    def lane_sizes(self, epoch: int) -> Ints:
+        """Rows of every lane in one epoch, shape (L,)."""
+        return self._epoch(epoch).lane_rows
+
+    def block_groups(self, epoch: int, lane: int, block: int) -> Ints:
+        """The row groups that a lane's block holds, in lane order; empty beyond the lane's last block."""
+        table = self._epoch(epoch)
+        stop = min((block + 1) * self.shuffle_window, int(table.lane_groups[lane]))
+        return table.deal(np.arange(block * self.shuffle_window, stop) * self.num_lanes + lane)
+
+    def _build_epoch(self, epoch: int) -> "_Epoch":
+        deal = KeyedPermutation(self.groups.num_groups, hash64(self._deal_key, epoch))
+        return _Epoch(self.groups, self.num_lanes, self.shuffle_window, deal, hash64(self._block_key, epoch))
+
+
+@dataclass(frozen=True)
+class RowGroups:
+    """Row groups of a split as arithmetic: R rows each, the last of a segment possibly fewer (`short`)."""
+
+    rows_per_group: int
+    num_groups: int
+    num_rows: int
+    first_group: Ints
+    """First row group of every segment that has rows."""
+    start_row: Ints
+    """First row of every segment that has rows."""
+    short: Ints
+    """The row groups with fewer than R rows, ascending."""
+    missing: Ints
+    """How many rows each of them lacks."""
+
+    @classmethod
+    def of(cls, split: "SplitInfo") -> "RowGroups":
+        rows = np.array([s.num_rows for s in split.segments if s.num_rows], dtype=np.int64)
+        size = split.rows_per_row_group
+        if not rows.size or rows.sum() != split.num_rows:
+            raise ValueError(
+                f"A split of {split.num_rows} rows lists segments of {rows.tolist()} rows: "
+                "nothing can be read from it. Prepare the corpus again."
+            )
+        num_groups = -(-rows // size)
+        missing, last = num_groups * size - rows, np.cumsum(num_groups) - 1
+        return cls(
+            rows_per_group=size,
+            num_groups=int(num_groups.sum()),
+            num_rows=int(rows.sum()),
+            first_group=np.cumsum(num_groups) - num_groups,
+            start_row=np.cumsum(rows) - rows,
+            short=last[missing > 0],
+            missing=missing[missing > 0],
+        )
+
+    def first_row(self, group: Ints) -> Ints:
+        """First row of row groups, counted over the split."""
+        segment = np.searchsorted(self.first_group, group, side="right") - 1
+        return self.start_row[segment] + (group - self.first_group[segment]) * self.rows_per_group
+
+    def group_of(self, row: Ints) -> Ints:
+        """The row group that holds each row."""
+        segment = np.searchsorted(self.start_row, row, side="right") - 1
+        return self.first_group[segment] + (row - self.start_row[segment]) // self.rows_per_group
+
+    def size(self, group: ArrayLike) -> Ints:
+        """Rows of row groups."""
+        group = np.asarray(group)
+        at = np.minimum(np.searchsorted(self.short, group), len(self.short) - 1)
+        lacks = np.where(self.short[at] == group, self.missing[at], 0) if self.short.size else 0
+        return self.rows_per_group - lacks + np.zeros_like(group)
+
+
+class _Epoch:
+    """One epoch's lanes. All arithmetic is on full row groups, corrected for the few short ones."""
+
+    def __init__(self, groups: RowGroups, num_lanes: int, window: int, deal: KeyedPermutation, key: ArrayLike) -> None:
+        self.deal, self._groups, self._lanes, self._window, self._key = deal, groups, num_lanes, window, key
+        lanes = np.arange(num_lanes)
+        self.lane_groups = groups.num_groups // num_lanes + (lanes < groups.num_groups % num_lanes)
+        dealt = deal.inverse(groups.short)
+        self._short = _ShortGroups(groups.rows_per_group, dealt % num_lanes, dealt // num_lanes, groups.missing)
+        self._block_ends = self._short.ends(window)
+        self._group_ends = self._short.ends(1)
+        self.lane_rows = self._short.start(lanes, self.lane_groups)
+
+        # Between two lane lengths the set of lanes that still have rows is constant: a few intervals per epoch.
+        self._levels = np.concatenate([[0], np.unique(self.lane_rows)])
+        active = [np.flatnonzero(self.lane_rows > level) for level in self._levels[:-1]]
+        self._num_active = np.array([len(a) for a in active])
+        self._active = np.concatenate(active)
+        self._first_active = np.cumsum(self._num_active) - self._num_active
+        self._active_keys = self._active + np.repeat(np.arange(len(active)), self._num_active) * num_lanes
+        turns = np.diff(self._levels) * self._num_active
+        self._first_position = np.cumsum(turns) - turns
+
+    def place(self, within: Ints) -> tuple[Ints, Ints]:
+        """(lane, row in lane) of positions in the epoch."""
+        interval = np.searchsorted(self._first_position, within, side="right") - 1
+        offset, width = within - self._first_position[interval], self._num_active[interval]
+        lane = self._active[self._first_active[interval] + offset % width]
+        return lane, self._levels[interval] + offset // width
+
+    def block_of(self, lane: Ints, lane_row: Ints) -> tuple[Ints, Ints, KeyedPermutation]:
+        """Block, its first row in the lane, and the permutation of its rows, for rows of lanes."""
+        block = self._block_ends.unit_of(lane, lane_row)
+        start = self._short.start(lane, block * self._window)
+        stop = self._short.start(lane, np.minimum((block + 1) * self._window, self.lane_groups[lane]))
+        return block, start, KeyedPermutation(stop - start, hash64(self._key, lane, block))
+
+    def group_of(self, lane: Ints, unshuffled: Ints) -> tuple[Ints, Ints]:
+        """(row group, row in it) of rows of lanes before shuffling."""
+        index = self._group_ends.unit_of(lane, unshuffled)
+        return self.deal(index * self._lanes + lane), unshuffled - self._short.start(lane, index)
+
+    def position(self, row: Ints) -> Ints:
+        """Position in the epoch of rows of the split."""
+        group = self._groups.group_of(row)
+        dealt = self.deal.inverse(group)
+        lane, index = dealt % self._lanes, dealt // self._lanes
+        unshuffled = self._short.start(lane, index) + row - self._groups.first_row(group)
+        _, start, shuffle = self.block_of(lane, unshuffled)
+        lane_row = start + shuffle.inverse(unshuffled - start)
+        interval = np.searchsorted(self._levels, lane_row, side="right") - 1
+        turn = np.searchsorted(self._active_keys, interval * self._lanes + lane) - self._first_active[interval]
+        passed = (lane_row - self._levels[interval]) * self._num_active[interval]
+        return self._first_position[interval] + passed + turn
+
+
+class _ShortGroups:
+    """The short row groups of an epoch, by lane: how many rows are missing before a place."""
+
+    def __init__(self, rows_per_group: int, lane: Ints, index: Ints, missing: Ints) -> None:
+        by_place = np.lexsort((index, lane))
+        self._size, self._lane, self._index = rows_per_group, lane[by_place], index[by_place]
+        self._missing = np.concatenate([[0], np.cumsum(missing[by_place])])
+        # (lane, index) as one number that sorts alike; a lane's index stays below 2^40.
+        self._places = self._lane * 2**40 + self._index
+
+    def start(self, lane: Ints, index: Ints) -> Ints:
+        """Rows of a lane before its index-th row group."""
+        return index * self._size - self._missing_between(self._places, lane * 2**40, lane * 2**40 + index)
+
+    def ends(self, window: int) -> "_Ends":
+        """Where blocks of `window` row groups that hold a short one end, in rows of their lane."""
+        stop = self.start(self._lane, (self._index // window + 1) * window)
+        return _Ends(self._size * window, self._lane * 2**40 + stop, self._missing)
+
+    def _missing_between(self, keys: Ints, first: Ints, stop: Ints) -> Ints:
+        return self._missing[np.searchsorted(keys, stop)] - self._missing[np.searchsorted(keys, first)]
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """Finds the unit (block or row group) of a row: as if all were full, once missing rows before it are added."""
+
+    rows_per_unit: int
+    ends: Ints
+    missing: Ints
+
+    def unit_of(self, lane: Ints, row: Ints) -> Ints:
+        before = np.searchsorted(self.ends, lane * 2**40 + row, side="right")
+        lane_first = np.searchsorted(self.ends, lane * 2**40)
+        return (row + self.missing[before] - self.missing[lane_first]) // self.rows_per_unit
+
+
+def _by_value(values: Ints):
+    """(value, mask) for every distinct value; nearly always one or two."""
+    for value in np.unique(values):
+        yield int(value), values == value

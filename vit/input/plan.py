@@ -1,0 +1,99 @@
+"""What an order costs before anything is read: balance over workers, memory, and a proposal for the number of lanes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vit.input.order import Order, RowGroups
+
+if TYPE_CHECKING:
+    from data_prep.shard_format import SplitInfo
+
+
+@dataclass(frozen=True)
+class OrderPlan:
+    """The figures that `vitline pretrain plan` prints."""
+
+    max_lanes_per_rank: int
+    min_lanes_per_rank: int
+    rank_imbalance_fraction: float
+    """How much more than the mean the busiest rank reads in an epoch; 0 when every rank reads alike."""
+    thin_fraction: float
+    """Part of an epoch in which some lane has already ended, so that batches draw on fewer lanes."""
+    open_memory_bytes: int
+    """Encoded bytes that one rank holds open: ceil(L / W) * w row groups. Prefetching at most doubles it."""
+    proposed_num_lanes: int
+
+
+def plan_order(
+    order: Order, *, world_size: int, mean_row_group_bytes: int, memory_budget_bytes: int = 2**31
+) -> OrderPlan:
+    """The plan of an order for W ranks. Raises ValueError if W is not 1 to L."""
+    check_world_size(world_size, order.num_lanes)
+    num_lanes, sizes = order.num_lanes, order.lane_sizes(0)
+    per_rank = np.bincount(np.arange(num_lanes) % world_size, weights=sizes, minlength=world_size)
+    return OrderPlan(
+        max_lanes_per_rank=-(-num_lanes // world_size),
+        min_lanes_per_rank=num_lanes // world_size,
+        rank_imbalance_fraction=float(per_rank.max() / per_rank.mean() - 1),
+        thin_fraction=float(1 - sizes.min() * num_lanes / order.num_rows),
+        open_memory_bytes=-(-num_lanes // world_size) * order.shuffle_window * mean_row_group_bytes,
+        proposed_num_lanes=_propose(
+            order.groups,
+            order.global_batch_size,
+            order.shuffle_window,
+            world_size,
+            mean_row_group_bytes,
+            memory_budget_bytes,
+        ),
+    )
+
+
+def propose_num_lanes(
+    split: "SplitInfo",
+    *,
+    global_batch_size: int,
+    shuffle_window: int,
+    mean_row_group_bytes: int,
+    world_size: int = 1,
+    memory_budget_bytes: int = 2**31,
+) -> int:
+    """Lanes for a recipe: the most that divide the batch, keep open memory in the budget, fill a window each, and
+    load W ranks alike. A rule that cannot be met gives way, the last one first.
+
+    Raises ValueError if no divisor of the batch lies between the ranks and the row groups.
+    """
+    return _propose(
+        RowGroups.of(split),
+        global_batch_size,
+        shuffle_window,
+        world_size,
+        mean_row_group_bytes,
+        memory_budget_bytes,
+    )
+
+
+def check_world_size(world_size: int, num_lanes: int) -> None:
+    """Raises ValueError unless every rank would serve a lane."""
+    if not 1 <= world_size <= num_lanes:
+        raise ValueError(
+            f"world_size={world_size} must be 1 to num_lanes={num_lanes}: each worker serves whole lanes. "
+            "Use fewer workers, or a recipe with more lanes."
+        )
+
+
+def _propose(groups: RowGroups, batch: int, window: int, world_size: int, group_bytes: int, budget: int) -> int:
+    divisors = [n for n in range(world_size, min(batch, groups.num_groups) + 1) if batch % n == 0]
+    if not divisors:
+        raise ValueError(
+            f"No divisor of global_batch_size={batch} lies between world_size={world_size} and the "
+            f"{groups.num_groups} row groups of the split: use fewer workers or another batch size."
+        )
+
+    def merit(lanes: int) -> tuple[bool, bool, bool, int]:
+        fits = -(-lanes // world_size) * window * group_bytes <= budget
+        full, even = lanes * window <= groups.num_groups, lanes % world_size == 0
+        return fits, full, even, lanes if fits and full else -lanes
+
+    return max(divisors, key=merit)
