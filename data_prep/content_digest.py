@@ -1,0 +1,56 @@
+"""What a shard, a split and a corpus say, as sha256: equal on every store, for every parallelism and version."""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from data_prep.shard_format import SCHEMA_VERSION, SplitInfo, segment_keys
+from infra.config import digest_of
+
+
+def content_digest(rows: Iterable[tuple[str, bytes, Iterable[int], Iterable[float] | None]]) -> str:
+    """sha256 over rows of (example id, sha256 of the image bytes, labels, weights): what a shard says, however stored.
+
+    Every part is preceded by its length, so no two different row lists have the same encoding.
+    """
+    digest = hashlib.sha256()
+    for example_id, sha256, labels, weights in rows:
+        name, ids, values = example_id.encode(), list(labels), list(weights or ())
+        digest.update(struct.pack(f"<I{len(name)}sI{len(sha256)}s", len(name), name, len(sha256), sha256))
+        digest.update(struct.pack(f"<I{len(ids)}iI{len(values)}f", len(ids), *ids, len(values), *values))
+    return digest.hexdigest()
+
+
+def table_content_digest(table: pa.Table) -> str:
+    """`content_digest` of the rows of a shard or row group; the image column is not needed."""
+    weights: Iterable[Any] = table["weights"].to_pylist() if "weights" in table.column_names else [None] * len(table)
+    columns = (table[name].to_pylist() for name in ("example_id", "sha256", "labels"))
+    return content_digest(zip(*columns, weights, strict=True))
+
+
+def split_digest(split: SplitInfo, class_map_digest: str, shard_digests: Mapping[str, str]) -> str:
+    """Identity of one split; `shard_digests` gives the content digest for every shard key."""
+    return digest_of({"class_map": class_map_digest, "split": _layout(split, shard_digests)})
+
+
+def corpus_digest(class_map_digest: str, splits: Mapping[str, SplitInfo], shard_digests: Mapping[str, str]) -> str:
+    """The corpus digest of DESIGN 3.1: schema version, class map, and for each split R, segments, shards in order."""
+    layouts = {name: _layout(split, shard_digests) for name, split in splits.items()}
+    return digest_of({"schema_version": SCHEMA_VERSION, "class_map": class_map_digest, "splits": layouts})
+
+
+def _layout(split: SplitInfo, shard_digests: Mapping[str, str]) -> dict[str, Any]:
+    segments = [
+        {
+            "split": segment.split,
+            "name": segment.name,
+            "num_rows": segment.num_rows,
+            "shards": [shard_digests[key] for key in segment_keys(segment)],
+        }
+        for segment in split.segments
+    ]
+    rows, groups = split.rows_per_row_group, split.row_groups_per_shard
+    return {"rows_per_row_group": rows, "row_groups_per_shard": groups, "segments": segments}
