@@ -1,0 +1,26 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`. Python 3.11 or newer, no root.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo install test test-slow lint clean
+
+demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
+	@$(BIN)/vitline demo
+
+install:  ## .venv with what the product and the demo need
+	@$(PYTHON) infra/local/install.py local
+
+test:  ## the fast tests
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/python -m pytest
+
+test-slow:  ## real clusters and kills; what CI runs beside `make test`
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/python -m pytest -m slow --timeout 900
+
+lint:  ## style and types
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+clean:  ## everything that was made here: environment, store, logs
+	rm -rf .venv .vitline

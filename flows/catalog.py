@@ -1,0 +1,135 @@
+"""What lies below a root: corpora, runs, models, as plain dicts for tables and `--json`. Reads small files only."""
+
+from typing import Any
+
+from data_prep.shard_format import load_class_names, load_manifest
+from infra.journal import read_journal
+from infra.run_state import read_state
+from infra.storage import Store, open_store
+
+Row = dict[str, Any]
+
+
+def list_corpora(root: str) -> list[Row]:
+    """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI."""
+    store = open_store(root)
+    rows = []
+    for key in store.list("corpora/"):
+        if key.endswith("/manifest.json") and key.count("/") == 3:
+            corpus = store.child(key.removesuffix("/manifest.json"))
+            manifest = load_manifest(corpus)
+            rows.append(
+                {
+                    "name": manifest.name,
+                    "version": manifest.version,
+                    "digest": manifest.digest,
+                    "images": manifest.counts.num_accepted,
+                    "refused": manifest.counts.num_refused,
+                    "classes": manifest.num_classes,
+                    "bytes": manifest.counts.num_bytes,
+                    "splits": {name: split.num_rows for name, split in manifest.splits.items()},
+                    "uri": corpus.uri,
+                }
+            )
+    return rows
+
+
+def find_corpus(root: str, name: str) -> Store:
+    """The corpus `NAME`, `NAME/VERSION` or a URI; of several versions the newest manifest by its own record.
+
+    Raises ValueError that lists the corpora there are.
+    """
+    if "://" in name or name.startswith(("/", "./", "../", "~")):
+        store = open_store(name)
+        load_manifest(store)
+        return store
+    found = [row for row in list_corpora(root) if name in (row["name"], f"{row['name']}/{row['version']}")]
+    if not found:
+        known = ", ".join(sorted({row["name"] for row in list_corpora(root)})) or "none yet"
+        raise ValueError(f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one.")
+    newest = max(found, key=lambda row: load_manifest(open_store(row["uri"])).provenance.get("finished_at", ""))
+    return open_store(newest["uri"])
+
+
+def show_corpus(corpus: Store) -> Row:
+    """The manifest with class names."""
+    manifest = load_manifest(corpus)
+    return {"uri": corpus.uri, **manifest.model_dump(mode="json"), "classes": load_class_names(corpus)}
+
+
+def list_runs(root: str) -> list[Row]:
+    """Every run, newest first: key, stage, state, step, loss or scores, URI."""
+    store = open_store(root)
+    rows = []
+    for key in store.list("runs/"):
+        if key.endswith("/config.json") and key.count("/") == 2:
+            rows.append(run_row(store.child(key.removesuffix("/config.json"))))
+    return sorted(rows, key=lambda row: row["updated_at"] or 0, reverse=True)
+
+
+def run_row(run: Store) -> Row:
+    config, state = run.read_json("config.json"), read_state(run) or {}
+    training = config.get("config")
+    return {
+        "run": config["run_key"],
+        "stage": training["stage"] if training else "evaluate",
+        "state": state.get("state", "not started"),
+        "attempt": state.get("attempt"),
+        "step": state.get("step"),
+        "val_top1": state.get("val_top1"),
+        "reason": state.get("reason"),
+        "model": state.get("model"),
+        "updated_at": state.get("updated_at"),
+        "uri": run.uri,
+    }
+
+
+def find_run(root: str, key: str) -> Store:
+    """A run by key or by the start of it. Raises ValueError for none and for several."""
+    keys = [row["run"] for row in list_runs(root) if row["run"].startswith(key)]
+    exact = [k for k in keys if k == key] or keys
+    if len(exact) != 1:
+        what = f"matches {', '.join(exact)}" if exact else f"is no run below {root}; `vitline runs ls` lists them"
+        raise ValueError(f"{key!r} {what}.")
+    return open_store(root).child(f"runs/{exact[0]}")
+
+
+def show_run(run: Store) -> Row:
+    """Config, state and the last value of every metric."""
+    last: dict[str, float] = {}
+    for record in read_journal(run):
+        last[record.key] = record.value
+    return {**run_row(run), "config": run.read_json("config.json"), "metrics": last}
+
+
+def list_models(root: str) -> list[Row]:
+    """Every published model: name, version, digest, classes, where it came from, URI."""
+    store = open_store(root)
+    rows = []
+    for key in store.list("models/"):
+        if key.endswith("/config.json") and key.count("/") == 3:
+            config, (_, name, version, _) = store.read_json(key), key.split("/")
+            rows.append(
+                {
+                    "name": name,
+                    "version": version,
+                    "digest": config["digest"],
+                    "classes": config["num_classes"],
+                    "image_size_px": config["model"]["image_size_px"],
+                    "run": config["provenance"].get("run_key"),
+                    "uri": store.uri_of(key.removesuffix("/config.json")),
+                }
+            )
+    return rows
+
+
+def find_model(root: str, name: str) -> str:
+    """URI of the model `NAME`, `NAME/VERSION` or a URI. Raises ValueError that lists the models there are."""
+    if "://" in name or name.startswith(("/", "./", "../", "~")):
+        return name
+    found = [row for row in list_models(root) if name in (row["name"], f"{row['name']}/{row['version']}")]
+    if len(found) != 1:
+        known = ", ".join(f"{row['name']}/{row['version']}" for row in (found or list_models(root))) or "none yet"
+        what = "is several models" if found else "is no published model"
+        raise ValueError(f"{name!r} {what} below {root}; name one of: {known}.")
+    return found[0]["uri"]

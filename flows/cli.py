@@ -1,0 +1,345 @@
+"""The console command `vitline`. Every room is imported on use, so that `--help` answers at once."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic import ValidationError
+
+from flows import console
+from infra.settings import Settings
+
+app = typer.Typer(
+    name="vitline",
+    help="Pre-train Vision Transformers on labelled images, transfer them, compare the scores.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def group(name: str, text: str) -> typer.Typer:
+    sub = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode="markdown")
+    app.add_typer(sub, name=name)
+    return sub
+
+
+data = group("data", "Corpora: prepare, list, show, verify.")
+pretrain_app = group("pretrain", "Pre-training: plan and run.")
+finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.")
+vtab = group("vtab", "Scores on tasks by the VTAB-1k protocol.")
+runs = group("runs", "Runs: list, show, compare.")
+model_app = group("model", "Published models: list, show.")
+ops = group("ops", "The state of this machine and of what it is connected to.")
+
+Root = Annotated[
+    str | None, typer.Option("--root", help="Where corpora, runs and models live: a path or URI. Default: $VITLINE_ROOT.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
+]
+
+
+def settings(root: str | None) -> Settings:
+    return Settings(root=root) if root else Settings()
+
+
+@app.command()
+def demo(
+    profile: Annotated[Literal["full", "smoke"], typer.Option(help="`smoke`: a few steps, to test an installation.")] = "full",
+    seed: Annotated[int, typer.Option(help="Seed of initialisation, order and augmentation.")] = 0,
+    json: Json = False,
+) -> None:
+    """Prepare, pre-train, fine-tune, evaluate and compare on real images, on this machine.
+
+    Example: `vitline demo`
+    """
+    from flows.demo import run_demo
+
+    run_demo(settings(None), profile=profile, seed=seed, as_json=json)
+
+
+@app.command()
+def run(
+    source: Annotated[Path, typer.Option(help="Folder with one sub-folder per class.")],
+    name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
+    root: Root = None,
+    minutes: Annotated[float, typer.Option(help="Time to train for, on this machine; the recipe's steps follow.")] = 10.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")] = False,
+    json: Json = False,
+) -> None:
+    """Your own pictures: prepare a folder, pre-train a network that suits their number, score it on held-out ones.
+
+    Example: `vitline run --source ~/pictures/birds --name birds`
+    """
+    from flows.own_pictures import run_own_pictures
+
+    run_own_pictures(settings(root), source, name, minutes=minutes, confirm=not yes, as_json=json)
+
+
+@data.command("prep")
+def data_prep(
+    source: Annotated[Path, typer.Option(help="Folder with one sub-folder per class, of any depth.")],
+    name: Annotated[str, typer.Option(help="Name of the corpus: lower case, digits, dashes.")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Turn a folder of labelled images into verified Parquet shards.
+
+    Example: `vitline data prep --source ~/pictures/birds --name birds`
+    """
+    from flows.prepare_corpus import folder_request, prepare_and_show
+
+    prepare_and_show(settings(root), [folder_request(source, name)], as_json=json)
+
+
+@data.command("ls")
+def data_ls(root: Root = None, json: Json = False) -> None:
+    """The corpora there are. Example: `vitline data ls --json`"""
+    from flows.catalog import list_corpora
+
+    rows = list_corpora(settings(root).root)
+    show_rows(rows, ["name", "version", "images", "refused", "classes", "splits", "digest"], json, "No corpus yet.")
+
+
+@data.command("show")
+def data_show(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False) -> None:
+    """The manifest of a corpus. Example: `vitline data show birds`"""
+    from flows.catalog import find_corpus, show_corpus
+
+    show_one(show_corpus(find_corpus(settings(root).root, name)), json)
+
+
+@data.command("verify")
+def data_verify(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False) -> None:
+    """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds`"""
+    from flows.prepare_corpus import verify_and_show
+
+    verify_and_show(settings(root), name, as_json=json)
+
+
+@pretrain_app.command("plan")
+def pretrain_plan(
+    corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
+    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """What a pre-training would cost, before anything is spent.
+
+    Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
+    """
+    from flows.training import plan_training, resolve_config
+
+    plan = plan_training(resolve_config(settings(root).root, corpus, recipe, set_ or []))
+    show_one(plan, json)
+
+
+@pretrain_app.command("recipes")
+def pretrain_recipes(json: Json = False) -> None:
+    """The recipes there are. Example: `vitline pretrain recipes`"""
+    from vit.recipes import RECIPES
+
+    rows = [{"recipe": name, "what": recipe.what} for name, recipe in RECIPES.items()]
+    show_rows(rows, ["recipe", "what"], json, "")
+
+
+@pretrain_app.command("run")
+def pretrain_run(
+    corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
+    recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Pre-train, or resume, or return what is finished: the same request finds the same run.
+
+    Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
+    """
+    from flows.training import resolve_config, train_and_show
+
+    chosen = settings(root)
+    train_and_show(chosen, resolve_config(chosen.root, corpus, recipe, set_ or []), as_json=json)
+
+
+@finetune_app.command("run")
+def finetune_run(
+    model: Annotated[str, typer.Option(help="Published model: NAME, NAME/VERSION or URI.")],
+    corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 500,
+    lr: Annotated[float, typer.Option(help="Peak learning rate of SGD.")] = 0.03,
+    batch: Annotated[int, typer.Option(help="Examples per step.")] = 512,
+    image_size: Annotated[int | None, typer.Option(help="Input side in px; default: the model's own.")] = None,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Fine-tune on a corpus as the paper does: new zero head, SGD with momentum 0.9, cosine, clip 1.
+
+    Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
+    """
+    from flows.training import finetune_config, train_and_show
+
+    chosen = settings(root)
+    config = finetune_config(chosen.root, model, corpus, steps, lr, batch, image_size, set_ or [])
+    train_and_show(chosen, config, as_json=json)
+
+
+@vtab.command("run")
+def vtab_run(
+    model: Annotated[str, typer.Option(help="Published model: NAME, NAME/VERSION or URI.")],
+    task: Annotated[list[str], typer.Option(help="Task corpus with the splits of the 1k protocol. Repeatable.")],
+    protocol: Annotated[str, typer.Option(help="Named protocol.")] = "vit-paper",
+    seed: int = 0,
+    control: Annotated[bool, typer.Option(help="Also train the same network from scratch.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Select on 800 -> 200 examples, train once on 1,000, read test once.
+
+    Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
+    """
+    from flows.evaluate_tasks import score_and_show
+
+    score_and_show(settings(root), model, task, protocol, seed, control=control, as_json=json)
+
+
+@vtab.command("report")
+def vtab_report(root: Root = None, json: Json = False) -> None:
+    """Every stored score, group means where they are whole, and the paper's rows. Example: `vitline vtab report`"""
+    from flows.evaluate_tasks import show_scores
+
+    show_scores(settings(root), as_json=json)
+
+
+@runs.command("ls")
+def runs_ls(root: Root = None, json: Json = False) -> None:
+    """Every run, newest first. Example: `vitline runs ls`"""
+    from flows.catalog import list_runs
+
+    rows = list_runs(settings(root).root)
+    show_rows(rows, ["run", "stage", "state", "attempt", "step", "val_top1", "reason"], json, "No run yet.")
+
+
+@runs.command("show")
+def runs_show(key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False) -> None:
+    """Config, state and last metrics of a run. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
+    from flows.catalog import find_run, show_run
+
+    show_one(show_run(find_run(settings(root).root, key)), json)
+
+
+@runs.command("compare")
+def runs_compare(
+    keys: Annotated[list[str], typer.Argument(help="Two or more run keys, or starts of them")], root: Root = None, json: Json = False
+) -> None:
+    """What differs in the recipes of runs, and how they ended. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
+    from flows.catalog import find_run
+    from flows.compare_runs import compare_runs
+
+    if len(keys) < 2:
+        raise ValueError("Comparing takes at least two runs; `vitline runs ls` lists them.")
+    compared = compare_runs([find_run(settings(root).root, key) for key in keys])
+    if json:
+        console.emit(compared)
+        return
+    for title, part in (("What differs", "differences"), ("How they ended", "metrics")):
+        body = [[field, *(cell(v) for v in values)] for field, values in compared[part].items()]
+        console.table(title, ["", *compared["runs"]], body)
+
+
+@model_app.command("ls")
+def model_ls(root: Root = None, json: Json = False) -> None:
+    """The published models. Example: `vitline model ls`"""
+    from flows.catalog import list_models
+
+    rows = list_models(settings(root).root)
+    show_rows(rows, ["name", "version", "classes", "image_size_px", "run", "digest"], json, "No model yet.")
+
+
+@model_app.command("show")
+def model_show(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False) -> None:
+    """Shape, parameters, FLOPs, image contract and provenance of a model. Example: `vitline model show birds`"""
+    from flows.catalog import find_model
+    from flows.training import describe_model
+
+    show_one(describe_model(find_model(settings(root).root, name)), json)
+
+
+@ops.command("doctor")
+def ops_doctor(root: Root = None, json: Json = False) -> None:
+    """Check versions, store, conditional writes, memory, disk, clock and Ray; say what to do about each failure.
+
+    Example: `vitline ops doctor`
+    """
+    from flows.doctor import examine
+
+    checks = examine(settings(root))
+    if json:
+        console.emit([check._asdict() for check in checks])
+    else:
+        console.table("Doctor", ["", "check", "found", "what to do"], [[c.mark, c.name, c.found, c.advice] for c in checks])
+    if any(not check.ok for check in checks):
+        raise typer.Exit(1)
+
+
+def show_rows(rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
+    if as_json:
+        console.emit(rows)
+    elif not rows:
+        console.say(empty)
+    else:
+        console.table("", columns, [[cell(row.get(column)) for column in columns] for row in rows])
+
+
+def show_one(value: dict[str, Any], as_json: bool) -> None:
+    """A nested dict as a two-column table of dotted fields, or as JSON."""
+    from vit.checkpoint import flatten
+
+    if as_json:
+        console.emit(value)
+        return
+    console.table("", ["field", "value"], [[key, cell(v)] for key, v in flatten(value).items()])
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it; long lists and digests are cut."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {cell(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(cell, value[:8])) + (f", ... ({len(value)})" if len(value) > 8 else "")
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return text[:12] if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text
+
+
+def main() -> None:
+    """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 3 refused by a guard, 130 after Ctrl-C."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        console.say("stopped; the same command goes on from the last checkpoint")
+        sys.exit(130)
+    except ValidationError as error:
+        for problem in error.errors():
+            console.say(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']} (given: {problem.get('input')!r})")
+        sys.exit(2)
+    except ValueError as error:
+        console.say(f"error: {error}")
+        sys.exit(2)
+    except (RuntimeError, OSError) as error:
+        from flows.stage import Skipped
+
+        console.say(f"{'skipped' if isinstance(error, Skipped) else 'error'}: {error}")
+        sys.exit(0 if isinstance(error, Skipped) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What people see in a terminal: headings, one live progress line, tables. Results go to stdout, all else to stderr."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# rich respects NO_COLOR and draws plainly when the output is no terminal.
+OUT = Console(highlight=False)
+ERR = Console(stderr=True, highlight=False)
+PLAIN_LINE_EVERY_S = 15.0
+
+
+def say(text: str) -> None:
+    """A line about what is going on."""
+    ERR.print(text)
+
+
+def emit(value: Any) -> None:
+    """One JSON object on stdout: what `--json` prints."""
+    sys.stdout.write(json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
+
+
+def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
+    """A table on stdout; columns in `right` are numbers."""
+    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    for index, column in enumerate(columns):
+        drawn.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        drawn.add_row(*row)
+    OUT.print(drawn)
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
+    """A live line from the `progress.json` of a job; plain lines now and then where the output is no terminal."""
+    started = time.monotonic()
+    if ERR.is_terminal:
+        with ERR.status(f"{title} ...") as status:
+            yield lambda p: status.update(line(title, p, time.monotonic() - started))
+    else:
+        ERR.print(f"{title} ...")
+        last = [started]
+
+        def update(p: dict[str, Any] | None) -> None:
+            now = time.monotonic()
+            if p is not None and now - last[0] >= PLAIN_LINE_EVERY_S:
+                last[0] = now
+                ERR.print(f"  {line(title, p, now - started)}")
+
+        yield update
+
+
+def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
+    """`pretrain 120/600 steps, 640 images/s, loss 2.31, 1:10 left`"""
+    if p is None:
+        return f"{title}: waiting for the job to start ({duration(elapsed_s)})"
+    parts = [f"{title}: {p['step']:,}/{p['total_steps']:,} {p.get('unit', 'steps')}"]
+    if p.get("images_per_s"):
+        parts.append(f"{p['images_per_s']:,.0f} images/s")
+    if p.get("loss") is not None:
+        parts.append(f"loss {p['loss']:.3f}")
+    if p.get("refused"):
+        parts.append(f"{p['refused']:,} refused")
+    if p.get("remaining_s") is not None:
+        parts.append(f"{duration(p['remaining_s'])} left")
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """90 -> `1:30`, 8000 -> `2:13:20`, 0.4 -> `0:00`"""
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{s:02d}" if hours else f"{minutes}:{s:02d}"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f} %"

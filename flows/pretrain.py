@@ -1,0 +1,41 @@
+"""manifest -> checkpoint and published model, by one Ray Train job."""
+
+from datetime import date
+
+from flows.console import progress
+from flows.stage import Cluster, StageResult, run_stage
+from infra.storage import Store, open_store
+from vit.config import TrainConfig
+from vit.run import RunSpec, make_spec, read_progress
+
+
+def pretrain(config: TrainConfig, root: str, cluster: Cluster, night: date | None = None) -> tuple[RunSpec, StageResult]:
+    """Trains the config's network, or returns the finished run of the same key. Also for fine-tuning of whole corpora.
+
+    Raises ValueError for a config that does not fit its corpus, before anything is spent; StageFailed, Skipped.
+    """
+    spec = make_spec(config, root, night)
+    run = run_store(root, spec.run_key)
+    write_spec(run, spec)
+    execution = config.execution
+    with progress(f"{config.stage} {config.name}") as show:
+        result = run_stage(
+            run,
+            spec.run_key,
+            "vit.ray_train",
+            cluster,
+            on_poll=lambda: show(read_progress(run)),
+            grace_s=execution.grace_s,
+            claim_timeout_s=execution.claim_timeout_s,
+            env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(int(execution.queue_timeout_s))},
+        )
+    return spec, result
+
+
+def run_store(root: str, key: str) -> Store:
+    return open_store(root).child(f"runs/{key}")
+
+
+def write_spec(run: Store, spec: RunSpec) -> None:
+    """`config.json` of the run. A run that is resumed keeps its recipe by its key; execution is the newest request's."""
+    run.write_json("config.json", spec.model_dump(mode="json"))

@@ -1,0 +1,199 @@
+"""One self-contained HTML page for a pipeline run: stages, scores, curves, and what the model saw."""
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from flows.console import duration, percent
+from vit.vtab.evaluate import Score
+
+PALETTE = ("#3556a8", "#c2571a", "#2f7d4f", "#8a3a86", "#6b6b6b", "#a08a1a")
+
+STYLE = """
+:root { color-scheme: light }
+* { box-sizing: border-box }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1d2330; background: #fff; max-width: 60rem; margin: 2.5rem auto; padding: 0 1.25rem }
+h1 { font-size: 1.7rem; margin: 0 0 .25rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem }
+p.lead { color: #4a5365; margin-top: 0 } p.note { color: #4a5365; font-size: .92rem }
+table { border-collapse: collapse; width: 100%; font-size: .92rem }
+th { text-align: left; font-weight: 600; color: #4a5365; border-bottom: 2px solid #d5dae4; padding: .35rem .6rem .35rem 0 }
+td { border-bottom: 1px solid #e6e9f0; padding: .35rem .6rem .35rem 0; vertical-align: top; overflow-wrap: anywhere }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.2rem }
+figure { margin: 0 } figcaption { font-size: .88rem; color: #4a5365; margin-bottom: .3rem }
+svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #5a6375 }
+img { max-width: 100%; border: 1px solid #e0e4ec; border-radius: 4px }
+code { font-size: .86rem; background: #f3f5f9; padding: .05rem .3rem; border-radius: 3px }
+.legend span { display: inline-block; margin-right: 1rem; font-size: .85rem } .legend i { display: inline-block; width: .8rem; height: .2rem; margin-right: .35rem; vertical-align: middle }
+"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A named line of (x, y) points."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Curves over one pair of axes."""
+
+    title: str
+    x_label: str
+    curves: Sequence[Curve]
+
+
+@dataclass(frozen=True)
+class StageRow:
+    """A line of the stage table. `budget_s` is None where no budget is stated."""
+
+    stage: str
+    what: str
+    where: str
+    wall_s: float
+    reused: bool
+    budget_s: float | None = None
+
+    def time(self) -> str:
+        if self.reused:
+            return "reused"
+        return duration(self.wall_s) + (f" of {duration(self.budget_s)}" if self.budget_s else "")
+
+
+@dataclass(frozen=True)
+class ReportPage:
+    """All that the page shows."""
+
+    title: str
+    lead: str
+    stages: Sequence[StageRow]
+    scores: Sequence[Score]
+    plots: Sequence[Plot]
+    inputs_png: bytes | None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+
+SCORE_COLUMNS = ("task", "classes", "test images", "pre-trained", "from scratch", "difference", "one answer", "chance")
+
+
+def score_rows(scores: Sequence[Score]) -> list[list[str]]:
+    """One row a task: the model beside its control, always giving the most frequent answer, and chance."""
+    rows = []
+    for task in dict.fromkeys(score.task for score in scores):
+        model = next((s for s in scores if s.task == task and s.model_digest is not None), None)
+        scratch = next((s for s in scores if s.task == task and s.model_digest is None), None)
+        any_score = model or scratch
+        assert any_score is not None
+        difference = f"{100 * (model.value - scratch.value):+.1f}" if model and scratch else "-"
+        rows.append(
+            [task, f"{any_score.num_classes}", f"{any_score.num_examples:,}"]
+            + [percent(s.value) if s else "-" for s in (model, scratch)]
+            + [difference, percent(any_score.majority_fraction), percent(1 / any_score.num_classes)]
+        )
+    return rows
+
+
+def standard_error(score: Score) -> float:
+    """Binomial standard error of an accuracy over its test images, as a fraction."""
+    return math.sqrt(max(score.value * (1 - score.value), 0.0) / score.num_examples)
+
+
+def render(page: ReportPage) -> str:
+    """The page as one HTML file without any outside reference."""
+    stages = [[s.stage, s.what, s.where, s.time()] for s in page.stages]
+    parts = [
+        f"<h1>{html.escape(page.title)}</h1>",
+        f'<p class="lead">{html.escape(page.lead)}<br>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>',
+        "<h2>Scores</h2>" if page.scores else "",
+        table_html(SCORE_COLUMNS, score_rows(page.scores), right=range(1, 8)) if page.scores else "",
+        *(f'<p class="note">{html.escape(note)}</p>' for note in page.notes),
+        "<h2>Stages</h2>",
+        table_html(("stage", "what", "where", "time"), stages, right=(3,)),
+        "<h2>Curves</h2>" if page.plots else "",
+        '<div class="plots">' + "".join(figure(plot) for plot in page.plots) + "</div>" if page.plots else "",
+    ]
+    if page.scores:
+        parts += ["<h2>Settings</h2>", settings_html(page.scores)]
+    if page.inputs_png:
+        data = base64.b64encode(page.inputs_png).decode()
+        parts += [
+            "<h2>What the model saw</h2>",
+            f'<img alt="Images of the first training batch" src="data:image/png;base64,{data}">',
+            '<p class="note">The first images of the first batch, after crop, flip and resize, as the network gets them.</p>',
+        ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(page.title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{body}</body></html>\n'
+    )
+
+
+def settings_html(scores: Sequence[Score]) -> str:
+    rows = []
+    for score in scores:
+        for tried in score.tried:
+            chosen = "chosen" if tried == score.chosen else ""
+            arm = "pre-trained" if score.model_digest else "from scratch"
+            rows.append(
+                [score.task, arm, f"{tried['peak_lr']:g}", f"{tried['total_steps']:,}", percent(tried["val_top1"]), chosen]
+            )
+    columns = ("task", "start", "learning rate", "steps", "validation", "")
+    note = '<p class="note">Settings are chosen on the 200 validation images; test is read once, for the chosen one.</p>'
+    return note + table_html(columns, rows, right=(2, 3, 4))
+
+
+def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{' class=n' if i in right else ''}>{html.escape(value)}</{tag}>" for i, value in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def figure(plot: Plot) -> str:
+    """A line chart as inline SVG with axes, four ticks each, and a legend where there are several curves."""
+    width, height, left, right, top, bottom = 480, 260, 46, 10, 10, 34
+    points = [p for curve in plot.curves for p in curve.points if math.isfinite(p[1])]
+    if not points:
+        return ""
+    x_max = max(x for x, _ in points) or 1.0
+    y_low, y_high = min(y for _, y in points), max(y for _, y in points)
+    pad = (y_high - y_low) * 0.05 or 1.0
+    y_low, y_high = (0.0 if y_low >= 0 and y_low < 0.4 * y_high else y_low - pad), y_high + pad
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        return (
+            left + x / x_max * (width - left - right),
+            top + (y_high - y) / (y_high - y_low) * (height - top - bottom),
+        )
+
+    marks = []
+    for i in range(5):
+        y = y_low + (y_high - y_low) * i / 4
+        x0, y0 = at(0, y)
+        marks.append(f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{width - right}" y2="{y0:.1f}" stroke="#e6e9f0"/>')
+        marks.append(f'<text x="{left - 6}" y="{y0 + 4:.1f}" text-anchor="end">{y:.3g}</text>')
+        x, base = at(x_max * i / 4, y_low)
+        anchor = "middle" if i < 4 else "end"
+        marks.append(f'<text x="{x:.1f}" y="{base + 16:.1f}" text-anchor="{anchor}">{x_max * i / 4:,.0f}</text>')
+    marks.append(f'<text x="{(left + width) / 2:.0f}" y="{height - 3}" text-anchor="middle">{html.escape(plot.x_label)}</text>')
+    for index, curve in enumerate(plot.curves):
+        path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in curve.points if math.isfinite(y))
+        colour = PALETTE[index % len(PALETTE)]
+        marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+    legend = "".join(
+        f'<span><i style="background:{PALETTE[i % len(PALETTE)]}"></i>{html.escape(c.name)}</span>'
+        for i, c in enumerate(plot.curves)
+    )
+    legend = f'<div class="legend">{legend}</div>' if len(plot.curves) > 1 else ""
+    return (
+        f"<figure><figcaption>{html.escape(plot.title)}</figcaption>"
+        f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(marks)}</svg>{legend}</figure>'
+    )

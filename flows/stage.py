@@ -1,0 +1,163 @@
+"""A stage as every flow runs it: reuse what is finished, take the claim, submit a Ray job, follow it (DESIGN 3.3)."""
+
+import getpass
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from infra.claims import Claim, ClaimHeld, take_claim
+from infra.local.ray_node import LocalRay
+from infra.ray_jobs import Job, RayJobs
+from infra.run_state import OUTCOMES, read_state, request_stop
+from infra.settings import Settings
+from infra.storage import Store
+
+log = logging.getLogger(__name__)
+MAX_ATTEMPTS = 3
+POLL_S = 0.5
+
+
+class StageFailed(RuntimeError):
+    """A stage that ended in another state than finished; the text is one sentence and the next step."""
+
+
+class Skipped(RuntimeError):
+    """A living attempt of the same run is at work elsewhere."""
+
+
+@dataclass(frozen=True)
+class StageResult:
+    """How a stage ended: its final state, whether it had been finished before, seconds spent now."""
+
+    state: dict[str, Any]
+    reused: bool
+    wall_s: float
+
+
+class Cluster:
+    """Where jobs are sent: the job server at RAY_ADDRESS, else a one-node Ray that is started at the first job.
+
+    A command whose stages are all finished starts nothing. Leaving the context stops what was started here.
+    """
+
+    def __init__(self, settings: Settings, log_dir: Path, announce: Callable[[str], None] = log.info):
+        self.settings, self.log_dir, self.announce = settings, log_dir, announce
+        self.local: LocalRay | None = None
+        self._jobs: RayJobs | None = None
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.local is not None:
+            self.local.__exit__(None, None, None)
+
+    @property
+    def jobs(self) -> RayJobs:
+        if self._jobs is None:
+            address = self.settings.ray_address
+            if address is None:
+                self.announce("starting a one-node Ray (dashboard on loopback, token authentication)")
+                self.local = LocalRay(self.log_dir)
+                self.local.__enter__()
+                env = self.local.env
+                self._jobs = RayJobs(env["RAY_ADDRESS"], token_path=env["RAY_AUTH_TOKEN_PATH"])
+            else:
+                self._jobs = RayJobs(address)
+        return self._jobs
+
+
+def run_stage(
+    run: Store,
+    key: str,
+    module: str,
+    cluster: Cluster,
+    *,
+    on_poll: Callable[[], None],
+    grace_s: float,
+    claim_timeout_s: float,
+    env: dict[str, str] | None = None,
+) -> StageResult:
+    """Brings the run to its end: returns at once when it is finished, else starts the next attempt and follows it.
+
+    A preempted attempt and a lost cluster are followed by another, up to MAX_ATTEMPTS in this call. Raises Skipped when
+    a living attempt holds the claim, StageFailed for every other end. Ctrl-C asks the job to write a checkpoint and stop.
+    """
+    started = time.monotonic()
+    if (state := finished_state(run)) is not None:
+        return StageResult(state, True, time.monotonic() - started)
+    for _ in range(MAX_ATTEMPTS):
+        claim = claim_or_skip(run, key, cluster, claim_timeout_s)
+        command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
+        wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1)}
+        cluster.jobs.submit(claim.job_id, command, env={**wait, **(env or {})}, metadata={"run_key": key})
+        job = follow(run, claim, cluster, on_poll, grace_s)
+        state = read_state(run) or {}
+        if state.get("state") == "finished":
+            return StageResult(state, False, time.monotonic() - started)
+        if job.exit_code != OUTCOMES["preempted"].exit_code:
+            raise StageFailed(explain(run, key, claim, cluster, state))
+        log.warning("attempt %d of %s was preempted; the next one resumes it", claim.attempt, key)
+    raise StageFailed(f"{key} was preempted {MAX_ATTEMPTS} times in a row; run the same command again to go on.")
+
+
+def finished_state(run: Store) -> dict[str, Any] | None:
+    state = read_state(run)
+    return state if state is not None and state["state"] == "finished" else None
+
+
+def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float) -> Claim:
+    """The claim of the next attempt. A heartbeat that has stopped is waited out; a living one raises Skipped."""
+    deadline = time.monotonic() + claim_timeout_s + 5
+    owner = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    told = False
+    while True:
+        try:
+            return take_claim(
+                run, key, job_state=lambda job: job_state(cluster, job), owner=owner, claim_timeout_s=claim_timeout_s
+            )
+        except ClaimHeld as held:
+            if time.monotonic() > deadline:
+                raise Skipped(f"{held} It goes on there; its state is in {run.uri_of('state.json')}.") from held
+            if not told:
+                cluster.announce(f"{key}: an attempt was here a moment ago; waiting until its heartbeat counts as dead")
+                told = True
+            time.sleep(1.0)
+
+
+def job_state(cluster: Cluster, job_id: str) -> str | None:
+    job = cluster.jobs.find(job_id)
+    return job.state if job is not None else None
+
+
+def follow(run: Store, claim: Claim, cluster: Cluster, on_poll: Callable[[], None], grace_s: float) -> Job:
+    try:
+        return cluster.jobs.follow(claim.job_id, lambda job: on_poll(), poll_s=POLL_S)
+    except KeyboardInterrupt:
+        cluster.announce("stopping: the job writes a checkpoint first (Ctrl-C again to stop at once)")
+        request_stop(run, "preempted", by="Ctrl-C", attempt=claim.attempt)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline:
+            job = cluster.jobs.find(claim.job_id)
+            if job is None or job.terminal:
+                break
+            time.sleep(POLL_S)
+        else:
+            cluster.jobs.stop(claim.job_id, wait_s=grace_s)
+        raise
+
+
+def explain(run: Store, key: str, claim: Claim, cluster: Cluster, state: dict[str, Any]) -> str:
+    """One sentence of what ended a stage, with the last lines of its log where the job left no reason."""
+    where = f"{run.uri_of('state.json')}, job {claim.job_id}"
+    if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
+        reason = state.get("reason", "no reason given")
+        return f"{key} is {state['state']}: {reason} ({where})."
+    tail = "\n".join(cluster.jobs.logs(claim.job_id).splitlines()[-15:])
+    return f"{key}: the job ended without a result ({where}). Its last lines:\n{tail}"

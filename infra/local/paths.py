@@ -1,0 +1,27 @@
+"""Where this machine keeps what is not an artifact: logs and downloads."""
+
+from pathlib import Path
+
+from infra.settings import Settings
+
+
+def local_dir(settings: Settings) -> Path:
+    """Beside a store on this machine; `./.vitline` where the store is remote."""
+    if "://" in settings.root and not settings.root.startswith("file://"):
+        return Path.cwd() / ".vitline"
+    return Path(settings.root.removeprefix("file://")).resolve().parent
+
+
+def log_dir(settings: Settings) -> Path:
+    """The one folder of logs: Ray's and the jobs'."""
+    return _made(local_dir(settings) / "logs")
+
+
+def download_dir(settings: Settings) -> Path:
+    """Cache of downloads, kept by checksum; safe to delete."""
+    return _made(local_dir(settings) / "downloads")
+
+
+def _made(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    return path

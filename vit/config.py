@@ -1,0 +1,194 @@
+"""Configs of training: `recipe` is what the numbers depend on, `execution` how they are computed (DESIGN 3.3).
+
+Imports neither torch nor Ray, so that a form, a plan or a flow can validate a config on any machine.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from infra.config import FrozenConfig, digest_of
+from vit.input.config import AugmentConfig
+
+
+class ViTConfig(FrozenConfig):
+    """A Vision Transformer (arXiv:2010.11929, Table 1)."""
+
+    image_size_px: PositiveInt = 224
+    """Side of the square input."""
+    patch_size_px: PositiveInt = 16
+    """Side of a patch. A remainder of the image is dropped, as the original's VALID convolution does."""
+    embed_dim: PositiveInt = 768
+    """Width of a token (D)."""
+    depth: PositiveInt = 12
+    """Number of encoder blocks (L)."""
+    num_heads: PositiveInt = 12
+    """Attention heads; must divide embed_dim."""
+    mlp_dim: PositiveInt = 3072
+    """Hidden width of the MLP."""
+    pool: Literal["token", "gap"] = "token"
+    """Class token (the paper's default) or mean over the patch tokens."""
+    pre_logits: bool = False
+    """A tanh layer before the head, as the paper pre-trains; dropped at fine-tuning."""
+    dropout_rate: float = Field(0.0, ge=0, lt=1)
+    """After the position embeddings, attention outputs and both MLP layers."""
+    head_bias_init: float = 0.0
+    """Initial bias of the head: 0 for softmax, -10 for sigmoid on 21k classes."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.embed_dim % self.num_heads:
+            raise ValueError(f"num_heads={self.num_heads} must divide embed_dim={self.embed_dim}.")
+        if self.image_size_px < self.patch_size_px:
+            raise ValueError(f"image_size_px={self.image_size_px} is less than patch_size_px={self.patch_size_px}.")
+        return self
+
+    @property
+    def num_patches(self) -> int:
+        return (self.image_size_px // self.patch_size_px) ** 2
+
+
+class InputConfig(FrozenConfig):
+    """Order and pixels of training (DESIGN 3.2)."""
+
+    global_batch_size: PositiveInt = 4096
+    """Examples per optimizer step over all workers (B)."""
+    num_lanes: PositiveInt = 256
+    """Parallel reading positions (L); divides the batch and bounds the number of workers."""
+    shuffle_window: PositiveInt = 4
+    """Row groups a lane shuffles together (w)."""
+    augment: AugmentConfig = AugmentConfig()
+    """Crop, flip and resize."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.global_batch_size % self.num_lanes:
+            raise ValueError(f"num_lanes={self.num_lanes} must divide global_batch_size={self.global_batch_size}.")
+        return self
+
+
+class OptimConfig(FrozenConfig):
+    """Optimizer and schedule; the schedule is a function of the step alone."""
+
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Adam with decay relative to the learning rate (pre-training), or SGD with momentum (fine-tuning)."""
+    peak_lr: PositiveFloat = 1e-3
+    """Learning rate at the end of warmup."""
+    warmup_steps: NonNegativeInt = 10_000
+    """Optimizer steps of linear warmup from zero."""
+    schedule: Literal["cosine", "linear"] = "cosine"
+    """Decay from the peak to `end_lr` over the remaining steps."""
+    end_lr: NonNegativeFloat = 0.0
+    """Learning rate at the last step; the original's linear schedule ends at 1e-5."""
+    beta1: float = Field(0.9, ge=0, lt=1)
+    """First-moment decay of Adam, or the momentum of SGD."""
+    beta2: float = Field(0.999, ge=0, lt=1)
+    """Second-moment decay of Adam."""
+    eps: PositiveFloat = 1e-8
+    """Adam's epsilon, outside the square root."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Relative to the learning rate, on matrices and convolutions only."""
+    clip_norm: PositiveFloat | None = 1.0
+    """Largest global gradient norm; none to leave gradients as they are."""
+
+
+class TrainRecipe(FrozenConfig):
+    """Everything that may change a weight by more than float rounding."""
+
+    model: ViTConfig = ViTConfig()
+    """The network."""
+    input: InputConfig = InputConfig()
+    """Order, batch and augmentation."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer and schedule."""
+    loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Softmax cross-entropy, or sigmoid cross-entropy summed over classes (several labels an image)."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of the target spread evenly over all classes."""
+    total_steps: PositiveInt
+    """Optimizer steps."""
+    seed: NonNegativeInt = 0
+    """Of initialisation, order, augmentation and dropout."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of matrix products; weights, softmax, norms and loss stay float32."""
+    average_decay: float | None = Field(None, gt=0, lt=1)
+    """Decay of averaged weights (the paper's Polyak factor is 0.9999); the average is what is published."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.optim.warmup_steps >= self.total_steps:
+            raise ValueError(
+                f"optim.warmup_steps={self.optim.warmup_steps} leaves nothing of total_steps={self.total_steps}; "
+                "the learning rate would never reach its peak."
+            )
+        if self.input.augment.image_size_px != self.model.image_size_px:
+            raise ValueError(
+                f"input.augment.image_size_px={self.input.augment.image_size_px} must equal "
+                f"model.image_size_px={self.model.image_size_px}."
+            )
+        return self
+
+
+class ExecutionConfig(FrozenConfig):
+    """How the numbers are computed; nothing here changes them by more than float rounding."""
+
+    num_workers: PositiveInt = 1
+    """Ray Train workers; one GPU each where there are GPUs, else one CPU."""
+    micro_batch_size: PositiveInt = 64
+    """Examples per forward pass of one worker; a batch is accumulated from them."""
+    decode_threads: PositiveInt = 1
+    """Threads of each worker that decode and augment."""
+    decoded_cache_bytes: NonNegativeInt = 256 * 2**20
+    """Memory of each worker for decoded pixels of small corpora."""
+    compile: bool = False
+    """torch.compile the model; pays on GPUs only."""
+    log_every_steps: PositiveInt = 10
+    """Cadence of metrics, and of the ranks' agreement to stop."""
+    save_every_steps: PositiveInt = 1_000
+    """Cadence of checkpoints."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints to keep."""
+    max_nonfinite_steps: NonNegativeInt = 5
+    """Consecutive steps with a non-finite gradient, each skipped, before the run ends as diverged."""
+    max_restarts_without_progress: PositiveInt = 3
+    """Worker-group starts from one checkpoint before the run ends as failed."""
+    grace_s: PositiveFloat = 30.0
+    """Time from a stop request to the end of the process, checkpoint included."""
+    queue_timeout_s: PositiveFloat = 600.0
+    """Longest wait for the resources of the worker group."""
+    claim_timeout_s: PositiveFloat = 30.0
+    """Age of a heartbeat after which an attempt unknown to Ray counts as dead."""
+
+
+class TrainConfig(FrozenConfig):
+    """One training run: what `<root>/runs/<run key>/config.json` holds."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    """First part of the run key: lower case, digits, dashes."""
+    stage: Literal["pretrain", "finetune"] = "pretrain"
+    """Which rules of resuming and reporting apply."""
+    corpus: str
+    """URI of a prepared corpus."""
+    split: str = "train"
+    """Split to train on."""
+    val_split: str | None = "val"
+    """Split scored once at the end; none to score nothing."""
+    init_model: str | None = None
+    """URI of the published model to start from; none starts from the initial distribution."""
+    recipe: TrainRecipe
+    """What the numbers depend on."""
+    execution: ExecutionConfig = ExecutionConfig()
+    """How they are computed."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.execution.num_workers > self.recipe.input.num_lanes:
+            raise ValueError(
+                f"execution.num_workers={self.execution.num_workers} is more than "
+                f"recipe.input.num_lanes={self.recipe.input.num_lanes}: a worker would have nothing to read."
+            )
+        return self
+
+    @property
+    def config_digest(self) -> str:
+        return digest_of(self.recipe)

@@ -1,0 +1,59 @@
+"""Scores of a network on a split of a corpus: every example counts exactly once, and the count is asserted."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from vit.input.batches import Batch
+from vit.loss import LOSSES, num_correct, targets_of
+from vit.models.vit import VisionTransformer
+from vit.train import forward
+from vit.world import World
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Top-1 accuracy (fraction) and mean loss (nats an example) over `num_examples`."""
+
+    top1: float
+    loss: float
+    num_examples: int
+    majority_fraction: float
+    """Share of the most frequent class: what always giving one answer would score."""
+
+
+@torch.inference_mode()
+def evaluate(
+    network: VisionTransformer,
+    batches: Iterable[Batch],
+    num_examples: int,
+    *,
+    loss: str = "softmax",
+    precision: str = "float32",
+    world: World | None = None,
+) -> Evaluation:
+    """Scores `network` on this rank's share of a split; the sums run over all ranks.
+
+    Raises RuntimeError if the ranks together saw any other number of examples than `num_examples`.
+    """
+    world = world or World()
+    was_training = network.training
+    network.eval()
+    sums = torch.zeros(3, dtype=torch.float64)
+    per_class = torch.zeros(network.num_classes, dtype=torch.float64)
+    for batch in batches:
+        labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
+        logits = forward(network, batch.images, precision, world.device)
+        losses = LOSSES[loss](logits, targets_of(labels, network.num_classes))
+        sums += torch.stack([num_correct(logits, labels, valid), (losses * valid).sum(), valid.sum()]).double().cpu()
+        per_class += (targets_of(labels, network.num_classes) * valid[:, None]).sum(dim=0).double().cpu()
+    network.train(was_training)
+    correct, total_loss, seen = world.sum(sums).tolist()
+    majority = float(world.sum(per_class).max())
+    if int(seen) != num_examples:
+        raise RuntimeError(
+            f"{int(seen):,} examples were evaluated, the split holds {num_examples:,}. "
+            "The score is not reported; run `vitline data verify` on the corpus."
+        )
+    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen)

@@ -1,0 +1,132 @@
+"""Many small trainings in one Ray job, packed onto the CPUs or fractions of GPUs of the cluster.
+
+    python -m vit.ray_workers --run URI --attempt N
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+from typing import Any
+
+from infra.claims import ClaimHolder, ClaimLost
+from infra.run_state import OUTCOMES, read_stop, write_state
+from infra.storage import Store, open_store
+from vit.vtab.evaluate import (
+    Contest,
+    EvaluationSpec,
+    Score,
+    next_trials,
+    plan_contests,
+    record_score,
+    stored_score,
+    total_trials,
+)
+from vit.vtab.trials import Trial, ensure_trial
+
+log = logging.getLogger(__name__)
+# Trials this small use a fraction of a GPU; four together keep it busy while each waits for its own Python.
+TRIALS_PER_GPU = 4
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The job driver; leaves with the exit code of the evaluation's state."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", required=True, help="URI of the evaluation: <root>/runs/<run key>")
+    parser.add_argument("--attempt", required=True, type=int)
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    code = drive(open_store(args.run), args.attempt)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def drive(run: Store, attempt: int) -> int:
+    spec = EvaluationSpec.model_validate(run.read_json("config.json"))
+    with ClaimHolder(run, attempt) as claim:
+        try:
+            write_state(run, "running", attempt)
+            scores = Sweep(run, attempt, spec).execute()
+            claim.check()
+            if scores is None:
+                write_state(run, "cancelled", attempt, reason="stop.json asked for it")
+                return OUTCOMES["cancelled"].exit_code or 0
+            write_state(run, "finished", attempt, scores=[score.model_dump(mode="json") for score in scores])
+            return 0
+        except ClaimLost:
+            log.warning("run=%s attempt=%d: the claim is another attempt's; this one stops", run.uri, attempt)
+            return 3
+        except Exception as error:
+            log.exception("the evaluation ended")
+            write_state(run, "failed", attempt, reason=f"{type(error).__name__}: {str(error)[:2000]}")
+            return OUTCOMES["failed"].exit_code or 1
+
+
+class Sweep:
+    """Runs what is left of every contest; finished trials lie in the store and are not run again."""
+
+    def __init__(self, run: Store, attempt: int, spec: EvaluationSpec):
+        self.run, self.attempt, self.spec = run, attempt, spec
+        self.root = open_store(spec.root)
+        self.trials_uri = self.root.uri_of("trials")
+        self.started = time.monotonic()
+
+    def execute(self) -> list[Score] | None:
+        """The scores in the order of the contests, or None when a stop was asked for."""
+        import ray
+
+        ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
+        work = ray.remote(ensure_trial).options(max_retries=3, **self._resources(ray.cluster_resources()))
+        contests = plan_contests(self.spec)
+        scores: dict[int, Score] = {i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None}
+        running: dict[Any, tuple[int, Trial]] = {}
+        done, total = 0, total_trials(contests)
+
+        def launch(index: int, contest: Contest) -> None:
+            todo, score = next_trials(contest, open_store(self.trials_uri))
+            busy = {trial.key for _, trial in running.values()}
+            running.update({work.remote(self.trials_uri, t): (index, t) for t in todo if t.key not in busy})
+            if score is not None:
+                scores[index] = record_score(self.root, contest, score)
+
+        for index, contest in enumerate(contests):
+            if index not in scores:
+                launch(index, contest)
+        while running:
+            ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
+            for ref in ready:
+                index, trial = running.pop(ref)
+                result = ray.get(ref)
+                done += 1
+                log.info("trial=%s top1=%.4f examples=%d wall_s=%.1f", trial.key, result.top1, result.num_examples, result.wall_s)
+                if not any(i == index for i, _ in running.values()):
+                    launch(index, contests[index])
+            self._progress(done, total, running)
+            stop = read_stop(self.run)
+            if stop is not None and stop["attempt"] == self.attempt:
+                for ref in running:
+                    ray.cancel(ref, force=True)
+                return None
+        return [scores[index] for index in range(len(contests))]
+
+    def _resources(self, cluster: dict[str, float]) -> dict[str, float]:
+        return {"num_cpus": 1, "num_gpus": 1 / TRIALS_PER_GPU} if cluster.get("GPU") else {"num_cpus": 1}
+
+    def _progress(self, done: int, total: int, running: dict[Any, tuple[int, Trial]]) -> None:
+        elapsed = time.monotonic() - self.started
+        self.run.write_json(
+            "progress.json",
+            {
+                "step": done,
+                "total_steps": total,
+                "unit": "trials",
+                "remaining_s": elapsed / done * (total - done) if done else None,
+                "running": sorted(trial.key for _, trial in running.values()),
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The demo: a small ViT on emoji, minutes on two CPU cores. Measured choices; see tests/benchmarks/demo_seeds.py."""
+
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe, ViTConfig
+from vit.input.config import AugmentConfig
+from vit.vtab.protocols import Protocol
+
+IMAGE_SIZE_PX = 32
+
+
+def network() -> ViTConfig:
+    """16 patches of 8 px: as many tokens as 64 px at 16, at a quarter of the decoding."""
+    return ViTConfig(
+        image_size_px=IMAGE_SIZE_PX, patch_size_px=8, embed_dim=128, depth=4, num_heads=4, mlp_dim=512, pool="gap"
+    )
+
+
+def pretrain(seed: int = 0) -> TrainRecipe:
+    """About 80 passes over the emoji of the training groups."""
+    return TrainRecipe(
+        model=network(),
+        input=InputConfig(
+            global_batch_size=128,
+            num_lanes=16,
+            shuffle_window=4,
+            augment=AugmentConfig(
+                train_crop="inception", min_area_fraction=0.3, flip=True, antialias=True, image_size_px=IMAGE_SIZE_PX
+            ),
+        ),
+        optim=OptimConfig(peak_lr=3e-3, warmup_steps=60, schedule="cosine", weight_decay=0.1, clip_norm=1.0),
+        total_steps=600,
+        seed=seed,
+    )
+
+
+def execution(num_workers: int = 2) -> ExecutionConfig:
+    return ExecutionConfig(
+        num_workers=num_workers, micro_batch_size=64, log_every_steps=10, save_every_steps=100, grace_s=10
+    )
+
+
+def protocol() -> Protocol:
+    """The 1k protocol at the size of these images: two learning rates, equal for every task and for the control."""
+    return Protocol(
+        name="small-images",
+        image_size_px=None,
+        learning_rates=(0.03, 0.1),
+        total_steps=150,
+        warmup_steps=15,
+        global_batch_size=64,
+        num_lanes=16,
+        augment=AugmentConfig(
+            train_crop="inception", min_area_fraction=0.5, flip=True, antialias=True, image_size_px=IMAGE_SIZE_PX
+        ),
+        num_seeds=3,
+    )

@@ -1,0 +1,47 @@
+"""The paper's pre-training on ImageNet-21k and ImageNet (arXiv:2010.11929, Table 3 and App. B.1)."""
+
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
+from vit.input.config import AugmentConfig
+from vit.models.variants import vit_config
+
+I21K_TRAIN_IMAGES = 14_146_000
+IMAGENET_TRAIN_IMAGES = 1_268_355
+BATCH = 4096
+# Table 3 states clipping for ImageNet; the authors' later configs clip at 1.0 everywhere.
+CLIP_NORM = 1.0
+# The originals resize without antialias (TensorFlow's bilinear); a recipe that bears the paper's name does the same.
+PAPER_CROP = AugmentConfig(train_crop="inception", min_area_fraction=0.05, flip=True, antialias=False, image_size_px=224)
+
+
+def i21k(variant: str, epochs: int = 90) -> TrainRecipe:
+    """A ViT on ImageNet-21k: Adam, batch 4096, peak 1e-3, linear decay, weight decay 0.03, dropout 0.1, sigmoid."""
+    return TrainRecipe(
+        model=vit_config(variant, pre_logits=True, dropout_rate=0.1, head_bias_init=-10.0),
+        input=InputConfig(global_batch_size=BATCH, num_lanes=512, shuffle_window=4, augment=PAPER_CROP),
+        optim=OptimConfig(
+            peak_lr=1e-3, warmup_steps=10_000, schedule="linear", end_lr=1e-5, weight_decay=0.03, clip_norm=CLIP_NORM
+        ),
+        loss="sigmoid",
+        total_steps=epochs * I21K_TRAIN_IMAGES // BATCH,
+        precision="bfloat16",
+    )
+
+
+def imagenet(variant: str, epochs: int = 300) -> TrainRecipe:
+    """A ViT from scratch on ImageNet: peak 3e-3, cosine, weight decay 0.3, dropout 0.1, clip 1."""
+    return TrainRecipe(
+        model=vit_config(variant, pre_logits=True, dropout_rate=0.1, head_bias_init=-6.9),
+        input=InputConfig(global_batch_size=BATCH, num_lanes=256, shuffle_window=4, augment=PAPER_CROP),
+        optim=OptimConfig(peak_lr=3e-3, warmup_steps=10_000, schedule="cosine", weight_decay=0.3, clip_norm=1.0),
+        loss="sigmoid",
+        total_steps=epochs * IMAGENET_TRAIN_IMAGES // BATCH,
+        precision="bfloat16",
+    )
+
+
+def cluster_execution(num_workers: int = 8) -> ExecutionConfig:
+    """One worker a GPU; a checkpoint about every ten minutes at B/16 on eight GPUs."""
+    return ExecutionConfig(
+        num_workers=num_workers, micro_batch_size=256, decode_threads=12, compile=True, log_every_steps=50,
+        save_every_steps=2_000, grace_s=60.0, claim_timeout_s=120.0,
+    )  # fmt: skip

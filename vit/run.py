@@ -1,0 +1,329 @@
+"""One training run on one rank: store, state, batches, journal and checkpoints around `train()`.
+
+Works the same in a Ray Train worker and in a plain process (`World()` of one); knows neither Ray nor MLflow.
+"""
+
+import io
+import json
+import logging
+import platform
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from data_prep.shard_format import Manifest, load_class_names, load_manifest
+from infra.claims import ClaimHolder, ClaimLost
+from infra.config import FrozenConfig
+from infra.journal import Journal
+from infra.keys import run_key
+from infra.run_state import RunState, read_state, read_stop, write_state
+from infra.storage import Store, open_store
+from vit.checkpoint import CheckpointSaver, resume
+from vit.config import TrainConfig
+from vit.evaluate import evaluate
+from vit.input.batches import Batch, eval_batches, train_batches
+from vit.published import ImageContract, adapt, load_model, publish
+from vit.train import Metrics, TrainState, initial_state, torch_seed, train, with_optimizer
+from vit.world import World
+
+log = logging.getLogger(__name__)
+PROGRESS_EVERY_S = 1.0
+
+
+class RunSpec(FrozenConfig):
+    """`config.json` of a run: its config and the digests it was keyed by."""
+
+    schema_version: int = 1
+    run_key: str
+    """<name>-<12 hex>, see `make_spec`."""
+    config: TrainConfig
+    """The whole config."""
+    inputs: dict[str, str]
+    """Digests of the corpus and, where one is started from, the model."""
+    models: str
+    """URI of the folder that the finished model is published to."""
+    parent: str | None = None
+    """URI of the checkpoint that this run was branched from, if any."""
+    night: date | None = None
+    """UTC date of the scheduled start of a nightly run."""
+
+
+def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
+    """The spec of a run, its key made from config, corpus and initial model. Raises FileNotFoundError if one is absent."""
+    manifest = load_manifest(open_store(config.corpus))
+    inputs = {"corpus": manifest.digest, "split": config.split}
+    if config.init_model is not None:
+        inputs["init_model"] = open_store(config.init_model).read_json("config.json")["digest"]
+    key = run_key(config.name, config.stage, config.config_digest, inputs, night)
+    return RunSpec(run_key=key, config=config, inputs=inputs, models=f"{root.rstrip('/')}/models", night=night)
+
+
+@dataclass
+class TrainingRun:
+    """One rank's part of one attempt. `execute()` ends with `state.json` written, or raises."""
+
+    run: Store
+    attempt: int
+    world: World
+
+    def __post_init__(self) -> None:
+        self.spec = RunSpec.model_validate(self.run.read_json("config.json"))
+        self.config, self.recipe = self.spec.config, self.spec.config.recipe
+        self.claim = ClaimHolder(self.run, self.attempt)
+        self.corpus = open_store(self.config.corpus)
+
+    def execute(self) -> RunState | None:
+        """Trains from the newest checkpoint to the end; None if another attempt has taken the run over."""
+        if self.world.agree(self._lost_claim()):
+            log.warning("run=%s attempt=%d: the claim is another attempt's; this one stops", self.run.uri, self.attempt)
+            return None
+        manifest = load_manifest(self.corpus)
+        if manifest.digest != self.spec.inputs["corpus"]:
+            raise RuntimeError(
+                f"{self.corpus.uri} has digest {manifest.digest[:12]}, this run was started on "
+                f"{self.spec.inputs['corpus'][:12]}. The corpus was replaced; start a new run."
+            )
+        state = self._initial(manifest)
+        meta = self._meta(manifest)
+        restored = resume(self.run, state, meta, self.world)
+        if self.world.agree(self._count_start(state.step)):
+            return self._end("failed", {"reason": self._reason_of_restarts(state.step)})
+        if restored:
+            log.info("resumed at step=%d from %s", state.step, restored.prefix)
+        return self._train(state, manifest, meta)
+
+    def _train(self, state: TrainState, manifest: Manifest, meta: Mapping[str, Any]) -> RunState | None:
+        saver = CheckpointSaver(
+            self.run,
+            attempt=self.attempt,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            keep=self.config.execution.keep_checkpoints,
+            check_claim=self.claim.check,
+            before_commit=lambda: self.reporter.seal(),
+        )
+        # Tells the saves of this start from what an earlier start of the group may have left half-written.
+        start_id = self.world.agree(int(time.time() * 1000))
+        self.reporter = Reporter(self.run, self.attempt, self.recipe.total_steps, active=self.world.rank == 0)
+        batches = self._batches(state.step, manifest)
+        if state.step == 0 and self.world.rank == 0:
+            batches = save_first_inputs(self.run, batches)
+        if state.step < self.recipe.total_steps:
+            write_state_once(self.run, self.world, self.attempt, state.step)
+        outcome = train(
+            state,
+            batches,
+            self.recipe,
+            self.config.execution,
+            self.world,
+            report=self.reporter.record,
+            save=lambda s: saver.save(s, {**meta, "save_id": f"{start_id}-{s.step}", "images_seen": self._images(s)}),
+            stop_requested=lambda: stop_reason(self.run, self.attempt),
+        )
+        saver.wait()
+        detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
+        if outcome == "finished":
+            detail |= self._finish(state, manifest)
+        self.reporter.close()
+        return self._end(outcome, detail)
+
+    def _initial(self, manifest: Manifest) -> TrainState:
+        if self.config.init_model is None:
+            return initial_state(self.recipe, manifest.num_classes, self.world.device)
+        source = load_model(self.config.init_model)
+        if source.digest != self.spec.inputs["init_model"]:
+            raise RuntimeError(f"{source.uri} was replaced since this run was started; start a new run.")
+        torch.manual_seed(torch_seed(self.recipe.seed, "init"))
+        network = adapt(source.network, self.recipe.model, manifest.num_classes, self.recipe.model.head_bias_init)
+        return with_optimizer(network.to(self.world.device).train(), self.recipe)
+
+    def _batches(self, step: int, manifest: Manifest):
+        return train_batches(
+            self.corpus,
+            manifest,
+            self.config.split,
+            self.recipe.input,
+            seed=self.recipe.seed,
+            start_step=step,
+            num_steps=self.recipe.total_steps,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            micro_batch_size=self.config.execution.micro_batch_size,
+            threads=self.config.execution.decode_threads,
+            decoded_cache_bytes=self.config.execution.decoded_cache_bytes,
+        )
+
+    def _finish(self, state: TrainState, manifest: Manifest) -> dict[str, Any]:
+        """Scores the held-out split on all ranks and publishes the model from rank 0."""
+        detail: dict[str, Any] = {}
+        network = state.evaluation_model()
+        split = self.config.val_split
+        if split is not None and split in manifest.splits:
+            score = evaluate(
+                network,
+                eval_batches(
+                    self.corpus,
+                    manifest,
+                    split,
+                    self.recipe.input.augment,
+                    batch_size=self.config.execution.micro_batch_size,
+                    rank=self.world.rank,
+                    world_size=self.world.size,
+                ),
+                manifest.splits[split].num_rows,
+                loss=self.recipe.loss,
+                precision=self.recipe.precision,
+                world=self.world,
+            )
+            self.reporter.record(state.step, {"val/top1": score.top1, "val/loss": score.loss})
+            detail |= {"val_top1": score.top1, "val_examples": score.num_examples}
+        if self.world.rank == 0:
+            self.claim.check()
+            detail["model"] = publish(
+                open_store(self.spec.models),
+                self.config.name,
+                self.spec.run_key.rsplit("-", 1)[1],
+                network,
+                ImageContract(decode=manifest.decode_policy, evaluation=self.recipe.input.augment),
+                load_class_names(self.corpus),
+                {
+                    "run_key": self.spec.run_key,
+                    "config_digest": self.config.config_digest,
+                    "corpus_digest": manifest.digest,
+                    "steps": state.step,
+                    "images_seen": self._images(state),
+                },
+            )
+        return detail
+
+    def _meta(self, manifest: Manifest) -> dict[str, Any]:
+        return {
+            "run_key": self.spec.run_key,
+            "recipe": self.recipe.model_dump(mode="json"),
+            "config_digest": self.config.config_digest,
+            "corpus_digest": manifest.digest,
+            "class_map_digest": manifest.class_map_digest,
+        }
+
+    def _images(self, state: TrainState) -> int:
+        return state.step * self.recipe.input.global_batch_size
+
+    def _lost_claim(self) -> int:
+        try:
+            self.claim.check()
+        except ClaimLost:
+            return 1
+        return 0
+
+    def _count_start(self, step: int) -> int:
+        """Notes that the group started here (rank 0); 1 if it did so too often without a new checkpoint."""
+        if self.world.rank != 0:
+            return 0
+        prefix = f"starts/a{self.attempt}-step-{step:09d}-"
+        starts = self.run.list(prefix)
+        environment = {"versions": {p: version(p) for p in ("torch", "numpy", "pyarrow", "pillow")}}
+        self.run.write_json(f"{prefix}{len(starts):03d}.json", environment | {"host": platform.node(), "at": time.time()})
+        return int(len(starts) > self.config.execution.max_restarts_without_progress)
+
+    def _reason_of_restarts(self, step: int) -> str:
+        errors = [self.run.read_json(key) for key in self.run.list(f"errors/a{self.attempt}-")]
+        first = f"rank {errors[-1]['rank']}: {errors[-1]['error']}" if errors else "workers were lost without an error"
+        limit = self.config.execution.max_restarts_without_progress
+        return f"{limit} restarts from step {step} brought no new checkpoint; {first}"
+
+    def _end(self, outcome: RunState, detail: Mapping[str, Any]) -> RunState:
+        if self.world.rank == 0:
+            self.claim.check()
+            write_state(self.run, outcome, self.attempt, **detail)
+        return outcome
+
+
+class Reporter:
+    """Rank 0's metrics: journal, and a small progress file for whoever looks on. Silent on other ranks."""
+
+    def __init__(self, run: Store, attempt: int, total_steps: int, active: bool):
+        self.run, self.total_steps, self.active = run, total_steps, active
+        self.journal = Journal(run, attempt, Path(tempfile.mkdtemp(prefix="vitline-journal-"))) if active else None
+        self.started, self.first_step, self.shown = time.monotonic(), None, 0.0
+
+    def record(self, step: int, metrics: Metrics) -> None:
+        if self.journal is None:
+            return
+        self.journal.record(metrics, step)
+        now = time.monotonic()
+        if self.first_step is None:
+            self.first_step, self.started = step, now
+        if "train/loss" in metrics and (now - self.shown > PROGRESS_EVERY_S or step == self.total_steps):
+            self.shown = now
+            done = step - self.first_step
+            remaining = (self.total_steps - step) * (now - self.started) / done if done else None
+            self.run.write_json(
+                "progress.json",
+                {
+                    "step": step,
+                    "total_steps": self.total_steps,
+                    "loss": metrics["train/loss"],
+                    "images_per_s": metrics["throughput/images_per_s"],
+                    "remaining_s": remaining,
+                },
+            )
+
+    def seal(self) -> None:
+        if self.journal is not None:
+            self.journal.seal()
+
+    def close(self) -> None:
+        if self.journal is not None:
+            self.journal.close()
+
+
+def stop_reason(run: Store, attempt: int) -> RunState | None:
+    """What `stop.json` asks of this attempt: preempted, cancelled, or nothing."""
+    stop = read_stop(run)
+    return stop["reason"] if stop is not None and stop["attempt"] == attempt else None
+
+
+def write_state_once(run: Store, world: World, attempt: int, step: int) -> None:
+    """Says that the run is going on, at the start of a group."""
+    if world.rank == 0:
+        before = read_state(run)
+        if before is None or before["state"] != "running" or before["attempt"] != attempt:
+            write_state(run, "running", attempt, from_step=step)
+
+
+def save_first_inputs(run: Store, batches):
+    """Passes `batches` on, and writes the first images just as the model gets them to `inputs.png`."""
+    first = next(batches)
+    run.write("inputs.png", contact_sheet(first[0]))
+    yield first
+    yield from batches
+
+
+def contact_sheet(batch: Batch, columns: int = 12, rows: int = 4) -> bytes:
+    """A PNG grid of the first images of a batch."""
+    images = batch.images[batch.valid][: columns * rows].numpy()
+    side, gap = images.shape[1], 4
+    sheet = np.full((rows * (side + gap) + gap, columns * (side + gap) + gap, 3), 255, dtype=np.uint8)
+    for index, image in enumerate(images):
+        y, x = (gap + (index // columns) * (side + gap), gap + (index % columns) * (side + gap))
+        sheet[y : y + side, x : x + side] = image
+    buffer = io.BytesIO()
+    Image.fromarray(sheet).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def read_progress(run: Store) -> dict[str, Any] | None:
+    """The latest `progress.json`, or None before the first report."""
+    try:
+        return json.loads(run.read("progress.json"))
+    except FileNotFoundError:
+        return None

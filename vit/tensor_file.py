@@ -1,0 +1,80 @@
+"""safetensors files on any store: streamed out while hashing, read by ranges.
+
+The safetensors library writes from memory or to a local path only; building the bytes in memory and pushing them costs
+several times a raw write, so the (public, 8 bytes + JSON + data) format is streamed here and read back by offsets.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infra.storage import Store
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# Large enough that a range request costs little, small enough to bound memory.
+CHUNK_BYTES = 16 * 2**20
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, without a copy."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+
+
+def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Streams CPU tensors to one safetensors file; visible only when whole.
+
+    Returns one piece per tensor: name, dtype, global_shape, shape, offsets (in the global tensor), start and end (bytes in
+    the file) and sha256.
+    """
+    header, position = {}, 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [position, position + tensor.nbytes],
+        }
+        position += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    base = 8 + len(text)
+    pieces = []
+    with store.writer(key) as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name, tensor in tensors.items():
+            data, digest = raw_bytes(tensor), hashlib.sha256()
+            for start in range(0, len(data), CHUNK_BYTES):
+                chunk = data[start : start + CHUNK_BYTES]
+                digest.update(chunk)
+                file.write(chunk)
+            begin, end = header[name]["data_offsets"]
+            shape = list(tensor.shape)
+            pieces.append(
+                {"name": name, "dtype": NAMES[tensor.dtype], "global_shape": shape, "shape": shape}
+                | {"offsets": [0] * tensor.ndim, "start": base + begin, "end": base + end}
+                | {"sha256": digest.hexdigest()}
+            )
+    return pieces
+
+
+def read_tensors(store: Store, key: str, pieces: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+    """The tensors of `pieces`, one range read each. Raises ValueError naming the tensor whose bytes differ."""
+    tensors = []
+    for piece in pieces:
+        data = bytearray(store.read(key, piece["start"], piece["end"])) if piece["end"] > piece["start"] else bytearray()
+        found = hashlib.sha256(data).hexdigest()
+        if found != piece["sha256"]:
+            raise ValueError(f"{piece['name']} has sha256 {found[:12]}, was written as {piece['sha256'][:12]}.")
+        dtype = DTYPES[piece["dtype"]]
+        flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        tensors.append(flat.reshape(piece["shape"]))
+    return tensors

@@ -1,0 +1,201 @@
+"""Scores of a model on tasks: select a setting on validation, train once more on all 1,000, read test once.
+
+Only the chosen setting is ever scored on test; a second request returns the stored record (DESIGN 3.7).
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from data_prep.shard_format import load_manifest
+from infra.config import FrozenConfig, digest_of
+from infra.storage import Lost, Store, open_store
+from vit.config import TrainRecipe, ViTConfig
+from vit.vtab.protocols import Protocol
+from vit.vtab.tasks import FINAL_SPLIT, SELECT_SPLIT, TEST_SPLIT, VAL_SPLIT
+from vit.vtab.trials import Trial, TrialResult, finished_result
+
+Arm = str | None
+
+
+class TaskRef(FrozenConfig):
+    """A task to score: any corpus with the splits of the 1k protocol, under its own name."""
+
+    name: str
+    corpus: str
+    """URI of the prepared corpus."""
+
+
+class EvaluationSpec(FrozenConfig):
+    """`config.json` of an evaluation: every (task, model) pair under one protocol and seed."""
+
+    schema_version: int = 1
+    run_key: str
+    tasks: tuple[TaskRef, ...]
+    models: tuple[str | None, ...]
+    """URIs of published models; none is the control, trained from scratch with the same steps and settings."""
+    architecture: ViTConfig
+    """Network of the control; that of the models."""
+    protocol: Protocol
+    seed: int = 0
+    root: str
+    """Root URI: trials and scores are kept below it."""
+
+
+class Score(FrozenConfig):
+    """One record per (model digest, task, protocol, seed)."""
+
+    schema_version: int = 1
+    task: str
+    protocol: str
+    seed: int
+    model: str | None
+    model_digest: str | None
+    """None: trained from scratch."""
+    metric: str = "top1"
+    value: float
+    """Fraction of the test split, 0 to 1."""
+    num_examples: int
+    chosen: dict[str, Any]
+    """The setting, with the validation score that chose it."""
+    tried: tuple[dict[str, Any], ...]
+    """Every setting with its validation score."""
+    majority_fraction: float
+    """Share of the test split's most frequent class: what always giving one answer scores."""
+    num_classes: int
+    corpus_digest: str
+    wall_s: float
+    cpu_s: float
+    trials: tuple[str, ...]
+
+
+class Contest(FrozenConfig):
+    """All trials of one (task, model) pair."""
+
+    task: TaskRef
+    corpus_digest: str
+    num_classes: int
+    model: str | None
+    model_digest: str | None
+    protocol: Protocol
+    seed: int
+    settings: tuple[TrainRecipe, ...]
+
+    def select_trials(self) -> list[Trial]:
+        return [self._trial("select", recipe) for recipe in self.settings]
+
+    def final_trial(self, results: Sequence[TrialResult]) -> Trial:
+        """The final training, with the setting that is best on validation; of equals the first."""
+        assert len(results) == len(self.settings)
+        best = max(range(len(results)), key=lambda i: (not results[i].diverged, results[i].top1, -i))
+        return self._trial("final", self.settings[best])
+
+    def score(self, selected: Sequence[TrialResult], final: TrialResult, trial: Trial) -> Score:
+        tried = tuple(
+            {"peak_lr": recipe.optim.peak_lr, "total_steps": recipe.total_steps, "val_top1": result.top1}
+            for recipe, result in zip(self.settings, selected, strict=True)
+        )
+        results = (*selected, final)
+        return Score(
+            task=self.task.name,
+            protocol=self.protocol.name,
+            seed=self.seed,
+            model=self.model,
+            model_digest=self.model_digest,
+            value=final.top1,
+            num_examples=final.num_examples,
+            majority_fraction=final.majority_fraction,
+            chosen=tried[self.settings.index(trial.recipe)],
+            tried=tried,
+            num_classes=self.num_classes,
+            corpus_digest=self.corpus_digest,
+            wall_s=sum(r.wall_s for r in results),
+            cpu_s=sum(r.cpu_s for r in results),
+            trials=tuple(r.key for r in results),
+        )
+
+    @property
+    def score_key(self) -> str:
+        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers protocol, corpus and architecture."""
+        model = self.model_digest[:12] if self.model_digest else f"scratch-{digest_of(self.settings[0].model)[:12]}"
+        identity = digest_of([self.protocol, self.corpus_digest, self.settings[0].model])[:6]
+        return f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}.json"
+
+    def _trial(self, phase: Any, recipe: TrainRecipe) -> Trial:
+        train_split, score_split = (SELECT_SPLIT, VAL_SPLIT) if phase == "select" else (FINAL_SPLIT, TEST_SPLIT)
+        return Trial(
+            task=self.task.name,
+            corpus=self.task.corpus,
+            corpus_digest=self.corpus_digest,
+            model=self.model,
+            model_digest=self.model_digest,
+            phase=phase,
+            train_split=train_split,
+            score_split=score_split,
+            recipe=recipe,
+        )
+
+
+def plan_contests(spec: EvaluationSpec) -> list[Contest]:
+    """The contests of an evaluation. Raises ValueError for a corpus that lacks a split, before anything is trained."""
+    contests = []
+    for task in spec.tasks:
+        manifest = load_manifest(open_store(task.corpus))
+        needed = (SELECT_SPLIT, VAL_SPLIT, FINAL_SPLIT, TEST_SPLIT)
+        if missing := [split for split in needed if split not in manifest.splits]:
+            raise ValueError(
+                f"{task.corpus} has splits {', '.join(sorted(manifest.splits))}; the 1k protocol also wants "
+                f"{', '.join(missing)}. Prepare it again as a task (`vitline data prep --task`)."
+            )
+        for model in spec.models:
+            digest = open_store(model).read_json("config.json")["digest"] if model else None
+            contests.append(
+                Contest(
+                    task=task,
+                    corpus_digest=manifest.digest,
+                    num_classes=manifest.num_classes,
+                    model=model,
+                    model_digest=digest,
+                    protocol=spec.protocol,
+                    seed=spec.seed,
+                    settings=spec.protocol.settings(spec.architecture, spec.seed),
+                )
+            )
+    return contests
+
+
+def next_trials(contest: Contest, trials: Store) -> tuple[list[Trial], Score | None]:
+    """What is left to run for a contest, from what the store holds; the score once nothing is."""
+    select = contest.select_trials()
+    results = [finished_result(trials, trial) for trial in select]
+    if todo := [trial for trial, result in zip(select, results, strict=True) if result is None]:
+        return todo, None
+    done = [result for result in results if result is not None]
+    final = contest.final_trial(done)
+    result = finished_result(trials, final)
+    return ([final], None) if result is None else ([], contest.score(done, result, final))
+
+
+def record_score(root: Store, contest: Contest, score: Score) -> Score:
+    """Stores a score; where one is stored already, that one holds and is returned."""
+    try:
+        root.create(contest.score_key, score.model_dump_json(indent=1).encode())
+        return score
+    except Lost:
+        return Score.model_validate(root.read_json(contest.score_key))
+
+
+def stored_score(root: Store, contest: Contest) -> Score | None:
+    try:
+        return Score.model_validate(root.read_json(contest.score_key))
+    except FileNotFoundError:
+        return None
+
+
+def list_scores(root: Store) -> Iterator[Score]:
+    """Every stored score below a root."""
+    for key in root.list("scores/"):
+        yield Score.model_validate(root.read_json(key))
+
+
+def total_trials(contests: Iterable[Contest]) -> int:
+    return sum(len(contest.settings) + 1 for contest in contests)

@@ -1,0 +1,52 @@
+"""Named protocols: each fixes resolution, resize, settings and how one of them is chosen (DESIGN 3.7).
+
+A protocol turns (architecture, seed) into the settings to try, each a whole TrainRecipe. It never looks at the task:
+VTAB allows no task-dependent logic.
+"""
+
+from infra.config import FrozenConfig, digest_of
+from vit.config import InputConfig, OptimConfig, TrainRecipe, ViTConfig
+from vit.input.config import AugmentConfig
+
+
+class Protocol(FrozenConfig):
+    """How a model is fine-tuned on 1,000 examples: SGD with momentum 0.9, cosine, clip 1, no weight decay."""
+
+    name: str
+    image_size_px: int | None
+    """Input side; none keeps the model's own."""
+    learning_rates: tuple[float, ...]
+    """Settings to choose from on the 200 validation examples."""
+    total_steps: int
+    warmup_steps: int
+    global_batch_size: int
+    num_lanes: int
+    augment: AugmentConfig
+    """Crop, flip and resize; its resolution is replaced by the protocol's or the model's."""
+    num_seeds: int
+    """Runs of the final training whose mean is reported."""
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self)
+
+    def settings(self, model: ViTConfig, seed: int) -> tuple[TrainRecipe, ...]:
+        """One recipe per setting, for a network of this architecture."""
+        size = self.image_size_px or model.image_size_px
+        network = ViTConfig.model_validate(
+            model.model_dump() | {"image_size_px": size, "pre_logits": False, "head_bias_init": 0.0}
+        )
+        augment = AugmentConfig.model_validate(self.augment.model_dump() | {"image_size_px": size})
+        data = InputConfig(
+            global_batch_size=self.global_batch_size, num_lanes=self.num_lanes, shuffle_window=4, augment=augment
+        )
+        return tuple(
+            TrainRecipe(
+                model=network,
+                input=data,
+                optim=OptimConfig(optimizer="sgd", peak_lr=lr, warmup_steps=self.warmup_steps, schedule="cosine"),
+                total_steps=self.total_steps,
+                seed=seed,
+            )
+            for lr in self.learning_rates
+        )

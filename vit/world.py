@@ -1,0 +1,35 @@
+"""The group of processes that train together. One process without torch.distributed is a world of size 1."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class World:
+    """Rank, size and device of this process; `sum` is the only thing the loop needs from its peers."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def current(cls) -> "World":
+        """The initialised process group, or a world of one. A GPU is taken when there is one."""
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        if not dist.is_initialized():
+            return cls(device=device)
+        return cls(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Elementwise sum over all ranks, the same bits on each; every rank must call it."""
+        values = values.to(self.device)
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def agree(self, value: int) -> int:
+        """Rank 0's integer, on every rank."""
+        return int(self.sum(torch.tensor([value if self.rank == 0 else 0], dtype=torch.int64))[0])
