@@ -5,7 +5,7 @@ Inside a lane, rows are shuffled in blocks of w row groups. The epoch takes one 
 in turn. Epochs stand end to end, and batch g is positions [g * B, (g + 1) * B).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,10 @@ class Places:
     lane_row: Ints
     """The how-many-th row of its lane, after shuffling."""
 
+    def where(self, mask: NDArray[np.bool_]) -> "Places":
+        """The places that the mask keeps."""
+        return Places(self.epoch[mask], self.lane[mask], self.lane_row[mask])
+
 
 @dataclass(frozen=True)
 class Rows(Places):
@@ -41,6 +45,10 @@ class Rows(Places):
     row_in_group: Ints
     row: Ints
     """Row, counted over all segments of the split."""
+
+    def at(self, index: Ints) -> "Rows":
+        """The rows that the index picks."""
+        return Rows(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
 class Order:
@@ -134,6 +142,11 @@ class Order:
         table = self._epoch(epoch)
         stop = min((block + 1) * self.shuffle_window, int(table.lane_groups[lane]))
         return table.deal(np.arange(block * self.shuffle_window, stop) * self.num_lanes + lane)
+
+    def following_block(self, epoch: int, lane: int, block: int) -> tuple[int, int]:
+        """(epoch, block) that a lane reads after a block."""
+        last = (int(self._epoch(epoch).lane_groups[lane]) - 1) // self.shuffle_window
+        return (epoch, block + 1) if block < last else (epoch + 1, 0)
 
     def _build_epoch(self, epoch: int) -> "_Epoch":
         deal = KeyedPermutation(self.groups.num_groups, hash64(self._deal_key, epoch))

@@ -192,7 +192,7 @@ def test_what_cannot_be_dealt_is_refused():
         order_of([12], 4, lanes=8, window=1)
     with pytest.raises(ValueError, match=r"world_size=9 must be 1 to num_lanes=8"):
         check_world_size(9, 8)
-    with pytest.raises(ValueError, match="must be 1 or more"):
+    with pytest.raises(ValueError, match="must all be 1 or more"):
         order_of([12], 4, lanes=1, window=0)
 
 

@@ -1,0 +1,289 @@
+"""Batches for the training loop and for evaluation: uint8 pixels and labels, decoded and augmented ahead by threads."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_prep.shard_format import Manifest
+from infra.storage import Store
+from vit.config import InputConfig
+from vit.input.augment import eval_pixels, train_draws, train_pixels
+from vit.input.config import AugmentConfig
+from vit.input.decoded_cache import DecodedCache, Label
+from vit.input.load_queue import NOW, Load, LoadQueue
+from vit.input.mixture import Mixture
+from vit.input.order import Order, RowGroups
+from vit.input.read_shards import Example, LaneReader, RowGroup, SplitReader
+from vit.input.run_ahead import RunAhead, Work
+from vit.input.schedule import Schedule, Share
+
+_LOADER_THREADS = 2
+_EXAMPLES_PER_TASK = 16
+_READ_AHEAD_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of n examples; the last `n - num_valid` are padding: black, class 0, masked."""
+
+    images: Tensor
+    """uint8 (n, size, size, 3), RGB; normalise to [-1, 1] on the device."""
+    labels: Tensor
+    """int64 (n,) class ids, or float32 (n, num_classes) weights of classes where an image may have several."""
+    valid: Tensor
+    """bool (n,)."""
+    first_slot: int
+    """Position of the first example: in the endless order (training), or row of the split (evaluation)."""
+    num_valid: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """One corpus of a mixture. `class_map[i]` is the mixture's class for label i of the corpus."""
+
+    corpus: Store
+    manifest: Manifest
+    split: str
+    weight: float
+    class_map: tuple[int, ...]
+
+
+def train_batches(
+    corpus: Store,
+    manifest: Manifest,
+    split: str,
+    config: InputConfig,
+    *,
+    seed: int,
+    start_step: int = 0,
+    num_steps: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    micro_batch_size: int,
+    threads: int = 1,
+    decoded_cache_bytes: int = 0,
+    cache: DecodedCache | None = None,
+    prefetch_steps: int = 2,
+) -> RunAhead[list[Batch]]:
+    """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: for ever).
+
+    Every rank yields the same number of micro-batches in a step, each of `micro_batch_size` examples, padding included;
+    a rank may have only padding in a step. Examples and pixels are a function of the recipe alone: rank, micro-batch,
+    threads, cache and start do not change them. `cache` takes the place of `decoded_cache_bytes` where several
+    iterators share one corpus. Raises ValueError for lanes, batch or ranks that do not fit; while iterating,
+    ShardError or ValueError naming the shard (and row) that cannot be read or decoded.
+    """
+    reader = SplitReader(corpus, manifest, split, cache or DecodedCache(decoded_cache_bytes))
+    order = _order(manifest, split, config, seed)
+    schedule = Schedule([order], None, rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+    assembly = _Assembly(config.augment, micro_batch_size, None if manifest.single_label else manifest.num_classes)
+    return _train(schedule, [(reader, order)], assembly, seed, start_step, num_steps, threads, prefetch_steps)
+
+
+def mixture_batches(
+    sources: Sequence[Source],
+    config: InputConfig,
+    *,
+    num_classes: int,
+    block_slots: int,
+    seed: int,
+    start_step: int = 0,
+    num_steps: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    micro_batch_size: int,
+    threads: int = 1,
+    decoded_cache_bytes: int = 0,
+    prefetch_steps: int = 2,
+) -> RunAhead[list[Batch]]:
+    """As `train_batches`, from several corpora by weight, with labels of one class map of `num_classes`.
+
+    Of every `block_slots` slots each source has its exact share. Labels are class ids if all corpora are single-label.
+    """
+    cache = DecodedCache(decoded_cache_bytes)
+    for source in sources:
+        if source.class_map and not 0 <= min(source.class_map) <= max(source.class_map) < num_classes:
+            raise ValueError(
+                f"The class map of {source.corpus.uri} names classes {min(source.class_map)} to "
+                f"{max(source.class_map)}; the mixture has classes 0 to {num_classes - 1}."
+            )
+    pairs = [
+        (SplitReader(s.corpus, s.manifest, s.split, cache, s.class_map), _order(s.manifest, s.split, config, seed))
+        for s in sources
+    ]
+    mixture = Mixture([s.weight for s in sources], seed=seed, block_slots=block_slots)
+    orders = [order for _, order in pairs]
+    schedule = Schedule(orders, mixture, rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+    single_label = all(s.manifest.single_label for s in sources)
+    assembly = _Assembly(config.augment, micro_batch_size, None if single_label else num_classes)
+    return _train(schedule, pairs, assembly, seed, start_step, num_steps, threads, prefetch_steps)
+
+
+def eval_batches(
+    corpus: Store,
+    manifest: Manifest,
+    split: str,
+    augment: AugmentConfig,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    threads: int = 1,
+    decoded_cache_bytes: int = 0,
+    cache: DecodedCache | None = None,
+    prefetch_batches: int = 2,
+) -> RunAhead[Batch]:
+    """Iterates this rank's part of a split, every example exactly once over all ranks, in row order.
+
+    Rank r has rows [N r // W, N (r + 1) // W); every rank yields the same number of batches, padding masked. The row of
+    a valid example is `first_slot` plus its place in the batch. Raises as `train_batches`.
+    """
+    if not 0 <= rank < world_size or batch_size < 1:
+        raise ValueError(f"rank={rank} of world_size={world_size} with batch_size={batch_size} cannot be served.")
+    reader = SplitReader(corpus, manifest, split, cache or DecodedCache(decoded_cache_bytes))
+    assembly = _Assembly(augment, batch_size, None if manifest.single_label else manifest.num_classes)
+    loads = LoadQueue(_LOADER_THREADS)
+
+    def close() -> None:
+        loads.close()
+        reader.close()
+
+    work = _eval_work(reader, assembly, loads, rank, world_size)
+    return RunAhead(work, threads=threads, depth=prefetch_batches, on_close=close)
+
+
+def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Order:
+    return Order(
+        manifest.split(split),
+        corpus_digest=manifest.digest,
+        seed=seed,
+        global_batch_size=config.global_batch_size,
+        num_lanes=config.num_lanes,
+        shuffle_window=config.shuffle_window,
+    )
+
+
+def _train(
+    schedule: Schedule,
+    sources: Sequence[tuple[SplitReader, Order]],
+    assembly: "_Assembly",
+    seed: int,
+    start_step: int,
+    num_steps: int | None,
+    threads: int,
+    prefetch_steps: int,
+) -> RunAhead[list[Batch]]:
+    loads = LoadQueue(_LOADER_THREADS)
+    lanes = [LaneReader(split, order, loads, _READ_AHEAD_BYTES // len(sources)) for split, order in sources]
+
+    def close() -> None:
+        loads.close()
+        for split, _ in sources:
+            split.close()
+
+    def work() -> Iterator[Work[list[Batch]]]:
+        for share in schedule.shares(start_step, num_steps):
+            draws = train_draws(seed, share.rows.epoch, share.rows.row).tolist()
+            views = [partial(train_pixels, draws=d, config=assembly.augment) for d in draws]
+            examples = _gather(lanes, share)
+            batches, tasks = [], []
+            size, first = assembly.size, share.step * schedule.global_batch_size
+            for start in range(0, share.num_micro_batches * size, size):
+                part = slice(start, start + size)
+                first = int(share.slots[start]) if start < len(share.slots) else first
+                batch, of_batch = assembly.batch(examples[part], views[part], first)
+                batches.append(batch)
+                tasks += of_batch
+            yield tasks, batches
+
+    return RunAhead(work(), threads=threads, depth=prefetch_steps, on_close=close)
+
+
+def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:
+    if len(lanes) == 1:
+        return lanes[0].gather(share.rows)
+    found: dict[int, Example] = {}
+    for i, reader in enumerate(lanes):
+        at = np.flatnonzero(share.source == i)
+        found |= zip(at.tolist(), reader.gather(share.rows.at(at)), strict=True)
+    return [found[i] for i in range(len(found))]
+
+
+def _eval_work(
+    reader: SplitReader, assembly: "_Assembly", loads: LoadQueue, rank: int, world_size: int
+) -> Iterator[Work[Batch]]:
+    groups, size = RowGroups.of(reader.info), assembly.size
+    first, stop = (groups.num_rows * r // world_size for r in (rank, rank + 1))
+    largest = max(
+        groups.num_rows * (r + 1) // world_size - groups.num_rows * r // world_size for r in range(world_size)
+    )
+    examples = _rows_in_order(reader, groups, loads, first, stop)
+    view = partial(eval_pixels, config=assembly.augment)
+    num_yielded = 0
+    for start in range(first, first + largest, size):
+        part = [example for _, example in zip(range(min(size, stop - start)), examples, strict=False)]
+        num_yielded += len(part)
+        batch, tasks = assembly.batch(part, [view] * len(part), start)
+        yield tasks, batch
+    assert num_yielded == stop - first, f"rank {rank} yielded {num_yielded} of {stop - first} examples"
+
+
+def _rows_in_order(
+    reader: SplitReader, groups: RowGroups, loads: LoadQueue, first: int, stop: int
+) -> Iterator[Example]:
+    """The examples of rows [first, stop); the next row group is loaded while one is used."""
+    cached = reader.cache.split(reader.info.digest)
+    ahead: dict[int, Load[RowGroup]] = {}
+    for row, group in zip(range(first, stop), groups.group_of(np.arange(first, stop)).tolist(), strict=True):
+        if (hit := cached.get(row)) is not None:
+            yield Example(reader, row, hit.label, pixels=hit.pixels)
+            continue
+        for wanted in range(group, min(group + 2, groups.num_groups)):
+            if wanted not in ahead:
+                ahead[wanted] = Load(partial(reader.load, wanted))
+                loads.put(ahead[wanted], NOW)
+        for used in [g for g in ahead if g < group]:
+            del ahead[used]
+        loaded, in_group = ahead[group].result(), row - int(groups.first_row(np.array(group)))
+        yield Example(reader, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())
+
+
+@dataclass(frozen=True)
+class _Assembly:
+    """Makes micro-batches of one size; `num_classes` is given where labels are multi-hot."""
+
+    augment: AugmentConfig
+    size: int
+    num_classes: int | None
+
+    def batch(
+        self, examples: Sequence[Example], views: Sequence[Callable[..., None]], first_slot: int
+    ) -> tuple[Batch, list[Callable[[], None]]]:
+        """The batch, and the tasks that fill its images. `views[i](pixels, out=...)` makes the i-th image."""
+        side, num_valid = self.augment.image_size_px, len(examples)
+        images = torch.empty(self.size, side, side, 3, dtype=torch.uint8)
+        images[num_valid:] = 0
+        valid = torch.arange(self.size) < num_valid
+        batch = Batch(images, self._labels([e.label for e in examples]), valid, first_slot, num_valid)
+        chunks = [slice(i, i + _EXAMPLES_PER_TASK) for i in range(0, num_valid, _EXAMPLES_PER_TASK)]
+        return batch, [partial(_fill, examples[c], views[c], images[c]) for c in chunks]
+
+    def _labels(self, labels: Sequence[Label]) -> Tensor:
+        if self.num_classes is None:
+            ids = torch.zeros(self.size, dtype=torch.int64)
+            ids[: len(labels)] = torch.tensor(labels, dtype=torch.int64)
+            return ids
+        rows = torch.zeros(self.size, self.num_classes)
+        for row, label in zip(rows, labels, strict=False):
+            ids, weights = ([label], None) if isinstance(label, int) else label
+            row[ids] = 1.0 if weights is None else torch.tensor(weights)
+        return rows
+
+
+def _fill(examples: Sequence[Example], views: Sequence[Callable[..., None]], images: Tensor) -> None:
+    for example, view, out in zip(examples, views, images, strict=True):
+        view(example.decoded(), out=out)

@@ -1,0 +1,202 @@
+"""Encoded examples in the order of training, from the row groups that lanes hold open.
+
+A lane holds one block of w row groups; the next one is loaded in the background while bytes allow.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from data_prep.decode import DecodePolicy, decode
+from data_prep.shard_format import Manifest, ShardReader
+from infra.storage import Store
+from vit.input.decoded_cache import CachedExample, DecodedCache, Label
+from vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
+from vit.input.order import Order, RowGroups, Rows
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """A loaded row group: encoded images and labels, row by row."""
+
+    images: pa.BinaryArray
+    labels: list[Label]
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class Example:
+    """One example on its way: `pixels` (height, width, 3) if they were cached, else the `encoded` bytes."""
+
+    split: "SplitReader"
+    row: int
+    label: Label
+    encoded: bytes | None = None
+    pixels: np.ndarray | None = None
+
+    def decoded(self) -> np.ndarray:
+        """The pixels; offers them to the cache. Raises ValueError naming the shard and the row."""
+        if self.pixels is not None:
+            return self.pixels
+        assert self.encoded is not None
+        pixels = self.split.decode(self.row, self.encoded)
+        self.split.cache.offer(self.split.info.digest, self.row, CachedExample(pixels, self.label))
+        return pixels
+
+
+class SplitReader:
+    """One split of a corpus: its row groups, and its examples decoded. Safe in threads.
+
+    `class_map[i]` is the class that label i of the corpus stands for. Raises ValueError if the map does not name one
+    class for each of the corpus's.
+    """
+
+    def __init__(
+        self,
+        corpus: Store,
+        manifest: Manifest,
+        split: str,
+        cache: DecodedCache,
+        class_map: Sequence[int] | None = None,
+    ) -> None:
+        self.corpus, self.name, self.info, self.cache = corpus, split, manifest.split(split), cache
+        self._policy: DecodePolicy = manifest.decode_policy
+        self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
+        self._reader = ShardReader(corpus, manifest, split)
+        self._class_map = None if class_map is None else np.asarray(class_map, dtype=np.int64)
+        if self._class_map is not None and self._class_map.shape != (manifest.num_classes,):
+            raise ValueError(
+                f"The class map of {corpus.uri} has {self._class_map.size} entries, the corpus has "
+                f"{manifest.num_classes} classes; name one class for each."
+            )
+
+    def load(self, row_group: int) -> RowGroup:
+        """Read a row group. Raises ShardError, naming the shard, where it is not what the manifest says."""
+        columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
+        table = self._reader.row_group(row_group, columns=columns)
+        images = _one_array(table.column("image")).field("bytes")
+        return RowGroup(images, self._labels(table), images.nbytes)
+
+    def decode(self, row: int, encoded: bytes) -> np.ndarray:
+        """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming the shard and the row."""
+        try:
+            return decode(encoded, self._policy)
+        except ValueError as error:
+            raise ValueError(f"{self.where(row)} cannot be decoded: {error}. {_ADVICE}") from error
+
+    def where(self, row: int) -> str:
+        """Shard and row, for messages."""
+        place = self.info.place(int(RowGroups.of(self.info).group_of(np.array(row))))
+        first_row = place.first_row - place.group_in_shard * self.info.rows_per_row_group
+        return f"{self.corpus.uri_of(place.key)}, row {row - first_row} (row {row} of split {self.name!r})"
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _labels(self, table: pa.Table) -> list[Label]:
+        if self._single_label:
+            ids = table.column("label").to_numpy()
+            return (ids if self._class_map is None else self._class_map[ids]).tolist()
+        lists = table.column("labels").to_pylist()
+        if self._class_map is not None:
+            lists = [self._class_map[ids].tolist() for ids in lists]
+        weights = table.column("weights").to_pylist() if self._has_weights else [None] * len(lists)
+        return list(zip(lists, weights, strict=True))
+
+
+_ADVICE = "Training decodes as preparation did, so the shard was changed; `vitline data verify` lists every bad shard."
+
+
+class LaneReader:
+    """The encoded examples of one rank in one split, lane after lane as the order asks.
+
+    Holds one block of each lane it serves, and up to `read_ahead_bytes` of next blocks. Loads run in `loads`, and rows
+    that the cache holds are not read at all. Used by one thread.
+    """
+
+    def __init__(self, split: SplitReader, order: Order, loads: LoadQueue, read_ahead_bytes: int) -> None:
+        self._split, self._order, self._loads, self._budget = split, order, loads, read_ahead_bytes
+        self._open: dict[int, _Block] = {}
+        self._next: dict[int, _Block] = {}
+        self._waiting: dict[int, tuple[int, int]] = {}
+        self._mean_bytes = 0.0
+
+    def gather(self, rows: Rows) -> list[Example]:
+        """The examples at `rows`, which must follow on those of the last call in every lane; waits for their loads."""
+        cached = self._split.cache.split(self._split.info.digest)
+        examples: list[Example | None] = [None] * len(rows.row)
+        missing: list[tuple[int, Load[RowGroup]]] = []
+        opened: list[_Block] = []
+        columns = (rows.epoch, rows.lane, rows.block, rows.row_group, rows.row)
+        for i, (epoch, lane, block, row_group, row) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+            if (hit := cached.get(row)) is not None:
+                examples[i] = Example(self._split, row, hit.label, pixels=hit.pixels)
+                continue
+            current = self._open.get(lane)
+            if current is None or current.at != (epoch, block):
+                current = self._advance(lane, epoch, block)
+                opened.append(current)
+            load = current.load(row_group)
+            self._loads.put(load, NOW)
+            missing.append((i, load))
+        for opened_block in opened:
+            opened_block.load_all(self._loads, SOON)
+        for i, load in missing:
+            group, row, in_group = load.result(), int(rows.row[i]), int(rows.row_in_group[i])
+            self._mean_bytes = (
+                group.num_bytes if not self._mean_bytes else 0.9 * self._mean_bytes + 0.1 * group.num_bytes
+            )
+            examples[i] = Example(self._split, row, group.labels[in_group], encoded=group.images[in_group].as_py())
+        self._read_ahead()
+        return examples  # type: ignore[return-value]  # every place is filled by now
+
+    def _advance(self, lane: int, epoch: int, block: int) -> "_Block":
+        ahead = self._next.pop(lane, None)
+        if ahead is None or ahead.at != (epoch, block):
+            ahead = self._block(lane, epoch, block)
+        self._open[lane] = ahead
+        self._waiting[lane] = self._order.following_block(epoch, lane, block)
+        return ahead
+
+    def _read_ahead(self) -> None:
+        """Start loading next blocks, in the order in which lanes came to need one, while the budget lasts."""
+        held = sum(len(block.groups) for block in self._next.values())
+        while self._waiting and (held + self._order.shuffle_window) * self._mean_bytes <= self._budget:
+            lane, (epoch, number) = next(iter(self._waiting.items()))
+            del self._waiting[lane]
+            self._next[lane] = block = self._block(lane, epoch, number)
+            block.load_all(self._loads, AHEAD)
+            held += len(block.groups)
+
+    def _block(self, lane: int, epoch: int, block: int) -> "_Block":
+        cached = self._split.cache.split(self._split.info.digest)
+        groups = self._order.block_groups(epoch, lane, block)
+        if cached:
+            first, size = self._order.groups.first_row(groups), self._order.groups.size(groups)
+            held = [all(r in cached for r in range(f, f + n)) for f, n in zip(first, size, strict=True)]
+            groups = groups[~np.array(held, dtype=bool)]
+        return _Block((epoch, block), self._split, groups.tolist())
+
+
+class _Block:
+    """The row groups of one block of a lane, less those that the cache holds whole."""
+
+    def __init__(self, at: tuple[int, int], split: SplitReader, groups: list[int]) -> None:
+        self.at, self.groups, self._split = at, groups, split
+        self._loads: dict[int, Load[RowGroup]] = {}
+
+    def load(self, row_group: int) -> Load[RowGroup]:
+        if row_group not in self._loads:
+            self._loads[row_group] = Load(lambda: self._split.load(row_group))
+        return self._loads[row_group]
+
+    def load_all(self, loads: LoadQueue, urgency: int) -> None:
+        for row_group in self.groups:
+            if row_group not in self._loads:
+                loads.put(self.load(row_group), urgency)
+
+
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
