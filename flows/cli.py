@@ -67,7 +67,7 @@ def run(
     source: Annotated[Path, typer.Option(help="Folder with one sub-folder per class.")],
     name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
     root: Root = None,
-    minutes: Annotated[float, typer.Option(help="Time to train for, on this machine; the recipe's steps follow.")] = 10.0,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: passes that suit the number of pictures.")] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")] = False,
     json: Json = False,
 ) -> None:
@@ -77,7 +77,7 @@ def run(
     """
     from flows.own_pictures import run_own_pictures
 
-    run_own_pictures(settings(root), source, name, minutes=minutes, confirm=not yes, as_json=json)
+    run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
 
 
 @data.command("prep")

@@ -104,13 +104,9 @@ def watch_signals(run_uri: str, attempt: int, grace_s: float) -> None:
 
 def train_worker(job: dict[str, Any]) -> None:
     """What every worker runs; Ray calls it again on a fresh group after the loss of one."""
-    import torch
-
     from vit.run import TrainingRun
     from vit.world import World
 
-    # The image reader has threads of its own; one arithmetic thread per CPU that Ray gave keeps them from thrashing.
-    torch.set_num_threads(max(1, int(os.environ.get("OMP_NUM_THREADS", "1"))))
     run = open_store(job["run"])
     started = time.time()
     try:

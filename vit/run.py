@@ -114,21 +114,18 @@ class TrainingRun:
         # Tells the saves of this start from what an earlier start of the group may have left half-written.
         start_id = self.world.agree(int(time.time() * 1000))
         self.reporter = Reporter(self.run, self.attempt, self.recipe.total_steps, active=self.world.rank == 0)
-        batches = self._batches(state.step, manifest)
-        if state.step == 0 and self.world.rank == 0:
-            batches = save_first_inputs(self.run, batches)
-        if state.step < self.recipe.total_steps:
-            write_state_once(self.run, self.world, self.attempt, state.step)
-        outcome = train(
-            state,
-            batches,
-            self.recipe,
-            self.config.execution,
-            self.world,
-            report=self.reporter.record,
-            save=lambda s: saver.save(s, {**meta, "save_id": f"{start_id}-{s.step}", "images_seen": self._images(s)}),
-            stop_requested=lambda: stop_reason(self.run, self.attempt),
-        )
+        note_running(self.run, self.world, self.attempt, state.step)
+        with self._batches(state.step, manifest) as batches:
+            outcome = train(
+                state,
+                save_first_inputs(self.run, batches) if state.step == 0 and self.world.rank == 0 else batches,
+                self.recipe,
+                self.config.execution,
+                self.world,
+                report=self.reporter.record,
+                save=lambda s: saver.save(s, {**meta, "save_id": f"{start_id}-{s.step}", "images_seen": self._images(s)}),
+                stop_requested=lambda: stop_reason(self.run, self.attempt),
+            )
         saver.wait()
         detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
         if outcome == "finished":
@@ -162,30 +159,39 @@ class TrainingRun:
             decoded_cache_bytes=self.config.execution.decoded_cache_bytes,
         )
 
+    def _eval_batches(self, split: str, manifest: Manifest):
+        return eval_batches(
+            self.corpus,
+            manifest,
+            split,
+            self.recipe.input.augment,
+            batch_size=self.config.execution.micro_batch_size,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            threads=self.config.execution.decode_threads,
+        )
+
     def _finish(self, state: TrainState, manifest: Manifest) -> dict[str, Any]:
         """Scores the held-out split on all ranks and publishes the model from rank 0."""
         detail: dict[str, Any] = {}
         network = state.evaluation_model()
         split = self.config.val_split
         if split is not None and split in manifest.splits:
-            score = evaluate(
-                network,
-                eval_batches(
-                    self.corpus,
-                    manifest,
-                    split,
-                    self.recipe.input.augment,
-                    batch_size=self.config.execution.micro_batch_size,
-                    rank=self.world.rank,
-                    world_size=self.world.size,
-                ),
-                manifest.splits[split].num_rows,
-                loss=self.recipe.loss,
-                precision=self.recipe.precision,
-                world=self.world,
-            )
+            with self._eval_batches(split, manifest) as batches:
+                score = evaluate(
+                    network,
+                    batches,
+                    manifest.splits[split].num_rows,
+                    loss=self.recipe.loss,
+                    precision=self.recipe.precision,
+                    world=self.world,
+                )
             self.reporter.record(state.step, {"val/top1": score.top1, "val/loss": score.loss})
-            detail |= {"val_top1": score.top1, "val_examples": score.num_examples}
+            detail |= {
+                "val_top1": score.top1,
+                "val_examples": score.num_examples,
+                "val_majority_fraction": score.majority_fraction,
+            }
         if self.world.rank == 0:
             self.claim.check()
             detail["model"] = publish(
@@ -292,7 +298,7 @@ def stop_reason(run: Store, attempt: int) -> RunState | None:
     return stop["reason"] if stop is not None and stop["attempt"] == attempt else None
 
 
-def write_state_once(run: Store, world: World, attempt: int, step: int) -> None:
+def note_running(run: Store, world: World, attempt: int, step: int) -> None:
     """Says that the run is going on, at the start of a group."""
     if world.rank == 0:
         before = read_state(run)

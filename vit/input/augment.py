@@ -31,7 +31,7 @@ class Box(NamedTuple):
 
 
 def train_draws(seed: int, epoch: ArrayLike, row: ArrayLike) -> NDArray[np.floating]:
-    """The random numbers of examples, shape (n, NUM_DRAWS): four for each try of the crop, the last one for the flip."""
+    """The random numbers of examples, shape (n, NUM_DRAWS): four for each try of the crop, the last for the flip."""
     return uniforms(derive_key(seed, "augment"), epoch, row, count=NUM_DRAWS)
 
 

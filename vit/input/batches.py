@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -218,14 +219,12 @@ def _eval_work(
 ) -> Iterator[Work[Batch]]:
     groups, size = RowGroups.of(reader.info), assembly.size
     first, stop = (groups.num_rows * r // world_size for r in (rank, rank + 1))
-    largest = max(
-        groups.num_rows * (r + 1) // world_size - groups.num_rows * r // world_size for r in range(world_size)
-    )
+    largest = -(-groups.num_rows // world_size)
     examples = _rows_in_order(reader, groups, loads, first, stop)
     view = partial(eval_pixels, config=assembly.augment)
     num_yielded = 0
     for start in range(first, first + largest, size):
-        part = [example for _, example in zip(range(min(size, stop - start)), examples, strict=False)]
+        part = list(islice(examples, max(0, min(size, stop - start))))
         num_yielded += len(part)
         batch, tasks = assembly.batch(part, [view] * len(part), start)
         yield tasks, batch
@@ -270,18 +269,18 @@ class _Assembly:
         valid = torch.arange(self.size) < num_valid
         batch = Batch(images, self._labels([e.label for e in examples]), valid, first_slot, num_valid)
         chunks = [slice(i, i + _EXAMPLES_PER_TASK) for i in range(0, num_valid, _EXAMPLES_PER_TASK)]
-        return batch, [partial(_fill, examples[c], views[c], images[c]) for c in chunks]
+        return batch, [partial(_fill, examples[c], views[c], images[:num_valid][c]) for c in chunks]
 
     def _labels(self, labels: Sequence[Label]) -> Tensor:
         if self.num_classes is None:
-            ids = torch.zeros(self.size, dtype=torch.int64)
-            ids[: len(labels)] = torch.tensor(labels, dtype=torch.int64)
-            return ids
-        rows = torch.zeros(self.size, self.num_classes)
-        for row, label in zip(rows, labels, strict=False):
+            classes = torch.zeros(self.size, dtype=torch.int64)
+            classes[: len(labels)] = torch.tensor(labels, dtype=torch.int64)
+            return classes
+        multi_hot = torch.zeros(self.size, self.num_classes)
+        for row, label in zip(multi_hot, labels, strict=False):
             ids, weights = ([label], None) if isinstance(label, int) else label
             row[ids] = 1.0 if weights is None else torch.tensor(weights)
-        return rows
+        return multi_hot
 
 
 def _fill(examples: Sequence[Example], views: Sequence[Callable[..., None]], images: Tensor) -> None:

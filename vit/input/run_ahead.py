@@ -5,6 +5,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
 from typing import Generic, TypeVar
@@ -22,7 +23,8 @@ class RunAhead(Iterator[T], Generic[T]):
     """Iterates the items that `work` yields, each after its tasks have run. At most `depth` items wait finished.
 
     `work` runs in a thread of its own. What it or a task raises is raised here, at the item it belongs to, and ends the
-    iteration. `close`, the end of the iteration and garbage collection all stop the threads; `on_close` runs after.
+    iteration. `close`, the end of the iteration and garbage collection stop the threads; the last of them calls
+    `on_close`.
     """
 
     def __init__(
@@ -32,7 +34,7 @@ class RunAhead(Iterator[T], Generic[T]):
         """Seconds that the consumer has spent waiting in `next`, in total."""
         self._shared = _Shared[T](queue=Queue(maxsize=depth), pool=_single_threaded_pool(threads), on_close=on_close)
         self._planner = threading.Thread(target=_plan, args=(work, self._shared), name="input-planner", daemon=True)
-        self._finalizer = weakref.finalize(self, _stop, self._shared, self._planner)
+        self._finalizer = weakref.finalize(self, _stop, self._shared)
         self._planner.start()
 
     def __next__(self) -> T:
@@ -58,6 +60,7 @@ class RunAhead(Iterator[T], Generic[T]):
     def close(self) -> None:
         """Stop the threads; nothing is left running. May be called twice."""
         self._finalizer()
+        self._planner.join()
 
     def __enter__(self) -> "RunAhead[T]":
         return self
@@ -84,6 +87,9 @@ def _plan(work: Iterator[Work[T]], shared: _Shared[T]) -> None:
         _put(shared, None, [], None)
     except BaseException as error:  # raised at the consumer
         _put(shared, None, [], error)
+    finally:
+        shared.pool.shutdown(wait=True, cancel_futures=shared.stopped.is_set())
+        shared.on_close()
 
 
 def _put(shared: _Shared[T], item: T | None, futures: "list[Future[None]]", error: BaseException | None) -> bool:
@@ -97,17 +103,12 @@ def _put(shared: _Shared[T], item: T | None, futures: "list[Future[None]]", erro
     return False
 
 
-def _stop(shared: _Shared[T], planner: threading.Thread) -> None:
+def _stop(shared: _Shared[T]) -> None:
+    """Waits for nothing: garbage may be collected in one of the threads."""
     shared.stopped.set()
-    try:
-        while True:  # make room, so that a planner waiting in put sees the stop at once
+    with suppress(Empty):
+        while True:  # room for a planner that waits in put
             shared.queue.get_nowait()
-    except Empty:
-        pass
-    if threading.current_thread() is not planner:
-        planner.join()
-    shared.pool.shutdown(wait=True, cancel_futures=True)
-    shared.on_close()
 
 
 def _single_threaded_pool(threads: int) -> ThreadPoolExecutor:

@@ -50,3 +50,28 @@ class Protocol(FrozenConfig):
             )
             for lr in self.learning_rates
         )
+
+
+# arXiv:2010.11929, Sec. B.1.1 and Table 4: one setting for all 19 tasks. The warmup is that of the authors' later code;
+# the paper states none. Resizing as the originals: straight to the square in evaluation, without antialias.
+VIT_PAPER = Protocol(
+    name="vit-paper",
+    image_size_px=384,
+    learning_rates=(0.01,),
+    total_steps=2500,
+    warmup_steps=200,
+    global_batch_size=512,
+    num_lanes=64,
+    augment=AugmentConfig(image_size_px=384, train_crop="inception", flip=True, antialias=False),
+    num_seeds=3,
+)
+
+
+def protocol_named(name: str) -> Protocol:
+    """Raises ValueError that lists the protocols there are."""
+    from vit.recipes import emoji
+
+    known = {protocol.name: protocol for protocol in (VIT_PAPER, emoji.protocol())}
+    if name not in known:
+        raise ValueError(f"There is no protocol {name!r}; there are: {', '.join(known)}.")
+    return known[name]

@@ -17,6 +17,7 @@ from vit.published import adapt, load_model
 from vit.train import TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.world import World
 
+EVAL_BATCH_SIZE = 128
 
 class Trial(FrozenConfig):
     """One fine-tuning: train on one split, score another once."""
@@ -104,21 +105,18 @@ def run_trial(trial: Trial) -> TrialResult:
         if "train/loss" in metrics:
             losses.append((step, metrics["train/loss"]))
 
-    batches = train_batches(
+    with train_batches(
         corpus,
         manifest,
         trial.train_split,
         trial.recipe.input,
         seed=trial.recipe.seed,
-        start_step=0,
         num_steps=trial.recipe.total_steps,
-        rank=0,
-        world_size=1,
         micro_batch_size=execution.micro_batch_size,
         threads=execution.decode_threads,
         decoded_cache_bytes=execution.decoded_cache_bytes,
-    )
-    outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
+    ) as batches:
+        outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
     score = score_split(state, trial, manifest, world)
     return TrialResult(
         key=trial.key,
@@ -145,18 +143,16 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
 
 
 def score_split(state: TrainState, trial: Trial, manifest: Any, world: World) -> Evaluation:
-    corpus = open_store(trial.corpus)
-    batches = eval_batches(
-        corpus, manifest, trial.score_split, trial.recipe.input.augment, batch_size=128, rank=0, world_size=1
-    )
-    return evaluate(
-        state.evaluation_model(),
-        batches,
-        manifest.splits[trial.score_split].num_rows,
-        loss=trial.recipe.loss,
-        precision=trial.recipe.precision,
-        world=world,
-    )
+    corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
+    with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
+        return evaluate(
+            state.evaluation_model(),
+            batches,
+            manifest.splits[trial.score_split].num_rows,
+            loss=trial.recipe.loss,
+            precision=trial.recipe.precision,
+            world=world,
+        )
 
 
 def trial_execution(recipe: TrainRecipe) -> ExecutionConfig:

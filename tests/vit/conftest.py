@@ -1,0 +1,48 @@
+"""A network, recipe and batches small enough to train within a test."""
+
+import pytest
+import torch
+
+from vit.config import InputConfig, OptimConfig, TrainRecipe, ViTConfig
+from vit.input.batches import Batch
+from vit.input.config import AugmentConfig
+
+NUM_CLASSES = 5
+
+
+@pytest.fixture
+def tiny_recipe() -> TrainRecipe:
+    return TrainRecipe(
+        model=ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=2, num_heads=2, mlp_dim=32, dropout_rate=0.1),
+        input=InputConfig(global_batch_size=8, num_lanes=2, augment=AugmentConfig(image_size_px=8)),
+        optim=OptimConfig(peak_lr=1e-2, warmup_steps=2, weight_decay=0.1),
+        total_steps=12,
+        average_decay=0.9,
+    )
+
+
+@pytest.fixture
+def make_batch():
+    """make_batch(step, size, start, padding): images and labels are a function of (step, position) alone."""
+
+    def make(step: int, size: int = 8, start: int = 0, padding: int = 0) -> Batch:
+        generator = torch.Generator().manual_seed(step)
+        images = torch.randint(0, 256, (64, 8, 8, 3), dtype=torch.uint8, generator=generator)
+        labels = torch.randint(0, NUM_CLASSES, (64,), generator=generator)
+        stop = start + size
+        valid = torch.tensor([True] * size + [False] * padding)
+        return Batch(
+            images=torch.cat([images[start:stop], images[-padding:] if padding else images[:0]]),
+            labels=torch.cat([labels[start:stop], labels[-padding:] if padding else labels[:0]]),
+            valid=valid,
+            first_slot=step * 8 + start,
+            num_valid=size,
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_arithmetic_thread():
+    """Networks this small are slower on two threads, and far slower on a busy machine."""
+    torch.set_num_threads(1)

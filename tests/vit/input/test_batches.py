@@ -1,0 +1,269 @@
+"""Laws of batches: what is delivered depends on the recipe alone, and every rank's part adds up to the whole."""
+
+import gc
+import threading
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from vit.config import InputConfig
+from vit.input.augment import evaluation_pixels, train_draws, train_pixels
+from vit.input.batches import Source, eval_batches, mixture_batches, train_batches
+from vit.input.config import AugmentConfig
+from vit.input.decoded_cache import DecodedCache
+from vit.input.order import Order
+
+CONFIG = InputConfig(
+    global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
+)
+SEED = 11
+
+
+def start(corpus, **changes):
+    given = {"seed": SEED, "num_steps": 9, "micro_batch_size": 5} | changes
+    return train_batches(corpus.store, corpus.manifest, "train", given.pop("config", CONFIG), **given)
+
+
+def by_slot(iterators, first_step=0):
+    """{slot: (image, label)} of every valid example of several ranks."""
+    found = {}
+    for batches in zip(*iterators, strict=True):
+        assert len({len(of_rank) for of_rank in batches}) == 1
+        order = order_of_tiny()
+        for rank, of_rank in enumerate(batches):
+            slots = np.arange(first_step * 12, (first_step + 1) * 12)
+            mine = slots[order.places(slots).lane % len(batches) == rank].tolist()
+            for batch in of_rank:
+                assert batch.valid.tolist() == [i < batch.num_valid for i in range(len(batch.valid))]
+                assert not batch.images[batch.num_valid :].any()
+                if batch.num_valid:
+                    assert batch.first_slot == mine[0]
+                for image, label in (
+                    zip(batch.images, batch.labels, strict=True)[: batch.num_valid]
+                    if False
+                    else list(zip(batch.images, batch.labels, strict=True))[: batch.num_valid]
+                ):
+                    found[mine.pop(0)] = (image, int(label))
+            assert not mine
+        first_step += 1
+    return found
+
+
+def order_of_tiny():
+    from types import SimpleNamespace
+
+    split = SimpleNamespace(
+        num_rows=47, rows_per_row_group=4, segments=(SimpleNamespace(num_rows=37), SimpleNamespace(num_rows=10))
+    )
+    return Order(split, corpus_digest="tiny", seed=SEED, global_batch_size=12, num_lanes=6, shuffle_window=2)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny):
+    """The definition: row from the order, pixels from the source picture, crop from (seed, epoch, row)."""
+    rows, found = order_of_tiny().locate(np.arange(9 * 12)), {}
+    for slot, (epoch, row) in enumerate(zip(rows.epoch.tolist(), rows.row.tolist(), strict=True)):
+        image = torch.empty(16, 16, 3, dtype=torch.uint8)
+        train_pixels(tiny.pixels[row], train_draws(SEED, epoch, row).tolist(), CONFIG.augment, image)
+        found[slot] = (image, row % 5)
+    return found
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for slot, (image, label) in expected.items():
+        assert torch.equal(found[slot][0], image), slot
+        assert found[slot][1] == label
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_batch_size", "threads", "cache_bytes"),
+    [(1, 12, 1, 0), (1, 5, 3, 10**7), (2, 4, 2, 0), (4, 1, 1, 20_000), (6, 7, 2, 10**7)],
+)
+def test_pixels_and_labels_depend_on_the_recipe_alone(
+    tiny, expected, world_size, micro_batch_size, threads, cache_bytes
+):
+    ranks = [
+        start(
+            tiny,
+            rank=rank,
+            world_size=world_size,
+            micro_batch_size=micro_batch_size,
+            threads=threads,
+            decoded_cache_bytes=cache_bytes,
+        )
+        for rank in range(world_size)
+    ]
+    assert_same(by_slot(ranks), expected)
+
+
+def test_a_seek_delivers_bit_for_bit_what_iterating_does(tiny, expected):
+    late = {slot: value for slot, value in expected.items() if slot >= 5 * 12}
+    assert_same(by_slot([start(tiny, start_step=5, rank=r, world_size=3) for r in range(3)], first_step=5), late)
+
+
+def test_a_shared_cache_changes_nothing_and_keeps_its_budget(tiny, expected):
+    cache = DecodedCache(30_000)
+    for _ in range(2):
+        assert_same(by_slot([start(tiny, cache=cache)]), expected)
+    assert 20_000 < cache.num_bytes <= 30_000
+
+
+def test_once_cached_nothing_is_read(tiny, expected, corpus_maker, tmp_path):
+    copy = corpus_maker(tmp_path, digest="tiny")
+    cache = DecodedCache(10**7)
+    list(start(copy, cache=cache))
+    for key in copy.store.list("train/"):
+        copy.store.delete(key)
+    assert_same(by_slot([start(copy, cache=cache)]), expected)
+
+
+def test_a_rank_without_rows_yields_padding(corpus_maker, tmp_path):
+    """Two row groups of 4 and 1 rows on 2 lanes, B = 2: lane 1 ends after one round, then rank 0 has it all."""
+    corpus = corpus_maker(tmp_path, segments=(5,))
+    config = InputConfig(global_batch_size=2, num_lanes=2, shuffle_window=1, augment=CONFIG.augment)
+    counts = [
+        [[b.num_valid for b in step] for step in start(corpus, config=config, rank=r, world_size=2, micro_batch_size=1)]
+        for r in range(2)
+    ]
+    assert [len(s) for s in counts[0]] == [len(s) for s in counts[1]]
+    assert all(sum(a) + sum(b) == 2 for a, b in zip(*counts, strict=True))
+    assert [0, 0] in counts[0] + counts[1]
+
+
+def test_several_labels_are_multi_hot_with_weights(corpus_maker, tmp_path):
+    labels, weights = [[0, 3], [], [4]] * 4, [[1.0, 0.25], [], [0.5]] * 4
+    corpus = corpus_maker(tmp_path, segments=(12,), labels=labels, weights=weights)
+    [batch] = eval_batches(corpus.store, corpus.manifest, "train", CONFIG.augment, batch_size=13)
+    assert batch.labels[:3].tolist() == [[1, 0, 0, 0.25, 0], [0] * 5, [0, 0, 0, 0, 0.5]]
+    assert not batch.labels[12].any()
+    assert batch.labels.dtype == torch.float32
+
+
+def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
+    first = corpus_maker(tmp_path / "a", segments=(30,), digest="a")
+    second = corpus_maker(tmp_path / "b", segments=(30,), digest="bb", labels=[[i % 5] for i in range(30)])
+    sources = [
+        Source(first.store, first.manifest, "train", 3.0, (0, 1, 2, 3, 4)),
+        Source(second.store, second.manifest, "train", 1.0, (9, 8, 7, 6, 5)),
+    ]
+
+    def labels(**changes):
+        steps = mixture_batches(
+            sources, CONFIG, num_classes=10, block_slots=12, seed=0, num_steps=10, micro_batch_size=12, **changes
+        )
+        return [step[0].labels[step[0].valid].argmax(dim=1).tolist() for step in steps]
+
+    whole = labels()
+    assert all(sum(label < 5 for label in step) == 9 for step in whole)
+    assert sorted(label for step in whole for label in step if label >= 5) == sorted([9, 8, 7, 6, 5] * 6)
+    halves = [labels(rank=r, world_size=2) for r in range(2)]
+    assert [sorted(a + b) for a, b in zip(*halves, strict=True)] == [sorted(step) for step in whole]
+    bad = [Source(first.store, first.manifest, "train", 1.0, (0, 1))]
+    with pytest.raises(ValueError, match="has 2 entries, the corpus has 5 classes"):
+        mixture_batches(bad, CONFIG, num_classes=10, block_slots=12, seed=0, micro_batch_size=4)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 5, 47, 50])
+def test_evaluation_counts_every_example_once(tiny, world_size):
+    ranks = [
+        list(
+            eval_batches(
+                tiny.store,
+                tiny.manifest,
+                "train",
+                CONFIG.augment,
+                batch_size=6,
+                rank=rank,
+                world_size=world_size,
+                threads=2,
+            )
+        )
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    valid = [(b.first_slot + i, int(b.labels[i]), b.images[i]) for r in ranks for b in r for i in range(b.num_valid)]
+    assert [row for row, _, _ in valid] == list(range(47))
+    assert all(label == row % 5 for row, label, _ in valid)
+    assert all(len(b.valid) == 6 and int(b.valid.sum()) == b.num_valid for r in ranks for b in r)
+    assert all((im.numpy() == evaluation_pixels(tiny.pixels[row], CONFIG.augment)).all() for row, _, im in valid)
+
+
+def test_a_damaged_shard_and_a_changed_row_are_named(corpus_maker, tmp_path):
+    corpus = corpus_maker(tmp_path)
+    key = "train/s000/part-00001-of-00004.parquet"
+    whole = corpus.store.read(key)
+    corpus.store.write(key, whole[: len(whole) // 2])
+    with pytest.raises(RuntimeError, match="part-00001-of-00004"):
+        list(start(corpus))
+
+    changed = whole.replace(
+        b"IHDR", b"IHDX", 1
+    )  # the first image of the shard; its page checksum is not looked at here
+    table_row = 12
+    corpus.store.write(key, whole)
+    batches = start(corpus)
+    from vit.input import read_shards
+
+    original = read_shards.decode
+
+    def broken(data, policy):
+        if data == corpus_bytes(corpus, table_row):
+            return original(changed[changed.index(b"\x89PNG") :][: len(data)], policy)
+        return original(data, policy)
+
+    batches.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(read_shards, "decode", broken)
+        with pytest.raises(ValueError, match=r"part-00001-of-00004.parquet, row 0 \(row 12 of split 'train'\)"):
+            list(start(corpus))
+
+
+def corpus_bytes(corpus, row):
+    from data_prep.shard_format import read_row_group
+
+    return read_row_group(corpus.store, "train", corpus.manifest, row // 4)["image"][row % 4]["bytes"].as_py()
+
+
+def input_threads():
+    return [t.name for t in threading.enumerate() if t.name.startswith(("input", "row-group-loader"))]
+
+
+def test_no_thread_is_left(tiny):
+    torch_threads = torch.get_num_threads()
+    with start(tiny, num_steps=None, threads=3) as batches:
+        next(batches)
+        assert torch.get_num_threads() == torch_threads
+        assert input_threads()
+    assert not input_threads()
+    assert list(batches) == []
+    list(start(tiny))
+    assert not input_threads()
+    forgotten = start(tiny, num_steps=None)
+    next(forgotten)
+    del forgotten
+    gc.collect()
+    deadline = time.monotonic() + 5
+    while input_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not input_threads()
+
+
+def test_waiting_is_measured_and_endless_iteration_goes_on(tiny):
+    with start(tiny, num_steps=None) as batches:
+        assert len(list(islice(batches, 20))) == 20
+        assert batches.wait_s > 0
+
+
+def test_impossible_requests_are_refused_at_once(tiny):
+    with pytest.raises(ValueError, match="world_size=7 must be 1 to num_lanes=6"):
+        start(tiny, world_size=7)
+    with pytest.raises(ValueError, match="rank=2 must be 0 to world_size - 1 = 1"):
+        start(tiny, rank=2, world_size=2)
+    with pytest.raises(ValueError, match="micro_batch_size=0"):
+        start(tiny, micro_batch_size=0)
+    with pytest.raises(ValueError, match="has no split 'nope'"):
+        train_batches(tiny.store, tiny.manifest, "nope", CONFIG, seed=0, micro_batch_size=1)

@@ -1,0 +1,71 @@
+"""A recipe for somebody's own pictures, chosen by their number alone, so that the same folder gives the same run."""
+
+from typing import Any, NamedTuple
+
+from data_prep.shard_format import Manifest
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
+from vit.input.config import AugmentConfig
+from vit.input.plan import propose_num_lanes
+from vit.models.variants import SIZES
+
+PEAK_LR, WEIGHT_DECAY = 1e-3, 0.1
+
+
+class Tier(NamedTuple):
+    """What suits corpora of up to `max_images` training images."""
+
+    max_images: float
+    network: dict[str, Any]
+    epochs: int
+    global_batch_size: int
+
+
+SMALL = {"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_dim": 512}
+# Few pictures want a small network and many passes; a Vision Transformer earns its size only with data (paper, Sec. 4.3).
+TIERS = (
+    Tier(3_000, {"image_size_px": 32, "patch_size_px": 8, **SMALL}, 80, 128),
+    Tier(20_000, {"image_size_px": 64, "patch_size_px": 8, **SIZES["ti"], "depth": 6}, 60, 256),
+    Tier(200_000, {"image_size_px": 128, "patch_size_px": 16, **SIZES["ti"]}, 60, 512),
+    Tier(2_000_000, {"image_size_px": 224, "patch_size_px": 16, **SIZES["s"]}, 90, 1024),
+    Tier(float("inf"), {"image_size_px": 224, "patch_size_px": 16, **SIZES["b"]}, 90, 4096),
+)
+
+
+def own_pictures(name: str, corpus_uri: str, manifest: Manifest, *, num_workers: int, total_steps: int | None = None) -> TrainConfig:
+    """A whole config for pre-training on the `train` split of a corpus.
+
+    Mean-pooled, softmax for one label an image and sigmoid for several; `total_steps` replaces the tier's epochs.
+    """
+    split = manifest.split("train")
+    tier = next(t for t in TIERS if split.num_rows <= t.max_images)
+    network = ViTConfig(pool="gap", head_bias_init=0.0 if manifest.single_label else -6.9, **tier.network)
+    batch = tier.global_batch_size
+    mean_bytes = manifest.counts.num_bytes / manifest.counts.num_accepted
+    lanes = propose_num_lanes(
+        split,
+        global_batch_size=batch,
+        shuffle_window=4,
+        mean_row_group_bytes=round(mean_bytes * split.rows_per_row_group),
+    )
+    steps = total_steps or max(20, tier.epochs * split.num_rows // batch)
+    recipe = TrainRecipe(
+        model=network,
+        input=InputConfig(
+            global_batch_size=batch,
+            num_lanes=lanes,
+            shuffle_window=4,
+            augment=AugmentConfig(image_size_px=network.image_size_px, min_area_fraction=0.3),
+        ),
+        optim=OptimConfig(peak_lr=PEAK_LR, warmup_steps=max(1, steps // 10), weight_decay=WEIGHT_DECAY),
+        loss="softmax" if manifest.single_label else "sigmoid",
+        total_steps=steps,
+    )
+    return TrainConfig(
+        name=name,
+        corpus=corpus_uri,
+        val_split="val" if "val" in manifest.splits else None,
+        recipe=recipe,
+        execution=ExecutionConfig(
+            num_workers=min(num_workers, lanes), save_every_steps=max(20, steps // 20), log_every_steps=max(1, min(10, steps // 20))
+        ),
+    )
