@@ -145,9 +145,7 @@ class LaneReader:
             opened_block.load_all(self._loads, SOON)
         for i, load in missing:
             group, row, in_group = load.result(), int(rows.row[i]), int(rows.row_in_group[i])
-            self._mean_bytes = (
-                group.num_bytes if not self._mean_bytes else 0.9 * self._mean_bytes + 0.1 * group.num_bytes
-            )
+            self._mean_bytes += (group.num_bytes - self._mean_bytes) * (0.1 if self._mean_bytes else 1.0)
             examples[i] = Example(self._split, row, group.labels[in_group], encoded=group.images[in_group].as_py())
         self._read_ahead()
         return examples  # type: ignore[return-value]  # every place is filled by now

@@ -23,9 +23,17 @@ class TinyCorpus:
 
 
 def make_corpus(
-    folder, segments=(37, 10), rows_per_group=4, groups_per_shard=3, *, digest="tiny", labels=None, weights=None
+    folder,
+    segments=(37, 10),
+    rows_per_group=4,
+    groups_per_shard=3,
+    *,
+    digest="tiny",
+    labels=None,
+    weights=None,
+    spoilt=frozenset(),
 ):
-    """PNG images of many sizes; row i has class i mod 5, or the lists and weights given."""
+    """PNG images of many sizes; row i has class i mod 5, or the lists and weights given. Spoilt rows are no images."""
     store, rng = open_store(str(folder)), np.random.default_rng(len(digest))
     num_rows = sum(segments)
     pixels = [rng.integers(0, 256, (*rng.integers(9, 40, 2), 3), dtype=np.uint8) for _ in range(num_rows)]
@@ -60,7 +68,8 @@ def make_corpus(
             stop = min(first + per_shard, start + info.num_rows)
             rows = [_row(i, pixels[i], labels, weights) for i in range(first, stop)]
             schema = manifest.arrow_schema()
-            for row in rows:
+            for i, row in enumerate(rows, start=first):
+                row["image"] |= {"bytes": b"no image"} if i in spoilt else {}
                 row |= {name: f"{name}-{row['example_id']}".encode() for name in _byte_columns(schema)}
             table = pa.Table.from_pylist(rows, schema=schema)
             with store.writer(shard_key("train", info.name, shard, info.num_shards)) as file:

@@ -76,11 +76,9 @@ def test_draws_are_a_function_of_seed_epoch_and_row():
     assert not np.isin(train_draws(6, 0, 7), draws).any()
 
 
-@pytest.mark.parametrize(
-    ("size", "box"), [(64, Box(20, 30, 150, 110)), (96, Box(0, 0, 60, 50)), (50, Box(1, 2, 300, 299))]
-)
-def test_antialiased_resize_agrees_with_pillow(size, box):
-    image = picture(310, 320)
+@pytest.mark.parametrize("box", [Box(20, 30, 150, 110), Box(0, 0, 60, 50), Box(1, 2, 300, 299)])
+def test_antialiased_resize_agrees_with_pillow(box):
+    image, size = picture(310, 320), 64
     ours = as_array(resize(image, box, size, size, antialias=True)).astype(int)
     crop = Image.fromarray(image[box.top : box.top + box.height, box.left : box.left + box.width])
     theirs = np.asarray(crop.resize((size, size), Image.Resampling.BILINEAR)).astype(int)
