@@ -3,16 +3,19 @@
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from data_prep.shard_format import SCHEMA_VERSION, SplitInfo, segment_keys
 from infra.config import digest_of
 
+RowContent: TypeAlias = tuple[str, bytes, Iterable[int], Iterable[float] | None]
+"""Example id, sha256 of the image bytes, labels, weights."""
 
-def content_digest(rows: Iterable[tuple[str, bytes, Iterable[int], Iterable[float] | None]]) -> str:
-    """sha256 over rows of (example id, sha256 of the image bytes, labels, weights): what a shard says, however stored.
+
+def content_digest(rows: Iterable[RowContent]) -> str:
+    """sha256 over rows: what a shard says, however it is stored.
 
     Every part is preceded by its length, so no two different row lists have the same encoding.
     """

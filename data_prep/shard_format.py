@@ -293,7 +293,8 @@ class ShardReader:
         uri = self._corpus.uri_of(place.key)
         file = open_shard(self._corpus, place.key)
         try:
-            check_shard(file, uri, self._schema, self.split, self.split.shard_rows(place.segment, place.shard))
+            num_rows = self.split.shard_rows(place.segment, place.shard)
+            check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)
         except ShardError:
             file.close()
             raise
@@ -313,17 +314,17 @@ def open_shard(corpus: Store, key: str) -> pq.ParquetFile:
         raise ShardError(corpus.uri_of(key), f"is cut short or not Parquet ({_one_line(error)})") from error
 
 
-def check_shard(file: pq.ParquetFile, uri: str, schema: pa.Schema, split: SplitInfo, num_rows: int) -> None:
-    """Compare the footer of a shard with the schema and row counts of the manifest. Raises ShardError."""
+def check_shard(file: pq.ParquetFile, uri: str, schema: pa.Schema, rows_per_row_group: int, num_rows: int) -> None:
+    """Compare the footer of a shard with the schema and row counts that it should have. Raises ShardError."""
     if not file.schema_arrow.equals(schema):
         found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
         raise ShardError(uri, f"has other columns than the manifest asks for: {found}")
     if file.metadata.num_rows != num_rows:
         raise ShardError(uri, f"holds {file.metadata.num_rows:,} rows, but the manifest lists {num_rows:,}")
-    num_groups = -(-num_rows // split.rows_per_row_group)
+    num_groups = -(-num_rows // rows_per_row_group)
     if file.metadata.num_row_groups != num_groups:
         found = f"holds {file.metadata.num_row_groups:,} row groups, but {num_groups:,}"
-        raise ShardError(uri, f"{found} of {split.rows_per_row_group} rows were expected")
+        raise ShardError(uri, f"{found} of {rows_per_row_group} rows were expected")
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,0 +1,1 @@
+"""Sources of labelled images, one small file each, behind the interface of `raw.py`."""

@@ -1,0 +1,124 @@
+"""Chosen members of an npm package of an exact version, kept in a store by checksum.
+
+The members are laid end to end in one object with an index beside it. Nothing of an archive is unpacked to disk, so
+no path in it can lead anywhere, and every member has a place to be read from by range.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from data_prep.corpora.raw import FetchUnavailable
+from infra.config import FrozenConfig
+from infra.storage import Store
+
+_FETCH_TIMEOUT_S = 600
+
+
+class Member(FrozenConfig):
+    """A file of the package: where it lies in the object of all members."""
+
+    name: str
+    offset: int
+    length: int
+    sha256: str
+
+
+class PackageIndex(FrozenConfig):
+    """What is kept of a package; written after the members."""
+
+    package_sha256: str
+    members: tuple[Member, ...]
+
+
+class NpmPackage(FrozenConfig):
+    """An npm package whose archive has this sha256."""
+
+    name: str
+    version: str
+    sha256: str
+
+    @property
+    def members_key(self) -> str:
+        return f"{self.name}-{self.version}/members.bin"
+
+    def fetched(self, cache: Store, wanted: Callable[[str], bool]) -> dict[str, Member]:
+        """The members whose name inside the package is `wanted`, from the cache or by `npm pack` into it.
+
+        An archive `<name>-<version>.tgz` that lies in the cache is used instead of fetching. Raises FetchUnavailable
+        where npm is missing or refuses, and RuntimeError for an archive with another checksum.
+        """
+        index = self._index(cache)
+        if index is None:
+            with tempfile.TemporaryDirectory(prefix="vitline-npm-") as folder:
+                archive = self._archive(cache, Path(folder))
+                self._check(archive)
+                index = self._keep(archive, cache, wanted)
+        return {member.name: member for member in index.members}
+
+    def _index(self, cache: Store) -> PackageIndex | None:
+        try:
+            index = PackageIndex.model_validate(cache.read_json(self._index_key))
+        except FileNotFoundError:
+            return None
+        return index if index.package_sha256 == self.sha256 and cache.exists(self.members_key) else None
+
+    @property
+    def _index_key(self) -> str:
+        return f"{self.name}-{self.version}/index.json"
+
+    def _archive(self, cache: Store, folder: Path) -> Path:
+        file = folder / f"{self.name}-{self.version}.tgz"
+        try:
+            with cache.open(file.name) as given, file.open("wb") as copy:
+                shutil.copyfileobj(given, copy)
+        except FileNotFoundError:
+            self._npm_pack(folder)
+        if not file.exists():
+            raise FetchUnavailable(
+                f"npm pack gave no {file.name}, but {sorted(path.name for path in folder.iterdir())}."
+            )
+        return file
+
+    def _npm_pack(self, folder: Path) -> None:
+        what = f"{self.name}@{self.version}"
+        if shutil.which("npm") is None:
+            raise FetchUnavailable(f"npm is not installed, so {what} cannot be fetched. Install Node.js to have it.")
+        command = ["npm", "pack", what, "--pack-destination", str(folder), "--ignore-scripts", "--loglevel=error"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, cwd=folder)
+        except subprocess.TimeoutExpired as error:
+            raise FetchUnavailable(f"npm did not fetch {what} within {_FETCH_TIMEOUT_S} s. Try again.") from error
+        if done.returncode:
+            said = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise FetchUnavailable(f"npm cannot fetch {what}: {said} (npm's own configuration says from where).")
+
+    def _check(self, archive: Path) -> None:
+        with archive.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != self.sha256:
+            raise RuntimeError(
+                f"{self.name}@{self.version} has sha256 {found}, expected {self.sha256}: it is not the package that "
+                "this code knows. Remove it from the cache, or look at what the registry serves."
+            )
+
+    def _keep(self, archive: Path, cache: Store, wanted: Callable[[str], bool]) -> PackageIndex:
+        members, offset = [], 0
+        with tarfile.open(archive, "r|gz") as tar, cache.writer(self.members_key) as kept:
+            for info in tar:
+                name = info.name.removeprefix("package/")
+                content = tar.extractfile(info) if info.isreg() and wanted(name) else None
+                if content is None:
+                    continue
+                data = content.read()
+                kept.write(data)
+                sha256 = hashlib.sha256(data).hexdigest()
+                members.append(Member(name=name, offset=offset, length=len(data), sha256=sha256))
+                offset += len(data)
+        index = PackageIndex(package_sha256=self.sha256, members=tuple(members))
+        cache.write_json(self._index_key, index.model_dump(mode="json"))
+        return index

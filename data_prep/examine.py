@@ -1,0 +1,123 @@
+"""The first pass: list a source into chunks, then read and decode every example of a chunk once."""
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.images import examine_image
+from data_prep.records import RECORD_SCHEMA, WORK, Chunks, SourcePlan, batched, plan_table, read_table, write_table
+from data_prep.splits import order_key
+from infra.config import FrozenConfig
+from infra.storage import Store, open_store
+
+
+class ChunkTask(FrozenConfig):
+    """Everything that examining one chunk needs; the same task gives the same records wherever it runs."""
+
+    corpus: str
+    chunk: int
+    examples_per_chunk: int
+    order_seed: int
+    policy: DecodePolicy
+
+
+class ChunkDone(FrozenConfig):
+    """What one examined chunk adds to the progress."""
+
+    corpus: str
+    num_examples: int
+    num_refused: int
+    num_bytes: int
+    seconds: float
+
+
+def list_source(config: CorpusConfig, root: Store, corpus: Store) -> SourcePlan:
+    """The plan of a corpus: from its work folder, else made by listing the source and written there.
+
+    Raises ValueError where two examples have one id, or there is none; FetchUnavailable from the source.
+    """
+    size = config.execution.examples_per_chunk
+    chunks = Chunks(corpus, size)
+    if plan := chunks.load_plan():
+        return plan
+    source = open_source(config)
+    labels: set[str] = set()
+    seen: set[str] = set()
+    num_chunks = 0
+    for batch in batched(source.examples(root, corpus.child(f"{WORK}/spill")), size):
+        for example in batch:
+            if example.example_id in seen:
+                raise ValueError(
+                    f"{config.name}: two examples have the id {example.example_id!r} (ids are paths in Unicode NFC). "
+                    "Rename one of the files."
+                )
+            seen.add(example.example_id)
+            if not example.refused:
+                labels.update(example.labels)
+        write_table(corpus, chunks.plan_key(num_chunks), plan_table(batch))
+        num_chunks += 1
+    if not labels:
+        raise ValueError(
+            f"{config.name}: no labelled picture among the {len(seen):,} files of {source.origin}. Expected are "
+            "pictures in one folder per class, as in cats/1.jpg and dogs/1.jpg."
+        )
+    plan = SourcePlan(
+        num_examples=len(seen),
+        num_chunks=num_chunks,
+        classes=tuple(source.class_info(label) for label in sorted(labels)),
+        single_label=source.single_label,
+        views=dict(source.views),
+        origin=source.origin,
+        credit=source.credit,
+    )
+    chunks.save_plan(plan)
+    return plan
+
+
+def examine_chunk(task: ChunkTask) -> ChunkDone:
+    """Read, decode and hash every example of a chunk, and write its record file. Raises OSError from the store."""
+    start = time.monotonic()
+    corpus = open_store(task.corpus)
+    chunks = Chunks(corpus, task.examples_per_chunk)
+    stores: dict[str, Store] = {}
+    rows = []
+    for row in read_table(corpus, chunks.plan_key(task.chunk)).to_pylist():
+        store = stores.setdefault(row["base"], open_store(row["base"]))
+        row["order_key"] = order_key(task.order_seed, row["example_id"])
+        rows.append({**row, **_found(row, store, task.policy)})
+    write_table(corpus, chunks.records_key(task.chunk), pa.Table.from_pylist(rows, schema=RECORD_SCHEMA))
+    return ChunkDone(
+        corpus=task.corpus,
+        num_examples=len(rows),
+        num_refused=sum(row["reason"] is not None for row in rows),
+        num_bytes=sum(row.get("num_bytes") or 0 for row in rows),
+        seconds=time.monotonic() - start,
+    )
+
+
+def _found(row: dict[str, Any], store: Store, policy: DecodePolicy) -> dict[str, Any]:
+    if row["reason"] is not None:
+        return {}
+    try:
+        data = read_example(row, store, policy.max_bytes)
+    except (FileNotFoundError, PermissionError) as error:
+        # Other failures of the store are not the example's fault: they end the job, which can be started again.
+        return {"reason": "unreadable", "detail": f"{type(error).__name__}: {error.strerror or error}"}
+    try:
+        return {"num_bytes": len(data), **asdict(examine_image(data, policy))}
+    except ImageRejected as rejected:
+        return {"num_bytes": len(data), "reason": rejected.reason, "detail": rejected.detail}
+
+
+def read_example(row: dict[str, Any], store: Store, max_bytes: int | None = None) -> bytes:
+    """Bytes of an example by its locator. A file larger than `max_bytes` is cut one byte behind, to be refused."""
+    end = None if row["length"] is None else row["offset"] + row["length"]
+    if max_bytes is not None:
+        limit = row["offset"] + max_bytes + 1
+        end = limit if end is None else min(end, limit)
+    return store.read(row["key"], row["offset"], end)

@@ -1,0 +1,43 @@
+"""Class names -> label ids. A class map is a file: ordered names, source ids, hierarchy, digest."""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+from infra.config import FrozenConfig, digest_of
+
+
+class ClassInfo(FrozenConfig):
+    """One class: what people read, what the source calls it (a folder, a synset), and what it is a kind of."""
+
+    name: str
+    source_id: str
+    parents: tuple[str, ...] = ()
+    """From the root of the hierarchy down, without the class itself."""
+
+
+class ClassMap(FrozenConfig):
+    """Classes in the order of their label ids."""
+
+    classes: tuple[ClassInfo, ...]
+
+    @classmethod
+    def of(cls, classes: Iterable[ClassInfo]) -> "ClassMap":
+        """Sorted by source id, so that the ids follow from the set of classes alone. Raises ValueError on a repeat."""
+        ordered = sorted(classes, key=lambda info: info.source_id)
+        for before, after in itertools.pairwise(ordered):
+            if before.source_id == after.source_id:
+                raise ValueError(f"Two classes have the source id {after.source_id!r}: {before.name}, {after.name}.")
+        return cls(classes=tuple(ordered))
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.classes)
+
+    @property
+    def source_ids(self) -> list[str]:
+        return [info.source_id for info in self.classes]
+
+    def as_file(self) -> dict[str, Any]:
+        """Content of classes.json."""
+        return {"digest": self.digest, "classes": [info.model_dump(mode="json") for info in self.classes]}

@@ -1,0 +1,219 @@
+"""The preparation of corpora as one job: examine, gather, verify, publish. The only file that imports Ray.
+
+    python -m data_prep.prepare --root URI --requests FILE.json
+
+FILE holds a list of CorpusConfig. Several corpora share one execution of each pass, as starting one costs seconds.
+What an attempt that was killed had finished stays: chunks of examined examples and whole shards.
+"""
+
+import argparse
+import json
+import logging
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from data_prep.config import CorpusConfig
+from data_prep.examine import ChunkTask, examine_chunk, list_source
+from data_prep.executors import Executor, in_process
+from data_prep.find_corpus import corpus_store
+from data_prep.plan_shards import CorpusPlan, Selection, plan_corpus, select_examples
+from data_prep.progress import Progress
+from data_prep.publish import publish
+from data_prep.records import Chunks, SourcePlan
+from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from data_prep.verify_shards import ShardSpec
+from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard, finished_info, save_plan
+from infra.storage import Store, open_store
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MAX_BLOCKS = 4096  # of one execution: more tasks than this share blocks
+
+
+@dataclass
+class _Listed:
+    """A corpus at work: its chunks are known."""
+
+    config: CorpusConfig
+    store: Store
+    source: SourcePlan
+    seconds: dict[str, float]
+
+
+@dataclass
+class _Planned:
+    """A corpus at work: its shards are known, and more and more of them finished."""
+
+    corpus: _Listed
+    selection: Selection
+    plan: CorpusPlan
+    finished: dict[str, ShardInfo] = field(default_factory=dict)
+
+
+def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process) -> list[Manifest]:
+    """The manifests of the requested corpora, in order; what is finished already is only looked up.
+
+    Raises ValueError for a source or request that cannot be prepared, with the file or field at fault,
+    FetchUnavailable where a source cannot be fetched, and RuntimeError where the world changed under the work.
+    """
+    base = open_store(root)
+    stores = [corpus_store(base, config) for config in requests]
+    missing = {s: config for s, config in zip(stores, requests, strict=True) if not s.exists(MANIFEST_KEY)}
+    listed = [_list(config, base, store) for store, config in missing.items()]
+    _examine(listed, executor)
+    planned = [_plan(corpus) for corpus in listed]  # the refusals of all are judged before a shard of any is written
+    _gather(planned, executor)
+    for each in planned:
+        corpus = each.corpus
+        publish(corpus.store, corpus.config, corpus.source, each.selection, each.plan, each.finished, corpus.seconds)
+    return [load_manifest(store) for store in stores]
+
+
+def _list(config: CorpusConfig, root: Store, store: Store) -> _Listed:
+    start = time.monotonic()
+    Progress(store, "list", 0, "files")
+    source = list_source(config, root, store)
+    return _Listed(config, store, source, {"list": time.monotonic() - start})
+
+
+def _examine(listed: Sequence[_Listed], executor: Executor) -> None:
+    """Every chunk without records, of all corpora, in one execution."""
+    start, tasks, progress = time.monotonic(), [], {}
+    for corpus in listed:
+        recipe, size = corpus.config.recipe, corpus.config.execution.examples_per_chunk
+        todo = Chunks(corpus.store, size).unfinished(corpus.source)
+        uri, total = corpus.store.uri, corpus.source.num_examples
+        left = sum(min(size, total - chunk * size) for chunk in todo)
+        progress[uri] = Progress(corpus.store, "examine", total, "examples", done=total - left)
+        tasks += [
+            ChunkTask(
+                corpus=uri, chunk=chunk, examples_per_chunk=size, order_seed=recipe.order_seed, policy=recipe.decode
+            )
+            for chunk in todo
+        ]
+    for done in _run(executor, examine_chunk, tasks):
+        progress[done.corpus].add(done.num_examples, done.num_refused)
+    for corpus in listed:
+        corpus.seconds["examine"] = time.monotonic() - start
+
+
+def _plan(corpus: _Listed) -> _Planned:
+    start, config = time.monotonic(), corpus.config
+    records = Chunks(corpus.store, config.execution.examples_per_chunk).load_records(corpus.source)
+    selection = select_examples(records, corpus.source, config.recipe)
+    selection.check_refused(config.name, config.execution.max_refused_fraction)
+    planned = _Planned(corpus, selection, plan_corpus(selection, corpus.source.views, config.recipe.sharding))
+    corpus.seconds["plan"] = time.monotonic() - start
+    return planned
+
+
+def _gather(planned: Sequence[_Planned], executor: Executor) -> None:
+    """Every unfinished shard, of all corpora, in one execution."""
+    start, tasks, at_work, progress = time.monotonic(), [], {}, {}
+    for each in planned:
+        store, shard_tasks = each.corpus.store, _shard_tasks(each)
+        for task, shard in zip(shard_tasks, each.plan.shards, strict=True):
+            if info := finished_info(task):
+                each.finished[info.key] = info
+            else:
+                save_plan(task, shard)
+                tasks.append(task)
+        at_work[store.uri] = each
+        refused, done = each.selection.rejects.num_rows, len(each.finished)
+        progress[store.uri] = Progress(store, "gather", len(shard_tasks), "shards", done, refused)
+    for info in _run(executor, ensure_shard, tasks):
+        at_work[info.corpus].finished[info.key] = info
+        progress[info.corpus].add(1)
+    for each in planned:
+        each.corpus.seconds["gather"] = time.monotonic() - start
+
+
+def _shard_tasks(planned: _Planned) -> list[ShardTask]:
+    selection, source = planned.selection, planned.corpus.source
+    return [
+        ShardTask(
+            corpus=planned.corpus.store.uri,
+            spec=ShardSpec(
+                key=shard.key,
+                num_rows=shard.rows.num_rows,
+                rows_per_row_group=planned.plan.splits[shard.split].rows_per_row_group,
+                num_classes=len(selection.class_map.classes),
+                single_label=selection.single_label,
+                has_weights=selection.has_weights,
+            ),
+            content_digest=shard.content_digest,
+            origin=source.origin,
+        )
+        for shard in planned.plan.shards
+    ]
+
+
+def _run(executor: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:
+    return executor(work, tasks) if tasks else iter(())
+
+
+def ray_data(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
+    """An executor: one Ray Data execution, a CPU to a task, results in the order in which they finish.
+
+    Ray must be initialised. Tasks of workers that die are run again by Ray. Raises RuntimeError with the message of
+    a task that failed for a reason of its own.
+    """
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    context.execution_options.preserve_order = False
+    rows = [{"task": pickle.dumps(task)} for task in tasks]
+    dataset = ray.data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
+    for row in dataset.map(partial(_worked, work=work), num_cpus=1).iter_rows():
+        result, error = pickle.loads(row["result"]), row["error"]
+        if error:
+            raise RuntimeError(error)
+        yield result
+
+
+def _worked(row: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
+    # An error of ours comes back as a value: as an exception, Ray Data would wrap it in pages of traceback.
+    try:
+        return {"result": pickle.dumps(work(pickle.loads(row["task"]))), "error": ""}
+    except (ValueError, RuntimeError, OSError) as error:
+        return {"result": pickle.dumps(None), "error": f"{type(error).__name__}: {error}"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The job driver. 0: all corpora are finished; 1: one line on stderr says what to change."""
+    parser = argparse.ArgumentParser(prog="python -m data_prep.prepare", description="Prepare corpora with Ray Data.")
+    parser.add_argument("--root", required=True, help="URI under which `corpora/` lies")
+    parser.add_argument("--requests", required=True, help="JSON file: a list of CorpusConfig")
+    parser.add_argument("--ray-address", default="auto", help="as in ray.init; 'local' starts a Ray of its own")
+    given = parser.parse_args(arguments)
+    try:
+        requests = TypeAdapter(list[CorpusConfig]).validate_python(json.loads(Path(given.requests).read_text()))
+        import ray
+
+        ray.init(address=given.ray_address, logging_level=logging.WARNING)
+        logging.getLogger("ray.data").setLevel(logging.WARNING)
+        for manifest in prepare(requests, given.root, ray_data):
+            print(f"{manifest.name}/{manifest.version}: {manifest.counts.num_accepted:,} examples, {manifest.digest}")
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
+        print(f"error: {given.requests}: {wrong}", file=sys.stderr)
+        return 1
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""Read a corpus back: file checksums, rows, page checksums, image hashes, labels, digests; name what is wrong."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.content_digest import RowContent, content_digest, corpus_digest
+from data_prep.executors import Executor, in_process
+from data_prep.labels import ClassMap
+from data_prep.records import WORK, read_table
+from data_prep.shard_format import (
+    CLASSES_KEY,
+    REJECTS_KEY,
+    SHARDS_KEY,
+    Manifest,
+    ShardError,
+    check_shard,
+    load_manifest,
+    open_shard,
+    segment_keys,
+    shard_schema,
+)
+from infra.config import FrozenConfig
+from infra.storage import Store, open_store
+
+_BLOCK_BYTES = 1 << 20
+_TABLES = (REJECTS_KEY, SHARDS_KEY)
+
+
+class ShardSpec(FrozenConfig):
+    """What a shard must be, whatever rows it holds."""
+
+    key: str
+    num_rows: int
+    rows_per_row_group: int
+    num_classes: int
+    single_label: bool
+    has_weights: bool
+
+    def arrow_schema(self) -> pa.Schema:
+        return shard_schema(single_label=self.single_label, has_weights=self.has_weights)
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """What a shard says when it is read from the store."""
+
+    sha256: str
+    content_digest: str
+    label_counts: dict[int, int]
+
+
+class VerifyTask(FrozenConfig):
+    """One shard to check against its line in shards.parquet."""
+
+    corpus: str
+    spec: ShardSpec
+    sha256: str
+    content_digest: str
+
+
+class ShardCheck(FrozenConfig):
+    """The outcome for one shard: `problem` is None where all is right."""
+
+    key: str
+    problem: str | None
+    label_counts: dict[int, int]
+
+
+class VerifyReport(FrozenConfig):
+    """The outcome for a corpus: `problems` maps the URI of what is wrong to what is wrong with it."""
+
+    corpus: str
+    num_shards: int
+    num_rows: int
+    label_counts: dict[int, int]
+    problems: dict[str, str]
+
+
+def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyReport:
+    """Check every file of a corpus. Raises RuntimeError where there is none.
+
+    Found and named are a flipped byte, a missing, extra, swapped or truncated shard, and a listing or class map that
+    the digest of the manifest contradicts.
+    """
+    manifest = load_manifest(corpus)
+    problems: dict[str, str] = {}
+    if not _class_map_is_right(corpus, manifest):
+        problems[corpus.uri_of(CLASSES_KEY)] = "does not give the class map digest of the manifest"
+    try:
+        listed = {line["key"]: line for line in read_table(corpus, SHARDS_KEY).to_pylist()}
+    except (OSError, pa.ArrowException, KeyError):
+        listed = {}  # named below: it gives no digest
+    specs = {spec.key: spec for spec in shard_specs(manifest)}
+    digests = {key: line["content_digest"] for key, line in listed.items()}
+    whole = digests.keys() >= specs.keys()
+    if not whole or corpus_digest(manifest.class_map_digest, manifest.splits, digests) != manifest.digest:
+        problems[corpus.uri_of(SHARDS_KEY)] = "does not give the corpus digest of the manifest"
+    for key in corpus.list():
+        if not key.startswith(f"{WORK}/") and key.endswith(".parquet") and key not in specs and key not in _TABLES:
+            problems[corpus.uri_of(key)] = "is not listed in the manifest: an extra shard"
+    tasks = [
+        VerifyTask(corpus=corpus.uri, spec=spec, sha256=listed[key]["sha256"], content_digest=digests[key])
+        for key, spec in specs.items()
+        if key in listed
+    ]
+    label_counts: Counter[int] = Counter()
+    for check in executor(verify_shard, tasks):
+        label_counts.update(check.label_counts)
+        if check.problem:
+            problems[corpus.uri_of(check.key)] = check.problem
+    return VerifyReport(
+        corpus=corpus.uri,
+        num_shards=len(specs),
+        num_rows=sum(spec.num_rows for spec in specs.values()),
+        label_counts=dict(sorted(label_counts.items())),
+        problems=dict(sorted(problems.items())),
+    )
+
+
+def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
+    try:
+        classes = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return classes.digest == manifest.class_map_digest
+
+
+def shard_specs(manifest: Manifest) -> list[ShardSpec]:
+    """What every shard of a corpus must be, each once although views list it again."""
+    specs = {}
+    for split in manifest.splits.values():
+        for segment in split.segments:
+            for i, key in enumerate(segment_keys(segment)):
+                specs[key] = ShardSpec(
+                    key=key,
+                    num_rows=split.shard_rows(segment, i),
+                    rows_per_row_group=split.rows_per_row_group,
+                    num_classes=manifest.num_classes,
+                    single_label=manifest.single_label,
+                    has_weights=manifest.has_weights,
+                )
+    return list(specs.values())
+
+
+def verify_shard(task: VerifyTask) -> ShardCheck:
+    """Check one shard against its listing; a bad shard is a result, not an exception."""
+    corpus, key = open_store(task.corpus), task.spec.key
+    try:
+        found = read_back(corpus, task.spec)
+    except ShardError as error:
+        return ShardCheck(key=key, problem=error.found, label_counts={})
+    if found.content_digest != task.content_digest:
+        problem = "holds other examples than are listed for it: swapped or rewritten"
+        return ShardCheck(key=key, problem=problem, label_counts={})
+    if found.sha256 != task.sha256:
+        problem = f"has sha256 {found.sha256[:12]}, listed is {task.sha256[:12]}: a byte was changed"
+        return ShardCheck(key=key, problem=problem, label_counts={})
+    return ShardCheck(key=key, problem=None, label_counts=found.label_counts)
+
+
+def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
+    """Read a whole shard. Raises ShardError where its bytes, rows, schema, images or labels contradict themselves."""
+    uri, label_counts = corpus.uri_of(spec.key), Counter[int]()
+    with open_shard(corpus, spec.key) as file:
+        check_shard(file, uri, spec.arrow_schema(), spec.rows_per_row_group, spec.num_rows)
+        try:
+            content = content_digest(_checked_rows(file, uri, spec, label_counts))
+        except (OSError, pa.ArrowException) as error:
+            raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
+    return ReadBack(_file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
+
+
+def _checked_rows(file: pq.ParquetFile, uri: str, spec: ShardSpec, label_counts: Counter[int]) -> Iterator[RowContent]:
+    num_groups = file.metadata.num_row_groups
+    columns = ["image", "example_id", "sha256", "labels", *(["weights"] if spec.has_weights else [])]
+    for group in range(num_groups):
+        table = file.read_row_group(group, columns=columns, use_threads=False)
+        if group < num_groups - 1 and table.num_rows != spec.rows_per_row_group:
+            found = f"holds {table.num_rows} rows in row group {group}, expected {spec.rows_per_row_group}"
+            raise ShardError(uri, found)
+        for row in table.to_pylist():
+            example_id, labels = row["example_id"], row["labels"]
+            if hashlib.sha256(row["image"]["bytes"]).digest() != row["sha256"]:
+                raise ShardError(uri, f"holds other image bytes for {example_id} than its sha256 says")
+            if not labels or not all(0 <= label < spec.num_classes for label in labels):
+                raise ShardError(uri, f"labels {example_id} with {labels}; there are {spec.num_classes} classes")
+            label_counts.update(labels)
+            yield example_id, row["sha256"], labels, row.get("weights")
+
+
+def _file_sha256(corpus: Store, key: str) -> str:
+    digest = hashlib.sha256()
+    with corpus.open(key) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
