@@ -1,11 +1,13 @@
 """What the environment says: roots, addresses, endpoints. No other file of the project reads environment variables.
 
-Credentials are not here: botocore and Ray read their own (`AWS_*`, `RAY_AUTH_*`) and nothing of ours passes them on.
+Credentials of object storage are not here: botocore reads its own, and nothing of ours passes them on.
 """
 
+import os
+from collections.abc import Collection
 from pathlib import Path
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -20,9 +22,26 @@ class Settings(BaseSettings):
         default_factory=lambda: str(Path.cwd() / ".vitline" / "store"), validation_alias=AliasChoices("VITLINE_ROOT")
     )
     """Where corpora, runs and models live: a path or a URI, file:// or s3://."""
-    ray_address: str | None = Field(None, validation_alias=AliasChoices("RAY_ADDRESS"))
+    ray_address: str | None = Field(default=None, validation_alias=AliasChoices("RAY_ADDRESS"))
     """The http URL of the Ray job server; none means that the local stack starts one."""
-    s3_endpoint_url: str | None = Field(None, validation_alias=AliasChoices("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
+    ray_auth_token: SecretStr | None = Field(default=None, validation_alias=AliasChoices("RAY_AUTH_TOKEN"))
+    """The token of the Ray cluster, where it is not in a file."""
+    ray_auth_token_path: Path | None = Field(default=None, validation_alias=AliasChoices("RAY_AUTH_TOKEN_PATH"))
+    """The file with the token of the Ray cluster."""
+    s3_endpoint_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    )
     """An S3 service other than AWS."""
-    s3_region: str | None = Field(None, validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
+    s3_region: str | None = Field(default=None, validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
     """botocore itself knows only AWS_DEFAULT_REGION."""
+
+    def ray_token(self) -> str | None:
+        """The token that the job server wants; None leaves it to Ray's own search."""
+        if self.ray_auth_token:
+            return self.ray_auth_token.get_secret_value()
+        return self.ray_auth_token_path.read_text().strip() if self.ray_auth_token_path else None
+
+
+def inherited_environment(without: Collection[str], **changes: str) -> dict[str, str]:
+    """This process's environment for a child process, some names left out and some set."""
+    return {name: value for name, value in os.environ.items() if name not in without} | changes

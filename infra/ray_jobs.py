@@ -1,0 +1,204 @@
+"""Ray jobs under ids of our own: submit, find again, follow, stop. The only user of `ray.job_submission`.
+
+What was measured about Ray 2.60 shapes this file: an id is used once, for ever; a job that was given
+`entrypoint_num_cpus` cannot be stopped while it waits; `stop_job` only asks; an unknown id is a RuntimeError.
+"""
+
+import logging
+import re
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from infra.config import FrozenConfig
+from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobSubmissionClient
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
+
+_ALLOWED_NAMES = {
+    "RAY_JOB_STOP_WAIT_TIME_S",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_REGION",
+    "AWS_DEFAULT_REGION",
+    "MLFLOW_TRACKING_URI",
+}
+_ALLOWED_PREFIXES = ("RAY_TRAIN_", "VITLINE_")
+_SECRET = re.compile(r"KEY|SECRET|TOKEN|PASSWORD", re.IGNORECASE)
+_CREDENTIALS_IN_URL = re.compile(r"://[^/\s]*@")
+_REQUEST_TIMEOUT_S = 30
+
+
+class Job(FrozenConfig):
+    """What Ray says of a job."""
+
+    id: str
+    state: JobState
+    exit_code: int | None
+    """Of the driver, -9 after a SIGKILL; None while it runs and after a stop, whatever the driver answered."""
+    message: str
+
+    @property
+    def terminal(self) -> bool:
+        return self.state in ("succeeded", "failed", "stopped")
+
+
+class JobLost(RuntimeError):
+    """Ray does not know the job: it was never submitted there, or the cluster was replaced."""
+
+
+class JobServerAway(RuntimeError):
+    """The job server did not answer for longer than allowed; nothing is known of the job, which may go on."""
+
+
+class RayJobs:
+    """The jobs of one cluster, by the http address of its job server.
+
+    The token is read from `token_path`, else as RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH say. Every request is repeated
+    while the server is away, at most `away_s`, and then raises JobServerAway.
+    """
+
+    def __init__(self, address: str, token_path: str | Path | None = None, away_s: float = 120.0) -> None:
+        self.address, self._away_s = address, away_s
+        self._token = Path(token_path).read_text().strip() if token_path else Settings().ray_token()
+
+    def submit(
+        self, job_id: str, entrypoint: Sequence[str], env: Mapping[str, str], metadata: Mapping[str, str]
+    ) -> None:
+        """Start `entrypoint` as a driver. An id that is there already, from an earlier try, is left alone: follow it.
+
+        The driver asks for no resources, so that it starts at once, waits for them itself and can be stopped.
+        `env` reaches the driver and its workers and is shown by Ray's API. Raises ValueError for a variable that is
+        not on the allow-list (DESIGN 3.8).
+        """
+        request: dict[str, Any] = {
+            # Without exec the shell may stay in between and take the signal and the exit code for itself.
+            "entrypoint": f"exec {shlex.join(entrypoint)}",
+            "submission_id": job_id,
+            "runtime_env": {"env_vars": checked_env(env)},
+            "metadata": dict(metadata),
+        }
+        try:
+            self._ask(f"submit {job_id}", lambda client: client.submit_job(**request))
+        except RuntimeError as error:
+            if "already exists" not in str(error):
+                raise
+            log.info("job %s was submitted before", job_id)
+
+    def find(self, job_id: str) -> Job | None:
+        """The job as it stands, or None if Ray does not know it."""
+        try:
+            info = self._ask(f"find {job_id}", lambda client: client.get_job_info(job_id))
+        except RuntimeError as error:
+            if _status(error) == 404:
+                return None
+            raise
+        return Job.model_validate(
+            {
+                "id": job_id,
+                "state": info.status.value.lower(),
+                "exit_code": info.driver_exit_code,
+                "message": info.message or "",
+            }
+        )
+
+    def follow(self, job_id: str, on_poll: Callable[[Job], None], poll_s: float = 1.0) -> Job:
+        """Call `on_poll` with the job every `poll_s` until it has ended, and give it. What `on_poll` raises ends the
+        following, not the job. Raises JobLost and JobServerAway."""
+        while True:
+            job = self._known(job_id)
+            on_poll(job)
+            if job.terminal:
+                return job
+            time.sleep(poll_s)
+
+    def stop(self, job_id: str, wait_s: float) -> Job:
+        """Ask a job to stop (SIGTERM, then SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S) and give it once it has ended.
+
+        A job that had ended before is given as it is. Raises TimeoutError if it has not ended after `wait_s`, JobLost
+        and JobServerAway.
+        """
+        self._known(job_id)
+        self._ask(f"stop {job_id}", lambda client: client.stop_job(job_id))
+        deadline = time.monotonic() + wait_s
+        while not (job := self._known(job_id)).terminal:
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"job {job_id} at {self.address} is {job.state} {wait_s:g} s after it was asked to stop "
+                    f"({job.message}). Look at its driver, or ask again."
+                )
+            time.sleep(0.2)
+        return job
+
+    def logs(self, job_id: str) -> str:
+        """What the driver has printed so far. Raises JobLost."""
+        self._known(job_id)
+        return self._ask(f"read the log of {job_id}", lambda client: client.get_job_logs(job_id))
+
+    def _known(self, job_id: str) -> Job:
+        job = self.find(job_id)
+        if job is None:
+            raise JobLost(f"Ray at {self.address} does not know job {job_id}; the cluster may have been replaced.")
+        return job
+
+    def _ask(self, what: str, request: Callable[["JobSubmissionClient"], T]) -> T:
+        began, wait_s = time.monotonic(), 0.2
+        while True:
+            try:
+                return request(self._client)
+            except (OSError, RuntimeError) as error:  # those of requests are OSErrors
+                if isinstance(error, RuntimeError) and (_status(error) < 500 or "already exists" in str(error)):
+                    raise
+                away_s = time.monotonic() - began
+                if away_s > self._away_s:
+                    raise JobServerAway(
+                        f"could not {what}: {self.address} has been away for {away_s:.0f} s ({error}). "
+                        "Look whether Ray runs; the job may go on without us."
+                    ) from error
+                log.warning("could not %s, trying again: %s", what, error)
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, 5.0)
+
+    @cached_property
+    def _client(self) -> "JobSubmissionClient":
+        from ray.job_submission import JobSubmissionClient  # two seconds
+
+        class Client(JobSubmissionClient):
+            def _do_request(self, *args: Any, **kwargs: Any) -> Any:
+                # requests waits for ever by default: a silent network would hold up the flow and its cancellation.
+                return super()._do_request(*args, **{"timeout": _REQUEST_TIMEOUT_S, **kwargs})
+
+        # Ray itself keeps the first token that a process used, also for the next cluster.
+        return Client(self.address, headers={"Authorization": f"Bearer {self._token}"} if self._token else None)
+
+
+def checked_env(env: Mapping[str, str]) -> dict[str, str]:
+    """`env`, if Ray's API may show all of it. Raises ValueError naming the first variable that may not be sent."""
+    for name, value in env.items():
+        if _SECRET.search(name) or _CREDENTIALS_IN_URL.search(value):
+            raise ValueError(
+                f"{name} looks like a secret, and Ray shows the environment of jobs to everyone. "
+                "Set it on the nodes before Ray starts (DESIGN 3.8)."
+            )
+        if name not in _ALLOWED_NAMES and not name.startswith(_ALLOWED_PREFIXES):
+            allowed = ", ".join([*sorted(_ALLOWED_NAMES), *(f"{prefix}*" for prefix in _ALLOWED_PREFIXES)])
+            raise ValueError(f"{name} is not sent to jobs; infra/ray_jobs.py allows {allowed}.")
+    return dict(env)
+
+
+def _status(error: RuntimeError) -> int:
+    """The HTTP status in an error of Ray's client; 0 where there is none."""
+    found = re.search(r"status code (\d+)", str(error))
+    return int(found[1]) if found else 0

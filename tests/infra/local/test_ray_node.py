@@ -1,0 +1,144 @@
+"""A real one-node Ray: jobs under our ids, and nothing left behind however its owner ends."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infra.local.ray_node import LocalRay
+from infra.ray_jobs import RayJobs
+
+pytestmark = pytest.mark.slow
+
+# A driver that does not want to end: deaf to SIGTERM, with a child in a session of its own that is deaf, too.
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+print("deaf", flush=True)
+time.sleep(1000)
+"""
+OWNER = """
+import json, pathlib, sys, time
+from infra.local.ray_node import LocalRay
+with LocalRay(pathlib.Path(sys.argv[1]), num_cpus=1) as ray:
+    print(json.dumps(ray.env), flush=True)
+    time.sleep(1000)
+"""
+
+
+def jobs_of(env):
+    return RayJobs(env["RAY_ADDRESS"], env["RAY_AUTH_TOKEN_PATH"])
+
+
+def processes_of(env):
+    """Everything that inherited the token of a stack, whoever is its parent now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("RAY_AUTH_TOKEN_PATH") == env["RAY_AUTH_TOKEN_PATH"]:
+                found.append(process)
+    return found
+
+
+def wait_for(condition, what, patience_s=60):
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def start_stubborn_job(env):
+    jobs = jobs_of(env)
+    jobs.submit("stubborn", ["python", "-c", STUBBORN], {}, {})
+    wait_for(lambda: jobs.logs("stubborn").splitlines().count("deaf") == 2, "the stubborn job did not start")
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory):
+    with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=1) as started:
+        yield started
+
+
+def test_jobs_by_id(ray):
+    jobs = jobs_of(ray.env)
+    assert jobs.find("a") is None
+    script = "import os, sys, infra; print(os.environ['VITLINE_X'], infra.__name__); sys.exit(75)"
+    for _ in range(2):
+        jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "it's"}, {"corpus": "c"})
+    states = []
+    job = jobs.follow("a", lambda job: states.append(job.state), poll_s=0.1)
+    assert (job.state, job.exit_code) == ("failed", 75)
+    assert states[-1] == "failed"
+    assert jobs.logs("a").splitlines()[-1] == "it's infra"
+    jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "again"}, {})
+    assert jobs.find("a") == job
+
+
+def test_a_job_is_stopped_and_may_take_the_time_that_it_was_given(ray):
+    jobs = jobs_of(ray.env)
+    script = """
+import signal, sys, time
+def leave(*_):
+    time.sleep(5)
+    print("saved", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+time.sleep(1000)
+"""
+    jobs.submit("b", ["python", "-c", script], {"RAY_JOB_STOP_WAIT_TIME_S": "20"}, {})
+    wait_for(lambda: "ready" in jobs.logs("b").splitlines(), "the job did not start")
+    assert jobs.stop("b", wait_s=30).state == "stopped"
+    assert jobs.logs("b").splitlines()[-1] == "saved"
+    assert jobs.stop("b", wait_s=1).state == "stopped"
+
+
+def test_a_wrong_token_is_refused(ray, tmp_path):
+    (tmp_path / "token").write_text("0" * 64)
+    with pytest.raises(Exception, match="Invalid authentication token"):
+        RayJobs(ray.address, tmp_path / "token").find("a")
+
+
+def test_nothing_is_left_after_the_context(ray, tmp_path):
+    with LocalRay(tmp_path, num_cpus=1) as second:  # beside the first one
+        start_stubborn_job(second.env)
+        assert jobs_of(ray.env).find("stubborn") is None
+        assert len(processes_of(second.env)) > 10
+    assert processes_of(second.env) == []
+    assert not Path(second.env["RAY_AUTH_TOKEN_PATH"]).parent.exists()
+    assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
+    assert jobs_of(ray.env).find("none") is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_after_the_owner_was_killed(ray, tmp_path, number):
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE)
+    try:
+        env = json.loads(owner.stdout.readline())
+        start_stubborn_job(env)
+    finally:
+        os.kill(owner.pid, number)
+        owner.wait()
+        owner.stdout.close()
+    folder = Path(env["RAY_AUTH_TOKEN_PATH"]).parent
+    wait_for(lambda: not folder.exists(), "the supervisor has not ended")  # its last deed
+    assert processes_of(env) == []
+    assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
+    assert jobs_of(ray.env).find("none") is None
+
+
+def test_a_failed_start_shows_the_end_of_the_log(tmp_path):
+    with (
+        pytest.raises(RuntimeError, match=r"(?s)`ray start` ended with code 1:.*minimum allowed"),
+        LocalRay(tmp_path, object_store_bytes=-1),
+    ):
+        pass

@@ -1,0 +1,129 @@
+"""What RayJobs makes of the job server's answers, by a client that answers from a script; a real one is in
+local/test_ray_node.py."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from infra import ray_jobs
+from infra.ray_jobs import JobLost, JobServerAway, RayJobs, checked_env
+
+AWAY = ConnectionError("connection refused")
+ERROR_500 = RuntimeError("Request failed with status code 500: Traceback ... no agent")
+UNKNOWN = RuntimeError("Request failed with status code 404: Job a does not exist")
+EXISTS = RuntimeError("Request failed with status code 500: ValueError: Job with submission_id a already exists")
+
+
+def info(status, exit_code=None):
+    return SimpleNamespace(status=SimpleNamespace(value=status), driver_exit_code=exit_code, message="m")
+
+
+class Scripted:
+    """Answers every method from one list; an exception is raised."""
+
+    def __init__(self, *answers):
+        self.answers, self.calls = list(answers), []
+
+    def __getattr__(self, name):
+        def answer(*args, **kwargs):
+            self.calls.append((name, args, kwargs))
+            result = self.answers.pop(0)
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        return answer
+
+
+@pytest.fixture
+def jobs_of(monkeypatch):
+    monkeypatch.setattr(ray_jobs.time, "sleep", lambda seconds: None)
+
+    def make(*answers, away_s=60):
+        jobs = RayJobs("http://ray", away_s=away_s)
+        client = Scripted(*answers)
+        monkeypatch.setitem(jobs.__dict__, "_client", client)
+        return jobs, client
+
+    return make
+
+
+def test_a_job_asks_for_no_resources_and_replaces_its_shell(jobs_of):
+    jobs, client = jobs_of("a")
+    jobs.submit("a", ["python", "-c", "print('x y')"], {"VITLINE_X": "1"}, {"corpus": "c"})
+    assert client.calls == [
+        (
+            "submit_job",
+            (),
+            {
+                "entrypoint": """exec python -c 'print('"'"'x y'"'"')'""",
+                "submission_id": "a",
+                "runtime_env": {"env_vars": {"VITLINE_X": "1"}},
+                "metadata": {"corpus": "c"},
+            },
+        )
+    ]
+
+
+def test_a_submit_whose_reply_was_lost_is_a_submit(jobs_of):
+    jobs, client = jobs_of(AWAY, EXISTS)
+    jobs.submit("a", ["true"], {}, {})
+    assert not client.answers
+
+
+def test_a_refused_submit_is_an_error(jobs_of):
+    jobs, _ = jobs_of(RuntimeError("Request failed with status code 400: bad runtime_env"))
+    with pytest.raises(RuntimeError, match="bad runtime_env"):
+        jobs.submit("a", ["true"], {}, {})
+
+
+def test_unknown_is_not_away(jobs_of):
+    jobs, _ = jobs_of(ERROR_500, UNKNOWN)
+    assert jobs.find("a") is None
+    for ask in (lambda j: j.logs("a"), lambda j: j.stop("a", 1), lambda j: j.follow("a", print)):
+        with pytest.raises(JobLost, match="Ray at http://ray does not know job a"):
+            ask(jobs_of(UNKNOWN)[0])
+
+
+def test_following_outlasts_a_server_that_is_away_for_a_while(jobs_of):
+    jobs, _ = jobs_of(info("PENDING"), AWAY, ERROR_500, AWAY, info("RUNNING"), info("FAILED", 75))
+    seen = []
+    job = jobs.follow("a", lambda job: seen.append(job.state))
+    assert seen == ["pending", "running", "failed"]
+    assert (job.exit_code, job.terminal, job.id) == (75, True, "a")
+
+
+def test_a_server_that_stays_away_is_named(jobs_of):
+    jobs, _ = jobs_of(AWAY, AWAY, away_s=-1)
+    with pytest.raises(JobServerAway, match=r"could not find a: http://ray has been away .*connection refused"):
+        jobs.follow("a", lambda job: None)
+
+
+def test_stop_waits_for_the_end_and_says_when_there_is_none(jobs_of):
+    jobs, client = jobs_of(info("RUNNING"), True, info("RUNNING"), info("STOPPED"))
+    assert jobs.stop("a", wait_s=60).state == "stopped"
+    assert [name for name, *_ in client.calls].count("stop_job") == 1
+    jobs, _ = jobs_of(info("PENDING"), True, info("PENDING"))
+    with pytest.raises(TimeoutError, match="job a at http://ray is pending"):
+        jobs.stop("a", wait_s=-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "x"),
+        ("VITLINE_TOKEN", "x"),
+        ("VITLINE_DB_password", "x"),
+        ("AWS_ENDPOINT_URL", "https://user:word@host:1/"),
+    ],
+)
+def test_secrets_are_not_sent(name, value):
+    with pytest.raises(ValueError, match=f"{name} looks like a secret"):
+        checked_env({"OMP_NUM_THREADS": "1", name: value})
+
+
+def test_only_listed_variables_are_sent():
+    allowed = {"RAY_TRAIN_X": "1", "VITLINE_ROOT": "s3://b/v", "AWS_ENDPOINT_URL": "http://127.0.0.1:8333"}
+    assert checked_env(allowed) == allowed
+    with pytest.raises(ValueError, match=r"PYTHONPATH is not sent to jobs; .* allows AWS_DEFAULT_REGION"):
+        checked_env({"PYTHONPATH": "/x"})
