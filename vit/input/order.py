@@ -7,15 +7,12 @@ in turn. Epochs stand end to end, and batch g is positions [g * B, (g + 1) * B).
 
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from data_prep.shard_format import SplitInfo
 from vit.input.keyed import KeyedPermutation, derive_key, hash64
-
-if TYPE_CHECKING:
-    from data_prep.shard_format import SplitInfo
 
 Ints = NDArray[np.int64]
 
@@ -61,7 +58,7 @@ class Order:
 
     def __init__(
         self,
-        split: "SplitInfo",
+        split: SplitInfo,
         *,
         corpus_digest: str,
         seed: int,
@@ -161,17 +158,17 @@ class RowGroups:
     num_groups: int
     num_rows: int
     first_group: Ints
-    """First row group of every segment that has rows."""
+    """First row group of every segment."""
     start_row: Ints
-    """First row of every segment that has rows."""
+    """First row of every segment."""
     short: Ints
     """The row groups with fewer than R rows, ascending."""
     missing: Ints
     """How many rows each of them lacks."""
 
     @classmethod
-    def of(cls, split: "SplitInfo") -> "RowGroups":
-        rows = np.array([s.num_rows for s in split.segments if s.num_rows], dtype=np.int64)
+    def of(cls, split: SplitInfo) -> "RowGroups":
+        rows = np.array([s.num_rows for s in split.segments], dtype=np.int64)
         size = split.rows_per_row_group
         if not rows.size or rows.sum() != split.num_rows:
             raise ValueError(

@@ -1,14 +1,11 @@
 """What an order costs before anything is read: balance over workers, memory, and a proposal for the number of lanes."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from data_prep.shard_format import SplitInfo
 from vit.input.order import Order, RowGroups
-
-if TYPE_CHECKING:
-    from data_prep.shard_format import SplitInfo
 
 
 @dataclass(frozen=True)
@@ -22,7 +19,7 @@ class OrderPlan:
     thin_fraction: float
     """Part of an epoch in which some lane has already ended, so that batches draw on fewer lanes."""
     open_memory_bytes: int
-    """Encoded bytes that one rank holds open: ceil(L / W) * w row groups. Prefetching at most doubles it."""
+    """Encoded bytes that one rank holds open: ceil(L / W) * w row groups. Reading ahead has a budget of its own."""
     proposed_num_lanes: int
 
 
@@ -51,7 +48,7 @@ def plan_order(
 
 
 def propose_num_lanes(
-    split: "SplitInfo",
+    split: SplitInfo,
     *,
     global_batch_size: int,
     shuffle_window: int,

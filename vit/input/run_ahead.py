@@ -121,6 +121,7 @@ def _single_threaded_pool(threads: int) -> ThreadPoolExecutor:
     all_set = threading.Barrier(threads + 1)
 
     def alone() -> None:
+        torch.get_num_threads()  # else torch's first use in this thread sets the default over ours
         torch.set_num_threads(1)
         all_set.wait()
 

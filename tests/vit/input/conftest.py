@@ -7,11 +7,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import settings
 from PIL import Image
 
 from data_prep.decode import DecodePolicy
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from infra.storage import open_store
+
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 @dataclass

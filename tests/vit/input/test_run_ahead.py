@@ -1,0 +1,110 @@
+"""Threads ahead of the consumer: order, bounds, errors, and torch's thread count left as it was."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from vit.input.load_queue import AHEAD, NOW, Load, LoadQueue
+from vit.input.run_ahead import RunAhead
+
+
+def test_items_come_in_order_after_all_their_tasks():
+    done = set()
+
+    def task(i, j):
+        time.sleep(0.001 * ((i * 7 + j) % 3))
+        done.add((i, j))
+
+    work = (([lambda i=i, j=j: task(i, j) for j in range(4)], i) for i in range(30))
+    for i in RunAhead(work, threads=3, depth=2):
+        assert {(i, j) for j in range(4)} <= done
+
+
+def test_it_stays_at_most_its_depth_ahead():
+    begun = []
+
+    def work():
+        for i in range(100):
+            begun.append(i)
+            yield [], i
+
+    with RunAhead(work(), threads=1, depth=3) as items:
+        for i in range(5):
+            assert next(items) == i
+            time.sleep(0.02)
+            assert begun[-1] <= i + 3 + 1  # the queue, and one in the planner's hand
+
+
+def test_an_error_of_a_task_or_of_the_plan_comes_at_its_item():
+    def fail():
+        raise ValueError("this one")
+
+    items = RunAhead(iter([([], 0), ([fail], 1), ([], 2)]), threads=2, depth=2)
+    assert next(items) == 0
+    with pytest.raises(ValueError, match="this one"):
+        next(items)
+    assert list(items) == []
+
+    def plan():
+        yield [], 0
+        raise RuntimeError("no plan")
+
+    items = RunAhead(plan(), threads=1, depth=2)
+    assert next(items) == 0
+    with pytest.raises(RuntimeError, match="no plan"):
+        next(items)
+
+
+def test_closing_cancels_what_has_not_begun_and_calls_on_close_once():
+    closed, release = [], threading.Event()
+    items = RunAhead(
+        iter([([release.wait], 0), *(([lambda: None], i) for i in range(1, 9))]),
+        threads=1,
+        depth=4,
+        on_close=lambda: closed.append(True),
+    )
+    threading.Timer(0.05, release.set).start()
+    items.close()
+    items.close()
+    assert closed == [True]
+
+
+def test_tasks_run_torch_alone_and_nobody_else_is_changed():
+    before, seen, elsewhere = torch.get_num_threads(), [], []
+    torch.set_num_threads(2)
+    try:
+        list(RunAhead(iter([([lambda: seen.append(torch.get_num_threads())] * 8, 0)]), threads=2, depth=1))
+        fresh = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
+        fresh.start()
+        fresh.join()
+        assert seen == [1] * 8
+        assert elsewhere == [2]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_urgent_loads_overtake_and_run_once():
+    gate, order = threading.Event(), []
+    loads = LoadQueue(1)
+    first = Load(gate.wait)
+    ahead, urgent = Load(lambda: order.append("ahead")), Load(lambda: order.append("urgent"))
+    loads.put(first, NOW)
+    loads.put(ahead, AHEAD)
+    loads.put(urgent, NOW)
+    loads.put(urgent, AHEAD)
+    gate.set()
+    while len(order) < 2:
+        time.sleep(0.001)
+    loads.close()
+    assert order == ["urgent", "ahead"]
+
+
+def test_a_load_runs_in_the_waiting_thread_if_nobody_began_and_keeps_its_error():
+    assert Load(threading.get_ident).result() == threading.get_ident()
+    broken = Load(lambda: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            broken.result()
