@@ -36,6 +36,7 @@ DecodeReason = Literal[
 # Pillow itself raises above twice its limit; our own limit is checked first and may not exceed that.
 _PILLOW_PIXEL_CEILING = 2 * 89_478_485
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # our limit refuses these, by name
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # odd EXIF in millions of files is no news
 
 Level = Annotated[int, Field(ge=0, le=255)]
 Format = Literal["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA"]

@@ -169,6 +169,9 @@ def ray_data(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     """
     import ray.data
 
+    for handler in logging.getLogger("ray.data").handlers:
+        if handler.get_name() == "console":  # says when each execution starts and ends; its own file keeps that
+            handler.setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -202,7 +205,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import ray
 
         ray.init(address=given.ray_address, logging_level=logging.WARNING)
-        logging.getLogger("ray.data").setLevel(logging.WARNING)
         for manifest in prepare(requests, given.root, ray_data):
             print(f"{manifest.name}/{manifest.version}: {manifest.counts.num_accepted:,} examples, {manifest.digest}")
     except ValidationError as error:

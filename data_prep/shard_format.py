@@ -35,7 +35,8 @@ def shard_schema(*, single_label: bool, has_weights: bool) -> pa.Schema:
     if has_weights:
         label_columns.append(pa.field("weights", pa.list_(pa.float32()), nullable=False))
     fields = [
-        pa.field("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())]), nullable=False),
+        # Nullable, though never null: `datasets` overlooks the declared Image feature of any other field.
+        pa.field("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
         *label_columns,
         pa.field("example_id", pa.string(), nullable=False),
         pa.field("group", pa.string()),  # what shares a split with this example; null: nothing does

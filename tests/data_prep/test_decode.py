@@ -1,4 +1,4 @@
-"""The one decoder: agreement with Pillow, one hand-made picture for every oddity, and hostile headers that cost nothing."""
+"""The one decoder: agreement with Pillow, a picture for every oddity, and hostile headers that cost nothing."""
 
 import io
 import struct
@@ -167,7 +167,7 @@ def test_limits_name_what_was_found(jpeg):
     assert reason_of(wide, max_side_px=299) == "side_too_large"
     assert reason_of(jpeg, max_bytes=len(jpeg) - 1) == "too_many_bytes"
     assert reason_of(jpeg, max_pixels=427 * 640 - 1) == "too_many_pixels"
-    with pytest.raises(ImageRejected, match="300 x 2 pixels.*100 to 1"):
+    with pytest.raises(ImageRejected, match=r"300 x 2 pixels.*100 to 1"):
         decode(wide)
 
 
@@ -177,7 +177,7 @@ def test_what_is_no_image_is_refused():
     assert reason_of(b"\0" * 1000) == "not_an_image"
     assert (
         reason_of(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
-    )  # never handed to Ghostscript
+    )
     assert reason_of(encoded(Image.new("RGB", (2, 2)), "BMP"), formats=("PNG",)) == "not_an_image"
 
 
@@ -210,8 +210,7 @@ def test_damaged_bytes_give_pixels_or_a_reason(data):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     try:
         pixels = decode(bytes(damaged), DecodePolicy(max_pixels=100_000))
-    except ImageRejected as rejected:
-        assert rejected.detail
-    else:
-        assert pixels.ndim == 3
-        assert pixels.dtype == np.uint8
+    except ImageRejected:
+        return
+    assert pixels.ndim == 3
+    assert pixels.dtype == np.uint8
