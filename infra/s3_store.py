@@ -1,0 +1,262 @@
+"""The s3:// half of `infra.storage`: the same promises over any S3 service that answers conditional writes with 412.
+
+Requests are repeated here, with back-off, and as far as possible nowhere below, so that an error can say how often.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, BinaryIO, TypeVar, cast
+
+import aiohttp
+import fsspec.asyn
+import s3fs
+from botocore import exceptions as boto
+from botocore.parsers import ResponseParserError
+
+from infra.settings import Settings
+from infra.storage import Keys, Lost, Store, checked_key
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_ATTEMPTS = 8
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # about half a minute in all
+_PART_BYTES = 32 * 1024 * 1024  # of at most 10,000 parts: 320 GB
+_PARTS_IN_FLIGHT = 3
+_TRANSIENT = (
+    OSError,
+    TimeoutError,
+    aiohttp.ClientError,
+    boto.HTTPClientError,
+    boto.ConnectionError,
+    boto.IncompleteReadError,
+    ResponseParserError,
+)
+# 409 is the answer of AWS to two conditional writes at one moment: the next answer is 412 or success.
+_TRANSIENT_STATUS = {408, 409, 429, 500, 502, 503, 504}
+_TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException"}
+
+
+class S3Store(Store):
+    """A prefix of a bucket. Tags are ETags; the endpoint comes from Settings, credentials as botocore finds them.
+
+    What a killed `writer` leaves is an unfinished multipart upload, which nobody sees; give the bucket a lifecycle
+    rule for them. A request that keeps failing raises RuntimeError with operation, object and number of attempts.
+    """
+
+    def __init__(self, bucket_and_prefix: str) -> None:
+        self._bucket, _, prefix = bucket_and_prefix.partition("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.uri = f"s3://{bucket_and_prefix}"
+
+    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        if end is not None and end <= start:
+            self.size(key)
+            return b""
+        wanted = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        try:
+            return self._get(key, **wanted)[0]
+        except RuntimeError as error:
+            if _answer(error)[0] == 416:  # begins behind the end of the object
+                return b""
+            raise
+
+    def read_tagged(self, key: str) -> tuple[bytes, str]:
+        return self._get(key)
+
+    def size(self, key: str) -> int:
+        return self._call("head_object", key)["ContentLength"]
+
+    def write(self, key: str, data: bytes) -> None:
+        self._call("put_object", key, Body=data)
+
+    def create(self, key: str, data: bytes) -> str:
+        return self._put_if(key, data, IfNoneMatch="*")
+
+    def swap(self, key: str, data: bytes, tag: str) -> str:
+        return self._put_if(key, data, IfMatch=tag)
+
+    @contextlib.contextmanager
+    def writer(self, key: str) -> Iterator[BinaryIO]:
+        checked_key(key)
+        upload = _Upload(lambda method, **arguments: self._call(method, key, **arguments))
+        try:
+            yield cast(BinaryIO, upload)
+            upload.complete()
+        except BaseException:
+            upload.abort()
+            raise
+
+    def list(self, prefix: str = "") -> Keys:
+        keys: Keys = []
+        go_on: dict[str, str] | None = {}
+        while go_on is not None:
+            page = self._page(prefix, go_on)
+            keys += [entry["Key"][len(self._prefix) :] for entry in page.get("Contents", ())]
+            go_on = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else None
+        return sorted(key for key in keys if not key.endswith("/"))  # the folders of a console are no objects
+
+    def delete(self, key: str) -> None:
+        self._call("delete_object", key)
+
+    def _call(self, method: str, key: str, **arguments: Any) -> Any:
+        at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
+        return _retried(method, self.uri_of(key), lambda: _filesystem().call_s3(method, **at, **arguments))
+
+    def _page(self, prefix: str, go_on: dict[str, str]) -> dict[str, Any]:
+        wanted = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **go_on}
+        return _retried(
+            "list_objects_v2", f"{self.uri}/{prefix}", lambda: _filesystem().call_s3("list_objects_v2", **wanted)
+        )
+
+    def _get(self, key: str, **arguments: Any) -> tuple[bytes, str]:
+        at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
+
+        async def get(fs: s3fs.S3FileSystem) -> tuple[bytes, str]:
+            reply = await fs._call_s3("get_object", **at, **arguments)
+            async with reply["Body"] as body:
+                return await body.read(), reply["ETag"]
+
+        def request() -> tuple[bytes, str]:
+            fs = _filesystem()
+            return fsspec.asyn.sync(fs.loop, get, fs)
+
+        return _retried("get_object", self.uri_of(key), request)
+
+    def _put_if(self, key: str, data: bytes, **condition: str) -> str:
+        # A write that is repeated after a lost reply meets its own object and is refused. Not all repetitions are
+        # ours to count (aiohttp repeats a PUT by itself when a kept connection breaks), so each write is signed.
+        signature = uuid.uuid4().hex
+        try:
+            return self._call("put_object", key, Body=data, Metadata={"writer": signature}, **condition)["ETag"]
+        except (RuntimeError, FileNotFoundError) as error:
+            if not isinstance(error, FileNotFoundError) and _answer(error)[0] != 412:
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                there = self._call("head_object", key)
+                if there["Metadata"].get("writer") == signature:
+                    return there["ETag"]
+            raise Lost(f"{self.uri_of(key)} exists already, was changed or is gone.") from error
+
+
+class _Upload(io.RawIOBase):
+    """Sends what is written in parts while it is written; a small object goes in one request, at the end."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self._buffer, self._position = bytearray(), 0
+        self._upload_id: str | None = None
+        self._parts: list[Future[Any]] = []
+        self._pool = ThreadPoolExecutor(_PARTS_IN_FLIGHT, thread_name_prefix="s3-part")
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._buffer += view
+        self._position += view.nbytes
+        while len(self._buffer) >= _PART_BYTES:
+            self._send(bytes(memoryview(self._buffer)[:_PART_BYTES]))
+            del self._buffer[:_PART_BYTES]
+        return view.nbytes
+
+    def complete(self) -> None:
+        if self._upload_id is None:
+            self._call("put_object", Body=bytes(self._buffer))
+        else:
+            if self._buffer:
+                self._send(bytes(self._buffer))
+            parts = [{"PartNumber": n, "ETag": part.result()["ETag"]} for n, part in enumerate(self._parts, start=1)]
+            self._call("complete_multipart_upload", UploadId=self._upload_id, MultipartUpload={"Parts": parts})
+        self._pool.shutdown()
+
+    def abort(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+        if self._upload_id is not None:
+            try:
+                self._call("abort_multipart_upload", UploadId=self._upload_id)
+            except Exception:  # what made us abort is the error to show
+                log.warning("an unfinished upload is left", exc_info=True)
+
+    def _send(self, part: bytes) -> None:
+        if self._upload_id is None:
+            self._upload_id = self._call("create_multipart_upload")["UploadId"]
+        if len(self._parts) >= _PARTS_IN_FLIGHT:
+            self._parts[-_PARTS_IN_FLIGHT].result()  # so many parts and no more are in memory
+        number = len(self._parts) + 1
+        self._parts.append(
+            self._pool.submit(self._call, "upload_part", UploadId=self._upload_id, PartNumber=number, Body=part)
+        )
+
+
+def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
+    """What `request()` gives, repeated with back-off while the service is away or overloaded."""
+    began = time.monotonic()
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return request()
+        except Exception as error:
+            status, code = _answer(error)
+            if status == 404 and code in ("404", "NoSuchKey"):
+                raise FileNotFoundError(2, "no such object", uri) from error
+            transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
+            if not transient or attempt == _ATTEMPTS:
+                what = f"{operation} of {uri} failed at attempt {attempt}, after {time.monotonic() - began:.0f} s"
+                where = "Look whether the store runs." if transient else "Look at bucket, credentials and endpoint."
+                raise RuntimeError(f"{what}: {error}. {where}") from error
+            log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
+        wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
+        time.sleep(wait_s * random.uniform(0.5, 1.0))  # workers that failed together do not come back together
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _answer(error: BaseException | None) -> tuple[int, str]:
+    """HTTP status and code of the S3 answer behind an error; (0, "") where there was none."""
+    while error is not None:
+        if isinstance(error, boto.ClientError):
+            answer = error.response
+            return answer["ResponseMetadata"]["HTTPStatusCode"], str(answer["Error"].get("Code", ""))
+        error = error.__cause__
+    return 0, ""
+
+
+def _is_network(error: Exception) -> bool:
+    return isinstance(error, _TRANSIENT) and not isinstance(error, PermissionError | FileNotFoundError)
+
+
+def _filesystem() -> s3fs.S3FileSystem:
+    settings = Settings()
+    return _filesystem_of(os.getpid(), settings.s3_endpoint_url, settings.s3_region)
+
+
+@lru_cache
+def _filesystem_of(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3FileSystem:
+    """One client for all threads of a process; `pid` makes a forked child build its own."""
+    fs = s3fs.S3FileSystem(
+        endpoint_url=endpoint,
+        client_kwargs={"region_name": region} if region else {},
+        config_kwargs={
+            "retries": {"total_max_attempts": 1},
+            "connect_timeout": 10,
+            "read_timeout": 60,
+            "max_pool_connections": 32,
+            # Behind an own endpoint buckets have no host names.
+            **({"s3": {"addressing_style": "path"}} if endpoint else {}),
+        },
+        use_listings_cache=False,
+        skip_instance_cache=True,
+    )
+    fs.retries = 1
+    return fs
