@@ -1,13 +1,12 @@
 """The preparation of corpora as one job: examine, gather, verify, publish. The only file that imports Ray.
 
-    python -m data_prep.prepare --root URI --requests FILE.json
+    python -m data_prep.prepare --run URI --attempt N
 
-FILE holds a list of CorpusConfig. Several corpora share one execution of each pass, as starting one costs seconds.
+The run's config.json is a PrepareSpec. Several corpora share one execution of each pass, as starting one costs seconds.
 What an attempt that was killed had finished stays: chunks of examined examples and whole shards.
 """
 
 import argparse
-import json
 import logging
 import pickle
 import sys
@@ -15,10 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
-
-from pydantic import TypeAdapter, ValidationError
 
 from data_prep.config import CorpusConfig
 from data_prep.examine import ChunkTask, examine_chunk, list_source
@@ -31,6 +27,9 @@ from data_prep.records import Chunks, SourcePlan
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
 from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard, finished_info, save_plan
+from infra.claims import ClaimHolder
+from infra.config import FrozenConfig
+from infra.run_state import write_state
 from infra.storage import Store, open_store
 
 T = TypeVar("T")
@@ -193,29 +192,51 @@ def _worked(row: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
         return {"result": pickle.dumps(None), "error": f"{type(error).__name__}: {error}"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The job driver. 0: all corpora are finished; 1: one line on stderr says what to change."""
-    parser = argparse.ArgumentParser(prog="python -m data_prep.prepare", description="Prepare corpora with Ray Data.")
-    parser.add_argument("--root", required=True, help="URI under which `corpora/` lies")
-    parser.add_argument("--requests", required=True, help="JSON file: a list of CorpusConfig")
-    parser.add_argument("--ray-address", default="auto", help="as in ray.init; 'local' starts a Ray of its own")
-    given = parser.parse_args(arguments)
-    try:
-        requests = TypeAdapter(list[CorpusConfig]).validate_python(json.loads(Path(given.requests).read_text()))
-        import ray
+class PrepareSpec(FrozenConfig):
+    """`config.json` of a preparation: what the job driver is to do."""
 
-        ray.init(address=given.ray_address, logging_level=logging.WARNING)
-        for manifest in prepare(requests, given.root, ray_data):
-            print(f"{manifest.name}/{manifest.version}: {manifest.counts.num_accepted:,} examples, {manifest.digest}")
-    except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False))
-        print(f"error: {given.requests}: {wrong}", file=sys.stderr)
-        return 1
-    except (ValueError, RuntimeError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+    schema_version: int = 1
+    run_key: str
+    root: str
+    """URI under which `corpora/` lies."""
+    requests: tuple[CorpusConfig, ...]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The job driver: prepares what `config.json` of the run asks for, under the run's claim, and leaves `state.json`.
+
+    Bad input ends as state `failed` with one sentence that says what to change.
+    """
+    parser = argparse.ArgumentParser(prog="python -m data_prep.prepare", description="Prepare corpora with Ray Data.")
+    parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
+    parser.add_argument("--attempt", required=True, type=int)
+    given = parser.parse_args(arguments)
+    sys.exit(drive(open_store(given.run), given.attempt))
+
+
+def drive(run: Store, attempt: int) -> int:
+    """Runs one attempt to its end and gives the exit code."""
+    spec = PrepareSpec.model_validate(run.read_json("config.json"))
+    with ClaimHolder(run, attempt) as claim:
+        write_state(run, "running", attempt)
+        try:
+            import ray
+
+            ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
+            logging.getLogger("ray.data").setLevel(logging.WARNING)
+            corpora = prepare(spec.requests, spec.root, ray_data)
+        except (ValueError, RuntimeError, OSError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            print(f"error: {reason}", file=sys.stderr)
+            claim.check()
+            write_state(run, "failed", attempt, reason=reason)
+            return 1
+        claim.check()
+        write_state(
+            run, "finished", attempt, corpora={m.name: {"version": m.version, "digest": m.digest} for m in corpora}
+        )
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

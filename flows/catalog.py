@@ -46,7 +46,9 @@ def find_corpus(root: str, name: str) -> Store:
     found = [row for row in list_corpora(root) if name in (row["name"], f"{row['name']}/{row['version']}")]
     if not found:
         known = ", ".join(sorted({row["name"] for row in list_corpora(root)})) or "none yet"
-        raise ValueError(f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one.")
+        raise ValueError(
+            f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one."
+        )
     newest = max(found, key=lambda row: load_manifest(open_store(row["uri"])).provenance.get("finished_at", ""))
     return open_store(newest["uri"])
 

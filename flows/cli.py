@@ -35,7 +35,8 @@ model_app = group("model", "Published models: list, show.")
 ops = group("ops", "The state of this machine and of what it is connected to.")
 
 Root = Annotated[
-    str | None, typer.Option("--root", help="Where corpora, runs and models live: a path or URI. Default: $VITLINE_ROOT.")
+    str | None,
+    typer.Option("--root", help="Where corpora, runs and models live: a path or URI. Default: $VITLINE_ROOT."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Set = Annotated[
@@ -49,7 +50,9 @@ def settings(root: str | None) -> Settings:
 
 @app.command()
 def demo(
-    profile: Annotated[Literal["full", "smoke"], typer.Option(help="`smoke`: a few steps, to test an installation.")] = "full",
+    profile: Annotated[
+        Literal["full", "smoke"], typer.Option(help="`smoke`: a few steps, to test an installation.")
+    ] = "full",
     seed: Annotated[int, typer.Option(help="Seed of initialisation, order and augmentation.")] = 0,
     json: Json = False,
 ) -> None:
@@ -67,7 +70,9 @@ def run(
     source: Annotated[Path, typer.Option(help="Folder with one sub-folder per class.")],
     name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
     root: Root = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps; default: passes that suit the number of pictures.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps; default: passes that suit the number of pictures.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")] = False,
     json: Json = False,
 ) -> None:
@@ -106,7 +111,9 @@ def data_ls(root: Root = None, json: Json = False) -> None:
 
 
 @data.command("show")
-def data_show(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False) -> None:
+def data_show(
+    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
+) -> None:
     """The manifest of a corpus. Example: `vitline data show birds`"""
     from flows.catalog import find_corpus, show_corpus
 
@@ -114,7 +121,9 @@ def data_show(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or UR
 
 
 @data.command("verify")
-def data_verify(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False) -> None:
+def data_verify(
+    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
+) -> None:
     """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds`"""
     from flows.prepare_corpus import verify_and_show
 
@@ -226,7 +235,9 @@ def runs_ls(root: Root = None, json: Json = False) -> None:
 
 
 @runs.command("show")
-def runs_show(key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False) -> None:
+def runs_show(
+    key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False
+) -> None:
     """Config, state and last metrics of a run. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
     from flows.catalog import find_run, show_run
 
@@ -235,7 +246,9 @@ def runs_show(key: Annotated[str, typer.Argument(help="Run key, or the start of 
 
 @runs.command("compare")
 def runs_compare(
-    keys: Annotated[list[str], typer.Argument(help="Two or more run keys, or starts of them")], root: Root = None, json: Json = False
+    keys: Annotated[list[str], typer.Argument(help="Two or more run keys, or starts of them")],
+    root: Root = None,
+    json: Json = False,
 ) -> None:
     """What differs in the recipes of runs, and how they ended. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
     from flows.catalog import find_run
@@ -262,7 +275,9 @@ def model_ls(root: Root = None, json: Json = False) -> None:
 
 
 @model_app.command("show")
-def model_show(name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False) -> None:
+def model_show(
+    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
+) -> None:
     """Shape, parameters, FLOPs, image contract and provenance of a model. Example: `vitline model show birds`"""
     from flows.catalog import find_model
     from flows.training import describe_model
@@ -282,7 +297,9 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
     if json:
         console.emit([check._asdict() for check in checks])
     else:
-        console.table("Doctor", ["", "check", "found", "what to do"], [[c.mark, c.name, c.found, c.advice] for c in checks])
+        console.table(
+            "Doctor", ["", "check", "found", "what to do"], [[c.mark, c.name, c.found, c.advice] for c in checks]
+        )
     if any(not check.ok for check in checks):
         raise typer.Exit(1)
 
@@ -329,7 +346,9 @@ def main() -> None:
         sys.exit(130)
     except ValidationError as error:
         for problem in error.errors():
-            console.say(f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']} (given: {problem.get('input')!r})")
+            console.say(
+                f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']} (given: {problem.get('input')!r})"
+            )
         sys.exit(2)
     except ValueError as error:
         console.say(f"error: {error}")

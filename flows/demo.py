@@ -70,7 +70,9 @@ def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) 
             config, note = choose(profile, seed, emoji_pipeline())
             result = pretrain_then_transfer(config, settings.root, cluster)
         except FetchUnavailable as error:
-            note = f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
+            note = (
+                f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
+            )
             console.say(note)
             config, _ = choose(profile, seed, digits_pipeline())
             result = pretrain_then_transfer(config, settings.root, cluster)
@@ -88,7 +90,11 @@ def choose(profile: Profile, seed: int, config: PipelineConfig) -> tuple[Pipelin
 
 def preamble(settings: Settings, profile: Profile) -> None:
     """What will be downloaded, kept and needed, before anything happens."""
-    npm = "136 MB of emoji by npm, kept by checksum" if shutil.which("npm") else "nothing (npm is absent: digits instead of emoji)"
+    npm = (
+        "136 MB of emoji by npm, kept by checksum"
+        if shutil.which("npm")
+        else "nothing (npm is absent: digits instead of emoji)"
+    )
     minutes = "under 8 minutes on 2 cores" if profile == "full" else "about 2 minutes"
     console.say(f"vitline demo: downloads {npm}; 0.3 GB of disk at {settings.root}; 4 GB of memory; {minutes}.")
     console.say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
@@ -98,13 +104,19 @@ def show(result: PipelineResult, note: str, wall_s: float) -> None:
     """The closing tables: stages against their budgets, scores against scratch and chance, and what to do next."""
     rows = [[s.stage, s.what, s.where, s.time()] for s in result.stages]
     console.table("Stages", ["stage", "what", "where", "time"], rows, right=(3,))
-    console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores), right=tuple(range(1, 8)))
+    console.table(
+        "Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores), right=tuple(range(1, 8))
+    )
     if note:
         console.OUT.print(note)
     errors = max(standard_error(score) for score in result.scores)
-    console.OUT.print(f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README.")
+    console.OUT.print(
+        f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
+    )
     names = [row["name"] for row in list_corpora(result.root)]
-    console.OUT.print(f"{coverage(names)}: `vitline vtab report` shows the paper's rows; any corpus with test split is a task.")
+    console.OUT.print(
+        f"{coverage(names)}: `vitline vtab report` shows the paper's rows; any corpus with test split is a task."
+    )
     reused = [s.stage for s in result.stages if s.reused]
     if reused:
         console.OUT.print(f"Reused from an earlier run: {', '.join(reused)}.")

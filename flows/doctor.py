@@ -52,12 +52,16 @@ def attempt(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:  # a doctor that dies tells nothing about the rest
-        return Check(name, False, f"{type(error).__name__}: {error}"[:300], "Mend what the message names and ask again.")
+        return Check(
+            name, False, f"{type(error).__name__}: {error}"[:300], "Mend what the message names and ask again."
+        )
 
 
 def check_python() -> Check:
     found = ".".join(map(str, sys.version_info[:3]))
-    return Check("python", sys.version_info >= (3, 11), found, "" if sys.version_info >= (3, 11) else "Use Python 3.11+.")
+    return Check(
+        "python", sys.version_info >= (3, 11), found, "" if sys.version_info >= (3, 11) else "Use Python 3.11+."
+    )
 
 
 def check_packages() -> Check:
@@ -111,7 +115,9 @@ def check_store(settings: Settings) -> Check:
     finally:
         store.delete(key)
     probe_conditional_writes(store)
-    return Check("store", True, f"{store.uri}: read, write, conditional writes ({time.perf_counter() - started:.2f} s)", "")
+    return Check(
+        "store", True, f"{store.uri}: read, write, conditional writes ({time.perf_counter() - started:.2f} s)", ""
+    )
 
 
 def check_accelerator() -> Check:

@@ -68,7 +68,9 @@ def pretrain_then_transfer(config: PipelineConfig, root: str, cluster: Cluster) 
     result.run_key, result.model = spec.run_key, trained.state["model"]
     what = f"{trained.state['images_seen']:,} images in {trained.state['step']:,} steps, val {100 * trained.state['val_top1']:.1f} %"
     result.stages.append(
-        StageRow("pre-train", what, run_store(root, spec.run_key).uri, trained.wall_s, trained.reused, config.budgets_s[1])
+        StageRow(
+            "pre-train", what, run_store(root, spec.run_key).uri, trained.wall_s, trained.reused, config.budgets_s[1]
+        )
     )
 
     refs = tuple(TaskRef(name=task.manifest.name, corpus=task.uri) for task in tasks)
@@ -125,7 +127,11 @@ def training_plots(run: Store) -> list[Plot]:
     points: dict[str, list[tuple[float, float]]] = {}
     for record in read_journal(run):
         points.setdefault(record.key, []).append((record.step, record.value))
-    wanted = {"train/loss": "Pre-training loss", "train/top1": "Pre-training accuracy (of the batch)", "optim/lr": "Learning rate"}
+    wanted = {
+        "train/loss": "Pre-training loss",
+        "train/top1": "Pre-training accuracy (of the batch)",
+        "optim/lr": "Learning rate",
+    }
     return [Plot(title, "step", [Curve(title, points[key])]) for key, title in wanted.items() if key in points]
 
 
@@ -134,7 +140,9 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
     trials = root.child("trials")
     curves: dict[str, list[Curve]] = {}
     for contest in plan_contests(evaluation):
-        selected = [result for trial in contest.select_trials() if (result := finished_result(trials, trial)) is not None]
+        selected = [
+            result for trial in contest.select_trials() if (result := finished_result(trials, trial)) is not None
+        ]
         final = finished_result(trials, contest.final_trial(selected))
         if final is not None:
             name = "pre-trained" if contest.model else "from scratch"

@@ -43,7 +43,13 @@ def evaluate_tasks(
     run.write_json("config.json", spec.model_dump(mode="json"))
     with progress(f"transfer {name}") as show:
         result = run_stage(
-            run, key, "vit.ray_workers", cluster, on_poll=lambda: show(read_progress(run)), grace_s=10, claim_timeout_s=30
+            run,
+            key,
+            "vit.ray_workers",
+            cluster,
+            on_poll=lambda: show(read_progress(run)),
+            grace_s=10,
+            claim_timeout_s=30,
         )
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
 
@@ -68,7 +74,10 @@ def score_and_show(
         return
     rows = [
         [s.task, "pre-trained" if s.model_digest else "from scratch", console.percent(s.value), f"{s.num_examples:,}"]
-        + [f"lr {s.chosen['peak_lr']:g}, val {console.percent(s.chosen['val_top1'])}", console.percent(s.majority_fraction)]
+        + [
+            f"lr {s.chosen['peak_lr']:g}, val {console.percent(s.chosen['val_top1'])}",
+            console.percent(s.majority_fraction),
+        ]
         for s in scores
     ]
     columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]

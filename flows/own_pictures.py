@@ -27,7 +27,9 @@ def run_own_pictures(
     with Cluster(settings, log_dir(settings), console.say) as cluster:
         (corpus,) = prepare_corpora([folder_request(source, name)], settings.root, cluster)
         counts = corpus.manifest.counts
-        console.say(f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused")
+        console.say(
+            f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused"
+        )
         for line in refusals(corpus, limit=10):
             console.say(f"  {line}")
         workers = max(1, min(os.cpu_count() or 1, 8))
@@ -48,7 +50,9 @@ def run_own_pictures(
     state = result.state
     rows = [["run", spec.run_key], ["time", "reused" if result.reused else console.duration(result.wall_s)]]
     if "val_top1" in state:
-        rows.append(["top-1 on held-out pictures", f"{console.percent(state['val_top1'])} of {state['val_examples']:,}"])
+        rows.append(
+            ["top-1 on held-out pictures", f"{console.percent(state['val_top1'])} of {state['val_examples']:,}"]
+        )
         rows.append(["always the most frequent class", console.percent(state["val_majority_fraction"])])
     rows += [["model", state["model"]], ["use it", "from vit.published import load_model"]]
     console.table(name, ["", ""], rows)
@@ -60,4 +64,3 @@ def estimate(config: TrainConfig, num_classes: int) -> float:
 
     per_step = seconds_per_step(config.recipe, config.execution, num_classes)
     return START_S + config.recipe.total_steps * per_step * (1 + INPUT_SHARE)
-

@@ -9,7 +9,9 @@ from vit.config import TrainConfig
 from vit.run import RunSpec, make_spec, read_progress
 
 
-def pretrain(config: TrainConfig, root: str, cluster: Cluster, night: date | None = None) -> tuple[RunSpec, StageResult]:
+def pretrain(
+    config: TrainConfig, root: str, cluster: Cluster, night: date | None = None
+) -> tuple[RunSpec, StageResult]:
     """Trains the config's network, or returns the finished run of the same key. Also for fine-tuning of whole corpora.
 
     Raises ValueError for a config that does not fit its corpus, before anything is spent; StageFailed, Skipped.

@@ -140,10 +140,19 @@ def settings_html(scores: Sequence[Score]) -> str:
             chosen = "chosen" if tried == score.chosen else ""
             arm = "pre-trained" if score.model_digest else "from scratch"
             rows.append(
-                [score.task, arm, f"{tried['peak_lr']:g}", f"{tried['total_steps']:,}", percent(tried["val_top1"]), chosen]
+                [
+                    score.task,
+                    arm,
+                    f"{tried['peak_lr']:g}",
+                    f"{tried['total_steps']:,}",
+                    percent(tried["val_top1"]),
+                    chosen,
+                ]
             )
     columns = ("task", "start", "learning rate", "steps", "validation", "")
-    note = '<p class="note">Settings are chosen on the 200 validation images; test is read once, for the chosen one.</p>'
+    note = (
+        '<p class="note">Settings are chosen on the 200 validation images; test is read once, for the chosen one.</p>'
+    )
     return note + table_html(columns, rows, right=(2, 3, 4))
 
 
@@ -183,7 +192,9 @@ def figure(plot: Plot) -> str:
         x, base = at(x_max * i / 4, y_low)
         anchor = "middle" if i < 4 else "end"
         marks.append(f'<text x="{x:.1f}" y="{base + 16:.1f}" text-anchor="{anchor}">{x_max * i / 4:,.0f}</text>')
-    marks.append(f'<text x="{(left + width) / 2:.0f}" y="{height - 3}" text-anchor="middle">{html.escape(plot.x_label)}</text>')
+    marks.append(
+        f'<text x="{(left + width) / 2:.0f}" y="{height - 3}" text-anchor="middle">{html.escape(plot.x_label)}</text>'
+    )
     for index, curve in enumerate(plot.curves):
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in curve.points if math.isfinite(y))
         colour = PALETTE[index % len(PALETTE)]

@@ -41,7 +41,9 @@ def resolve_config(root: str, corpus: str, recipe: str, overrides: Sequence[str]
     chosen, execution = recipe_named(recipe).make()
     manifest = load_manifest(store)
     if chosen.loss == "softmax" and not manifest.single_label:
-        raise ValueError(f"{store.uri} has several labels an image; recipe {recipe!r} uses softmax. Add --set recipe.loss=sigmoid.")
+        raise ValueError(
+            f"{store.uri} has several labels an image; recipe {recipe!r} uses softmax. Add --set recipe.loss=sigmoid."
+        )
     config = TrainConfig(
         name=f"{manifest.name}-{recipe}"[:63],
         corpus=store.uri,
@@ -132,7 +134,12 @@ def plan_training(config: TrainConfig) -> Plan:
     flops = forward_flops(recipe.model, manifest.num_classes)
     return {
         "config_digest": config.config_digest,
-        "corpus": {"name": manifest.name, "digest": manifest.digest, "images": split.num_rows, "classes": manifest.num_classes},
+        "corpus": {
+            "name": manifest.name,
+            "digest": manifest.digest,
+            "images": split.num_rows,
+            "classes": manifest.num_classes,
+        },
         "steps": recipe.total_steps,
         "images": images,
         "epochs": images / split.num_rows,

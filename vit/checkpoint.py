@@ -72,7 +72,9 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
     if missing := set(expected) - set(tensors):
         raise CheckpointError(f"The checkpoint lacks {sorted(missing)[:5]} ({len(missing)} tensors).")
     if stray:
-        raise CheckpointError(f"The checkpoint holds {sorted(stray)[:5]} ({len(stray)} tensors) that the model has not.")
+        raise CheckpointError(
+            f"The checkpoint holds {sorted(stray)[:5]} ({len(stray)} tensors) that the model has not."
+        )
     for name, target in expected.items():
         if target.shape != tensors[name].shape:
             raise CheckpointError(f"{name} is {tuple(tensors[name].shape)}, the model wants {tuple(target.shape)}.")
@@ -268,7 +270,9 @@ def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World)
 def check_same_run(uri: str, manifest: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Raises CheckpointError with each difference in recipe, corpus or class map."""
     theirs, ours = (flatten({k: m.get(k) for k in SAME}) for m in (manifest, meta))
-    changed = [f"{k}: {theirs.get(k)!r} -> {ours.get(k)!r}" for k in sorted(theirs | ours) if theirs.get(k) != ours.get(k)]
+    changed = [
+        f"{k}: {theirs.get(k)!r} -> {ours.get(k)!r}" for k in sorted(theirs | ours) if theirs.get(k) != ours.get(k)
+    ]
     if changed:
         raise CheckpointError(
             f"{uri} belongs to another run: {'; '.join(changed[:8])}. "

@@ -1,8 +1,8 @@
 """Published models: weights, config, image contract, classes and a card in one folder (DESIGN 3.6).
 
-    from vit.published import load_model
-    model = load_model("models/emoji-vit/0a1b2c3d4e5f")
-    print(model.predict(["cat.png"]))
+from vit.published import load_model
+model = load_model("models/emoji-vit/0a1b2c3d4e5f")
+print(model.predict(["cat.png"]))
 """
 
 from collections.abc import Mapping, Sequence
@@ -118,11 +118,15 @@ def load_model(uri: str) -> PublishedModel:
         contract = store.read_json("image_contract.json")
         classes = store.read_json("classes.json")["classes"]
     except FileNotFoundError as error:
-        raise CheckpointError(f"{uri} is no published model: {error}. `vitline model ls` lists those there are.") from error
+        raise CheckpointError(
+            f"{uri} is no published model: {error}. `vitline model ls` lists those there are."
+        ) from error
     if config.get("schema_version") != SCHEMA_VERSION or config.get("architecture") != "vit":
         raise CheckpointError(f"{uri}/config.json is not of schema_version {SCHEMA_VERSION} with architecture 'vit'.")
     if config["digest"] != model_digest(config, contract, classes):
-        raise CheckpointError(f"{uri}: config, image contract or classes were changed after publishing; publish it again.")
+        raise CheckpointError(
+            f"{uri}: config, image contract or classes were changed after publishing; publish it again."
+        )
     try:
         tensors = read_tensors(store, "model.safetensors", config["tensors"])
     except (FileNotFoundError, ValueError) as error:
@@ -130,11 +134,18 @@ def load_model(uri: str) -> PublishedModel:
     network = VisionTransformer(ViTConfig.model_validate(config["model"]), config["num_classes"])
     network.load_state_dict(dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True)), strict=True)
     return PublishedModel(
-        uri, config["digest"], network.eval(), ImageContract.model_validate(contract), tuple(classes), config["provenance"]
+        uri,
+        config["digest"],
+        network.eval(),
+        ImageContract.model_validate(contract),
+        tuple(classes),
+        config["provenance"],
     )
 
 
-def adapt(source: VisionTransformer, config: ViTConfig, num_classes: int, head_bias_init: float = 0.0) -> VisionTransformer:
+def adapt(
+    source: VisionTransformer, config: ViTConfig, num_classes: int, head_bias_init: float = 0.0
+) -> VisionTransformer:
     """`source` made ready for fine-tuning: a zero-initialised linear head, positions resampled, no pre-logits layer.
 
     Source: arXiv:2010.11929, Sec. 3.2 and B.1.1. Raises ValueError naming each setting in which the two networks differ
@@ -165,9 +176,9 @@ def card(name: str, version: str, config: Mapping[str, Any], contract: ImageCont
     made = "\n".join(f"- {key.replace('_', ' ')}: `{value}`" for key, value in provenance.items())
     return f"""# {name} {version}
 
-A Vision Transformer: width {model['embed_dim']}, depth {model['depth']}, {model['num_heads']} heads, patches of \
-{model['patch_size_px']} px, images of {model['image_size_px']} px, {parameters:,} parameters, {len(classes):,} classes.
-Digest `{config['digest']}`.
+A Vision Transformer: width {model["embed_dim"]}, depth {model["depth"]}, {model["num_heads"]} heads, patches of \
+{model["patch_size_px"]} px, images of {model["image_size_px"]} px, {parameters:,} parameters, {len(classes):,} classes.
+Digest `{config["digest"]}`.
 
 ## Made from
 {made}
@@ -180,7 +191,7 @@ model = load_model("<this folder>")
 print(model.predict(["picture.jpg"]))
 ```
 Images go through `image_contract.json`: RGB, resized to {contract.evaluation.image_size_px} px \
-({contract.evaluation.eval_resize}, antialias {'on' if contract.evaluation.antialias else 'off'}), \
+({contract.evaluation.eval_resize}, antialias {"on" if contract.evaluation.antialias else "off"}), \
 values from {contract.low:g} to {contract.high:g}.
 """
 

@@ -20,6 +20,8 @@ from infra.claims import ClaimHolder, ClaimLost
 from infra.run_state import OUTCOMES, read_state, request_stop, write_state
 from infra.storage import open_store
 from vit.config import TrainConfig
+from vit.run import RunSpec, TrainingRun
+from vit.world import World
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
 def drive(run_uri: str, attempt: int) -> int:
     """Runs one attempt to its end; returns the exit code. The claim's heartbeat beats as long as this process lives."""
     run = open_store(run_uri)
-    config = TrainConfig.model_validate(run.read_json("config.json"))
+    config = RunSpec.model_validate(run.read_json("config.json")).config
     with ClaimHolder(run, attempt):
         watch_signals(run_uri, attempt, config.execution.grace_s)
         try:
@@ -95,7 +97,9 @@ def watch_signals(run_uri: str, attempt: int, grace_s: float) -> None:
         signal.signal(number, signal.SIG_IGN)
         # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
         threading.Thread(
-            target=lambda: request_stop(open_store(run_uri), "preempted", by=signal.Signals(number).name, attempt=attempt)
+            target=lambda: request_stop(
+                open_store(run_uri), "preempted", by=signal.Signals(number).name, attempt=attempt
+            )
         ).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -104,9 +108,6 @@ def watch_signals(run_uri: str, attempt: int, grace_s: float) -> None:
 
 def train_worker(job: dict[str, Any]) -> None:
     """What every worker runs; Ray calls it again on a fresh group after the loss of one."""
-    from vit.run import TrainingRun
-    from vit.world import World
-
     run = open_store(job["run"])
     started = time.time()
     try:

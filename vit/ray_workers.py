@@ -1,6 +1,6 @@
 """Many small trainings in one Ray job, packed onto the CPUs or fractions of GPUs of the cluster.
 
-    python -m vit.ray_workers --run URI --attempt N
+python -m vit.ray_workers --run URI --attempt N
 """
 
 import argparse
@@ -80,7 +80,9 @@ class Sweep:
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
         work = ray.remote(ensure_trial).options(max_retries=3, **self._resources(ray.cluster_resources()))
         contests = plan_contests(self.spec)
-        scores: dict[int, Score] = {i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None}
+        scores: dict[int, Score] = {
+            i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None
+        }
         running: dict[Any, tuple[int, Trial]] = {}
         done, total = 0, total_trials(contests)
 
@@ -100,7 +102,13 @@ class Sweep:
                 index, trial = running.pop(ref)
                 result = ray.get(ref)
                 done += 1
-                log.info("trial=%s top1=%.4f examples=%d wall_s=%.1f", trial.key, result.top1, result.num_examples, result.wall_s)
+                log.info(
+                    "trial=%s top1=%.4f examples=%d wall_s=%.1f",
+                    trial.key,
+                    result.top1,
+                    result.num_examples,
+                    result.wall_s,
+                )
                 if not any(i == index for i, _ in running.values()):
                     launch(index, contests[index])
             self._progress(done, total, running)

@@ -123,7 +123,9 @@ class TrainingRun:
                 self.config.execution,
                 self.world,
                 report=self.reporter.record,
-                save=lambda s: saver.save(s, {**meta, "save_id": f"{start_id}-{s.step}", "images_seen": self._images(s)}),
+                save=lambda s: saver.save(
+                    s, {**meta, "save_id": f"{start_id}-{s.step}", "images_seen": self._images(s)}
+                ),
                 stop_requested=lambda: stop_reason(self.run, self.attempt),
             )
         saver.wait()
@@ -237,7 +239,9 @@ class TrainingRun:
         prefix = f"starts/a{self.attempt}-step-{step:09d}-"
         starts = self.run.list(prefix)
         environment = {"versions": {p: version(p) for p in ("torch", "numpy", "pyarrow", "pillow")}}
-        self.run.write_json(f"{prefix}{len(starts):03d}.json", environment | {"host": platform.node(), "at": time.time()})
+        self.run.write_json(
+            f"{prefix}{len(starts):03d}.json", environment | {"host": platform.node(), "at": time.time()}
+        )
         return int(len(starts) > self.config.execution.max_restarts_without_progress)
 
     def _reason_of_restarts(self, step: int) -> str:

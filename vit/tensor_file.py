@@ -70,7 +70,9 @@ def read_tensors(store: Store, key: str, pieces: Sequence[Mapping[str, Any]]) ->
     """The tensors of `pieces`, one range read each. Raises ValueError naming the tensor whose bytes differ."""
     tensors = []
     for piece in pieces:
-        data = bytearray(store.read(key, piece["start"], piece["end"])) if piece["end"] > piece["start"] else bytearray()
+        data = (
+            bytearray(store.read(key, piece["start"], piece["end"])) if piece["end"] > piece["start"] else bytearray()
+        )
         found = hashlib.sha256(data).hexdigest()
         if found != piece["sha256"]:
             raise ValueError(f"{piece['name']} has sha256 {found[:12]}, was written as {piece['sha256'][:12]}.")

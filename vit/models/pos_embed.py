@@ -37,4 +37,3 @@ def grid_side(num_entries: int) -> tuple[int, int]:
         if side > 0 and side**2 == num_entries - prefix:
             return side, prefix
     raise ValueError(f"{num_entries} position embeddings are neither n*n nor n*n + 1; the grid is not a square.")
-

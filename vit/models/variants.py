@@ -18,7 +18,9 @@ def vit_config(variant: str, **settings: Any) -> ViTConfig:
     """The config of `<size><patch>`, such as "b16"; further fields of ViTConfig by name. Raises ValueError otherwise."""
     match = re.fullmatch(r"([a-z]+)(\d+)", variant)
     if match is None or match[1] not in SIZES:
-        raise ValueError(f"{variant!r} is no variant; a variant is a size ({', '.join(SIZES)}) and a patch side, as in 'b16'.")
+        raise ValueError(
+            f"{variant!r} is no variant; a variant is a size ({', '.join(SIZES)}) and a patch side, as in 'b16'."
+        )
     return ViTConfig(patch_size_px=int(match[2]), **SIZES[match[1]], **settings)
 
 

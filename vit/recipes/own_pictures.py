@@ -31,7 +31,9 @@ TIERS = (
 )
 
 
-def own_pictures(name: str, corpus_uri: str, manifest: Manifest, *, num_workers: int, total_steps: int | None = None) -> TrainConfig:
+def own_pictures(
+    name: str, corpus_uri: str, manifest: Manifest, *, num_workers: int, total_steps: int | None = None
+) -> TrainConfig:
     """A whole config for pre-training on the `train` split of a corpus.
 
     Mean-pooled, softmax for one label an image and sigmoid for several; `total_steps` replaces the tier's epochs.
@@ -66,6 +68,8 @@ def own_pictures(name: str, corpus_uri: str, manifest: Manifest, *, num_workers:
         val_split="val" if "val" in manifest.splits else None,
         recipe=recipe,
         execution=ExecutionConfig(
-            num_workers=min(num_workers, lanes), save_every_steps=max(20, steps // 20), log_every_steps=max(1, min(10, steps // 20))
+            num_workers=min(num_workers, lanes),
+            save_every_steps=max(20, steps // 20),
+            log_every_steps=max(1, min(10, steps // 20)),
         ),
     )

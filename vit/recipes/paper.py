@@ -10,7 +10,9 @@ BATCH = 4096
 # Table 3 states clipping for ImageNet; the authors' later configs clip at 1.0 everywhere.
 CLIP_NORM = 1.0
 # The originals resize without antialias (TensorFlow's bilinear); a recipe that bears the paper's name does the same.
-PAPER_CROP = AugmentConfig(train_crop="inception", min_area_fraction=0.05, flip=True, antialias=False, image_size_px=224)
+PAPER_CROP = AugmentConfig(
+    train_crop="inception", min_area_fraction=0.05, flip=True, antialias=False, image_size_px=224
+)
 
 
 def i21k(variant: str, epochs: int = 90) -> TrainRecipe:

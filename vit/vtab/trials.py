@@ -19,6 +19,7 @@ from vit.world import World
 
 EVAL_BATCH_SIZE = 128
 
+
 class Trial(FrozenConfig):
     """One fine-tuning: train on one split, score another once."""
 
@@ -97,7 +98,9 @@ def run_trial(trial: Trial) -> TrialResult:
     corpus = open_store(trial.corpus)
     manifest = load_manifest(corpus)
     if manifest.digest != trial.corpus_digest:
-        raise RuntimeError(f"{corpus.uri} has digest {manifest.digest[:12]}, the sweep was planned on {trial.corpus_digest[:12]}.")
+        raise RuntimeError(
+            f"{corpus.uri} has digest {manifest.digest[:12]}, the sweep was planned on {trial.corpus_digest[:12]}."
+        )
     state = trial_state(trial, manifest.num_classes, world)
     losses: list[tuple[int, float]] = []
 
@@ -136,7 +139,9 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
         return initial_state(trial.recipe, num_classes, world.device)
     source = load_model(trial.model)
     if source.digest != trial.model_digest:
-        raise RuntimeError(f"{trial.model} has digest {source.digest[:12]}, the sweep was planned on {trial.model_digest}.")
+        raise RuntimeError(
+            f"{trial.model} has digest {source.digest[:12]}, the sweep was planned on {trial.model_digest}."
+        )
     torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
     network = adapt(source.network, trial.recipe.model, num_classes)
     return with_optimizer(network.to(world.device).train(), trial.recipe)

@@ -1,0 +1,162 @@
+"""raw corpora -> manifests of verified shards: several corpora in one Ray Data job."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from data_prep.config import ClassFolders, CorpusConfig, Emoji
+from data_prep.corpora.emoji import STYLES, fetch_style
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import PrepareSpec
+from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, Manifest, load_manifest
+from data_prep.verify_shards import verify_corpus
+from flows import console
+from flows.catalog import find_corpus
+from flows.pretrain import run_store
+from flows.stage import Cluster, run_stage
+from infra.config import digest_of
+from infra.keys import run_key
+from infra.local.paths import log_dir
+from infra.settings import Settings
+from infra.storage import Store, open_store
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """A finished corpus and whether it had been finished before."""
+
+    uri: str
+    manifest: Manifest
+    reused: bool
+
+
+def folder_request(source: Path, name: str) -> CorpusConfig:
+    """The request for a folder of class folders. Raises ValueError for a folder that does not exist."""
+    folder = source.expanduser().resolve()
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; --source wants one with a sub-folder of images per class.")
+    return CorpusConfig(name=name, source=ClassFolders(path=str(folder)))
+
+
+def prepare_corpora(requests: Sequence[CorpusConfig], root: str, cluster: Cluster) -> list[PreparedCorpus]:
+    """The corpora of the requests, in order; what is finished is found without a cluster.
+
+    Raises FetchUnavailable where a source cannot be had here, StageFailed with the reason for every other failure.
+    """
+    base = open_store(root)
+    stores = [corpus_store(base, request) for request in requests]
+    missing = [r for r, store in zip(requests, stores, strict=True) if not store.exists(MANIFEST_KEY)]
+    if missing:
+        fetch_sources(missing, base)
+        run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], root, cluster)
+    return [
+        PreparedCorpus(store.uri, load_manifest(store), request not in missing)
+        for request, store in zip(requests, stores, strict=True)
+    ]
+
+
+def fetch_sources(requests: Sequence[CorpusConfig], root: Store) -> None:
+    """Brings what has to be downloaded into the store, here, before a job waits for it."""
+    for request in requests:
+        if isinstance(request.source, Emoji):
+            cache = open_store(request.source.cache) if request.source.cache else root.child("sources")
+            for style in STYLES:
+                console.say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
+                fetch_style(style, cache)
+            return
+
+
+def run_preparation(requests: Sequence[CorpusConfig], corpora: Sequence[Store], root: str, cluster: Cluster) -> None:
+    """One job for all corpora that are not finished. Its key follows from their versions."""
+    names = "-".join(request.name for request in requests)[:40].rstrip("-._")
+    versions = {corpus.uri.removeprefix(open_store(root).uri): "" for corpus in corpora}
+    key = run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
+    run = run_store(root, key)
+    spec = PrepareSpec(run_key=key, root=root, requests=tuple(requests))
+    run.write_json("config.json", spec.model_dump(mode="json"))
+    with console.progress(f"prepare {', '.join(request.name for request in requests)}") as show:
+        run_stage(
+            run,
+            key,
+            "data_prep.prepare",
+            cluster,
+            on_poll=lambda: show(preparation_progress(corpora)),
+            grace_s=5,
+            claim_timeout_s=30,
+        )
+
+
+def preparation_progress(corpora: Sequence[Store]) -> dict | None:
+    """The progress files of the corpora as one: what is done of the present stage."""
+    parts = []
+    for corpus in corpora:
+        try:
+            parts.append(corpus.read_json("_work/progress.json"))
+        except FileNotFoundError:
+            continue
+    if not parts:
+        return None
+    stage = min(parts, key=lambda p: ("list", "examine", "gather").index(p["stage"]))["stage"]
+    now = [p for p in parts if p["stage"] == stage]
+    done, total, rate = (sum(p[name] for p in now) for name in ("done", "total", "rate"))
+    return {
+        "step": done,
+        "total_steps": total,
+        "unit": f"{now[0]['unit']} ({stage}, {rate:,.0f}/s)",
+        "refused": sum(p["refused"] for p in parts),
+        "remaining_s": (total - done) / rate if rate else None,
+    }
+
+
+def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
+    """The first refused examples as lines `id: reason (detail)`."""
+    with open_store(corpus.uri).open(REJECTS_KEY) as file:
+        rows = pq.read_table(file).to_pylist()
+    lines = [f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows[:limit]]
+    more = len(rows) - limit
+    return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
+
+
+def prepare_and_show(settings: Settings, requests: Sequence[CorpusConfig], *, as_json: bool) -> None:
+    """Prepares and prints counts, splits and what was refused with its reasons."""
+    started = time.monotonic()
+    with Cluster(settings, log_dir(settings), console.say) as cluster:
+        corpora = prepare_corpora(requests, settings.root, cluster)
+    if as_json:
+        console.emit([{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora])
+        return
+    for corpus in corpora:
+        counts = corpus.manifest.counts
+        splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
+        rows = [
+            ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
+            ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
+            ["splits", splits],
+            ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
+            ["digest", corpus.manifest.digest],
+            ["report", f"{corpus.uri}/report.html"],
+            ["time", console.duration(time.monotonic() - started)],
+        ]
+        console.table(corpus.manifest.name, ["", ""], rows)
+        for line in refusals(corpus, limit=20):
+            console.OUT.print(f"  {line}", markup=False)
+
+
+def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
+    """Reads every shard back; raises RuntimeError, after naming each bad one, if there are any."""
+    corpus = find_corpus(settings.root, name)
+    report = verify_corpus(corpus)
+    if as_json:
+        console.emit(report.model_dump(mode="json"))
+    else:
+        for uri, problem in report.problems.items():
+            console.OUT.print(f"{uri} {problem}", markup=False)
+    if report.problems:
+        raise RuntimeError(
+            f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."
+        )
+    if not as_json:
+        console.OUT.print(f"{corpus.uri}: {report.num_shards:,} shards with {report.num_rows:,} rows are as written.")

@@ -1,0 +1,57 @@
+"""What several rooms test with: real small corpora, prepared once per test run, and a config to train on them."""
+
+from pathlib import Path
+
+import pytest
+
+from data_prep.corpora import presets
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import prepare
+from infra.storage import Store, open_store
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
+from vit.input.config import AugmentConfig
+
+
+@pytest.fixture(scope="session")
+def digits_root(tmp_path_factory) -> str:
+    """A root that holds the scikit-learn digits as a task corpus; read only."""
+    root = str(tmp_path_factory.mktemp("digits"))
+    prepare([presets.digits()], root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def digits(digits_root) -> Store:
+    """The digits corpus."""
+    return corpus_store(open_store(digits_root), presets.digits())
+
+
+@pytest.fixture
+def train_config(digits):
+    """train_config(name, workers, steps): a network that takes milliseconds a step, with dropout and decay."""
+
+    def make(name: str, workers: int = 1, steps: int = 20, **execution) -> TrainConfig:
+        return TrainConfig(
+            name=name,
+            corpus=digits.uri,
+            val_split="val",
+            recipe=TrainRecipe(
+                model=ViTConfig(
+                    image_size_px=16, patch_size_px=8, embed_dim=32, depth=2, num_heads=2, mlp_dim=64, dropout_rate=0.1
+                ),
+                input=InputConfig(global_batch_size=16, num_lanes=4, augment=AugmentConfig(image_size_px=16)),
+                optim=OptimConfig(warmup_steps=2, weight_decay=0.1),
+                total_steps=steps,
+            ),
+            execution=ExecutionConfig(
+                **{"num_workers": workers, "micro_batch_size": 8, "save_every_steps": 10, "log_every_steps": 1, **execution}
+            ),
+        )
+
+    return make
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    """An empty root on this machine's disk."""
+    return str(tmp_path / "store")

@@ -1,0 +1,114 @@
+"""A run in one process, without Ray: what it leaves in the store, and every way in which it goes on or ends."""
+
+import itertools
+
+import pytest
+
+from infra.claims import take_claim
+from infra.journal import read_journal
+from infra.run_state import read_state, request_stop
+from infra.storage import open_store
+from vit.checkpoint import CheckpointError, list_checkpoints
+from vit.published import load_model
+from vit.run import TrainingRun, make_spec
+from vit.world import World
+
+
+@pytest.fixture
+def start(root):
+    """start(config): the run and attempt of a claimed spec, as a flow leaves it for the driver."""
+
+    def make(config, run=None):
+        spec = make_spec(config, root)
+        run = run or open_store(root).child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        return run, claim.attempt
+
+    return make
+
+
+def losses(run):
+    return {record.step: record.value for record in read_journal(run) if record.key == "train/loss"}
+
+
+def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_config, digits):
+    run, attempt = start(train_config("whole"))
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    state = read_state(run)
+    assert state["state"] == "finished"
+    assert state["images_seen"] == 20 * 16
+    assert state["val_examples"] > 0
+    assert sorted(losses(run)) == list(range(1, 21))
+    assert list_checkpoints(run)[0].startswith("checkpoints/step-000000020")
+    assert run.exists("inputs.png")
+    model = load_model(state["model"])
+    assert len(model.classes) == 10
+    assert model.provenance["corpus_digest"] == run.read_json("config.json")["inputs"]["corpus"]
+
+
+def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_config, monkeypatch):
+    whole, attempt = start(train_config("whole"))
+    TrainingRun(whole, attempt, World()).execute()
+    config = train_config("parts")
+    run, attempt = start(config)
+    asked = itertools.count(1)  # once a step, as every step is a log step here
+    with monkeypatch.context() as patch:
+        patch.setattr("vit.run.stop_reason", lambda run, attempt: "preempted" if next(asked) == 7 else None)
+        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    assert read_state(run)["step"] == 7
+    run, attempt = start(config, run)
+    assert attempt == 2
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert losses(run) == losses(whole)
+    assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+
+
+def test_a_stop_request_is_obeyed_by_its_attempt_only(start, train_config):
+    run, attempt = start(train_config("stopped"))
+    request_stop(run, "cancelled", by="test", attempt=attempt)
+    assert TrainingRun(run, attempt, World()).execute() == "cancelled"
+    assert list_checkpoints(run) == []
+    run, attempt = start(train_config("stopped"), run)
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+
+
+def test_an_attempt_that_lost_its_claim_touches_nothing(start, train_config):
+    run, old = start(train_config("fenced"))
+    start(train_config("fenced"), run)
+    before = run.list()
+    assert TrainingRun(run, old, World()).execute() is None
+    assert run.list() == before
+
+
+def test_restarts_without_progress_end_the_run_with_the_error_that_caused_them(start, train_config):
+    run, attempt = start(train_config("stuck", max_restarts_without_progress=2))
+    run.write_json(f"errors/a{attempt}-1-rank0.json", {"rank": 0, "error": "ShardError: part-00000 is damaged"})
+    for n in range(2):
+        run.write_json(f"starts/a{attempt}-step-000000000-{n:03d}.json", {})
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    run, attempt = start(train_config("stuck-too", max_restarts_without_progress=2))
+    run.write_json(f"errors/a{attempt}-1-rank0.json", {"rank": 0, "error": "ShardError: part-00000 is damaged"})
+    for n in range(3):
+        run.write_json(f"starts/a{attempt}-step-000000000-{n:03d}.json", {})
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    assert "part-00000 is damaged" in read_state(run)["reason"]
+
+
+def test_a_replaced_corpus_is_refused(start, train_config):
+    run, attempt = start(train_config("replaced"))
+    spec = run.read_json("config.json")
+    run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
+    with pytest.raises(RuntimeError, match="corpus was replaced"):
+        TrainingRun(run, attempt, World()).execute()
+
+
+def test_a_published_model_that_was_changed_is_refused_by_name(start, train_config):
+    run, attempt = start(train_config("tampered"))
+    TrainingRun(run, attempt, World()).execute()
+    model = open_store(read_state(run)["model"])
+    data = bytearray(model.read("model.safetensors"))
+    data[-1] ^= 1
+    model.write("model.safetensors", bytes(data))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load_model(model.uri)
