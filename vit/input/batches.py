@@ -235,7 +235,7 @@ def _rows_in_order(
     reader: SplitReader, groups: RowGroups, loads: LoadQueue, first: int, stop: int
 ) -> Iterator[Example]:
     """The examples of rows [first, stop); the next row group is loaded while one is used."""
-    cached = reader.cache.split(reader.info.digest)
+    cached = reader.cache.split(reader.cache_key)
     ahead: dict[int, Load[RowGroup]] = {}
     for row, group in zip(range(first, stop), groups.group_of(np.arange(first, stop)).tolist(), strict=True):
         if (hit := cached.get(row)) is not None:
@@ -267,7 +267,7 @@ class _Assembly:
         images = torch.empty(self.size, side, side, 3, dtype=torch.uint8)
         images[num_valid:] = 0
         valid = torch.arange(self.size) < num_valid
-        batch = Batch(images, self._labels([e.label for e in examples]), valid, first_slot, num_valid)
+        batch = Batch(images, self._labels([e.split.mapped(e.label) for e in examples]), valid, first_slot, num_valid)
         chunks = [slice(i, i + _EXAMPLES_PER_TASK) for i in range(0, num_valid, _EXAMPLES_PER_TASK)]
         return batch, [partial(_fill, examples[c], views[c], images[:num_valid][c]) for c in chunks]
 
@@ -279,7 +279,8 @@ class _Assembly:
         multi_hot = torch.zeros(self.size, self.num_classes)
         for row, label in zip(multi_hot, labels, strict=False):
             ids, weights = ([label], None) if isinstance(label, int) else label
-            row[ids] = 1.0 if weights is None else torch.tensor(weights)
+            for i, weight in zip(ids, weights or [1.0] * len(ids), strict=True):
+                row[i] = max(row[i], weight)  # a class map may name a class twice
         return multi_hot
 
 

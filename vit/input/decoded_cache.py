@@ -11,7 +11,7 @@ Label = int | tuple[list[int], list[float] | None]
 
 @dataclass(frozen=True)
 class CachedExample:
-    """Pixels (height, width, 3) uint8 as decoded, and the label."""
+    """Pixels (height, width, 3) uint8 as decoded, and the label as stored."""
 
     pixels: np.ndarray
     label: Label
@@ -20,8 +20,8 @@ class CachedExample:
 class DecodedCache:
     """Decoded examples up to `budget_bytes`; what comes first stays, so epochs of a larger corpus still profit.
 
-    One cache may serve many iterators, as in a sweep over one small corpus: rows are kept by split digest. Safe in
-    threads. What it holds never changes a pixel.
+    One cache may serve many iterators, as in a sweep over one small corpus: rows are kept by a key that names split
+    and decode policy. Safe in threads. What it holds never changes a pixel.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -35,14 +35,14 @@ class DecodedCache:
         """Bytes of pixels held."""
         return self._num_bytes
 
-    def split(self, digest: str) -> dict[int, CachedExample]:
+    def split(self, key: str) -> dict[int, CachedExample]:
         """The rows held of one split, for lookups."""
         with self._lock:
-            return self._splits.setdefault(digest, {})
+            return self._splits.setdefault(key, {})
 
-    def offer(self, digest: str, row: int, example: CachedExample) -> None:
+    def offer(self, key: str, row: int, example: CachedExample) -> None:
         """Keep an example if the budget allows."""
-        rows = self.split(digest)
+        rows = self.split(key)
         with self._lock:
             if row not in rows and self._num_bytes + example.pixels.nbytes <= self._budget_bytes:
                 rows[row] = example

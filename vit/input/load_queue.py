@@ -2,6 +2,7 @@
 
 import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import PriorityQueue
@@ -21,6 +22,11 @@ class Load(Generic[T]):
         self._taken = threading.Lock()
         self._future: Future[T] = Future()
 
+    @property
+    def begun(self) -> bool:
+        """Whether some thread runs or ran the call."""
+        return self._taken.locked()
+
     def run(self) -> None:
         """Run the call unless some thread does or did."""
         if self._call is None or not self._taken.acquire(blocking=False):
@@ -38,10 +44,13 @@ class Load(Generic[T]):
 
 
 class LoadQueue:
-    """A few threads that run loads, the most urgent first, then first come first served."""
+    """A few threads that run loads, the most urgent first, then first come first served.
+
+    The queue does not own loads: one that nobody holds any more is forgotten, and its result is never kept alive here.
+    """
 
     def __init__(self, num_threads: int) -> None:
-        self._queue: PriorityQueue[tuple[int, int, Load[Any] | None]] = PriorityQueue()
+        self._queue: PriorityQueue[tuple[int, int, weakref.ref[Load[Any]] | None]] = PriorityQueue()
         self._count = itertools.count()
         self._closed = False
         self._threads = [
@@ -51,8 +60,9 @@ class LoadQueue:
             thread.start()
 
     def put(self, load: Load[Any], urgency: int) -> None:
-        """Queue a load; again with more urgency moves it forward."""
-        self._queue.put((urgency, next(self._count), load))
+        """Queue a load unless it has begun; again with more urgency moves it forward."""
+        if not load.begun:
+            self._queue.put((urgency, next(self._count), weakref.ref(load)))
 
     def close(self) -> None:
         """Forget what has not begun and end the threads."""
@@ -64,6 +74,8 @@ class LoadQueue:
 
     def _work(self) -> None:
         while not self._closed:
-            load = self._queue.get()[2]
+            queued = self._queue.get()[2]
+            load = queued() if queued is not None else None
             if load is not None:
                 load.run()
+            del load  # or this thread would hold the result while it waits

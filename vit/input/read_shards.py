@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from data_prep.decode import DecodePolicy, decode
 from data_prep.shard_format import Manifest, ShardReader
+from infra.config import digest_of
 from infra.storage import Store
 from vit.input.decoded_cache import CachedExample, DecodedCache, Label
 from vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
@@ -28,7 +29,10 @@ class RowGroup:
 
 @dataclass(slots=True)
 class Example:
-    """One example on its way: `pixels` (height, width, 3) if they were cached, else the `encoded` bytes."""
+    """One example on its way: `pixels` (height, width, 3) if they were cached, else the `encoded` bytes.
+
+    `label` is as the corpus has it; `split.mapped(label)` is what training wants.
+    """
 
     split: "SplitReader"
     row: int
@@ -42,7 +46,7 @@ class Example:
             return self.pixels
         assert self.encoded is not None
         pixels = self.split.decode(self.row, self.encoded)
-        self.split.cache.offer(self.split.info.digest, self.row, CachedExample(pixels, self.label))
+        self.split.cache.offer(self.split.cache_key, self.row, CachedExample(pixels, self.label))
         return pixels
 
 
@@ -63,12 +67,13 @@ class SplitReader:
     ) -> None:
         self.corpus, self.name, self.info, self.cache = corpus, split, manifest.split(split), cache
         self._policy: DecodePolicy = manifest.decode_policy
+        self.cache_key = digest_of([self.info.digest, self._policy])
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
         self._reader = ShardReader(corpus, manifest, split)
-        self._class_map = None if class_map is None else np.asarray(class_map, dtype=np.int64)
-        if self._class_map is not None and self._class_map.shape != (manifest.num_classes,):
+        self._class_map = class_map
+        if class_map is not None and len(class_map) != manifest.num_classes:
             raise ValueError(
-                f"The class map of {corpus.uri} has {self._class_map.size} entries, the corpus has "
+                f"The class map of {corpus.uri} has {len(class_map)} entries, the corpus has "
                 f"{manifest.num_classes} classes; name one class for each."
             )
 
@@ -86,6 +91,14 @@ class SplitReader:
         except ValueError as error:
             raise ValueError(f"{self.where(row)} cannot be decoded: {error}. {_ADVICE}") from error
 
+    def mapped(self, label: Label) -> Label:
+        """The label in the classes that training uses."""
+        if self._class_map is None:
+            return label
+        if isinstance(label, int):
+            return self._class_map[label]
+        return [self._class_map[i] for i in label[0]], label[1]
+
     def where(self, row: int) -> str:
         """Shard and row, for messages."""
         place = self.info.place(int(RowGroups.of(self.info).group_of(np.array(row))))
@@ -97,11 +110,8 @@ class SplitReader:
 
     def _labels(self, table: pa.Table) -> list[Label]:
         if self._single_label:
-            ids = table.column("label").to_numpy()
-            return (ids if self._class_map is None else self._class_map[ids]).tolist()
+            return table.column("label").to_pylist()
         lists = table.column("labels").to_pylist()
-        if self._class_map is not None:
-            lists = [self._class_map[ids].tolist() for ids in lists]
         weights = table.column("weights").to_pylist() if self._has_weights else [None] * len(lists)
         return list(zip(lists, weights, strict=True))
 
@@ -125,10 +135,10 @@ class LaneReader:
 
     def gather(self, rows: Rows) -> list[Example]:
         """The examples at `rows`, which must follow on those of the last call in every lane; waits for their loads."""
-        cached = self._split.cache.split(self._split.info.digest)
+        cached = self._split.cache.split(self._split.cache_key)
         examples: list[Example | None] = [None] * len(rows.row)
         missing: list[tuple[int, Load[RowGroup]]] = []
-        opened: list[_Block] = []
+        opened: set[int] = set()
         columns = (rows.epoch, rows.lane, rows.block, rows.row_group, rows.row)
         for i, (epoch, lane, block, row_group, row) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
             if (hit := cached.get(row)) is not None:
@@ -137,12 +147,12 @@ class LaneReader:
             current = self._open.get(lane)
             if current is None or current.at != (epoch, block):
                 current = self._advance(lane, epoch, block)
-                opened.append(current)
+                opened.add(lane)
             load = current.load(row_group)
             self._loads.put(load, NOW)
             missing.append((i, load))
-        for opened_block in opened:
-            opened_block.load_all(self._loads, SOON)
+        for lane in opened:
+            self._open[lane].load_all(self._loads, SOON)
         for i, load in missing:
             group, row, in_group = load.result(), int(rows.row[i]), int(rows.row_in_group[i])
             self._mean_bytes += (group.num_bytes - self._mean_bytes) * (0.1 if self._mean_bytes else 1.0)
@@ -169,7 +179,7 @@ class LaneReader:
             held += len(block.groups)
 
     def _block(self, lane: int, epoch: int, block: int) -> "_Block":
-        cached = self._split.cache.split(self._split.info.digest)
+        cached = self._split.cache.split(self._split.cache_key)
         groups = self._order.block_groups(epoch, lane, block)
         if cached:
             first, size = self._order.groups.first_row(groups), self._order.groups.size(groups)

@@ -130,6 +130,7 @@ def test_several_labels_are_multi_hot_with_weights(corpus_maker, tmp_path):
 def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
     first = corpus_maker(tmp_path / "a", segments=(30,), digest="a")
     second = corpus_maker(tmp_path / "b", segments=(30,), digest="bb", labels=[[i % 5] for i in range(30)])
+    cache = {"decoded_cache_bytes": 10**6}
     sources = [
         Source(first.store, first.manifest, "train", 3.0, (0, 1, 2, 3, 4)),
         Source(second.store, second.manifest, "train", 1.0, (9, 8, 7, 6, 5)),
@@ -144,7 +145,8 @@ def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
     whole = labels()
     assert all(sum(label < 5 for label in step) == 9 for step in whole)
     assert sorted(label for step in whole for label in step if label >= 5) == sorted([9, 8, 7, 6, 5] * 6)
-    halves = [labels(rank=r, world_size=2) for r in range(2)]
+    assert labels(**cache) == whole
+    halves = [labels(rank=r, world_size=2, **cache) for r in range(2)]
     assert [sorted(a + b) for a, b in zip(*halves, strict=True)] == [sorted(step) for step in whole]
     bad = [Source(first.store, first.manifest, "train", 1.0, (0, 1))]
     with pytest.raises(ValueError, match="has 2 entries, the corpus has 5 classes"):

@@ -102,6 +102,19 @@ def test_urgent_loads_overtake_and_run_once():
     assert order == ["urgent", "ahead"]
 
 
+def test_a_load_that_nobody_holds_is_forgotten():
+    gate, ran, loads = threading.Event(), [], LoadQueue(1)
+    first, kept = Load(gate.wait), Load(lambda: ran.append("kept"))
+    loads.put(first, NOW)
+    loads.put(Load(lambda: ran.append("dropped")), AHEAD)
+    loads.put(kept, AHEAD)
+    gate.set()
+    while not ran:
+        time.sleep(0.001)
+    loads.close()
+    assert ran == ["kept"]
+
+
 def test_a_load_runs_in_the_waiting_thread_if_nobody_began_and_keeps_its_error():
     assert Load(threading.get_ident).result() == threading.get_ident()
     broken = Load(lambda: 1 / 0)
