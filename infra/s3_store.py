@@ -56,6 +56,8 @@ class S3Store(Store):
         self._bucket, _, prefix = bucket_and_prefix.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self.uri = f"s3://{bucket_and_prefix}"
+        settings = Settings()
+        self._endpoint, self._region = settings.s3_endpoint_url, settings.s3_region
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if end is not None and end <= start:
@@ -107,14 +109,17 @@ class S3Store(Store):
     def delete(self, key: str) -> None:
         self._call("delete_object", key)
 
+    def _client(self) -> s3fs.S3FileSystem:
+        return _filesystem(os.getpid(), self._endpoint, self._region)
+
     def _call(self, method: str, key: str, **arguments: Any) -> Any:
         at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
-        return _retried(method, self.uri_of(key), lambda: _filesystem().call_s3(method, **at, **arguments))
+        return _retried(method, self.uri_of(key), lambda: self._client().call_s3(method, **at, **arguments))
 
     def _page(self, prefix: str, go_on: dict[str, str]) -> dict[str, Any]:
         wanted = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **go_on}
         return _retried(
-            "list_objects_v2", f"{self.uri}/{prefix}", lambda: _filesystem().call_s3("list_objects_v2", **wanted)
+            "list_objects_v2", f"{self.uri}/{prefix}", lambda: self._client().call_s3("list_objects_v2", **wanted)
         )
 
     def _get(self, key: str, **arguments: Any) -> tuple[bytes, str]:
@@ -126,7 +131,7 @@ class S3Store(Store):
                 return await body.read(), reply["ETag"]
 
         def request() -> tuple[bytes, str]:
-            fs = _filesystem()
+            fs = self._client()
             return fsspec.asyn.sync(fs.loop, get, fs)
 
         return _retried("get_object", self.uri_of(key), request)
@@ -236,13 +241,8 @@ def _is_network(error: Exception) -> bool:
     return isinstance(error, _TRANSIENT) and not isinstance(error, PermissionError | FileNotFoundError)
 
 
-def _filesystem() -> s3fs.S3FileSystem:
-    settings = Settings()
-    return _filesystem_of(os.getpid(), settings.s3_endpoint_url, settings.s3_region)
-
-
 @lru_cache
-def _filesystem_of(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3FileSystem:
+def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3FileSystem:
     """One client for all threads of a process; `pid` makes a forked child build its own."""
     fs = s3fs.S3FileSystem(
         endpoint_url=endpoint,

@@ -50,9 +50,10 @@ class LocalRay:
     """Context: a Ray cluster of one node, with all CPUs (or `num_cpus`) and the GPUs that Ray finds.
 
     `env` is what clients set to use it: RAY_ADDRESS (the http URL of the job server, also `.address`) and the token.
-    The dashboard listens on 127.0.0.1; Ray's own ports, chosen freely, want the token. At exit every process is
-    ended, running jobs included, and Ray's logs are in `log_dir`. Raises RuntimeError, with the last lines of the
-    log, if Ray does not start.
+    The dashboard listens on 127.0.0.1 and wants the token, as do Ray's own ports, which Ray opens on the address of
+    the host; only its counters for Prometheus are open to all. At exit every process is ended, running jobs included
+    (stop those that are to write a checkpoint before), and Ray's logs are in `log_dir`. Raises RuntimeError, with the
+    last lines of the log, if Ray does not start.
     """
 
     def __init__(

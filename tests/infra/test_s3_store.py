@@ -174,6 +174,6 @@ def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(monke
         write_half()
     assert store.list() == ["large"]
     bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
-    uploads = s3_store._filesystem().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+    uploads = store._client().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
     assert not uploads.get("Uploads")
     store.delete("large")
