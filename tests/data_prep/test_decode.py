@@ -175,9 +175,7 @@ def test_what_is_no_image_is_refused():
     assert reason_of(b"") == "empty"
     assert reason_of(b"<html>404 not found</html>") == "not_an_image"
     assert reason_of(b"\0" * 1000) == "not_an_image"
-    assert (
-        reason_of(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
-    )
+    assert reason_of(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
     assert reason_of(encoded(Image.new("RGB", (2, 2)), "BMP"), formats=("PNG",)) == "not_an_image"
 
 

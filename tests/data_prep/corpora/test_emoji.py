@@ -31,9 +31,7 @@ def test_groups_join_equal_pictures_of_either_style_and_equal_motifs():
     ]
     alike = {"google": {"a.png": "1", "b.png": "1"}, "twitter": {"b.png": "2", "c-dark.png": "2"}}
     pictures = {
-        style: {
-            f"img/{style}/64/{name}": alike[style].get(name, name) for base in bases for name in base.pictures
-        }
+        style: {f"img/{style}/64/{name}": alike[style].get(name, name) for base in bases for name in base.pictures}
         for style in STYLES
     }
     groups = group_bases(bases, pictures)

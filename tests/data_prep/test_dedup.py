@@ -1,0 +1,45 @@
+"""Equal pictures: a property against the plainest possible loop."""
+
+import hashlib
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from data_prep.dedup import exact_duplicates
+
+pictures = st.lists(
+    st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["train", "val", "test"])), max_size=30
+)
+
+
+def digest(text):
+    return hashlib.sha256(text.encode()).digest()
+
+
+@pytest.mark.parametrize("policy", ["drop", "keep"])
+@given(rows=pictures)
+def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
+    records = pa.table(
+        {
+            "example_id": pa.array([f"{i:03d}" for i in range(len(rows))], pa.string()),
+            "pixel_sha256": pa.array([digest(f"pixels {p}") for p, _, _ in rows], pa.binary()),
+            "sha256": pa.array([digest(f"pixels {p} file {f}") for p, f, _ in rows], pa.binary()),
+            "split": pa.array([split for _, _, split in rows], pa.string()),
+        }
+    )
+    rank = {"test": 0, "val": 1, "train": 2}
+    expected = {}
+    for picture in {p for p, _, _ in rows}:
+        members = [i for i, row in enumerate(rows) if row[0] == picture]
+        stays = min(members, key=lambda i: (rank[rows[i][2]], digest(f"pixels {picture} file {rows[i][1]}"), i))
+        for i in members:
+            if i != stays and (policy == "drop" or rows[i][2] != rows[stays][2]):
+                expected[i] = stays
+    found = exact_duplicates(records, policy).to_pydict()
+    assert dict(zip(found["row"], found["kept"], strict=True)) == expected
+    left = {}
+    for i, (picture, _, split) in enumerate(rows):
+        if i not in expected:
+            assert left.setdefault(picture, split) == split

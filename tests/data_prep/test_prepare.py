@@ -1,0 +1,334 @@
+"""Laws of preparation: every example once, one digest however it is computed, and a killed job goes on."""
+
+import threading
+import unicodedata
+from collections import Counter
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import images, prepare, write_shards
+from data_prep.config import ShardingConfig
+from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
+from data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from infra.storage import open_store
+
+
+def rows_of(corpus, *splits):
+    manifest = load_manifest(corpus)
+    rows = []
+    for split in splits or manifest.splits:
+        with ShardReader(corpus, manifest, split) as reader:
+            for i in range(reader.split.num_row_groups):
+                rows += reader.row_group(i).to_pylist()
+    return rows
+
+
+def rejects_of(corpus):
+    return pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+
+
+@pytest.fixture
+def folder(fill_folder, tmp_path):
+    return fill_folder(tmp_path / "pictures", per_class=25)
+
+
+def spoil(folder, picture):
+    """Six files that cannot be read as pictures, and two that are none by name."""
+    whole = picture(9999, size=(200, 200))
+    bad = {
+        "cat/empty.jpg": (b"", "empty"),
+        "cat/page.jpg": (b"<html>not found</html>", "not_an_image"),
+        "dog/half.jpg": (whole[: len(whole) // 2], "truncated"),
+        "dog/long.png": (picture(1, size=(400, 2), file_format="PNG"), "aspect_ratio"),
+        "bird/owl/notes.txt": (b"seen in May", "ignored_file"),
+        "bird/owl/._000.jpg": (b"\0\5\26\7", "ignored_file"),
+        "top.jpg": (picture(2), "no_label"),
+    }
+    for name, (data, _) in bad.items():
+        (folder / name).write_bytes(data)
+    (folder / "dog/gone.jpg").symlink_to(folder / "nowhere.jpg")
+    return {name: reason for name, (_, reason) in bad.items()} | {"dog/gone.jpg": "unreadable"}
+
+
+def test_every_file_is_in_one_shard_or_refused_with_its_reason(folder, picture, prepared, memory_root):
+    reasons = spoil(folder, picture)
+    (folder / "cat/odd name ü.JPEG").write_bytes(picture(3, file_format="PNG"))
+    corpus = prepared(folder, memory_root)
+    rows, rejects = rows_of(corpus), rejects_of(corpus)
+    assert {row["example_id"]: row["reason"] for row in rejects} == reasons
+    assert all(row["source"].startswith("file://") and row["detail"] for row in rejects)
+    ids = [row["example_id"] for row in rows]
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+    assert len(ids) == len(set(ids))
+    assert set(ids) == files - reasons.keys()
+    for row in rows:
+        assert row["image"]["bytes"] == (folder / row["example_id"]).read_bytes()
+    counts = load_manifest(corpus).counts
+    assert (counts.num_found, counts.num_accepted, counts.num_refused) == (len(files), len(ids), len(reasons))
+    assert counts.refused == Counter(reasons.values())
+    assert load_class_names(corpus) == ["bird/owl", "cat", "dog"]
+
+
+def test_rows_of_a_segment_stand_in_hash_order_whatever_the_source_order(folder, prepared, memory_root):
+    corpus = prepared(folder, memory_root)
+    ids = [row["example_id"] for row in rows_of(corpus, "train")]
+    assert ids != sorted(ids)
+    other = prepared(folder, memory_root, order_seed=1)
+    assert load_manifest(other).digest != load_manifest(corpus).digest
+    assert sorted(ids) == sorted(row["example_id"] for row in rows_of(other, "train"))  # splits know no seed
+
+
+def backwards(work, tasks):
+    return iter([work(task) for task in reversed(tasks)])
+
+
+def test_the_digest_knows_neither_chunks_nor_parallelism_nor_store(folder, request_for, memory_root, tmp_path):
+    digests, files = set(), set()
+    for root, chunk, executor in (
+        (memory_root, 16, prepare.in_process),
+        (f"{memory_root}-2", 1, backwards),
+        (f"file://{tmp_path}/store", 1000, prepare.in_process),
+        (str(tmp_path / "other store"), 7, backwards),
+    ):
+        request = request_for(folder, examples_per_chunk=chunk)
+        (manifest,) = prepare.prepare([request], root, executor)
+        digests.add(manifest.digest)
+        files.add(corpus_store(open_store(root), request).read("shards.parquet"))
+    assert len(digests) == len(files) == 1
+
+
+def test_several_corpora_share_one_execution_of_each_pass(folder, fill_folder, request_for, memory_root, tmp_path):
+    passes = []
+
+    def counting(work, tasks):
+        passes.append(len(tasks))
+        return map(work, tasks)
+
+    requests = [request_for(folder), request_for(fill_folder(tmp_path / "more", 5)), request_for(folder)]
+    first, second, again = prepare.prepare(requests, memory_root, counting)
+    assert first == again != second
+    assert len(passes) == 2
+    assert prepare.prepare(requests, memory_root, counting) == [first, second, again]
+    assert len(passes) == 2  # what is finished is only looked up
+    assert find_corpus(open_store(memory_root), requests[1]) == second
+
+
+class Killed(BaseException):
+    """As good as kill -9: nothing of ours catches it."""
+
+
+def killed_after(num_tasks):
+    """An executor that finishes so many tasks, of all passes together, and dies in the next."""
+    left = [num_tasks]
+
+    def execute(work, tasks):
+        for task in tasks:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            yield work(task)
+
+    return execute
+
+
+def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, memory_root, monkeypatch):
+    """Counted: decodes of examples, and writes of shards."""
+    work = Counter()
+
+    def count(module, name):
+        original = getattr(module, name)
+
+        def counted(*arguments):
+            work[name] += 1
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, counted)
+
+    count(images, "decode_image")
+    count(write_shards, "write_shard")
+    request = request_for(folder, examples_per_chunk=10)
+    (whole,) = prepare.prepare([request], f"{memory_root}-whole")
+    once = dict(work)
+    num_shards = sum(split.segments[0].num_shards for split in whole.splits.values())
+    assert once == {"decode_image": 75, "write_shard": num_shards}
+    assert num_shards >= 4
+
+    work.clear()
+    for kill_after in (3, 4, 2, 1):  # of 8 chunks, in the middle of them, then of the shards
+        with pytest.raises(Killed):
+            prepare.prepare([request], memory_root, killed_after(kill_after))
+        assert find_corpus(open_store(memory_root), request) is None
+    (resumed,) = prepare.prepare([request], memory_root)
+    assert resumed.digest == whole.digest
+    assert dict(work) == once
+
+
+def test_a_death_inside_a_shard_leaves_nothing_of_it(folder, request_for, tmp_path, monkeypatch):
+    request, root = request_for(folder), str(tmp_path / "store")
+
+    def dying(row, store):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(write_shards, "_unchanged", dying)
+        with pytest.raises(Killed):
+            prepare.prepare([request], root)
+    corpus = corpus_store(open_store(root), request)
+    assert not [key for key in corpus.list() if key.startswith(("train/", "val/", "test/"))]
+    (manifest,) = prepare.prepare([request], root)
+    assert len(rows_of(corpus)) == manifest.counts.num_accepted
+
+
+def test_a_damaged_shard_is_repaired_by_preparing_again(folder, request_for, memory_root):
+    request = request_for(folder)
+    (before,) = prepare.prepare([request], memory_root)
+    corpus = corpus_store(open_store(memory_root), request)
+    key = before.splits["train"].place(0).key
+    good = corpus.read(key)
+    corpus.delete("manifest.json")
+    corpus.delete(key)
+    (after,) = prepare.prepare([request], memory_root)
+    assert after.digest == before.digest
+    assert corpus.read(key) == good
+
+
+def test_two_preparations_race_without_harm(folder, request_for, memory_root):
+    request = request_for(folder)
+    manifests = []
+    threads = [
+        threading.Thread(target=lambda: manifests.extend(prepare.prepare([request], memory_root))) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(manifests) == 3
+    assert len({manifest.digest for manifest in manifests}) == 1
+    assert len(rows_of(corpus_store(open_store(memory_root), request))) == 75
+
+
+def test_above_the_limit_nothing_is_published_and_the_first_are_listed(folder, picture, request_for, memory_root):
+    spoil(folder, picture)
+    strict = request_for(folder, max_refused_fraction=0.05)
+    with pytest.raises(ValueError, match=r"6 of 81 pictures are refused.*cat/empty\.jpg: empty"):
+        prepare.prepare([strict], memory_root)
+    corpus = corpus_store(open_store(memory_root), strict)
+    assert all(key.startswith("_work/") for key in corpus.list())
+    (manifest,) = prepare.prepare([request_for(folder, max_refused_fraction=0.08)], memory_root)
+    assert manifest.counts.num_accepted == 75  # the limit is no part of the version: what was examined stays
+
+
+def test_small_classes_are_left_out(folder, picture, prepared, memory_root):
+    (folder / "rare").mkdir()
+    for i in range(3):
+        (folder / "rare" / f"{i}.jpg").write_bytes(picture(500 + i))
+    corpus = prepared(folder, memory_root, min_images_per_class=4)
+    assert load_class_names(corpus) == ["bird/owl", "cat", "dog"]
+    assert {row["example_id"]: row["reason"] for row in rejects_of(corpus)} == {
+        f"rare/{i}.jpg": "small_class" for i in range(3)
+    }
+    assert len(load_class_names(prepared(folder, memory_root, min_images_per_class=3))) == 4
+
+
+def test_of_equal_pictures_one_stays(fill_folder, picture, prepared, tmp_path, memory_root):
+    folder = fill_folder(tmp_path / "splits/train", per_class=10).parent
+    same, pixels = picture(77, file_format="PNG"), picture(77, file_format="BMP")
+    (folder / "test/cat").mkdir(parents=True)
+    for name, data in {
+        "train/cat/a.png": same,
+        "train/cat/b.png": same,
+        "train/dog/c.bmp": pixels,
+        "test/cat/d.png": same,
+    }.items():
+        (folder / name).write_bytes(data)
+    corpus = prepared(folder, memory_root, val_fraction=0.0)
+    kept = {row["example_id"]: row["kept_id"] for row in rejects_of(corpus) if row["reason"] == "duplicate"}
+    assert kept == dict.fromkeys(["train/cat/a.png", "train/cat/b.png", "train/dog/c.bmp"], "test/cat/d.png")
+    details = {row["example_id"]: row["detail"] for row in rejects_of(corpus)}
+    assert "labelled ['cat'] and here ['dog']" in details["train/dog/c.bmp"]
+    # Kept or not, the picture of the test split is nowhere else.
+    assert {row["example_id"] for row in rejects_of(prepared(folder, memory_root, duplicates="keep"))} == set(kept)
+    (folder / "test/cat/d.png").write_bytes(picture(78))
+    corpus = prepared(folder, memory_root, duplicates="keep")
+    assert not rejects_of(corpus)
+
+
+def test_a_source_that_changes_under_the_work_is_an_error(folder, picture, request_for, memory_root):
+    def changing(work, tasks):
+        results = [work(task) for task in tasks]
+        (folder / "cat/000.jpg").write_bytes(picture(4242))
+        return iter(results)
+
+    with pytest.raises(RuntimeError, match=r"cat/000.jpg.*changed after it was examined"):
+        prepare.prepare([request_for(folder)], memory_root, changing)
+
+
+def test_two_files_with_one_id_are_an_error(folder, picture, request_for, memory_root):
+    for form in ("NFC", "NFD"):  # one letter, or a letter and an accent
+        (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(5))
+    with pytest.raises(ValueError, match="two examples have the id"):
+        prepare.prepare([request_for(folder)], memory_root)
+
+
+def test_a_folder_without_pictures_is_an_error(tmp_path, request_for, memory_root):
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    (tmp_path / "empty" / "notes.txt").write_text("nothing here")
+    with pytest.raises(ValueError, match="no labelled picture among the 1 files"):
+        prepare.prepare([request_for(tmp_path / "empty")], memory_root)
+
+
+def test_the_version_follows_what_the_corpus_holds(folder, picture, request_for):
+    request = request_for(folder)
+    assert corpus_version(request) == corpus_version(request_for(folder, examples_per_chunk=3))
+    assert corpus_version(request) != corpus_version(request_for(folder, val_fraction=0.2))
+    before = corpus_version(request)
+    (folder / "cat/new.jpg").write_bytes(picture(6))
+    assert corpus_version(request) != before
+
+
+@pytest.mark.parametrize(
+    ("row_group_bytes", "rows", "groups_per_shard"),
+    [
+        # 16 groups allow no more than 90 // 16 = 5 rows; 5 rows are 3,500 to 4,000 bytes, 4 times in 16,000.
+        (100_000, 5, 4),
+        # 2,300 bytes hold 2 rows; 2 rows are 1,400 to 1,600 bytes, 10 or 11 times in 16,000.
+        (2_300, 2, (10, 11)),
+    ],
+)
+def test_row_groups_and_shards_by_hand(
+    fill_folder, prepared, tmp_path, memory_root, row_group_bytes, rows, groups_per_shard
+):
+    folder = fill_folder(tmp_path / "p", per_class=30)
+    sharding = ShardingConfig(row_group_bytes=row_group_bytes, min_row_groups=16, shard_bytes=16_000)
+    corpus = prepared(folder, memory_root, val_fraction=0.0, test_fraction=0.0, sharding=sharding)
+    manifest = load_manifest(corpus)
+    assert 700 < manifest.counts.num_bytes / 90 < 800
+    (train,) = manifest.splits.values()
+    assert (train.num_rows, train.rows_per_row_group, train.num_row_groups) == (90, rows, 90 // rows)
+    assert train.row_groups_per_shard in np.atleast_1d(groups_per_shard)
+    keys = corpus.list("train/")
+    assert len(keys) == train.segments[0].num_shards == -(-train.num_row_groups // train.row_groups_per_shard)
+    for i, key in enumerate(keys):
+        metadata = pq.ParquetFile(corpus.open(key)).metadata
+        assert metadata.num_rows == train.shard_rows(train.segments[0], i)
+        assert {metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)} == {rows}
+
+
+def test_progress_and_report_are_left_in_the_store(folder, picture, prepared, memory_root):
+    spoil(folder, picture)
+    (folder / "cat" / "<script>.jpg").write_bytes(b"no picture")
+    corpus = prepared(folder, memory_root)
+    progress = corpus.read_json("_work/progress.json")
+    assert (progress["stage"], progress["done"], progress["total"]) == ("publish", 1, 1)
+    assert progress["refused"] == 9
+    assert progress.keys() == {"stage", "done", "total", "unit", "rate", "refused", "started_at"}
+    report = corpus.read("report.html").decode()
+    assert report.startswith("<!doctype html>")
+    assert report.count("data:image/") == 3 * 6
+    assert "truncated" in report
+    assert "dog/half.jpg" in report
+    assert "&lt;script&gt;.jpg" in report
+    for outside in ("<script", "http://", "https://", "<link"):
+        assert outside not in report

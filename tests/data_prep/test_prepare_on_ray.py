@@ -1,0 +1,112 @@
+"""The real thing: Ray Data in a real Ray, killed with -9 in the middle, ends with the digest of an undisturbed run."""
+
+import contextlib
+import signal
+import time
+
+import psutil
+import pytest
+
+from data_prep.config import ClassFolders, CorpusConfig
+from data_prep.prepare import PrepareSpec, in_process, prepare
+from data_prep.shard_format import load_manifest
+from data_prep.verify_shards import verify_corpus
+from infra.claims import take_claim
+from infra.local.ray_node import LocalRay
+from infra.ray_jobs import RayJobs
+from infra.run_state import read_state
+from infra.storage import open_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def ray_jobs(tmp_path_factory):
+    with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000) as ray:
+        yield RayJobs(ray.address, token_path=ray.env["RAY_AUTH_TOKEN_PATH"])
+
+
+def processes(*words):
+    """Ours (descendants of this test) whose command line has all the words."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if all(word in " ".join(process.cmdline()) for word in words):
+                found.append(process)
+    return found
+
+
+def submit(jobs, root, request):
+    """A new attempt of the preparation, as a flow submits it: the run and the id of the job."""
+    run, key = open_store(root / "runs" / "prepare"), f"prepare-{root.name}"
+    spec = PrepareSpec(run_key=key, root=str(root), requests=(request,))
+    run.write_json("config.json", spec.model_dump(mode="json"))
+
+    def state(job_id):
+        job = jobs.find(job_id)
+        return job and job.state
+
+    claim = take_claim(run, key, job_state=state, owner="test")
+    command = ["python", "-m", "data_prep.prepare", "--run", run.uri, "--attempt", str(claim.attempt)]
+    jobs.submit(claim.job_id, command, {}, {})
+    return run, claim.job_id
+
+
+def stamps(folder, pattern):
+    return {path: path.stat().st_mtime_ns for path in folder.glob(pattern)}
+
+
+def until(condition, job, jobs):
+    deadline = time.monotonic() + 120
+    while not condition():
+        state = jobs.find(job)
+        assert not state.terminal, f"{state}\n{jobs.logs(job)}"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_killed_drivers_and_workers_change_nothing(ray_jobs, fill_folder, request_for, tmp_path, memory_root):
+    request = request_for(fill_folder(tmp_path / "pictures", per_class=300), examples_per_chunk=4)
+    (undisturbed,) = prepare([request], memory_root, in_process)
+    root = tmp_path / "killed"
+    corpus = root / "corpora/folder" / undisturbed.version
+    records, shards = "_work/chunks-of-4/records-*.parquet", "_work/gather/*/s000/*[0-9].json"
+    finished = {}
+
+    def kill_at(pattern, at_least):
+        run, job = submit(ray_jobs, root, request)
+        until(lambda: len(stamps(corpus, pattern)) >= at_least, job, ray_jobs)
+        (driver,) = processes("data_prep.prepare", run.uri)
+        driver.send_signal(signal.SIGKILL)
+        ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
+        assert (ended.state, (corpus / "manifest.json").exists()) == ("failed", False)
+        assert stamps(corpus, records).items() >= finished.items()
+        finished.update(stamps(corpus, records))
+
+    kill_at(records, 20)
+    assert len(finished) < 225
+    kill_at(shards, 5)
+    assert len(finished) == 225
+    written = stamps(corpus, shards)
+    assert len(written) < sum(split.segments[0].num_shards for split in undisturbed.splits.values())
+
+    run, job = submit(ray_jobs, root, request)
+    until(lambda: len(stamps(corpus, shards)) > len(written), job, ray_jobs)
+    for worker in processes("ray::", "Map")[:1]:
+        worker.send_signal(signal.SIGKILL)
+    ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
+    assert ended.state == "succeeded", ray_jobs.logs(job)
+    assert stamps(corpus, shards).items() >= written.items()
+    assert stamps(corpus, records) == finished
+    assert load_manifest(open_store(corpus)).digest == undisturbed.digest
+    assert verify_corpus(open_store(corpus)).problems == {}
+    assert read_state(run)["corpora"]["folder"]["digest"] == undisturbed.digest
+
+
+def test_a_bad_source_fails_in_one_sentence(ray_jobs, tmp_path):
+    request = CorpusConfig(name="nothing", source=ClassFolders(path=str(tmp_path / "absent")))
+    run, job = submit(ray_jobs, tmp_path / "bad", request)
+    ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
+    assert (ended.state, ended.exit_code) == ("failed", 1)
+    assert f"{tmp_path / 'absent'} is no folder" in read_state(run)["reason"]
+    assert "Traceback" not in ray_jobs.logs(job)

@@ -1,0 +1,92 @@
+"""Verify names what is wrong, and nothing else."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.shard_format import load_manifest, segment_keys
+from data_prep.verify_shards import verify_corpus
+
+
+@pytest.fixture
+def corpus(fill_folder, prepared, tmp_path, memory_root):
+    return prepared(fill_folder(tmp_path / "pictures"), memory_root)
+
+
+def train_keys(corpus):
+    return segment_keys(load_manifest(corpus).splits["train"].segments[0])
+
+
+def problems_of(corpus):
+    return {uri.removeprefix(corpus.uri + "/"): problem for uri, problem in verify_corpus(corpus).problems.items()}
+
+
+def test_a_whole_corpus_has_no_problem(corpus):
+    report = verify_corpus(corpus)
+    manifest = load_manifest(corpus)
+    assert report.problems == {}
+    assert report.num_rows == manifest.counts.num_accepted == sum(report.label_counts.values()) == 120
+    assert report.label_counts == {0: 40, 1: 40, 2: 40}
+    assert report.num_shards == len([key for key in corpus.list() if "/part-" in key and not key.startswith("_work")])
+
+
+def test_a_flipped_byte_is_found_wherever_it_is(corpus):
+    key = train_keys(corpus)[0]
+    good = corpus.read(key)
+    for position in [*range(0, len(good), len(good) // 40), len(good) - 1]:
+        bad = bytearray(good)
+        bad[position] ^= 0x10
+        corpus.write(key, bytes(bad))
+        assert problems_of(corpus).keys() == {key}, position
+    corpus.write(key, good)
+    assert problems_of(corpus) == {}
+
+
+def test_missing_extra_truncated_and_swapped_shards_are_named(corpus):
+    first, second, *_ = train_keys(corpus)
+    one, two = corpus.read(first), corpus.read(second)
+    corpus.delete(first)
+    assert problems_of(corpus) == {first: "is missing"}
+    corpus.write(first, one[: len(one) * 2 // 3])
+    assert "cut short" in problems_of(corpus)[first]
+    corpus.write(first, two)
+    corpus.write(second, one)
+    swapped = problems_of(corpus)
+    assert swapped.keys() == {first, second}
+    assert all("swapped" in problem for problem in swapped.values())
+    corpus.write(first, one)
+    corpus.write(second, two)
+    extra = first.replace("part-00000", "part-99999")
+    corpus.write(extra, one)
+    assert problems_of(corpus) == {extra: "is not listed in the manifest: an extra shard"}
+
+
+def test_a_shard_rewritten_with_its_listing_contradicts_the_manifest(corpus):
+    """Whoever changes a label and the listing too is found by the digest."""
+    key = train_keys(corpus)[0]
+    table = pq.read_table(pa.BufferReader(corpus.read(key)))
+    labels = pa.array([[(row[0] + 1) % 3] for row in table["labels"].to_pylist()], table.schema.field("labels").type)
+    changed = table.set_column(table.column_names.index("labels"), table.schema.field("labels"), labels)
+    rows_per_group = load_manifest(corpus).splits["train"].rows_per_row_group
+    sink = pa.BufferOutputStream()
+    pq.write_table(changed, sink, row_group_size=rows_per_group)
+    corpus.write(key, sink.getvalue().to_pybytes())
+    assert "other examples" in problems_of(corpus)[key]
+    listing = pq.read_table(pa.BufferReader(corpus.read("shards.parquet"))).to_pylist()
+    for line in listing:
+        line["content_digest"] = "0" * 64 if line["key"] == key else line["content_digest"]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(listing), sink)
+    corpus.write("shards.parquet", sink.getvalue().to_pybytes())
+    assert "shards.parquet" in problems_of(corpus)
+
+
+def test_class_map_and_listing_are_checked_too(corpus):
+    classes = corpus.read_json("classes.json")
+    classes["classes"].reverse()
+    corpus.write_json("classes.json", classes)
+    corpus.delete("shards.parquet")
+    assert problems_of(corpus) == {
+        "classes.json": "does not give the class map digest of the manifest",
+        "shards.parquet": "does not give the corpus digest of the manifest",
+    }
