@@ -1,6 +1,7 @@
 """The console command `vitline`. Every room is imported on use, so that `--help` answers at once."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -313,7 +314,7 @@ def show_rows(rows: list[dict[str, Any]], columns: list[str], as_json: bool, emp
         console.table("", columns, [[cell(row.get(column)) for column in columns] for row in rows])
 
 
-def show_one(value: dict[str, Any], as_json: bool) -> None:
+def show_one(value: Mapping[str, Any], as_json: bool) -> None:
     """A nested dict as a two-column table of dotted fields, or as JSON."""
     from vit.checkpoint import flatten
 

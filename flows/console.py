@@ -18,7 +18,12 @@ PLAIN_LINE_EVERY_S = 15.0
 
 def say(text: str) -> None:
     """A line about what is going on."""
-    ERR.print(text)
+    ERR.print(text, soft_wrap=True, markup=False)
+
+
+def tell(text: str) -> None:
+    """A line of the result, on stdout."""
+    OUT.print(text, soft_wrap=True, markup=False)
 
 
 def emit(value: Any) -> None:
@@ -44,14 +49,14 @@ def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         with ERR.status(f"{title} ...") as status:
             yield lambda p: status.update(line(title, p, time.monotonic() - started))
     else:
-        ERR.print(f"{title} ...")
+        say(f"{title} ...")
         last = [started]
 
         def update(p: dict[str, Any] | None) -> None:
             now = time.monotonic()
             if p is not None and now - last[0] >= PLAIN_LINE_EVERY_S:
                 last[0] = now
-                ERR.print(f"  {line(title, p, now - started)}")
+                say(f"  {line(title, p, now - started)}")
 
         yield update
 

@@ -108,21 +108,21 @@ def show(result: PipelineResult, note: str, wall_s: float) -> None:
         "Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores), right=tuple(range(1, 8))
     )
     if note:
-        console.OUT.print(note)
+        console.tell(note)
     errors = max(standard_error(score) for score in result.scores)
-    console.OUT.print(
+    console.tell(
         f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
     )
     names = [row["name"] for row in list_corpora(result.root)]
-    console.OUT.print(
+    console.tell(
         f"{coverage(names)}: `vitline vtab report` shows the paper's rows; any corpus with test split is a task."
     )
     reused = [s.stage for s in result.stages if s.reused]
     if reused:
-        console.OUT.print(f"Reused from an earlier run: {', '.join(reused)}.")
-    console.OUT.print(f"Model: {result.model}")
-    console.OUT.print(f"Report: {result.report}")
-    console.OUT.print(f"Whole run: {console.duration(wall_s)}")
+        console.tell(f"Reused from an earlier run: {', '.join(reused)}.")
+    console.tell(f"Model: {result.model}")
+    console.tell(f"Report: {result.report}")
+    console.tell(f"Whole run: {console.duration(wall_s)}")
 
 
 def as_dict(result: PipelineResult) -> dict:

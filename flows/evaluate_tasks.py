@@ -99,13 +99,10 @@ def show_scores(settings: Settings, *, as_json: bool) -> None:
     table = {**ours, **{f"{name}, published": published_row(name) for name in PUBLISHED}}
     table = {label: row for label, row in table.items() if any(task.name in row for task in VTAB_TASKS)}
     rows = [[task.name, task.group, *(_percent(row.get(task.name)) for row in table.values())] for task in VTAB_TASKS]
-    rows += [
-        [name, "mean", *(_percent(group_means(row).get(key)) for row in table.values())]
-        for name, key in (("natural", "vtab/natural/top1"), ("specialized", "vtab/specialized/top1"))
-        + (("structured", "vtab/structured/top1"), ("all 19", "vtab/all/top1"))
-    ]
+    for name in ("natural", "specialized", "structured", "all"):
+        rows.append([name, "mean", *(_percent(group_means(row).get(f"vtab/{name}/top1")) for row in table.values())])
     console.table("VTAB-1k, top-1", ["task", "group", *table], rows, right=tuple(range(2, 2 + len(table))))
-    console.OUT.print(f"{coverage(prepared)}. A task is a corpus named vtab-<task> with splits train800, val200, test.")
+    console.tell(f"{coverage(prepared)}. A task is a corpus named vtab-<task> with splits train800, val200, test.")
 
 
 def _percent(value: float | None) -> str:

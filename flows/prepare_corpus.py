@@ -99,7 +99,7 @@ def preparation_progress(corpora: Sequence[Store]) -> dict | None:
             continue
     if not parts:
         return None
-    stage = min(parts, key=lambda p: ("list", "examine", "gather").index(p["stage"]))["stage"]
+    stage = min(parts, key=lambda p: ("list", "examine", "gather", "publish").index(p["stage"]))["stage"]
     now = [p for p in parts if p["stage"] == stage]
     done, total, rate = (sum(p[name] for p in now) for name in ("done", "total", "rate"))
     return {
@@ -142,7 +142,7 @@ def prepare_and_show(settings: Settings, requests: Sequence[CorpusConfig], *, as
         ]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
-            console.OUT.print(f"  {line}", markup=False)
+            console.tell(f"  {line}")
 
 
 def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
@@ -153,10 +153,10 @@ def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
         console.emit(report.model_dump(mode="json"))
     else:
         for uri, problem in report.problems.items():
-            console.OUT.print(f"{uri} {problem}", markup=False)
+            console.tell(f"{uri} {problem}")
     if report.problems:
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."
         )
     if not as_json:
-        console.OUT.print(f"{corpus.uri}: {report.num_shards:,} shards with {report.num_rows:,} rows are as written.")
+        console.tell(f"{corpus.uri}: {report.num_shards:,} shards with {report.num_rows:,} rows are as written.")

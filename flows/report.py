@@ -3,7 +3,7 @@
 import base64
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -15,19 +15,21 @@ PALETTE = ("#3556a8", "#c2571a", "#2f7d4f", "#8a3a86", "#6b6b6b", "#a08a1a")
 STYLE = """
 :root { color-scheme: light }
 * { box-sizing: border-box }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1d2330; background: #fff; max-width: 60rem; margin: 2.5rem auto; padding: 0 1.25rem }
+body { font: 16px/1.5 system-ui, sans-serif; color: #1d2330; background: #fff }
+body { max-width: 60rem; margin: 2.5rem auto; padding: 0 1.25rem }
 h1 { font-size: 1.7rem; margin: 0 0 .25rem } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem }
 p.lead { color: #4a5365; margin-top: 0 } p.note { color: #4a5365; font-size: .92rem }
 table { border-collapse: collapse; width: 100%; font-size: .92rem }
 th { text-align: left; font-weight: 600; color: #4a5365; border-bottom: 2px solid #d5dae4; padding: .35rem .6rem .35rem 0 }
 td { border-bottom: 1px solid #e6e9f0; padding: .35rem .6rem .35rem 0; vertical-align: top; overflow-wrap: anywhere }
-td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+td:first-child { white-space: nowrap } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.2rem }
 figure { margin: 0 } figcaption { font-size: .88rem; color: #4a5365; margin-bottom: .3rem }
 svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #5a6375 }
-img { max-width: 100%; border: 1px solid #e0e4ec; border-radius: 4px }
+img { width: 100%; image-rendering: pixelated; border: 1px solid #e0e4ec; border-radius: 4px }
 code { font-size: .86rem; background: #f3f5f9; padding: .05rem .3rem; border-radius: 3px }
-.legend span { display: inline-block; margin-right: 1rem; font-size: .85rem } .legend i { display: inline-block; width: .8rem; height: .2rem; margin-right: .35rem; vertical-align: middle }
+.legend span { display: inline-block; margin-right: 1rem; font-size: .85rem }
+.legend i { display: inline-block; width: .8rem; height: .2rem; margin-right: .35rem; vertical-align: middle }
 """
 
 
@@ -166,45 +168,62 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     return f"<table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], at most about `most`."""
+    span = high - low or abs(high) or 1.0
+    step = next(s for s in _steps(span / most) if span / s <= most)
+    first = math.floor(low / step + 1e-9)
+    count = math.ceil(high / step - 1e-9) - first
+    return [(first + i) * step for i in range(max(count, 1) + 1)]
+
+
+def _steps(smallest: float) -> Iterator[float]:
+    exponent = math.floor(math.log10(smallest))
+    while True:
+        yield from (m * 10.0**exponent for m in (1, 2, 5))
+        exponent += 1
+
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 260, 52, 16, 10, 34
+
+
 def figure(plot: Plot) -> str:
-    """A line chart as inline SVG with axes, four ticks each, and a legend where there are several curves."""
-    width, height, left, right, top, bottom = 480, 260, 46, 10, 10, 34
+    """A line chart as inline SVG, with a legend where there are several curves."""
     points = [p for curve in plot.curves for p in curve.points if math.isfinite(p[1])]
     if not points:
         return ""
-    x_max = max(x for x, _ in points) or 1.0
-    y_low, y_high = min(y for _, y in points), max(y for _, y in points)
-    pad = (y_high - y_low) * 0.05 or 1.0
-    y_low, y_high = (0.0 if y_low >= 0 and y_low < 0.4 * y_high else y_low - pad), y_high + pad
+    x_ticks = ticks(0, max(x for x, _ in points))
+    y_ticks = ticks(min(y for _, y in points), max(y for _, y in points))
+    x_max, y_low, y_high = x_ticks[-1], y_ticks[0], y_ticks[-1]
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            left + x / x_max * (width - left - right),
-            top + (y_high - y) / (y_high - y_low) * (height - top - bottom),
-        )
+        across, up = x / x_max, (y - y_low) / (y_high - y_low)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
     marks = []
-    for i in range(5):
-        y = y_low + (y_high - y_low) * i / 4
-        x0, y0 = at(0, y)
-        marks.append(f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{width - right}" y2="{y0:.1f}" stroke="#e6e9f0"/>')
-        marks.append(f'<text x="{left - 6}" y="{y0 + 4:.1f}" text-anchor="end">{y:.3g}</text>')
-        x, base = at(x_max * i / 4, y_low)
-        anchor = "middle" if i < 4 else "end"
-        marks.append(f'<text x="{x:.1f}" y="{base + 16:.1f}" text-anchor="{anchor}">{x_max * i / 4:,.0f}</text>')
-    marks.append(
-        f'<text x="{(left + width) / 2:.0f}" y="{height - 3}" text-anchor="middle">{html.escape(plot.x_label)}</text>'
-    )
+    for y in y_ticks:
+        _, height = at(0, y)
+        marks.append(f'<line x1="{LEFT}" y1="{height:.1f}" x2="{WIDTH - RIGHT}" y2="{height:.1f}" stroke="#e6e9f0"/>')
+        marks.append(f'<text x="{LEFT - 6}" y="{height + 4:.1f}" text-anchor="end">{y:.4g}</text>')
+    for x in x_ticks:
+        marks.append(f'<text x="{at(x, 0)[0]:.1f}" y="{HEIGHT - 18}" text-anchor="middle">{x:,.4g}</text>')
+    middle = (LEFT + WIDTH) / 2
+    marks.append(f'<text x="{middle:.0f}" y="{HEIGHT - 3}" text-anchor="middle">{html.escape(plot.x_label)}</text>')
     for index, curve in enumerate(plot.curves):
         path = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in curve.points if math.isfinite(y))
         colour = PALETTE[index % len(PALETTE)]
         marks.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-    legend = "".join(
-        f'<span><i style="background:{PALETTE[i % len(PALETTE)]}"></i>{html.escape(c.name)}</span>'
-        for i, c in enumerate(plot.curves)
-    )
-    legend = f'<div class="legend">{legend}</div>' if len(plot.curves) > 1 else ""
     return (
         f"<figure><figcaption>{html.escape(plot.title)}</figcaption>"
-        f'<svg viewBox="0 0 {width} {height}" role="img">{"".join(marks)}</svg>{legend}</figure>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(marks)}</svg>{legend(plot.curves)}</figure>'
     )
+
+
+def legend(curves: Sequence[Curve]) -> str:
+    if len(curves) < 2:
+        return ""
+    names = (
+        f'<span><i style="background:{PALETTE[i % len(PALETTE)]}"></i>{html.escape(c.name)}</span>'
+        for i, c in enumerate(curves)
+    )
+    return f'<div class="legend">{"".join(names)}</div>'

@@ -17,11 +17,12 @@ class Outcome(NamedTuple):
     prefect_type: str
     prefect_name: str
     mlflow_status: str
-    exit_code: int | None
+    exit_code: int
 
 
 OUTCOMES: dict[RunState, Outcome] = {
-    "running": Outcome("RUNNING", "Running", "RUNNING", None),
+    # A driver that leaves while its run says so has failed.
+    "running": Outcome("RUNNING", "Running", "RUNNING", 1),
     "finished": Outcome("COMPLETED", "Completed", "FINISHED", 0),
     "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
     # 75 is EX_TEMPFAIL: the only exit that the flow answers with another attempt.

@@ -44,7 +44,13 @@ def train_config(digits):
                 total_steps=steps,
             ),
             execution=ExecutionConfig(
-                **{"num_workers": workers, "micro_batch_size": 8, "save_every_steps": 10, "log_every_steps": 1, **execution}
+                **{
+                    "num_workers": workers,
+                    "micro_batch_size": 8,
+                    "save_every_steps": 10,
+                    "log_every_steps": 1,
+                    **execution,
+                }
             ),
         )
 

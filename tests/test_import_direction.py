@@ -16,7 +16,7 @@ DOORS = {
     "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py", "infra/ray_jobs.py"},
     "prefect": set(),
     "mlflow": set(),
-    "s3fs": {"infra/storage.py", "infra/s3.py"},
+    "s3fs": {"infra/s3_store.py"},
     "boto3": set(),
 }
 MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))

@@ -112,7 +112,7 @@ class CheckpointSaver:
         rank: int = 0,
         world_size: int = 1,
         keep: int = 2,
-        check_claim: Callable[[], None] = lambda: None,
+        check_claim: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
         peer_timeout_s: float = 600.0,
     ):

@@ -19,7 +19,7 @@ from infra.config import FrozenConfig, digest_of
 from infra.storage import Store, open_store
 from vit.checkpoint import CheckpointError
 from vit.config import ViTConfig
-from vit.input.augment import eval_pixels
+from vit.input.augment import evaluation_pixels
 from vit.input.config import AugmentConfig
 from vit.models.pos_embed import RESAMPLE_METHOD, resample_pos_embed
 from vit.models.vit import VisionTransformer
@@ -56,11 +56,9 @@ class PublishedModel:
     @torch.inference_mode()
     def predict(self, images: Sequence[str | Path | bytes], top: int = 5) -> list[list[tuple[str, float]]]:
         """The `top` classes of each image (a path or its bytes) with softmax probabilities, best first."""
-        side = self.contract.evaluation.image_size_px
-        pixels = torch.empty((len(images), side, side, 3), dtype=torch.uint8)
-        for image, out in zip(images, pixels, strict=True):
-            eval_pixels(decode(_bytes(image), self.contract.decode), self.contract.evaluation, out)
-        normalised = pixels.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        decoded = (decode(_bytes(image), self.contract.decode) for image in images)
+        pixels = np.stack([evaluation_pixels(image, self.contract.evaluation) for image in decoded])
+        normalised = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
         best = self.network(normalised).softmax(dim=-1).topk(min(top, len(self.classes)))
         return [
             [(self.classes[int(k)], float(p)) for p, k in zip(probabilities, ids, strict=True)]

@@ -18,12 +18,14 @@ from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
 from infra.run_state import OUTCOMES, read_state, request_stop, write_state
-from infra.storage import open_store
+from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.run import RunSpec, TrainingRun
 from vit.world import World
 
 log = logging.getLogger(__name__)
+# Refused by a guard: another attempt is at work.
+CLAIM_LOST_EXIT_CODE = 3
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -43,19 +45,31 @@ def drive(run_uri: str, attempt: int) -> int:
     """Runs one attempt to its end; returns the exit code. The claim's heartbeat beats as long as this process lives."""
     run = open_store(run_uri)
     config = RunSpec.model_validate(run.read_json("config.json")).config
-    with ClaimHolder(run, attempt):
+    with ClaimHolder(run, attempt) as claim:
         watch_signals(run_uri, attempt, config.execution.grace_s)
         try:
             fit(run_uri, attempt, config)
         except Exception as error:  # the worker's own record, if it left one, says more
             log.exception("the worker group ended")
-            if read_state(run) is None or read_state(run)["state"] == "running":
-                write_state(run, "failed", attempt, reason=f"{type(error).__name__}: {str(error)[:2000]}")
-        state = read_state(run)
-    if state is None or state["state"] == "running":
-        write_state(run, "failed", attempt, reason="The workers left without a result.")
-        state = read_state(run)
-    log.info("run=%s attempt=%d state=%s", run_uri, attempt, state["state"])
+            return conclude(run, attempt, claim, f"{type(error).__name__}: {str(error)[:2000]}")
+        return conclude(run, attempt, claim, "the workers left without a result")
+
+
+def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str) -> int:
+    """The exit code of the state that the workers left; without one the run has failed for `reason`.
+
+    An attempt that lost its claim leaves the state to the one that holds it.
+    """
+    try:
+        claim.check()
+    except ClaimLost as lost:
+        log.warning("run=%s attempt=%d: %s", run.uri, attempt, lost)
+        return CLAIM_LOST_EXIT_CODE
+    state = read_state(run)
+    if state is None or state["state"] == "running" or state["attempt"] != attempt:
+        write_state(run, "failed", attempt, reason=reason)
+        return OUTCOMES["failed"].exit_code
+    log.info("run=%s attempt=%d state=%s", run.uri, attempt, state["state"])
     return OUTCOMES[state["state"]].exit_code
 
 

@@ -52,7 +52,7 @@ def drive(run: Store, attempt: int) -> int:
             claim.check()
             if scores is None:
                 write_state(run, "cancelled", attempt, reason="stop.json asked for it")
-                return OUTCOMES["cancelled"].exit_code or 0
+                return OUTCOMES["cancelled"].exit_code
             write_state(run, "finished", attempt, scores=[score.model_dump(mode="json") for score in scores])
             return 0
         except ClaimLost:
@@ -61,7 +61,7 @@ def drive(run: Store, attempt: int) -> int:
         except Exception as error:
             log.exception("the evaluation ended")
             write_state(run, "failed", attempt, reason=f"{type(error).__name__}: {str(error)[:2000]}")
-            return OUTCOMES["failed"].exit_code or 1
+            return OUTCOMES["failed"].exit_code
 
 
 class Sweep:

@@ -263,7 +263,8 @@ class Reporter:
     def __init__(self, run: Store, attempt: int, total_steps: int, active: bool):
         self.run, self.total_steps, self.active = run, total_steps, active
         self.journal = Journal(run, attempt, Path(tempfile.mkdtemp(prefix="vitline-journal-"))) if active else None
-        self.started, self.first_step, self.shown = time.monotonic(), None, 0.0
+        self.started, self.shown = time.monotonic(), 0.0
+        self.first_step: int | None = None
 
     def record(self, step: int, metrics: Metrics) -> None:
         if self.journal is None:

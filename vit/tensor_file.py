@@ -27,7 +27,7 @@ CHUNK_BYTES = 16 * 2**20
 def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
 def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -36,7 +36,8 @@ def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list
     Returns one piece per tensor: name, dtype, global_shape, shape, offsets (in the global tensor), start and end (bytes in
     the file) and sha256.
     """
-    header, position = {}, 0
+    header: dict[str, dict[str, Any]] = {}
+    position = 0
     for name, tensor in tensors.items():
         header[name] = {
             "dtype": NAMES[tensor.dtype],

@@ -53,7 +53,7 @@ def with_optimizer(model: VisionTransformer, recipe: TrainRecipe) -> TrainState:
     return TrainState(model, build_optimizer(model, recipe.optim), average=average)
 
 
-def torch_seed(seed: int, *purpose: object) -> int:
+def torch_seed(seed: int, *purpose: str | int) -> int:
     """A seed for torch's generator, keyed like all randomness (DESIGN 3.2)."""
     return int(derive_key(seed, *purpose)) & (2**63 - 1)
 
@@ -215,11 +215,12 @@ def measure(
 
 def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:
     """The model as the world trains it: compiled if asked for, under DDP when there are peers."""
-    network: nn.Module = torch.compile(model) if execution.compile else model
+    if execution.compile:
+        model.compile()  # in place: names in checkpoints stay as they are
     if world.size == 1:
-        return network
+        return model
     # DDP re-orders its buckets after the first step unless it searches for unused parameters; a resumed run would
     # then add gradients in another order than the uninterrupted one. On the CPU losses are promised bit for bit.
     return DistributedDataParallel(
-        network, gradient_as_bucket_view=True, find_unused_parameters=world.device.type == "cpu"
+        model, gradient_as_bucket_view=True, find_unused_parameters=world.device.type == "cpu"
     )

@@ -23,7 +23,7 @@ def main() -> int:
     if extra not in ("local", "dev"):
         print(__doc__)
         return 2
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 a machine has
         found = ".".join(map(str, sys.version_info[:3]))
         print(
             f"vitline needs Python 3.11 or newer; this is {found} ({sys.executable}). Next: make PYTHON=python3.12 ..."

@@ -69,7 +69,14 @@ def slow_config(train_config):
     def make(name):
         config = train_config(name, workers=2, steps=STEPS, save_every_steps=10, grace_s=10.0)
         recipe = config.recipe.model_dump()
-        recipe["model"] |= {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_dim": 512, "image_size_px": 32, "patch_size_px": 4}
+        recipe["model"] |= {
+            "embed_dim": 128,
+            "depth": 6,
+            "num_heads": 4,
+            "mlp_dim": 512,
+            "image_size_px": 32,
+            "patch_size_px": 4,
+        }
         recipe["input"]["augment"]["image_size_px"] = 32
         return type(config).model_validate(config.model_dump() | {"recipe": recipe})
 
@@ -95,7 +102,11 @@ def training_workers():
 
 
 def driver_of(run):
-    found = [p for p in psutil.process_iter(["cmdline"]) if run.uri in (p.info["cmdline"] or ()) and "vit.ray_train" in p.info["cmdline"]]
+    found = [
+        p
+        for p in psutil.process_iter(["cmdline"])
+        if run.uri in (p.info["cmdline"] or ()) and "vit.ray_train" in p.info["cmdline"]
+    ]
     assert len(found) == 1, found
     return found[0]
 

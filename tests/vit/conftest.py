@@ -13,7 +13,9 @@ NUM_CLASSES = 5
 @pytest.fixture
 def tiny_recipe() -> TrainRecipe:
     return TrainRecipe(
-        model=ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=2, num_heads=2, mlp_dim=32, dropout_rate=0.1),
+        model=ViTConfig(
+            image_size_px=8, patch_size_px=4, embed_dim=16, depth=2, num_heads=2, mlp_dim=32, dropout_rate=0.1
+        ),
         input=InputConfig(global_batch_size=8, num_lanes=2, augment=AugmentConfig(image_size_px=8)),
         optim=OptimConfig(peak_lr=1e-2, warmup_steps=2, weight_decay=0.1),
         total_steps=12,

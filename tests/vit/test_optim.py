@@ -25,7 +25,9 @@ def test_learning_rate(schedule, end_lr, step, expected):
 
 
 def test_only_kernels_decay():
-    model = VisionTransformer(ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=8, depth=1, num_heads=2, mlp_dim=16), 3)
+    model = VisionTransformer(
+        ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=8, depth=1, num_heads=2, mlp_dim=16), 3
+    )
     decayed = {name for name, p in model.named_parameters() if is_decayed(name, p)}
     assert decayed == {
         "patch_embed.weight",

@@ -91,15 +91,20 @@ class VisionTransformer(nn.Module):
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
         return self.head(self.features(images))
 
+    def encoder(self) -> list[Block]:
+        """The blocks, typed."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def init_weights(self) -> None:
         """The original's initial distribution, layer by layer, from torch's global generator.
 
         q, k and v are drawn apart: Xavier over the fused (3D, D) matrix would be smaller by sqrt(2).
         """
         lecun_normal_(self.patch_embed.weight)
-        nn.init.zeros_(self.patch_embed.bias)
+        if self.patch_embed.bias is not None:
+            nn.init.zeros_(self.patch_embed.bias)
         nn.init.normal_(self.pos_embed, std=0.02)
-        for block in self.blocks:
+        for block in self.encoder():
             for projection in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
                 nn.init.xavier_uniform_(projection)
             nn.init.zeros_(block.attention.qkv.bias)

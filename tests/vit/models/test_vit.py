@@ -81,7 +81,8 @@ def test_forward_is_the_formula_of_the_paper():
     z = torch.stack([model.cls_token[0, 0].expand(2, -1), *tokens], dim=1) + model.pos_embed
     for block in model.blocks:
         h = norm(z, block.norm1)
-        q, k, v = (F.linear(h, w, b) for w, b in zip(block.attention.qkv.weight.chunk(3), block.attention.qkv.bias.chunk(3)))
+        qkv = block.attention.qkv
+        q, k, v = (F.linear(h, w, b) for w, b in zip(qkv.weight.chunk(3), qkv.bias.chunk(3), strict=True))
         heads = []
         for i in range(4):
             part = slice(16 * i, 16 * (i + 1))
