@@ -149,7 +149,7 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     except Image.DecompressionBombError as error:
         raise ImageRejected("too_many_pixels", str(error)) from error
     except Exception as error:
-        raise ImageRejected("corrupt", f"{type(error).__name__}: {error}") from error
+        raise _broken(error) from error
     with image:
         file_format, mode = image.format or "", image.mode
         _check_size(image.width, image.height, policy)
@@ -164,10 +164,13 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
         except Image.DecompressionBombError as error:
             raise ImageRejected("too_many_pixels", str(error)) from error
         except Exception as error:
-            truncated = "truncated" in str(error).lower() or isinstance(error, EOFError)
-            detail = f"{type(error).__name__}: {error}"
-            raise ImageRejected("truncated" if truncated else "corrupt", detail) from error
+            raise _broken(error) from error
     return DecodedImage(pixels, file_format, mode)
+
+
+def _broken(error: Exception) -> ImageRejected:
+    truncated = "truncated" in str(error).lower() or isinstance(error, EOFError)
+    return ImageRejected("truncated" if truncated else "corrupt", f"{type(error).__name__}: {error}")
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """The first pass: list a source into chunks, then read and decode every example of a chunk once."""
 
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import RawExample
 from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.images import examine_image
 from data_prep.records import RECORD_SCHEMA, WORK, Chunks, SourcePlan, batched, plan_table, read_table, write_table
@@ -47,27 +49,19 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> SourcePlan:
         return plan
     source = open_source(config)
     labels: set[str] = set()
-    seen: set[str] = set()
-    num_chunks = 0
-    for batch in batched(source.examples(root, corpus.child(f"{WORK}/spill")), size):
-        for example in batch:
-            if example.example_id in seen:
-                raise ValueError(
-                    f"{config.name}: two examples have the id {example.example_id!r} (ids are paths in Unicode NFC). "
-                    "Rename one of the files."
-                )
-            seen.add(example.example_id)
-            if not example.refused:
-                labels.update(example.labels)
+    num_examples = num_chunks = 0
+    examples = _checked(source.examples(root, corpus.child(f"{WORK}/spill")), source.single_label)
+    for batch in batched(examples, size):
+        labels.update(label for example in batch if not example.refused for label in example.labels)
         write_table(corpus, chunks.plan_key(num_chunks), plan_table(batch))
-        num_chunks += 1
+        num_examples, num_chunks = num_examples + len(batch), num_chunks + 1
     if not labels:
         raise ValueError(
-            f"{config.name}: no labelled picture among the {len(seen):,} files of {source.origin}. Expected are "
+            f"{config.name}: no labelled picture among the {num_examples:,} files of {source.origin}. Expected are "
             "pictures in one folder per class, as in cats/1.jpg and dogs/1.jpg."
         )
     plan = SourcePlan(
-        num_examples=len(seen),
+        num_examples=num_examples,
         num_chunks=num_chunks,
         classes=tuple(source.class_info(label) for label in sorted(labels)),
         single_label=source.single_label,
@@ -77,6 +71,29 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> SourcePlan:
     )
     chunks.save_plan(plan)
     return plan
+
+
+def _checked(examples: Iterator[RawExample], single_label: bool) -> Iterator[RawExample]:
+    """The examples as they come. Raises ValueError at the first that breaks a promise of sources."""
+    seen: set[str] = set()
+    weighted: set[bool] = set()
+    for example in examples:
+        example_id, num_labels = example.example_id, len(example.labels)
+        if example_id in seen:
+            raise ValueError(
+                f"two examples have the id {example_id!r} (ids are paths in Unicode NFC). Rename one of the files."
+            )
+        seen.add(example_id)
+        if not example.refused:
+            weighted.add(example.weights is not None)
+            right_number = num_labels == 1 if single_label else num_labels > 0
+            if not right_number or len(weighted) > 1 or len(example.weights or example.labels) != num_labels:
+                raise ValueError(
+                    f"{example_id!r} has {num_labels} labels and weights {example.weights}; the source promises "
+                    f"{'one label' if single_label else 'one or more labels'} for each example, and a weight for "
+                    "every label of every example or for none. Correct the source reader."
+                )
+        yield example
 
 
 def examine_chunk(task: ChunkTask) -> ChunkDone:

@@ -185,10 +185,10 @@ def _rejects(rows: pa.Table, reason: str | None = None, detail: str | None = Non
 
 def _duplicate_rejects(goes: pa.Table, stays: pa.Table) -> pa.Table:
     details = []
-    columns = ("sha256", "split", "labels")
+    columns = ("example_id", "sha256", "split", "labels")
     pairs = zip(goes.select(columns).to_pylist(), stays.select(columns).to_pylist(), strict=True)
     for gone, kept in pairs:
-        text = "same file" if gone["sha256"] == kept["sha256"] else "same pixels in another file"
+        text = f"{'same file' if gone['sha256'] == kept['sha256'] else 'same pixels'} as {kept['example_id']}"
         if gone["split"] != kept["split"]:
             text += f", which stays in {kept['split']} and would be in {gone['split']} too"
         if gone["labels"] != kept["labels"]:

@@ -22,7 +22,7 @@ from infra.storage import open_store
 _MAX_SAMPLE_CLASSES, _SAMPLES_PER_CLASS, _THUMBNAIL_PX = 24, 6, 64
 _MAX_BARS, _MAX_REJECTS_SHOWN = 200, 8
 _STYLE = """
-:root { color-scheme: light dark; --line: #8883; --soft: #8889; --bar: #4a7dbd }
+:root { color-scheme: light dark; --line: #8883; --soft: #777; --bar: #4a7dbd }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem }
 .soft { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere }
@@ -156,7 +156,7 @@ def _thumbnail(row: dict[str, object], manifest: Manifest) -> str:
 def _bars(values: Sequence[float], left: str, right: str) -> str:
     top, step = max([*values, 1e-9]), 1000 / max(len(values), 1)
     heights = [100 * value / top for value in values]
-    width = max(step * 0.9, 1)
+    width = min(max(step * 0.9, 1), 40)
     rects = "".join(
         f'<rect x="{i * step:.1f}" y="{100 - height:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
         for i, height in enumerate(heights)

@@ -219,9 +219,9 @@ class ShardError(RuntimeError):
 
 
 class ShardReader:
-    """Row groups of one split. Safe in threads; keeps at most `max_open_files` files open between reads.
+    """Row groups of one split. Safe in threads: a file is used by one at a time.
 
-    A file is used by one thread at a time; what its footer says is kept for the next opening.
+    At most `max_open_files` files stay open between reads.
     """
 
     def __init__(self, corpus: Store, manifest: Manifest, split: str, max_open_files: int = 32) -> None:
@@ -255,7 +255,7 @@ class ShardReader:
             files = [file for idle in self._idle.values() for file in idle]
             self._idle.clear()
         for file in files:
-            file.close()
+            file.close(force=True)  # without, pyarrow leaves open what it was handed open
 
     def __enter__(self) -> "ShardReader":
         return self
@@ -273,7 +273,7 @@ class ShardReader:
         try:
             yield file
         except BaseException:
-            file.close()
+            file.close(force=True)
             raise
         self._put_back(place.key, file)
 
@@ -288,7 +288,7 @@ class ShardReader:
             for name in [name for name, idle in self._idle.items() if not idle]:
                 del self._idle[name]
         for old in surplus:
-            old.close()
+            old.close(force=True)
 
     def _open(self, place: RowGroupPlace) -> pq.ParquetFile:
         uri = self._corpus.uri_of(place.key)
@@ -297,7 +297,7 @@ class ShardReader:
             num_rows = self.split.shard_rows(place.segment, place.shard)
             check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)
         except ShardError:
-            file.close()
+            file.close(force=True)
             raise
         return file
 

@@ -166,12 +166,14 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
 def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
     """Read a whole shard. Raises ShardError where its bytes, rows, schema, images or labels contradict themselves."""
     uri, label_counts = corpus.uri_of(spec.key), Counter[int]()
-    with open_shard(corpus, spec.key) as file:
+    file = open_shard(corpus, spec.key)
+    try:
         check_shard(file, uri, spec.arrow_schema(), spec.rows_per_row_group, spec.num_rows)
-        try:
-            content = content_digest(_checked_rows(file, uri, spec, label_counts))
-        except (OSError, pa.ArrowException) as error:
-            raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
+        content = content_digest(_checked_rows(file, uri, spec, label_counts))
+    except (OSError, pa.ArrowException) as error:
+        raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
+    finally:
+        file.close(force=True)
     return ReadBack(_file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
 
 

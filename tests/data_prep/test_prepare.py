@@ -332,3 +332,11 @@ def test_progress_and_report_are_left_in_the_store(folder, picture, prepared, me
     assert "&lt;script&gt;.jpg" in report
     for outside in ("<script", "http://", "https://", "<link"):
         assert outside not in report
+
+
+def test_a_folder_of_broken_pictures_is_an_error(tmp_path, request_for, memory_root):
+    (tmp_path / "broken" / "cat").mkdir(parents=True)
+    for i in range(3):
+        (tmp_path / "broken" / "cat" / f"{i}.jpg").write_bytes(b"\xff\xd8\xff broken")
+    with pytest.raises(ValueError, match=r"no accepted picture is left for train; 3 of 3"):
+        prepare.prepare([request_for(tmp_path / "broken")], memory_root)
