@@ -73,8 +73,11 @@ def score_and_show(
         console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
         return
     rows = [
-        [s.task, "pre-trained" if s.model_digest else "from scratch", console.percent(s.value), f"{s.num_examples:,}"]
-        + [
+        [
+            s.task,
+            "pre-trained" if s.model_digest else "from scratch",
+            console.percent(s.value),
+            f"{s.num_examples:,}",
             f"lr {s.chosen['peak_lr']:g}, val {console.percent(s.chosen['val_top1'])}",
             console.percent(s.majority_fraction),
         ]
