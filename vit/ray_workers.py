@@ -60,7 +60,9 @@ def drive(run: Store, attempt: int) -> int:
             return 3
         except Exception as error:
             log.exception("the evaluation ended")
-            write_state(run, "failed", attempt, reason=f"{type(error).__name__}: {str(error)[:2000]}")
+            # Ray wraps what a trial raised in the text of its traceback; the cause is the sentence for people.
+            cause = getattr(error, "cause", None) or error
+            write_state(run, "failed", attempt, reason=f"{type(cause).__name__}: {str(cause)[:2000]}")
             return OUTCOMES["failed"].exit_code
 
 
@@ -84,7 +86,8 @@ class Sweep:
             i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None
         }
         running: dict[Any, tuple[int, Trial]] = {}
-        done, total = 0, total_trials(contests)
+        left = [0 if i in scores else len(c.settings) + 1 for i, c in enumerate(contests)]
+        total, done_before = total_trials(contests), -1
 
         def launch(index: int, contest: Contest) -> None:
             todo, score = next_trials(contest, open_store(self.trials_uri))
@@ -92,16 +95,25 @@ class Sweep:
             running.update({work.remote(self.trials_uri, t): (index, t) for t in todo if t.key not in busy})
             if score is not None:
                 scores[index] = record_score(self.root, contest, score)
+            selecting = bool(todo) and todo[0].phase == "select"
+            left[index] = len(todo) + selecting
 
-        for index, contest in enumerate(contests):
-            if index not in scores:
-                launch(index, contest)
-        while running:
+        while True:
+            # Contests may share trials (a task named twice): whoever has nothing running looks what is left for it.
+            at_work = {index for index, _ in running.values()}
+            for index, contest in enumerate(contests):
+                if index not in scores and index not in at_work:
+                    launch(index, contest)
+            if done_before < 0:
+                done_before = total - sum(left)
+            self._progress(total - sum(left), total, done_before, running)
+            if not running:
+                return [scores[index] for index in range(len(contests))]
             ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
             for ref in ready:
                 index, trial = running.pop(ref)
                 result = ray.get(ref)
-                done += 1
+                left[index] -= 1
                 log.info(
                     "trial=%s top1=%.4f examples=%d wall_s=%.1f",
                     trial.key,
@@ -109,28 +121,24 @@ class Sweep:
                     result.num_examples,
                     result.wall_s,
                 )
-                if not any(i == index for i, _ in running.values()):
-                    launch(index, contests[index])
-            self._progress(done, total, running)
             stop = read_stop(self.run)
             if stop is not None and stop["attempt"] == self.attempt:
                 for ref in running:
                     ray.cancel(ref, force=True)
                 return None
-        return [scores[index] for index in range(len(contests))]
 
     def _resources(self, cluster: dict[str, float]) -> dict[str, float]:
         return {"num_cpus": 1, "num_gpus": 1 / TRIALS_PER_GPU} if cluster.get("GPU") else {"num_cpus": 1}
 
-    def _progress(self, done: int, total: int, running: dict[Any, tuple[int, Trial]]) -> None:
-        elapsed = time.monotonic() - self.started
+    def _progress(self, done: int, total: int, done_before: int, running: dict[Any, tuple[int, Trial]]) -> None:
+        elapsed, done_now = time.monotonic() - self.started, done - done_before
         self.run.write_json(
             "progress.json",
             {
                 "step": done,
                 "total_steps": total,
                 "unit": "trials",
-                "remaining_s": elapsed / done * (total - done) if done else None,
+                "remaining_s": elapsed / done_now * (total - done) if done_now else None,
                 "running": sorted(trial.key for _, trial in running.values()),
             },
         )

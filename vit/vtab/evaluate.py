@@ -11,7 +11,7 @@ from infra.config import FrozenConfig, digest_of
 from infra.storage import Lost, Store, open_store
 from vit.config import TrainRecipe, ViTConfig
 from vit.vtab.protocols import Protocol
-from vit.vtab.tasks import FINAL_SPLIT, SELECT_SPLIT, TEST_SPLIT, VAL_SPLIT
+from vit.vtab.tasks import TaskSplits, find_task_splits
 from vit.vtab.trials import Trial, TrialResult, finished_result
 
 Arm = str | None
@@ -74,6 +74,7 @@ class Contest(FrozenConfig):
     task: TaskRef
     corpus_digest: str
     num_classes: int
+    splits: TaskSplits
     model: str | None
     model_digest: str | None
     protocol: Protocol
@@ -121,7 +122,8 @@ class Contest(FrozenConfig):
         return f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}.json"
 
     def _trial(self, phase: Any, recipe: TrainRecipe) -> Trial:
-        train_split, score_split = (SELECT_SPLIT, VAL_SPLIT) if phase == "select" else (FINAL_SPLIT, TEST_SPLIT)
+        splits = self.splits
+        train_split, score_split = (splits.train, splits.val) if phase == "select" else (splits.joined, splits.test)
         return Trial(
             task=self.task.name,
             corpus=self.task.corpus,
@@ -136,23 +138,22 @@ class Contest(FrozenConfig):
 
 
 def plan_contests(spec: EvaluationSpec) -> list[Contest]:
-    """The contests of an evaluation. Raises ValueError for a corpus that lacks a split, before anything is trained."""
+    """The contests of an evaluation.
+
+    Raises ValueError for a corpus that is no task and for a model that is none, before anything is trained.
+    """
+    digests = [published_digest(model) for model in spec.models]
     contests = []
     for task in spec.tasks:
         manifest = load_manifest(open_store(task.corpus))
-        needed = (SELECT_SPLIT, VAL_SPLIT, FINAL_SPLIT, TEST_SPLIT)
-        if missing := [split for split in needed if split not in manifest.splits]:
-            raise ValueError(
-                f"{task.corpus} has splits {', '.join(sorted(manifest.splits))}; the 1k protocol also wants "
-                f"{', '.join(missing)}. Prepare it again as a task (`vitline data prep --task`)."
-            )
-        for model in spec.models:
-            digest = open_store(model).read_json("config.json")["digest"] if model else None
+        splits = find_task_splits(manifest.splits, task.corpus)
+        for model, digest in zip(spec.models, digests, strict=True):
             contests.append(
                 Contest(
                     task=task,
                     corpus_digest=manifest.digest,
                     num_classes=manifest.num_classes,
+                    splits=splits,
                     model=model,
                     model_digest=digest,
                     protocol=spec.protocol,
@@ -161,6 +162,18 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
                 )
             )
     return contests
+
+
+def published_digest(model: str | None) -> str | None:
+    """The identity of a published model, by its URI; None for the control. Raises ValueError where there is no model."""
+    if model is None:
+        return None
+    try:
+        return open_store(model).read_json("config.json")["digest"]
+    except (FileNotFoundError, KeyError) as error:
+        raise ValueError(
+            f"{model} is no published model ({error}). `vitline model ls` lists those there are."
+        ) from error
 
 
 def next_trials(contest: Contest, trials: Store) -> tuple[list[Trial], Score | None]:

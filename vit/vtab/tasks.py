@@ -1,5 +1,7 @@
 """The 19 tasks of VTAB as a table (arXiv:1910.04867; order and groups of ViT's Table 9)."""
 
+import re
+from collections.abc import Collection
 from typing import Literal
 
 from infra.config import FrozenConfig
@@ -39,5 +41,38 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
     ),
 )
 GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
-# What a corpus must offer to be scored by the 1k protocol: select on 800 -> 200, train on all 1,000, test once.
-SELECT_SPLIT, VAL_SPLIT, FINAL_SPLIT, TEST_SPLIT = "train800", "val200", "train800val200", "test"
+
+
+class TaskSplits(FrozenConfig):
+    """The splits of the 1k protocol: choose on `train` -> `val`, train once more on `joined`, score `test` once."""
+
+    train: str
+    val: str
+    joined: str
+    """Both together, as one split."""
+    test: str = "test"
+
+
+def find_task_splits(names: Collection[str], where: str) -> TaskSplits:
+    """The splits of a task among those of the corpus at `where`.
+
+    VTAB's train800, val200 and train800val200 come first; then train<N>, val<M> and train<N>val<M> with the most
+    training examples; then train, val and trainval. Raises ValueError naming what there is and what is wanted.
+    """
+    pairs = [
+        (int(train[1]), int(val[1]))
+        for train in map(re.compile(r"train(\d+)").fullmatch, names)
+        for val in map(re.compile(r"val(\d+)").fullmatch, names)
+        if train and val
+    ]
+    counted = sorted(pairs, key=lambda pair: (pair != (800, 200), -pair[0], -pair[1]))
+    candidates = [TaskSplits(train=f"train{n}", val=f"val{m}", joined=f"train{n}val{m}") for n, m in counted]
+    candidates.append(TaskSplits(train="train", val="val", joined="trainval"))
+    for splits in candidates:
+        if {splits.train, splits.val, splits.joined, splits.test} <= set(names):
+            return splits
+    raise ValueError(
+        f"{where} has splits {', '.join(sorted(names))}; the 1k protocol wants train800, val200, train800val200 and "
+        "test, or the like with other numbers or none (train, val, trainval, test). Take a corpus prepared as a task: "
+        "`vitline data ls` shows the splits of each."
+    )

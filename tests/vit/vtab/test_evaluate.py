@@ -1,0 +1,320 @@
+"""Contests on the digits: what chooses, what is scored how often, and what a second request gives."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_prep.decode import DecodePolicy
+from data_prep.shard_format import load_manifest
+from infra.claims import take_claim
+from infra.run_state import read_state, request_stop
+from infra.storage import open_store
+from vit import ray_workers
+from vit.config import ViTConfig
+from vit.input.config import AugmentConfig
+from vit.models.vit import VisionTransformer
+from vit.published import ImageContract, publish
+from vit.vtab import evaluate, trials
+from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
+from vit.vtab.protocols import Protocol
+from vit.vtab.tasks import find_task_splits
+from vit.vtab.trials import TrialResult, ensure_trial, run_trial
+
+ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32, pool="gap")
+PROTOCOL = Protocol(
+    name="tiny",
+    image_size_px=None,
+    learning_rates=(1e-3, 0.3, 0.1),
+    total_steps=4,
+    warmup_steps=1,
+    global_batch_size=16,
+    num_lanes=4,
+    augment=AugmentConfig(image_size_px=8, train_crop="none", flip=False),
+    num_seeds=1,
+)
+VTAB_NAMES = ("train800", "val200", "train800val200", "test")
+
+
+@pytest.fixture
+def model(root) -> str:
+    """A published network that nothing has trained."""
+    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=8))
+    network = VisionTransformer(ARCHITECTURE, 3)
+    return publish(open_store(root).child("models"), "tiny", "1", network, contract, ["a", "b", "c"], {})
+
+
+@pytest.fixture
+def spec_of(root, digits):
+    """spec_of(models, corpora): an evaluation of the tiny protocol."""
+
+    def make(models=(None,), corpora=(digits.uri,)) -> EvaluationSpec:
+        return EvaluationSpec(
+            run_key="tiny-000000000000",
+            tasks=tuple(TaskRef(name=f"digits{i}" if i else "digits", corpus=uri) for i, uri in enumerate(corpora)),
+            models=models,
+            architecture=ARCHITECTURE,
+            protocol=PROTOCOL,
+            root=root,
+        )
+
+    return make
+
+
+@pytest.fixture
+def scored(monkeypatch):
+    """The splits that anything was scored on, in order."""
+    seen = []
+    real = trials.eval_batches
+
+    def counted(corpus, manifest, split, *args, **kwargs):
+        seen.append(split)
+        return real(corpus, manifest, split, *args, **kwargs)
+
+    monkeypatch.setattr(trials, "eval_batches", counted)
+    return seen
+
+
+def hold(contest, root):
+    """What the sweep does for one contest, in this process."""
+    uri = open_store(root).uri_of("trials")
+    while True:
+        todo, score = next_trials(contest, open_store(uri))
+        if score is not None:
+            return record_score(open_store(root), contest, score)
+        for trial in todo:
+            ensure_trial(uri, trial)
+
+
+def made_up(trial, top1, diverged=False):
+    return TrialResult(
+        key=trial.key,
+        top1=top1,
+        loss=1.0,
+        num_examples=200,
+        majority_fraction=0.1,
+        train_losses=(),
+        wall_s=0.0,
+        cpu_s=0.0,
+        diverged=diverged,
+    )
+
+
+def chosen(contest, *outcomes):
+    results = [made_up(trial, *outcome) for trial, outcome in zip(contest.select_trials(), outcomes, strict=True)]
+    return contest.final_trial(results).recipe.optim.peak_lr
+
+
+def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, root, digits, scored):
+    pretrained, scratch = plan_contests(spec_of((model, None)))
+    score = hold(pretrained, root)
+    assert scored == ["val200", "val200", "val200", "test"]
+    assert score.num_examples == load_manifest(digits).splits["test"].num_rows == 797
+    assert score.chosen["val_top1"] == max(tried["val_top1"] for tried in score.tried)
+    assert [tried["peak_lr"] for tried in score.tried] == [1e-3, 0.3, 0.1]
+    assert score.num_classes == 10
+    assert 0 < score.majority_fraction < 0.2
+    assert len(set(score.trials)) == 4
+
+    control = hold(scratch, root)
+    assert scored.count("test") == 2
+    assert (control.model, control.model_digest) == (None, None)
+    assert {pretrained.score_key, scratch.score_key} == set(open_store(root).list("scores/"))
+
+
+def test_what_is_finished_is_not_run_again_and_a_record_stays_as_it_is(spec_of, root, scored, monkeypatch):
+    (contest,) = plan_contests(spec_of())
+    first = hold(contest, root)
+    monkeypatch.setattr(trials, "run_trial", lambda trial: pytest.fail(f"{trial.key} was run again"))
+    assert hold(contest, root) == first
+    other = first.model_copy(update={"value": 1.0})
+    assert record_score(open_store(root), contest, other) == first
+    assert stored_score(open_store(root), contest) == first
+    assert list(evaluate.list_scores(open_store(root))) == [first]
+
+
+def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec_of, root, monkeypatch):
+    (contest,) = plan_contests(spec_of())
+    store, trial = open_store(root).child("trials"), contest.select_trials()[0]
+    theirs = made_up(trial, 0.9)
+
+    def overtaken(trial):
+        store.create(f"{trial.key}.json", theirs.model_dump_json().encode())
+        return made_up(trial, 0.1)
+
+    monkeypatch.setattr(trials, "run_trial", overtaken)
+    assert ensure_trial(store.uri, trial) == theirs
+
+
+def test_validation_alone_chooses_and_the_first_of_equals_wins(spec_of):
+    (contest,) = plan_contests(spec_of())
+    assert chosen(contest, (0.2,), (0.4,), (0.3,)) == 0.3
+    assert chosen(contest, (0.4,), (0.4,), (0.4,)) == 1e-3
+    assert chosen(contest, (0.2,), (0.4,), (0.4,)) == 0.3
+
+
+def test_a_diverged_setting_never_wins_against_one_that_did_not(spec_of):
+    (contest,) = plan_contests(spec_of())
+    assert chosen(contest, (0.99, True), (0.1,), (0.05,)) == 0.3
+    assert chosen(contest, (0.2, True), (0.3, True), (0.1, True)) == 0.3
+
+
+def test_selection_never_sees_test_and_the_final_training_sees_all_thousand(spec_of):
+    (contest,) = plan_contests(spec_of())
+    select = contest.select_trials()
+    assert {(t.train_split, t.score_split) for t in select} == {("train800", "val200")}
+    final = contest.final_trial([made_up(trial, 0.5) for trial in select])
+    assert (final.train_split, final.score_split) == ("train800val200", "test")
+    assert final.recipe == select[0].recipe
+    assert final.key not in {trial.key for trial in select}
+
+
+def test_trials_are_named_by_what_they_depend_on(spec_of, model):
+    pretrained, scratch = plan_contests(spec_of((model, None)))
+    keys = [trial.key for contest in (pretrained, scratch) for trial in contest.select_trials()]
+    assert len(set(keys)) == 6
+    trial = pretrained.select_trials()[0]
+    moved = trial.model_copy(update={"model": "s3://elsewhere/model", "corpus": "s3://elsewhere/corpus"})
+    assert moved.key == trial.key
+
+
+def test_a_corpus_or_model_that_was_replaced_since_planning_is_refused(spec_of, model):
+    (contest,) = plan_contests(spec_of((model,)))
+    trial = contest.select_trials()[0]
+    with pytest.raises(RuntimeError, match="planned on 000000000000"):
+        run_trial(trial.model_copy(update={"corpus_digest": "0" * 64}))
+    with pytest.raises(RuntimeError, match="planned on 000000000000"):
+        run_trial(trial.model_copy(update={"model_digest": "0" * 64}))
+
+
+def test_a_corpus_without_the_splits_is_refused_by_their_names(spec_of, digits, root):
+    manifest = digits.read_json("manifest.json")
+    del manifest["splits"]["train800val200"]
+    copy = open_store(root).child("corpora/lacking/1")
+    copy.write_json("manifest.json", manifest)
+    with pytest.raises(ValueError, match=r"has splits test, train, train800, val, val200; .* train800val200"):
+        plan_contests(spec_of(corpora=(copy.uri,)))
+
+
+def test_a_model_that_is_none_is_refused_before_anything_is_trained(spec_of, root):
+    with pytest.raises(ValueError, match="no published model"):
+        plan_contests(spec_of((f"{root}/models/absent/1",)))
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (VTAB_NAMES, "train800 val200 train800val200"),
+        ((*VTAB_NAMES, "train", "val", "trainval"), "train800 val200 train800val200"),
+        ((*VTAB_NAMES, "train900", "val100", "train900val100"), "train800 val200 train800val200"),
+        (("train400", "val100", "train400val100", "train", "val", "test"), "train400 val100 train400val100"),
+        (("train40", "val10", "train40val10", "train400", "val100", "test"), "train40 val10 train40val10"),
+        (("train80", "val20", "train80val20", "train400", "val100", "train400val100", "test"), "train400 val100 train400val100"),
+        (("train800", "val200", "train", "val", "trainval", "test"), "train val trainval"),
+    ],
+)  # fmt: skip
+def test_the_splits_of_a_task_are_found_by_their_names(names, found):
+    for order in (names, names[::-1]):
+        splits = find_task_splits(order, "corpus")
+        assert f"{splits.train} {splits.val} {splits.joined}" == found
+        assert splits.test == "test"
+
+
+@pytest.mark.parametrize("names", [VTAB_NAMES[:3], ("train", "val", "test"), ("train800", "val200", "test"), ()])
+def test_a_corpus_that_is_no_task_is_named_with_what_is_wanted(names):
+    with pytest.raises(ValueError, match=r"corpora/x has splits .*wants train800, val200, train800val200 and test"):
+        find_task_splits(names, "corpora/x")
+
+
+class RayInThisProcess:
+    """Of Ray what the sweep uses: a task runs when it is waited for."""
+
+    def __init__(self):
+        self.ran, self.cancelled = [], []
+
+    def init(self, **kwargs):
+        pass
+
+    def cluster_resources(self):
+        return {"CPU": 2.0}
+
+    def remote(self, function):
+        def submit(uri, trial):
+            return (len(self.ran), lambda: self.ran.append(trial.key) or function(uri, trial))
+
+        return SimpleNamespace(options=lambda **kwargs: SimpleNamespace(remote=submit))
+
+    def wait(self, refs, num_returns, timeout):
+        return refs[:1], refs[1:]
+
+    def get(self, ref):
+        return ref[1]()
+
+    def cancel(self, ref, force):
+        self.cancelled.append(ref)
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    fake = RayInThisProcess()
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(trials, "run_trial", lambda trial: made_up(trial, 0.5))
+    return fake
+
+
+@pytest.fixture
+def drive(root):
+    """drive(spec): one attempt of the evaluation, by its exit code, state and last progress."""
+
+    def go(spec, stop=False):
+        run = open_store(root).child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        if stop:
+            request_stop(run, "cancelled", by="test", attempt=claim.attempt)
+        code = ray_workers.drive(run, claim.attempt)
+        return code, read_state(run), run.read_json("progress.json")
+
+    return go
+
+
+def test_the_sweep_scores_every_pair_and_a_second_one_runs_nothing(ray, drive, spec_of, model):
+    code, state, progress = drive(spec_of((model, None)))
+    assert (code, state["state"]) == (0, "finished")
+    assert [score["model_digest"] is None for score in state["scores"]] == [False, True]
+    assert len(ray.ran) == len(set(ray.ran)) == 8
+    assert (progress["step"], progress["total_steps"]) == (8, 8)
+    again = drive(spec_of((model, None)))
+    assert again[1]["scores"] == state["scores"]
+    assert len(ray.ran) == 8
+    assert (again[2]["step"], again[2]["remaining_s"]) == (8, None)
+
+
+def test_a_sweep_goes_on_where_it_was_stopped(ray, drive, spec_of):
+    code, state, progress = drive(spec_of(), stop=True)
+    assert (code, state["state"]) == (143, "cancelled")
+    assert len(ray.ran) == 1
+    assert len(ray.cancelled) == 2
+    code, _, progress = drive(spec_of())
+    assert code == 0
+    assert len(ray.ran) == len(set(ray.ran)) == 4
+    assert (progress["step"], progress["total_steps"]) == (4, 4)
+
+
+def test_a_task_named_twice_is_trained_once_and_scored_twice(ray, drive, spec_of):
+    twice = spec_of().model_copy(update={"tasks": spec_of().tasks * 2})
+    code, state, _ = drive(twice)
+    assert code == 0
+    assert state["scores"][0] == state["scores"][1]
+    assert len(ray.ran) == 4
+
+
+def test_a_sweep_that_fails_says_why_in_its_state(ray, drive, spec_of, monkeypatch):
+    def broken(trial):
+        raise torch.OutOfMemoryError("no memory for 3 GiB")
+
+    monkeypatch.setattr(trials, "run_trial", broken)
+    code, state, _ = drive(spec_of())
+    assert (code, state["state"]) == (1, "failed")
+    assert state["reason"] == "OutOfMemoryError: no memory for 3 GiB"
