@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -33,7 +34,9 @@ def emit(value: Any) -> None:
 
 def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
     """A table on stdout; columns in `right` are numbers."""
-    drawn = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    drawn = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, pad_edge=False, show_header=any(columns)
+    )
     for index, column in enumerate(columns):
         drawn.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:

@@ -10,9 +10,9 @@ from datetime import date
 from data_prep.config import CorpusConfig
 from flows.evaluate_tasks import evaluate_tasks
 from flows.prepare_corpus import PreparedCorpus, prepare_corpora
-from flows.pretrain import pretrain, run_store
+from flows.pretrain import pretrain
 from flows.report import Curve, Plot, ReportPage, StageRow, render
-from flows.stage import Cluster
+from flows.stage import Cluster, run_store
 from infra.journal import read_journal
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, TrainConfig, TrainRecipe

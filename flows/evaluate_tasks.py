@@ -3,8 +3,7 @@
 from flows import console
 from flows.catalog import find_corpus, find_model, list_corpora
 from flows.console import progress
-from flows.pretrain import run_store
-from flows.stage import Cluster, StageResult, run_stage
+from flows.stage import Cluster, StageResult, run_stage, run_store
 from infra.config import digest_of
 from infra.keys import run_key
 from infra.local.paths import log_dir

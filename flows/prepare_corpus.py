@@ -15,8 +15,7 @@ from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, Manifest, load_man
 from data_prep.verify_shards import verify_corpus
 from flows import console
 from flows.catalog import find_corpus
-from flows.pretrain import run_store
-from flows.stage import Cluster, run_stage
+from flows.stage import Cluster, run_stage, run_store
 from infra.config import digest_of
 from infra.keys import run_key
 from infra.local.paths import log_dir

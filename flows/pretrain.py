@@ -3,8 +3,8 @@
 from datetime import date
 
 from flows.console import progress
-from flows.stage import Cluster, StageResult, run_stage
-from infra.storage import Store, open_store
+from flows.stage import Cluster, StageResult, run_stage, run_store
+from infra.storage import Store
 from vit.config import TrainConfig
 from vit.run import RunSpec, make_spec, read_progress
 
@@ -32,10 +32,6 @@ def pretrain(
             env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(int(execution.queue_timeout_s))},
         )
     return spec, result
-
-
-def run_store(root: str, key: str) -> Store:
-    return open_store(root).child(f"runs/{key}")
 
 
 def write_spec(run: Store, spec: RunSpec) -> None:

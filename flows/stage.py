@@ -16,7 +16,7 @@ from infra.local.ray_node import LocalRay
 from infra.ray_jobs import Job, RayJobs
 from infra.run_state import OUTCOMES, read_state, request_stop
 from infra.settings import Settings
-from infra.storage import Store
+from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
@@ -71,6 +71,11 @@ class Cluster:
             else:
                 self._jobs = RayJobs(address)
         return self._jobs
+
+
+def run_store(root: str, key: str) -> Store:
+    """The folder of a run."""
+    return open_store(root).child(f"runs/{key}")
 
 
 def run_stage(

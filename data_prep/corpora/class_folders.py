@@ -7,7 +7,7 @@ no picture by its name is listed as refused, everything else is judged by its co
 import hashlib
 import os
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,9 @@ class Entry:
 
 class ClassFolderCorpus(RawCorpus):
     """A folder of class folders on a local or mounted disk."""
+
+    # So that the corpus is a task too: a setting is chosen on train -> val, and the last training takes both.
+    views: Mapping[str, tuple[str, ...]] = {"trainval": ("train", "val")}
 
     def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
         if "://" in source.path and not source.path.startswith("file://"):

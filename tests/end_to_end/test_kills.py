@@ -11,8 +11,8 @@ import time
 import psutil
 import pytest
 
-from flows.pretrain import run_store, write_spec
-from flows.stage import Cluster, claim_or_skip
+from flows.pretrain import write_spec
+from flows.stage import Cluster, claim_or_skip, run_store
 from infra.journal import read_journal
 from infra.run_state import read_state
 from infra.settings import Settings
