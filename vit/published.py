@@ -56,9 +56,13 @@ class PublishedModel:
     @torch.inference_mode()
     def predict(self, images: Sequence[str | Path | bytes], top: int = 5) -> list[list[tuple[str, float]]]:
         """The `top` classes of each image (a path or its bytes) with softmax probabilities, best first."""
+        if not images:
+            return []
         decoded = (decode(_bytes(image), self.contract.decode) for image in images)
         pixels = np.stack([evaluation_pixels(image, self.contract.evaluation) for image in decoded])
-        normalised = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+        low, high = self.contract.low, self.contract.high
+        # Divided and shifted, as in training: the usual contract gives bit for bit the same input.
+        normalised = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255 / (high - low)).add_(low)
         best = self.network(normalised).softmax(dim=-1).topk(min(top, len(self.classes)))
         return [
             [(self.classes[int(k)], float(p)) for p, k in zip(probabilities, ids, strict=True)]
@@ -78,6 +82,11 @@ def publish(
     """Writes `<name>/<version>/`, `config.json` last, and returns its URI. Publishing the same model again is harmless."""
     if len(classes) != network.num_classes:
         raise ValueError(f"{len(classes)} class names for a head of {network.num_classes} classes in {name}/{version}.")
+    if contract.evaluation.image_size_px != network.config.image_size_px:
+        raise ValueError(
+            f"{name}/{version}: the image contract gives {contract.evaluation.image_size_px} px, "
+            f"the network takes {network.config.image_size_px} px."
+        )
     store = models.child(f"{name}/{version}")
     weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
     pieces = write_tensors(store, "model.safetensors", weights)
@@ -92,6 +101,8 @@ def publish(
     }
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
     config["digest"] = model_digest(config, contract_json, class_list)
+    # Beside the digest, so that a file that was changed can be named.
+    config["files"] = {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)}
     store.write_json("image_contract.json", contract_json)
     store.write_json("classes.json", {"schema_version": SCHEMA_VERSION, "classes": class_list})
     store.write("card.md", card(name, version, config, contract, class_list).encode())
@@ -115,21 +126,23 @@ def load_model(uri: str) -> PublishedModel:
         config = store.read_json("config.json")
         contract = store.read_json("image_contract.json")
         classes = store.read_json("classes.json")["classes"]
-    except FileNotFoundError as error:
+    except (FileNotFoundError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{uri} is no published model: {error}. `vitline model ls` lists those there are."
         ) from error
     if config.get("schema_version") != SCHEMA_VERSION or config.get("architecture") != "vit":
         raise CheckpointError(f"{uri}/config.json is not of schema_version {SCHEMA_VERSION} with architecture 'vit'.")
     if config["digest"] != model_digest(config, contract, classes):
+        found = {"image_contract.json": digest_of(contract), "classes.json": digest_of(classes)}
+        changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
         raise CheckpointError(
-            f"{uri}: config, image contract or classes were changed after publishing; publish it again."
+            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing; publish the model again."
         )
     try:
         tensors = read_tensors(store, "model.safetensors", config["tensors"])
     except (FileNotFoundError, ValueError) as error:
         raise CheckpointError(f"{uri}/model.safetensors: {error}") from error
-    network = VisionTransformer(ViTConfig.model_validate(config["model"]), config["num_classes"])
+    network = VisionTransformer(ViTConfig.model_validate(config["model"]), len(classes))
     network.load_state_dict(dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True)), strict=True)
     return PublishedModel(
         uri,

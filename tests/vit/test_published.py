@@ -1,0 +1,214 @@
+"""Published models: what comes back is what went in, whoever changed a byte is named, and adapting starts as the paper does."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data_prep.decode import DecodePolicy
+from infra.config import replace
+from infra.storage import open_store
+from vit.checkpoint import CheckpointError
+from vit.config import ViTConfig
+from vit.input.config import AugmentConfig
+from vit.models.vit import VisionTransformer
+from vit.published import ImageContract, adapt, load_model, publish
+from vit.train import forward
+
+CONFIG = ViTConfig(
+    image_size_px=16, patch_size_px=4, embed_dim=16, depth=2, num_heads=2, mlp_dim=32, dropout_rate=0.5, pre_logits=True
+)
+CONTRACT = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=16))
+CLASSES = ["cat", "dog", "Ente", "鸟"]
+
+
+@pytest.fixture
+def network() -> VisionTransformer:
+    """A network whose head is not zero, so that classes differ."""
+    torch.manual_seed(0)
+    network = VisionTransformer(CONFIG, len(CLASSES))
+    torch.nn.init.normal_(network.head.weight)
+    return network
+
+
+@pytest.fixture
+def published(network, root) -> str:
+    return publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"})
+
+
+def png(seed=0, size=(20, 30)) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_model_comes_back_bit_for_bit(network, published):
+    model = load_model(published)
+    ours = network.state_dict()
+    assert model.network.state_dict().keys() == ours.keys()
+    for name, value in model.network.state_dict().items():
+        assert torch.equal(value, ours[name]), name
+    assert not model.network.training
+    assert (model.classes, model.contract) == (tuple(CLASSES), CONTRACT)
+    assert model.provenance == {"run_key": "birds-0a"}
+
+
+def test_the_digest_is_of_the_content_not_of_the_place(network, published, root):
+    elsewhere = publish(open_store(root).child("other"), "x", "9", network, CONTRACT, CLASSES, {"run_key": "x-1"})
+    digest = load_model(published).digest
+    assert load_model(elsewhere).digest == digest
+    others = [
+        (network, CONTRACT, CLASSES[::-1]),
+        (network, replace(CONTRACT, **{"evaluation.antialias": False}), CLASSES),
+        (VisionTransformer(CONFIG, 4), CONTRACT, CLASSES),
+    ]
+    for number, (net, contract, classes) in enumerate(others):
+        uri = publish(open_store(root).child("other"), "y", str(number), net, contract, classes, {})
+        assert load_model(uri).digest != digest
+
+
+def test_predictions_are_probabilities_over_all_classes_best_first(published, tmp_path):
+    path = tmp_path / "picture.png"
+    path.write_bytes(png(1))
+    model = load_model(published)
+    from_bytes, from_path = model.predict([png(0), path], top=10)
+    for answer in (from_bytes, from_path):
+        assert {name for name, _ in answer} == set(CLASSES)
+        assert sum(p for _, p in answer) == pytest.approx(1, abs=1e-6)
+        assert [p for _, p in answer] == sorted((p for _, p in answer), reverse=True)
+    assert model.predict([str(path)], top=2) == [from_path[:2]]
+    assert model.predict([]) == []
+
+
+def test_a_prediction_sees_what_training_and_evaluation_see(published):
+    model = load_model(published)
+    image = png(3, size=(16, 16))  # nothing to resize: the pixels are those of the file
+    pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.uint8).copy())[None]
+    with torch.inference_mode():
+        expected = forward(model.network, pixels, "float32", torch.device("cpu")).softmax(-1)[0]
+    answer = dict(model.predict([image])[0])
+    assert [answer[name] for name in CLASSES] == expected.tolist()
+
+
+def test_the_value_range_of_the_contract_is_obeyed(network, root):
+    contract = replace(CONTRACT, low=0.0, high=1.0)
+    uri = publish(open_store(root).child("models"), "unit", "1", network, contract, CLASSES, {})
+    image = png(3, size=(16, 16))
+    pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.float32) / 255)
+    with torch.inference_mode():
+        expected = network.eval()(pixels.permute(2, 0, 1)[None]).softmax(-1)[0]
+    answer = dict(load_model(uri).predict([image])[0])
+    assert [answer[name] for name in CLASSES] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("classes.json", b'"cat"', b'"cow"'),
+        ("image_contract.json", b'"antialias": true', b'"antialias": false'),
+        ("config.json", b'"num_heads": 2', b'"num_heads": 4'),
+        ("classes.json", b"]", b""),
+        ("image_contract.json", None, None),
+    ],
+)
+def test_a_changed_or_missing_file_is_refused_by_name(published, file, old, new):
+    store = open_store(published)
+    if old is None:
+        store.delete(file)
+    else:
+        data = store.read(file)
+        assert data.count(old) == 1
+        store.write(file, data.replace(old, new))
+    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")) as refused:
+        load_model(published)
+    others = {"classes.json", "image_contract.json", "model.safetensors"} - {file}
+    assert not any(other in str(refused.value) for other in others)
+
+
+def test_changed_and_cut_weights_are_refused_by_name(published):
+    store = open_store(published)
+    data = store.read("model.safetensors")
+    for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-100]):
+        store.write("model.safetensors", damaged)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+            load_model(published)
+
+
+def test_a_folder_without_a_model_names_the_next_step(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no published model.*vitline model ls"):
+        load_model(str(tmp_path))
+
+
+def test_a_model_that_contradicts_itself_is_not_published(network, root):
+    models = open_store(root).child("models")
+    with pytest.raises(ValueError, match="3 class names for a head of 4"):
+        publish(models, "x", "1", network, CONTRACT, CLASSES[:3], {})
+    with pytest.raises(ValueError, match="contract gives 32 px, the network takes 16 px"):
+        publish(models, "x", "1", network, replace(CONTRACT, **{"evaluation.image_size_px": 32}), CLASSES, {})
+    assert models.list() == []
+
+
+def test_adapting_starts_from_a_zero_head_and_everything_else_as_it_was(network):
+    adapted = adapt(network, CONFIG, num_classes=7)
+    assert adapted.head.weight.shape == (7, 16)
+    assert torch.count_nonzero(adapted.head.weight) == torch.count_nonzero(adapted.head.bias) == 0
+    assert adapted.pre_logits is None
+    theirs = network.state_dict()
+    for name, value in adapted.state_dict().items():
+        if not name.startswith("head."):
+            assert torch.equal(value, theirs[name]), name
+    assert adapt(network, CONFIG, 7, head_bias_init=-2.0).head.bias.tolist() == [-2.0] * 7
+
+
+def test_adapting_resamples_positions_for_another_resolution(network):
+    adapted = adapt(network, replace(CONFIG, image_size_px=28, dropout_rate=0.0), num_classes=2)
+    old, new = network.pos_embed.detach(), adapted.pos_embed.detach()
+    assert new.shape == (1, 1 + 49, 16)
+    assert torch.equal(new[:, 0], old[:, 0])  # the class token's
+    corners_of = {4: (1, 4, 13, 16), 7: (1, 7, 43, 49)}
+    # Aligned corners: a grid of 7 has the grid of 4 at every other place.
+    torch.testing.assert_close(new[:, corners_of[7]], old[:, corners_of[4]])
+    torch.testing.assert_close(new[:, 2], (old[:, 1] + old[:, 2]) / 2)
+    assert adapted(torch.zeros(1, 3, 28, 28)).shape == (1, 2)
+
+
+def test_adapting_leaves_the_source_alone(network):
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    adapted = adapt(network, CONFIG, num_classes=2)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            parameter.add_(1)
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("embed_dim", 32), ("depth", 3), ("pool", "gap"), ("patch_size_px", 8), ("mlp_dim", 64)]
+)
+def test_adapting_to_another_network_is_refused_by_field(network, field, value):
+    with pytest.raises(ValueError, match=f"{field}: {getattr(CONFIG, field)} -> {value}"):
+        adapt(network, replace(CONFIG, **{field: value}), num_classes=2)
+
+
+def test_three_lines_load_a_model_without_ray_and_without_settings(published, tmp_path):
+    (tmp_path / "cat.png").write_bytes(png())
+    script = f"""
+import sys
+sys.modules["ray"] = None  # any import of it fails
+from vit.published import load_model
+model = load_model({published!r})
+print(model.predict(["cat.png"])[0][0][0])
+assert not {{"sklearn", "prefect", "mlflow", "fsspec.implementations.local"}} & set(sys.modules)
+"""
+    repository = str(Path(__file__).parents[2])
+    bare = {"PATH": "/usr/bin:/bin", "PYTHONPATH": repository, "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=bare, capture_output=True, text=True, encoding="utf-8"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in CLASSES
