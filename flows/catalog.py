@@ -1,13 +1,19 @@
 """What lies below a root: corpora, runs, models, as plain dicts for tables and `--json`. Reads small files only."""
 
+import os
 from typing import Any
 
-from data_prep.shard_format import load_class_names, load_manifest
+from data_prep.shard_format import MANIFEST_KEY, load_class_names, load_manifest
 from infra.journal import read_journal
 from infra.run_state import read_state
 from infra.storage import Store, open_store
 
 Row = dict[str, Any]
+
+
+def is_location(name: str) -> bool:
+    """Whether a corpus or model is given as a path or URI rather than by its name."""
+    return "://" in name or name.startswith(("/", "./", "../", "~"))
 
 
 def list_corpora(root: str) -> list[Row]:
@@ -39,9 +45,12 @@ def find_corpus(root: str, name: str) -> Store:
 
     Raises ValueError that lists the corpora there are.
     """
-    if "://" in name or name.startswith(("/", "./", "../", "~")):
-        store = open_store(name)
-        load_manifest(store)
+    if is_location(name):
+        store = open_store(os.path.expanduser(name))
+        if not store.exists(MANIFEST_KEY):
+            raise ValueError(
+                f"There is no corpus at {store.uri}: {MANIFEST_KEY} is absent. `vitline data prep` makes one."
+            )
         return store
     found = [row for row in list_corpora(root) if name in (row["name"], f"{row['name']}/{row['version']}")]
     if not found:
@@ -127,8 +136,11 @@ def list_models(root: str) -> list[Row]:
 
 def find_model(root: str, name: str) -> str:
     """URI of the model `NAME`, `NAME/VERSION` or a URI. Raises ValueError that lists the models there are."""
-    if "://" in name or name.startswith(("/", "./", "../", "~")):
-        return name
+    if is_location(name):
+        store = open_store(os.path.expanduser(name))
+        if not store.exists("config.json"):
+            raise ValueError(f"There is no published model at {store.uri}. `vitline model ls` lists those there are.")
+        return store.uri
     found = [row for row in list_models(root) if name in (row["name"], f"{row['name']}/{row['version']}")]
     if len(found) != 1:
         known = ", ".join(f"{row['name']}/{row['version']}" for row in (found or list_models(root))) or "none yet"

@@ -73,7 +73,7 @@ def run(
     name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
     root: Root = None,
     steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps; default: passes that suit the number of pictures.")
+        int | None, typer.Option(min=1, help="Optimizer steps; default: passes that suit the number of pictures.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")] = False,
     json: Json = False,
@@ -108,8 +108,10 @@ def data_ls(root: Root = None, json: Json = False) -> None:
     """The corpora there are. Example: `vitline data ls --json`"""
     from flows.catalog import list_corpora
 
-    rows = list_corpora(settings(root).root)
-    show_rows(rows, ["name", "version", "images", "refused", "classes", "splits", "digest"], json, "No corpus yet.")
+    where = settings(root).root
+    columns = ["name", "version", "images", "refused", "classes", "splits", "digest"]
+    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` makes one."
+    show_rows("corpora", list_corpora(where), columns, json, empty)
 
 
 @data.command("show")
@@ -156,7 +158,7 @@ def pretrain_recipes(json: Json = False) -> None:
     from vit.recipes import RECIPES
 
     rows = [{"recipe": name, "what": recipe.what} for name, recipe in RECIPES.items()]
-    show_rows(rows, ["recipe", "what"], json, "")
+    show_rows("recipes", rows, ["recipe", "what"], json, "")
 
 
 @pretrain_app.command("run")
@@ -181,9 +183,9 @@ def pretrain_run(
 def finetune_run(
     model: Annotated[str, typer.Option(help="Published model: NAME, NAME/VERSION or URI.")],
     corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 500,
+    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 500,
     lr: Annotated[float, typer.Option(help="Peak learning rate of SGD.")] = 0.03,
-    batch: Annotated[int, typer.Option(help="Examples per step.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 512,
     image_size: Annotated[int | None, typer.Option(help="Input side in px; default: the model's own.")] = None,
     set_: Set = None,
     root: Root = None,
@@ -232,8 +234,10 @@ def runs_ls(root: Root = None, json: Json = False) -> None:
     """Every run, newest first. Example: `vitline runs ls`"""
     from flows.catalog import list_runs
 
-    rows = list_runs(settings(root).root)
-    show_rows(rows, ["run", "stage", "state", "attempt", "step", "val_top1", "reason"], json, "No run yet.")
+    where = settings(root).root
+    columns = ["run", "stage", "state", "attempt", "step", "val_top1", "reason"]
+    empty = f"No run below {where} yet; `vitline demo` or `vitline pretrain run --help` shows how to start one."
+    show_rows("runs", list_runs(where), columns, json, empty)
 
 
 @runs.command("show")
@@ -272,8 +276,10 @@ def model_ls(root: Root = None, json: Json = False) -> None:
     """The published models. Example: `vitline model ls`"""
     from flows.catalog import list_models
 
-    rows = list_models(settings(root).root)
-    show_rows(rows, ["name", "version", "classes", "image_size_px", "run", "digest"], json, "No model yet.")
+    where = settings(root).root
+    columns = ["name", "version", "classes", "image_size_px", "run", "digest"]
+    empty = f"No model below {where} yet; a finished `vitline pretrain run` publishes one."
+    show_rows("models", list_models(where), columns, json, empty)
 
 
 @model_app.command("show")
@@ -289,7 +295,7 @@ def model_show(
 
 @ops.command("doctor")
 def ops_doctor(root: Root = None, json: Json = False) -> None:
-    """Check versions, store, conditional writes, memory, disk, clock and Ray; say what to do about each failure.
+    """Check versions, store, conditional writes, memory, disk and Ray; say what to do about each failure.
 
     Example: `vitline ops doctor`
     """
@@ -297,7 +303,7 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
 
     checks = examine(settings(root))
     if json:
-        console.emit([check._asdict() for check in checks])
+        console.emit({"checks": [check._asdict() for check in checks]})
     else:
         console.table(
             "Doctor", ["", "check", "found", "what to do"], [[c.mark, c.name, c.found, c.advice] for c in checks]
@@ -306,9 +312,10 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-def show_rows(rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
+def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
+    """Rows as a table, or as {what: rows}; where there are none, `empty` says how to get one."""
     if as_json:
-        console.emit(rows)
+        console.emit({what: rows})
     elif not rows:
         console.say(empty)
     else:
@@ -339,18 +346,30 @@ def cell(value: Any) -> str:
     return text[:12] if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text
 
 
+def told(problem: Mapping[str, Any]) -> str:
+    """One broken rule of a config as a sentence: field, expectation, value, and how to change it."""
+    where, given = ".".join(map(str, problem["loc"])), problem.get("input")
+    text = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    rule_between_fields = isinstance(given, Mapping)
+    if not rule_between_fields:
+        text += f", not {given!r}"
+    if where.startswith(("recipe", "execution")):
+        field = f"{where}.FIELD" if rule_between_fields else where
+        text += f". `--set {field}=VALUE` changes it"
+    return f"{where}: {text}."
+
+
 def main() -> None:
     """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 3 refused by a guard, 130 after Ctrl-C."""
     try:
         app()
-    except KeyboardInterrupt:
-        console.say("stopped; the same command goes on from the last checkpoint")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == 130:  # typer turns Ctrl-C into this
+            console.say("stopped; the same command goes on from the last checkpoint")
+        raise
     except ValidationError as error:
         for problem in error.errors():
-            console.say(
-                f"error: {'.'.join(map(str, problem['loc']))}: {problem['msg']} (given: {problem.get('input')!r})"
-            )
+            console.say(f"error: {told(problem)}")
         sys.exit(2)
     except ValueError as error:
         console.say(f"error: {error}")

@@ -19,6 +19,7 @@ from infra.storage import open_store, probe_conditional_writes
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
+JOB_SERVER_AWAY_S = 5.0
 
 
 class Check(NamedTuple):
@@ -105,7 +106,7 @@ def check_disk(settings: Settings) -> Check:
 
 
 def check_store(settings: Settings) -> Check:
-    """A write, a read back, the store's clock against ours, and conditional writes: claims rest on them."""
+    """A write, a read back, and conditional writes: claims rest on them."""
     store = open_store(settings.root)
     key, started = f"doctor/{os.getpid()}-{time.time_ns()}", time.perf_counter()
     store.write(key, b"vitline")
@@ -140,5 +141,5 @@ def check_ray(settings: Settings) -> Check:
         return Check("ray", ok, "no RAY_ADDRESS: commands start a one-node Ray of their own", advice)
     from infra.ray_jobs import RayJobs
 
-    RayJobs(settings.ray_address, away_s=5).find("vitline-doctor")
+    RayJobs(settings.ray_address, away_s=JOB_SERVER_AWAY_S).find("vitline-doctor")
     return Check("ray", True, f"{settings.ray_address} answers", "")

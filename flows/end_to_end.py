@@ -143,6 +143,8 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
         selected = [
             result for trial in contest.select_trials() if (result := finished_result(trials, trial)) is not None
         ]
+        if len(selected) < len(contest.settings):
+            continue  # a score of an earlier run, whose trials were tidied away
         final = finished_result(trials, contest.final_trial(selected))
         if final is not None:
             name = "pre-trained" if contest.model else "from scratch"

@@ -104,7 +104,10 @@ def show_scores(settings: Settings, *, as_json: bool) -> None:
     for name in ("natural", "specialized", "structured", "all"):
         rows.append([name, "mean", *(_percent(group_means(row).get(f"vtab/{name}/top1")) for row in table.values())])
     console.table("VTAB-1k, top-1", ["task", "group", *table], rows, right=tuple(range(2, 2 + len(table))))
-    console.tell(f"{coverage(prepared)}. A task is a corpus named vtab-<task> with splits train800, val200, test.")
+    console.tell(
+        f"{coverage(prepared)}. A task is a corpus named vtab-<task> with splits train800, val200, "
+        "train800val200 and test."
+    )
 
 
 def _percent(value: float | None) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
 from data_prep.config import ClassFolders, CorpusConfig, Emoji
 from data_prep.corpora.emoji import STYLES, fetch_style
@@ -33,11 +34,17 @@ class PreparedCorpus:
 
 
 def folder_request(source: Path, name: str) -> CorpusConfig:
-    """The request for a folder of class folders. Raises ValueError for a folder that does not exist."""
+    """The request for a folder of class folders. Raises ValueError for a name or folder that will not do."""
     folder = source.expanduser().resolve()
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; --source wants one with a sub-folder of images per class.")
-    return CorpusConfig(name=name, source=ClassFolders(path=str(folder)))
+    try:
+        return CorpusConfig(name=name, source=ClassFolders(path=str(folder)))
+    except ValidationError as error:
+        raise ValueError(
+            f"--name {name!r} cannot name a corpus; use up to 80 lower-case letters, digits, '-', '_' and '.', "
+            "as in 'birds-2026'."
+        ) from error
 
 
 def prepare_corpora(requests: Sequence[CorpusConfig], root: str, cluster: Cluster) -> list[PreparedCorpus]:
@@ -125,7 +132,8 @@ def prepare_and_show(settings: Settings, requests: Sequence[CorpusConfig], *, as
     with Cluster(settings, log_dir(settings), console.say) as cluster:
         corpora = prepare_corpora(requests, settings.root, cluster)
     if as_json:
-        console.emit([{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora])
+        shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
+        console.emit({"corpora": shown})
         return
     for corpus in corpora:
         counts = corpus.manifest.counts

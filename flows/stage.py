@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.claims import Claim, ClaimHeld, take_claim
 from infra.local.ray_node import LocalRay
-from infra.ray_jobs import Job, RayJobs
+from infra.ray_jobs import Job, JobLost, RayJobs
 from infra.run_state import OUTCOMES, read_state, request_stop
 from infra.settings import Settings
 from infra.storage import Store, open_store
@@ -21,6 +21,8 @@ from infra.storage import Store, open_store
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 POLL_S = 0.5
+# How long a job that Ray lists as unfinished may take to be found dead: Ray notices a killed driver with a delay.
+LIVING_S = 10.0
 
 
 class StageFailed(RuntimeError):
@@ -99,17 +101,25 @@ def run_stage(
         return StageResult(state, True, time.monotonic() - started)
     for _ in range(MAX_ATTEMPTS):
         claim = claim_or_skip(run, key, cluster, claim_timeout_s)
+        if (state := finished_state(run)) is not None:  # by the attempt that was waited for
+            return StageResult(state, True, time.monotonic() - started)
         command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
         wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1)}
         cluster.jobs.submit(claim.job_id, command, env={**wait, **(env or {})}, metadata={"run_key": key})
-        job = follow(run, claim, cluster, on_poll, grace_s)
+        try:
+            job = follow(run, claim, cluster, on_poll, grace_s)
+        except JobLost as lost:
+            log.warning("%s The next attempt resumes %s.", lost, key)
+            continue
         state = read_state(run) or {}
         if state.get("state") == "finished":
             return StageResult(state, False, time.monotonic() - started)
         if job.exit_code != OUTCOMES["preempted"].exit_code:
             raise StageFailed(explain(run, key, claim, cluster, state))
         log.warning("attempt %d of %s was preempted; the next one resumes it", claim.attempt, key)
-    raise StageFailed(f"{key} was preempted {MAX_ATTEMPTS} times in a row; run the same command again to go on.")
+    raise StageFailed(
+        f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to go on."
+    )
 
 
 def finished_state(run: Store) -> dict[str, Any] | None:
@@ -118,22 +128,24 @@ def finished_state(run: Store) -> dict[str, Any] | None:
 
 
 def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float) -> Claim:
-    """The claim of the next attempt. A heartbeat that has stopped is waited out; a living one raises Skipped."""
-    deadline = time.monotonic() + claim_timeout_s + 5
+    """The claim of the next attempt. A heartbeat that has stopped is waited out; a living attempt raises Skipped: one
+    whose heartbeat moves, or that Ray goes on listing as unfinished."""
+    started, last_beat = time.monotonic(), None
     owner = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
-    told = False
     while True:
         try:
             return take_claim(
                 run, key, job_state=lambda job: job_state(cluster, job), owner=owner, claim_timeout_s=claim_timeout_s
             )
         except ClaimHeld as held:
-            if time.monotonic() > deadline:
+            patience_s = claim_timeout_s + 5 if job_state(cluster, held.claim.job_id) is None else LIVING_S
+            beats = last_beat is not None and held.claim.heartbeat > last_beat
+            if beats or time.monotonic() - started > patience_s:
                 raise Skipped(f"{held} It goes on there; its state is in {run.uri_of('state.json')}.") from held
-            if not told:
-                cluster.announce(f"{key}: an attempt was here a moment ago; waiting until its heartbeat counts as dead")
-                told = True
-            time.sleep(1.0)
+            if last_beat is None:
+                cluster.announce(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
+            last_beat = held.claim.heartbeat
+            time.sleep(POLL_S)
 
 
 def job_state(cluster: Cluster, job_id: str) -> str | None:

@@ -1,6 +1,7 @@
 """Resolving, planning and describing trainings for the command line and for forms; no mathematics of its own."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
@@ -16,6 +17,11 @@ from infra.storage import open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
 
 Plan = dict[str, Any]
+
+
+def training_name(corpus: str, what: str) -> str:
+    """A name for a training: corpora may also have dots and underscores in theirs."""
+    return f"{re.sub('[._]', '-', corpus)}-{what}"[:63]
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -45,7 +51,7 @@ def resolve_config(root: str, corpus: str, recipe: str, overrides: Sequence[str]
             f"{store.uri} has several labels an image; recipe {recipe!r} uses softmax. Add --set recipe.loss=sigmoid."
         )
     config = TrainConfig(
-        name=f"{manifest.name}-{recipe}"[:63],
+        name=training_name(manifest.name, recipe),
         corpus=store.uri,
         val_split="val" if "val" in manifest.splits else None,
         recipe=chosen,
@@ -91,7 +97,7 @@ def finetune_config(
         total_steps=steps,
     )
     config = TrainConfig(
-        name=f"{manifest.name}-finetune"[:63],
+        name=training_name(manifest.name, "finetune"),
         stage="finetune",
         corpus=store.uri,
         val_split="val" if "val" in manifest.splits else None,

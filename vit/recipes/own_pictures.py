@@ -1,5 +1,6 @@
 """A recipe for somebody's own pictures, chosen by their number alone, so that the same folder gives the same run."""
 
+import re
 from typing import Any, NamedTuple
 
 from data_prep.shard_format import Manifest
@@ -49,7 +50,7 @@ def own_pictures(
         shuffle_window=4,
         mean_row_group_bytes=round(mean_bytes * split.rows_per_row_group),
     )
-    steps = total_steps or max(20, tier.epochs * split.num_rows // batch)
+    steps = total_steps if total_steps is not None else max(20, tier.epochs * split.num_rows // batch)
     recipe = TrainRecipe(
         model=network,
         input=InputConfig(
@@ -58,12 +59,12 @@ def own_pictures(
             shuffle_window=4,
             augment=AugmentConfig(image_size_px=network.image_size_px, min_area_fraction=0.3),
         ),
-        optim=OptimConfig(peak_lr=PEAK_LR, warmup_steps=max(1, steps // 10), weight_decay=WEIGHT_DECAY),
+        optim=OptimConfig(peak_lr=PEAK_LR, warmup_steps=min(max(1, steps // 10), steps - 1), weight_decay=WEIGHT_DECAY),
         loss="softmax" if manifest.single_label else "sigmoid",
         total_steps=steps,
     )
     return TrainConfig(
-        name=name,
+        name=re.sub("[._]", "-", name)[:63],
         corpus=corpus_uri,
         val_split="val" if "val" in manifest.splits else None,
         recipe=recipe,

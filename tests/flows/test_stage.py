@@ -1,0 +1,209 @@
+"""What a stage does with every way in which a job can end, by a cluster that plays a script."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from flows import stage
+from flows.stage import StageFailed, run_stage
+from infra.claims import ClaimHolder, read_claim, take_claim
+from infra.ray_jobs import Job, JobLost, JobServerAway
+from infra.run_state import OUTCOMES, read_stop, write_state
+from infra.storage import open_store
+
+KEY = "birds-0123456789ab"
+
+
+class ScriptedCluster:
+    """Each submitted job takes the next line of the script: a run state, "silent" for a death without one, or an error."""
+
+    def __init__(self, run, *script):
+        self.run, self.script = run, list(script)
+        self.submitted, self.stopped, self.told, self.ended = [], [], [], {}
+        self.jobs = self
+        self.announce = self.told.append
+
+    def submit(self, job_id, command, env, metadata):
+        self.submitted.append(SimpleNamespace(id=job_id, command=command, env=env, metadata=metadata))
+
+    def follow(self, job_id, on_poll, poll_s):
+        on_poll(None)
+        line = self.script.pop(0)
+        if isinstance(line, Exception):
+            raise line
+        attempt = int(job_id.rpartition("-a")[2])
+        code = -9 if line == "silent" else OUTCOMES[line].exit_code
+        if line != "silent":
+            write_state(self.run, line, attempt, **({"reason": "no disk left"} if line == "failed" else {"step": 7}))
+        self.ended[job_id] = Job(id=job_id, state="failed" if code else "succeeded", exit_code=code, message="")
+        return self.ended[job_id]
+
+    def find(self, job_id):
+        return self.ended.get(job_id)
+
+    def stop(self, job_id, wait_s):
+        self.stopped.append(job_id)
+
+    def logs(self, job_id):
+        return "".join(f"line {n}\n" for n in range(40))
+
+
+@pytest.fixture
+def run(root):
+    return open_store(root).child(f"runs/{KEY}")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(stage, "POLL_S", 0.01)
+    monkeypatch.setattr(stage, "LIVING_S", 0.1)
+
+
+def go(run, cluster, on_poll=lambda: None, claim_timeout_s=0.05, grace_s=0.05):
+    return run_stage(
+        run,
+        KEY,
+        "vit.ray_train",
+        cluster,
+        on_poll=on_poll,
+        grace_s=grace_s,
+        claim_timeout_s=claim_timeout_s,
+        env={"RAY_TRAIN_X": "1"},
+    )
+
+
+def claim(run):
+    return take_claim(run, KEY, job_state=lambda job: "failed", owner="someone else")
+
+
+def test_what_is_finished_is_given_without_a_cluster(run):
+    write_state(run, "finished", 3, val_top1=0.5)
+    result = go(run, cluster=None)
+    assert result.reused
+    assert result.state["val_top1"] == 0.5
+    assert read_claim(run) is None
+
+
+def test_a_job_carries_its_run_attempt_and_time_to_stop(run):
+    cluster = ScriptedCluster(run, "finished")
+    polls = []
+    result = go(run, cluster, on_poll=lambda: polls.append(1), grace_s=10)
+    assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
+    (job,) = cluster.submitted
+    assert job.id == f"{KEY}-a1"
+    assert job.command[1:] == ["-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
+    assert job.metadata == {"run_key": KEY}
+
+
+def test_a_preempted_attempt_is_followed_by_the_next(run):
+    cluster = ScriptedCluster(run, "preempted", "preempted", "finished")
+    assert go(run, cluster).state["attempt"] == 3
+    assert [job.id for job in cluster.submitted] == [f"{KEY}-a{n}" for n in (1, 2, 3)]
+
+
+def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
+    cluster = ScriptedCluster(run, JobLost("the cluster was replaced"), "finished")
+    began = time.time()
+    assert go(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
+    assert time.time() - began >= 0.2
+
+
+def test_preemption_without_end_stops_with_the_next_step(run):
+    cluster = ScriptedCluster(run, *["preempted"] * 9)
+    with pytest.raises(StageFailed, match="3 times in a row; run the same command again"):
+        go(run, cluster)
+    assert len(cluster.submitted) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("failed", "is failed: no disk left"), ("cancelled", "is cancelled"), ("diverged", "is diverged")],
+)
+def test_every_other_end_fails_with_state_reason_and_place(run, line, says):
+    cluster = ScriptedCluster(run, line, "finished")
+    with pytest.raises(StageFailed, match=says) as failed:
+        go(run, cluster)
+    assert f"{run.uri}/state.json, job {KEY}-a1" in str(failed.value)
+    assert len(cluster.submitted) == 1
+
+
+def test_a_job_that_dies_without_a_word_fails_with_the_end_of_its_log(run):
+    with pytest.raises(StageFailed, match="without a result") as failed:
+        go(run, ScriptedCluster(run, "silent"))
+    lines = str(failed.value).splitlines()
+    assert lines[-1] == "line 39"
+    assert len(lines) < 20
+
+
+def test_the_state_of_an_earlier_attempt_is_not_taken_for_this_ones(run):
+    cluster = ScriptedCluster(run, "failed")
+    with pytest.raises(StageFailed, match="no disk left"):
+        go(run, cluster)
+    cluster.script.append("silent")
+    with pytest.raises(StageFailed, match="without a result"):
+        go(run, cluster)
+
+
+def test_a_job_server_that_stays_away_ends_the_following_only(run):
+    with pytest.raises(JobServerAway, match="may go on"):
+        go(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
+    assert read_stop(run) is None
+
+
+def test_an_attempt_that_beats_is_skipped_long_before_its_heartbeat_would_be_old(run):
+    attempt = claim(run).attempt
+    cluster = ScriptedCluster(run)
+    with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*state\.json"):
+        go(run, cluster, claim_timeout_s=60)
+    assert cluster.submitted == []
+    assert len(cluster.told) == 1
+
+
+def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
+    held = claim(run)
+    cluster = ScriptedCluster(run)
+    cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
+    with pytest.raises(stage.Skipped, match="job birds-0123456789ab-a1 is running"):
+        go(run, cluster, claim_timeout_s=60)
+    assert read_claim(run).attempt == 1
+
+
+def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
+    held = claim(run)
+    cluster = ScriptedCluster(run)
+    cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
+
+    def finish(text):
+        write_state(run, "finished", 1, step=9)
+        cluster.ended[held.job_id] = Job(id=held.job_id, state="succeeded", exit_code=0, message="")
+
+    cluster.announce = finish
+    result = go(run, cluster, claim_timeout_s=60)
+    assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
+
+
+def test_ctrl_c_asks_for_a_checkpoint_and_waits_for_it(run):
+    cluster = ScriptedCluster(run)
+
+    def interrupt():
+        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="failed", exit_code=75, message="")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(run, cluster, on_poll=interrupt)
+    assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 1)
+    assert cluster.stopped == []
+
+
+def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
+    cluster = ScriptedCluster(run)
+
+    def interrupt():
+        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="running", exit_code=None, message="")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(run, cluster, on_poll=interrupt)
+    assert cluster.stopped == [f"{KEY}-a1"]
