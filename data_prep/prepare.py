@@ -8,8 +8,11 @@ What an attempt that was killed had finished stays: chunks of examined examples 
 
 import argparse
 import logging
+import os
 import pickle
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +32,14 @@ from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard, finished_info, save_plan
 from infra.claims import ClaimHolder
 from infra.config import FrozenConfig
-from infra.run_state import write_state
+from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
+from infra.stopping import StopWatch, stop_on_signals
 from infra.storage import Store, open_store
 
 T = TypeVar("T")
 R = TypeVar("R")
 
+_GRACE_S = 5.0
 _MAX_BLOCKS = 4096  # of one execution: more tasks than this share blocks
 
 
@@ -215,14 +220,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end and gives the exit code."""
+    """Runs one attempt to its end and gives the exit code. A stop loses nothing: finished chunks and shards stay."""
     spec = PrepareSpec.model_validate(run.read_json("config.json"))
     with ClaimHolder(run, attempt) as claim:
         write_state(run, "running", attempt)
+        stop_on_signals(run.uri, attempt, grace_s=_GRACE_S)
+        leave_when_stopped(run, attempt, claim)
         try:
             import ray
 
+            handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
             ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
+            for number, handler in handlers.items():  # ray.init replaces SIGTERM's
+                signal.signal(number, handler)
             logging.getLogger("ray.data").setLevel(logging.WARNING)
             corpora = prepare(spec.requests, spec.root, ray_data)
         except (ValueError, RuntimeError, OSError) as error:
@@ -230,12 +240,27 @@ def drive(run: Store, attempt: int) -> int:
             print(f"error: {reason}", file=sys.stderr)
             claim.check()
             write_state(run, "failed", attempt, reason=reason)
-            return 1
+            return OUTCOMES["failed"].exit_code
         claim.check()
-        write_state(
-            run, "finished", attempt, corpora={m.name: {"version": m.version, "digest": m.digest} for m in corpora}
-        )
-    return 0
+        prepared = {m.name: {"version": m.version, "digest": m.digest} for m in corpora}
+        write_state(run, "finished", attempt, corpora=prepared)
+    return OUTCOMES["finished"].exit_code
+
+
+def leave_when_stopped(run: Store, attempt: int, claim: ClaimHolder) -> None:
+    """Ends the process, and its tasks with it, when a stop is asked for or the claim is in other hands."""
+
+    def watch() -> None:
+        with StopWatch(run, attempt) as stop:
+            while stop.asked() is None and not claim.lost:
+                time.sleep(0.5)
+        if claim.lost:
+            os._exit(CLAIM_LOST_EXIT_CODE)
+        reason = stop.asked() or "preempted"
+        write_state(run, reason, attempt, reason="stop.json asked for it")
+        os._exit(OUTCOMES[reason].exit_code)
+
+    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
 
 
 if __name__ == "__main__":

@@ -33,6 +33,10 @@ OUTCOMES: dict[RunState, Outcome] = {
 }
 
 
+# Of a driver that found its run in another attempt's hands: refused by a guard. It leaves the state alone.
+CLAIM_LOST_EXIT_CODE = 3
+
+
 def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> None:
     """Write `state.json`. Only the attempt that holds the claim may call this; `detail` is JSON."""
     if state not in OUTCOMES:

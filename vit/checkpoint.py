@@ -12,13 +12,14 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from infra.config import digest_of
 from infra.storage import Store
 from vit.tensor_file import read_tensors, write_tensors
 from vit.train import TrainState
@@ -67,9 +68,12 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
     """The inverse of `state_tensors`, in place. Raises CheckpointError for a tensor too many, too few or misshapen."""
     expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
     expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
+    parameters = dict(state.model.named_parameters())
     optim = {name: value for name, value in tensors.items() if name.startswith("optim/")}
-    stray = set(tensors) - set(expected) - set(optim)
-    if missing := set(expected) - set(tensors):
+    kept = {name.split("/")[1] for name in optim}
+    missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
+    stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
+    if missing:
         raise CheckpointError(f"The checkpoint lacks {sorted(missing)[:5]} ({len(missing)} tensors).")
     if stray:
         raise CheckpointError(
@@ -79,7 +83,6 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
         if target.shape != tensors[name].shape:
             raise CheckpointError(f"{name} is {tuple(tensors[name].shape)}, the model wants {tuple(target.shape)}.")
         target.copy_(tensors[name])
-    parameters = dict(state.model.named_parameters())
     for name, value in optim.items():
         _, parameter_name, moment = name.split("/")
         parameter = parameters[parameter_name]
@@ -100,8 +103,8 @@ def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
 class CheckpointSaver:
     """Saves in the background; at most one save is in flight, and its error is raised by the next call.
 
-    Rank 0 calls `before_commit` and then `check_claim` before the manifest: journals are sealed up to what a checkpoint
-    covers, and an attempt that lost its claim raises there and commits nothing.
+    Rank 0 asks `check_claim` before and after `before_commit`, which seals the journal up to what the checkpoint covers:
+    an attempt that lost its claim raises there and commits nothing.
     """
 
     def __init__(
@@ -165,10 +168,11 @@ class CheckpointSaver:
         self.run.write_json(f"{name}.json", {"save": manifest["save_id"], "pieces": pieces})
         if self.rank == 0:
             files = self._await_peers(prefix, manifest["save_id"])
+            self.check_claim()
             self.before_commit()
             self.check_claim()
-            self.run.write_json(f"{prefix}/manifest.json", manifest | {"world_size": self.world_size, "files": files})
-            prune(self.run, self.keep)
+            commit(self.run, prefix, manifest | {"world_size": self.world_size, "files": files})
+            prune(self.run, self.keep, newest=prefix)
 
     def _await_peers(self, prefix: str, save_id: str) -> list[dict[str, Any]]:
         """Every rank's index, once all of them belong to this very save (a restarted group may find older ones)."""
@@ -189,6 +193,11 @@ class CheckpointSaver:
         return [{"key": f"{name}.safetensors", "pieces": indexes[name]} for name in names]
 
 
+def commit(run: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
+    """Makes a checkpoint visible: its manifest, with a digest of its own."""
+    run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
+
+
 def list_checkpoints(run: Store) -> list[str]:
     """Prefixes of the committed checkpoints of a run, newest first (by step, then attempt)."""
     found = [(int(m[1]), int(m[2]), key) for key in run.list("checkpoints/") if (m := MANIFEST_NAME.match(key))]
@@ -196,14 +205,16 @@ def list_checkpoints(run: Store) -> list[str]:
 
 
 def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
-    """The manifest of a committed checkpoint, checked for form. Raises CheckpointError naming the checkpoint."""
+    """The manifest of a committed checkpoint. Raises CheckpointError, naming it, if it is not as it was written."""
     uri = run.uri_of(f"{prefix}/manifest.json")
     try:
-        manifest = run.read_json(f"{prefix}/manifest.json")
-    except (FileNotFoundError, ValueError) as error:
+        manifest = dict(run.read_json(f"{prefix}/manifest.json"))
+    except (FileNotFoundError, ValueError, TypeError) as error:
         raise CheckpointError(f"{uri} cannot be read: {error}") from error
-    if not isinstance(manifest, dict) or manifest.get("schema_version") != SCHEMA_VERSION:
+    if manifest.get("schema_version") != SCHEMA_VERSION:
         raise CheckpointError(f"{uri} has not schema_version {SCHEMA_VERSION}; it was written by another version.")
+    if manifest.pop("digest", None) != digest_of(manifest):
+        raise CheckpointError(f"{uri} does not have the digest it was written with.")
     return CheckpointRef(prefix, manifest)
 
 
@@ -232,19 +243,26 @@ def place(tensors: dict[str, Tensor], piece: Mapping[str, Any], value: Tensor) -
 
 
 def newest_checkpoint(
-    run: Store, rejected: Callable[[str], None] = log.warning
+    run: Store, rejected: Callable[[str, CheckpointError], None]
 ) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
     """The newest checkpoint whose every byte is as written, with its tensors; None if there is none.
 
-    `rejected` is told of each one that is passed over, by name and reason.
+    `rejected` is told the prefix of each one that is passed over, and why.
     """
     for prefix in list_checkpoints(run):
         try:
             ref = open_checkpoint(run, prefix)
             return ref, read_checkpoint(run, ref)
         except CheckpointError as error:
-            rejected(f"rejected checkpoint, an older one is tried: {error}")
+            rejected(prefix, error)
     return None
+
+
+def set_aside(run: Store, prefix: str, error: CheckpointError) -> None:
+    """Names a damaged checkpoint in the log and takes its manifest away, so that its step can be saved again."""
+    log.warning("rejected checkpoint %s, an older one is tried: %s", run.uri_of(prefix), error)
+    run.write_json(f"{prefix}/rejected.json", {"reason": str(error)})
+    run.delete(f"{prefix}/manifest.json")
 
 
 def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World) -> CheckpointRef | None:
@@ -252,7 +270,11 @@ def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World)
 
     Raises CheckpointError if that checkpoint belongs to another recipe, corpus or class map than `meta` says.
     """
-    found = newest_checkpoint(run) if world.rank == 0 else None
+    found = (
+        newest_checkpoint(run, rejected=lambda prefix, error: set_aside(run, prefix, error))
+        if world.rank == 0
+        else None
+    )
     step = world.agree(found[0].step if found else -1)
     attempt = world.agree(int(found[0].manifest["attempt"]) if found else -1)
     if step < 0:
@@ -291,13 +313,18 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
     return {k: v for key, value in tree.items() for k, v in flatten(value, f"{prefix}{key}.").items()}
 
 
-def prune(run: Store, keep: int) -> None:
-    """Deletes all but the newest `keep` checkpoints; the manifest goes first, so that none is ever half there."""
-    for prefix in list_checkpoints(run)[keep:]:
-        run.delete(f"{prefix}/manifest.json")
-        delete_all(run, run.list(f"{prefix}/"))
+def prune(run: Store, keep: int, newest: str) -> None:
+    """Deletes all but the newest `keep` checkpoints, and what killed saves left of steps before `newest`.
 
-
-def delete_all(run: Store, keys: Iterable[str]) -> None:
-    for key in keys:
-        run.delete(key)
+    A manifest goes first, so that no checkpoint is ever half there.
+    """
+    committed = list_checkpoints(run)
+    for prefix in committed[keep:]:
+        if prefix != newest:
+            run.delete(f"{prefix}/manifest.json")
+            committed.remove(prefix)
+    for key in run.list("checkpoints/"):
+        prefix = key.rsplit("/", 1)[0]
+        # Names sort by step: nine digits, then the attempt.
+        if prefix not in committed and prefix < newest:
+            run.delete(key)

@@ -17,15 +17,16 @@ import time
 from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
-from infra.run_state import OUTCOMES, read_state, request_stop, write_state
+from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
+from infra.stopping import stop_on_signals
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.run import RunSpec, TrainingRun
 from vit.world import World
 
 log = logging.getLogger(__name__)
-# Refused by a guard: another attempt is at work.
-CLAIM_LOST_EXIT_CODE = 3
+# Times that Ray Train tries to place the worker group; together they last `queue_timeout_s`.
+START_TRIES = 4
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -45,14 +46,27 @@ def drive(run_uri: str, attempt: int) -> int:
     """Runs one attempt to its end; returns the exit code. The claim's heartbeat beats as long as this process lives."""
     run = open_store(run_uri)
     config = RunSpec.model_validate(run.read_json("config.json")).config
-    with ClaimHolder(run, attempt) as claim:
-        watch_signals(run_uri, attempt, config.execution.grace_s)
+    with ClaimHolder(run, attempt) as claim, tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
+        stop_on_signals(run_uri, attempt, config.execution.grace_s)
+        leave_when_lost(claim)
         try:
-            fit(run_uri, attempt, config)
+            fit(run_uri, attempt, config, folder)
         except Exception as error:  # the worker's own record, if it left one, says more
             log.exception("the worker group ended")
-            return conclude(run, attempt, claim, f"{type(error).__name__}: {str(error)[:2000]}")
+            return conclude(run, attempt, claim, f"{type(error).__name__}: {str(error)[:2000]}{resources()}")
         return conclude(run, attempt, claim, "the workers left without a result")
+
+
+def leave_when_lost(claim: ClaimHolder) -> None:
+    """Ends this process, and with it the workers, once a heartbeat found the claim in other hands."""
+
+    def watch() -> None:
+        while not claim.lost:
+            time.sleep(1.0)
+        log.warning("the claim is another attempt's; this one leaves")
+        os._exit(CLAIM_LOST_EXIT_CODE)
+
+    threading.Thread(target=watch, name="claim-watch", daemon=True).start()
 
 
 def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str) -> int:
@@ -73,57 +87,51 @@ def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str) -> int:
     return OUTCOMES[state["state"]].exit_code
 
 
-def fit(run_uri: str, attempt: int, config: TrainConfig) -> None:
+def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     """Blocks until the worker group is done. Workers are restarted without limit; they themselves see a lack of
-    progress (`count_start`), which a counter of restarts cannot."""
+    progress, which a counter of restarts cannot. A group that cannot be placed within `queue_timeout_s` raises."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    # Signal handlers first: ray.init replaces SIGTERM's.
     handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
     ray.init(ignore_reinit_error=True, logging_level=logging.WARNING, log_to_driver=True)
-    for number, handler in handlers.items():
+    for number, handler in handlers.items():  # ray.init replaces SIGTERM's
         signal.signal(number, handler)
-    use_gpu = ray.cluster_resources().get("GPU", 0) >= config.execution.num_workers
+    wanted, gpus = config.execution.num_workers, int(ray.cluster_resources().get("GPU", 0))
+    workers = min(wanted, gpus) if gpus else wanted
+    if workers < wanted:
+        # One worker a GPU; the numbers do not depend on W, only the time does.
+        log.warning("the cluster has %d GPUs for %d workers: training on %d workers", gpus, wanted, workers)
     trainer = TorchTrainer(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt},
-        torch_config=TorchConfig(backend="nccl" if use_gpu else "gloo"),
-        scaling_config=ScalingConfig(num_workers=config.execution.num_workers, use_gpu=use_gpu),
+        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=bool(gpus)),
         run_config=RunConfig(
             name=f"a{attempt}",
-            # Ray Train keeps one marker file; it is given a place of its own and no part in ours.
-            storage_path=tempfile.mkdtemp(prefix="vitline-train-"),
-            failure_config=FailureConfig(max_failures=-1),
+            storage_path=folder,  # Ray Train keeps one marker file; it has no part in ours
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=START_TRIES - 1),
         ),
     )
     trainer.fit()
 
 
-def watch_signals(run_uri: str, attempt: int, grace_s: float) -> None:
-    """SIGTERM and SIGINT ask the workers to stop, through the store; after `grace_s` the process leaves all the same."""
+def resources() -> str:
+    """What the cluster has and what of it is free, for the reason of a group that could not be placed."""
+    import ray
 
-    def on_signal(number: int, frame: Any) -> None:
-        leave = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
-        leave.daemon = True
-        leave.start()
-        signal.signal(number, signal.SIG_IGN)
-        # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
-        threading.Thread(
-            target=lambda: request_stop(
-                open_store(run_uri), "preempted", by=signal.Signals(number).name, attempt=attempt
-            )
-        ).start()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, on_signal)
+    if not ray.is_initialized():
+        return ""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    return "; the cluster has " + ", ".join(
+        f"{free.get(k, 0):g} of {total[k]:g} {k} free" for k in ("CPU", "GPU") if k in total
+    )
 
 
 def train_worker(job: dict[str, Any]) -> None:
     """What every worker runs; Ray calls it again on a fresh group after the loss of one."""
     run = open_store(job["run"])
-    started = time.time()
     try:
         TrainingRun(run, job["attempt"], World.current()).execute()
     except ClaimLost:
@@ -131,8 +139,9 @@ def train_worker(job: dict[str, Any]) -> None:
     except Exception as error:
         from ray.train import get_context
 
-        record = {"rank": get_context().get_world_rank(), "error": f"{type(error).__name__}: {error}"[:4000]}
-        run.write_json(f"errors/a{job['attempt']}-{int(started)}-rank{record['rank']}.json", record)
+        at, rank = time.time(), get_context().get_world_rank()
+        record = {"at": at, "rank": rank, "error": f"{type(error).__name__}: {error}"[:4000]}
+        run.write_json(f"errors/a{job['attempt']}-{int(at * 1000)}-rank{rank}.json", record)
         raise
 
 

@@ -6,13 +6,13 @@ Works the same in a Ray Train worker and in a plain process (`World()` of one); 
 import io
 import json
 import logging
+import math
 import platform
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from PIL import Image
 
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.claims import ClaimHolder, ClaimLost
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, digest_of
 from infra.journal import Journal
 from infra.keys import run_key
-from infra.run_state import RunState, read_state, read_stop, write_state
+from infra.provenance import versions
+from infra.run_state import RunState, write_state
+from infra.stopping import StopWatch
 from infra.storage import Store, open_store
-from vit.checkpoint import CheckpointSaver, resume
+from vit.checkpoint import CheckpointSaver, list_checkpoints, resume
 from vit.config import TrainConfig
 from vit.evaluate import evaluate
 from vit.input.batches import Batch, eval_batches, train_batches
@@ -60,7 +62,13 @@ class RunSpec(FrozenConfig):
 def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
     """The spec of a run, its key made from config, corpus and initial model. Raises FileNotFoundError if one is absent."""
     manifest = load_manifest(open_store(config.corpus))
-    inputs = {"corpus": manifest.digest, "split": config.split}
+    # Decoding is no part of a corpus's digest, yet other pixels are another run; so is another held-out score.
+    inputs = {
+        "corpus": manifest.digest,
+        "split": config.split,
+        "val_split": config.val_split or "",
+        "decode": digest_of(manifest.decode_policy),
+    }
     if config.init_model is not None:
         inputs["init_model"] = open_store(config.init_model).read_json("config.json")["digest"]
     key = run_key(config.name, config.stage, config.config_digest, inputs, night)
@@ -86,6 +94,9 @@ class TrainingRun:
         if self.world.agree(self._lost_claim()):
             log.warning("run=%s attempt=%d: the claim is another attempt's; this one stops", self.run.uri, self.attempt)
             return None
+        # Counted before anything that may fail each time, so that no failure is repeated without end.
+        if self.world.agree(self._count_start()):
+            return self._end("failed", {"reason": self._reason_of_restarts()})
         manifest = load_manifest(self.corpus)
         if manifest.digest != self.spec.inputs["corpus"]:
             raise RuntimeError(
@@ -94,14 +105,24 @@ class TrainingRun:
             )
         state = self._initial(manifest)
         meta = self._meta(manifest)
-        restored = resume(self.run, state, meta, self.world)
-        if self.world.agree(self._count_start(state.step)):
-            return self._end("failed", {"reason": self._reason_of_restarts(state.step)})
-        if restored:
+        if (restored := resume(self.run, state, meta, self.world)) is not None:
             log.info("resumed at step=%d from %s", state.step, restored.prefix)
-        return self._train(state, manifest, meta)
+        if self.world.rank == 0:
+            self.claim.check()
+            write_state(self.run, "running", self.attempt, from_step=state.step)
+        with (
+            StopWatch(self.run, self.attempt) as stop,
+            Reporter(self.run, self.attempt, self.recipe.total_steps, active=self.world.rank == 0) as reporter,
+        ):
+            outcome = self._train(state, manifest, meta, stop, reporter)
+            detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
+            if outcome == "finished":
+                detail |= self._finish(state, manifest, reporter)
+        return self._end(outcome, detail)
 
-    def _train(self, state: TrainState, manifest: Manifest, meta: Mapping[str, Any]) -> RunState | None:
+    def _train(
+        self, state: TrainState, manifest: Manifest, meta: Mapping[str, Any], stop: StopWatch, reporter: "Reporter"
+    ) -> RunState:
         saver = CheckpointSaver(
             self.run,
             attempt=self.attempt,
@@ -109,12 +130,14 @@ class TrainingRun:
             world_size=self.world.size,
             keep=self.config.execution.keep_checkpoints,
             check_claim=self.claim.check,
-            before_commit=lambda: self.reporter.seal(),
+            before_commit=reporter.seal,
         )
         # Tells the saves of this start from what an earlier start of the group may have left half-written.
         start_id = self.world.agree(int(time.time() * 1000))
-        self.reporter = Reporter(self.run, self.attempt, self.recipe.total_steps, active=self.world.rank == 0)
-        note_running(self.run, self.world, self.attempt, state.step)
+
+        def save(state: TrainState) -> None:
+            saver.save(state, {**meta, "save_id": f"{start_id}-{state.step}", "images_seen": self._images(state)})
+
         with self._batches(state.step, manifest) as batches:
             outcome = train(
                 state,
@@ -122,18 +145,12 @@ class TrainingRun:
                 self.recipe,
                 self.config.execution,
                 self.world,
-                report=self.reporter.record,
-                save=lambda s: saver.save(
-                    s, {**meta, "save_id": f"{start_id}-{s.step}", "images_seen": self._images(s)}
-                ),
-                stop_requested=lambda: stop_reason(self.run, self.attempt),
+                report=reporter.record,
+                save=save,
+                stop_requested=stop.asked,
             )
         saver.wait()
-        detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
-        if outcome == "finished":
-            detail |= self._finish(state, manifest)
-        self.reporter.close()
-        return self._end(outcome, detail)
+        return outcome
 
     def _initial(self, manifest: Manifest) -> TrainState:
         if self.config.init_model is None:
@@ -173,7 +190,7 @@ class TrainingRun:
             threads=self.config.execution.decode_threads,
         )
 
-    def _finish(self, state: TrainState, manifest: Manifest) -> dict[str, Any]:
+    def _finish(self, state: TrainState, manifest: Manifest, reporter: "Reporter") -> dict[str, Any]:
         """Scores the held-out split on all ranks and publishes the model from rank 0."""
         detail: dict[str, Any] = {}
         network = state.evaluation_model()
@@ -188,7 +205,7 @@ class TrainingRun:
                     precision=self.recipe.precision,
                     world=self.world,
                 )
-            self.reporter.record(state.step, {"val/top1": score.top1, "val/loss": score.loss})
+            reporter.record(state.step, {"val/top1": score.top1, "val/loss": score.loss})
             detail |= {
                 "val_top1": score.top1,
                 "val_examples": score.num_examples,
@@ -232,23 +249,24 @@ class TrainingRun:
             return 1
         return 0
 
-    def _count_start(self, step: int) -> int:
+    def _count_start(self) -> int:
         """Notes that the group started here (rank 0); 1 if it did so too often without a new checkpoint."""
         if self.world.rank != 0:
             return 0
-        prefix = f"starts/a{self.attempt}-step-{step:09d}-"
+        newest = next(iter(list_checkpoints(self.run)), "none").rsplit("/", 1)[-1]
+        prefix = f"starts/a{self.attempt}-from-{newest}-"
         starts = self.run.list(prefix)
-        environment = {"versions": {p: version(p) for p in ("torch", "numpy", "pyarrow", "pillow")}}
-        self.run.write_json(
-            f"{prefix}{len(starts):03d}.json", environment | {"host": platform.node(), "at": time.time()}
-        )
+        note = {"host": platform.node(), "at": time.time(), "world_size": self.world.size, "versions": versions()}
+        self.run.write_json(f"{prefix}{len(starts):03d}.json", note)
         return int(len(starts) > self.config.execution.max_restarts_without_progress)
 
-    def _reason_of_restarts(self, step: int) -> str:
+    def _reason_of_restarts(self) -> str:
         errors = [self.run.read_json(key) for key in self.run.list(f"errors/a{self.attempt}-")]
-        first = f"rank {errors[-1]['rank']}: {errors[-1]['error']}" if errors else "workers were lost without an error"
+        # Of one failure the first error is the cause; the others are peers whose connection broke.
+        first = min(errors, key=lambda e: e["at"], default=None)
+        cause = f"rank {first['rank']}: {first['error']}" if first else "workers were lost without an error"
         limit = self.config.execution.max_restarts_without_progress
-        return f"{limit} restarts from step {step} brought no new checkpoint; {first}"
+        return f"{limit} restarts brought no new checkpoint; first {cause}"
 
     def _end(self, outcome: RunState, detail: Mapping[str, Any]) -> RunState:
         if self.world.rank == 0:
@@ -261,10 +279,19 @@ class Reporter:
     """Rank 0's metrics: journal, and a small progress file for whoever looks on. Silent on other ranks."""
 
     def __init__(self, run: Store, attempt: int, total_steps: int, active: bool):
-        self.run, self.total_steps, self.active = run, total_steps, active
-        self.journal = Journal(run, attempt, Path(tempfile.mkdtemp(prefix="vitline-journal-"))) if active else None
+        self.run, self.total_steps = run, total_steps
+        self.folder = tempfile.TemporaryDirectory(prefix="vitline-journal-") if active else None
+        self.journal = Journal(run, attempt, Path(self.folder.name)) if self.folder else None
         self.started, self.shown = time.monotonic(), 0.0
         self.first_step: int | None = None
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.journal is not None and self.folder is not None:
+            self.journal.close()
+            self.folder.cleanup()
 
     def record(self, step: int, metrics: Metrics) -> None:
         if self.journal is None:
@@ -275,40 +302,19 @@ class Reporter:
             self.first_step, self.started = step, now
         if "train/loss" in metrics and (now - self.shown > PROGRESS_EVERY_S or step == self.total_steps):
             self.shown = now
-            done = step - self.first_step
-            remaining = (self.total_steps - step) * (now - self.started) / done if done else None
-            self.run.write_json(
-                "progress.json",
-                {
-                    "step": step,
-                    "total_steps": self.total_steps,
-                    "loss": metrics["train/loss"],
-                    "images_per_s": metrics["throughput/images_per_s"],
-                    "remaining_s": remaining,
-                },
-            )
+            done, loss = step - self.first_step, metrics["train/loss"]
+            progress = {
+                "step": step,
+                "total_steps": self.total_steps,
+                "loss": loss if math.isfinite(loss) else None,  # JSON has no NaN; the journal keeps it
+                "images_per_s": metrics["throughput/images_per_s"],
+                "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
+            }
+            self.run.write_json("progress.json", progress)
 
     def seal(self) -> None:
         if self.journal is not None:
             self.journal.seal()
-
-    def close(self) -> None:
-        if self.journal is not None:
-            self.journal.close()
-
-
-def stop_reason(run: Store, attempt: int) -> RunState | None:
-    """What `stop.json` asks of this attempt: preempted, cancelled, or nothing."""
-    stop = read_stop(run)
-    return stop["reason"] if stop is not None and stop["attempt"] == attempt else None
-
-
-def note_running(run: Store, world: World, attempt: int, step: int) -> None:
-    """Says that the run is going on, at the start of a group."""
-    if world.rank == 0:
-        before = read_state(run)
-        if before is None or before["state"] != "running" or before["attempt"] != attempt:
-            write_state(run, "running", attempt, from_step=step)
 
 
 def save_first_inputs(run: Store, batches):

@@ -159,7 +159,7 @@ def train(
     """Train from `state.step` to the last step; returns how it ended: finished, diverged, preempted or cancelled.
 
     `batches` yields, per step, this rank's micro-batches from `state.step` on. `report(step, metrics)` is called on
-    every rank with the same numbers; `stop_requested` is asked on rank 0 only and agreed on at log steps.
+    every rank with the same numbers; `stop_requested` is asked on rank 0 after every step and must answer at once.
     """
     network = wrap(state.model, execution, world)
     clock, nonfinite, total = Clock(), 0, recipe.total_steps
@@ -172,12 +172,13 @@ def train(
             report(state.step, {"guard/nonfinite_steps": nonfinite})
         if nonfinite > execution.max_nonfinite_steps:
             return "diverged"
-        stop: RunState | None = None
         if due(state.step, every=execution.log_every_steps, total=total):
-            metrics, stop = measure(state.step, result, recipe, world, clock, stop_requested)
-            report(state.step, metrics)
+            report(state.step, measure(state.step, result, recipe, world, clock))
             clock.restart()
-        if due(state.step, every=execution.save_every_steps, total=total) or stop == "preempted":
+        stop = agreed_stop(stop_requested, world)
+        if stop == "cancelled":
+            return stop
+        if stop == "preempted" or due(state.step, every=execution.save_every_steps, total=total):
             clock.measured("save", lambda: save(state))
         if stop is not None and state.step < total:
             return stop
@@ -188,20 +189,17 @@ def train(
 STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "cancelled")
 
 
-def measure(
-    step: int,
-    result: StepResult,
-    recipe: TrainRecipe,
-    world: World,
-    clock: Clock,
-    stop_requested: Callable[[], RunState | None],
-) -> tuple[dict[str, float], RunState | None]:
-    """The metrics of one step over all ranks, and the stop that all ranks agree on; one all-reduce."""
-    code = STOP_CODES.index(stop_requested()) if world.rank == 0 else 0
-    local = [float(result.loss_sum), float(result.correct), code, clock.spent["data_wait"], sum(clock.spent.values())]
-    loss, correct, code_sum, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
+def agreed_stop(stop_requested: Callable[[], RunState | None], world: World) -> RunState | None:
+    """What rank 0 is asked, on every rank. A few bytes a step: a stop never waits for the next log step."""
+    return STOP_CODES[world.agree(STOP_CODES.index(stop_requested()) if world.rank == 0 else 0)]
+
+
+def measure(step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock) -> dict[str, float]:
+    """The metrics of one step over all ranks; one all-reduce."""
+    local = [float(result.loss_sum), float(result.correct), clock.spent["data_wait"], sum(clock.spent.values())]
+    loss, correct, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
     batch = recipe.input.global_batch_size
-    metrics = {
+    return {
         "train/loss": loss / batch,
         "train/top1": correct / batch,
         "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
@@ -210,7 +208,6 @@ def measure(
         "time/data_wait_fraction": waited / elapsed,
         "throughput/images_per_s": batch * clock.steps * world.size / elapsed,
     }
-    return metrics, STOP_CODES[int(code_sum)]
 
 
 def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:

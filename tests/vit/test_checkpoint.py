@@ -106,7 +106,9 @@ def test_the_state_may_change_while_its_checkpoint_is_being_written(run, meta, t
     assert_equal_states(expected, other)
 
 
-@pytest.mark.parametrize("damage", ["flipped byte", "missing file", "cut short", "manifest not JSON"])
+@pytest.mark.parametrize(
+    "damage", ["flipped byte", "missing file", "cut short", "manifest not JSON", "manifest changed"]
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run, meta, trained, damage):
     commit(run, trained(2), meta)
     commit(run, trained(4), meta)
@@ -119,13 +121,19 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run, meta, tr
         run.delete(key)
     elif damage == "cut short":
         run.write(key, data[:-100])
-    else:
+    elif damage == "manifest not JSON":
         run.write(f"{prefix}/manifest.json", b"{")
+    else:
+        run.write_json(f"{prefix}/manifest.json", {**run.read_json(f"{prefix}/manifest.json"), "images_seen": 7})
     rejected = []
-    ref, _ = newest_checkpoint(run, rejected.append)
+    ref, _ = newest_checkpoint(run, lambda prefix, error: rejected.append((prefix, str(error))))
     assert ref.step == 2
-    assert len(rejected) == 1
-    assert prefix in rejected[0]
+    assert [(p, prefix in text) for p, text in rejected] == [(prefix, True)]
+    # The run goes on from there and may save the damaged step again.
+    state = trained(1)
+    assert resume(run, state, meta, CPU).step == 2
+    commit(run, trained(4), meta, keep=1)
+    assert resume(run, trained(1), meta, CPU).step == 4
 
 
 def test_another_recipe_or_corpus_is_refused_with_the_difference(run, meta, trained, tiny_recipe):
@@ -155,6 +163,12 @@ def test_only_the_newest_are_kept_and_a_later_attempt_wins_at_the_same_step(run,
     assert not run.list(checkpoint_prefix(1, 1))
     commit(run, trained(3), meta, attempt=2)
     assert list_checkpoints(run)[0] == checkpoint_prefix(3, 2)
+
+
+def test_what_a_killed_save_left_is_swept_by_a_later_one(run, meta, trained):
+    run.write(f"{checkpoint_prefix(1, 1)}/rank-00000-of-00002.safetensors", b"half")
+    commit(run, trained(2), meta)
+    assert not run.list(checkpoint_prefix(1, 1))
 
 
 def test_a_group_restarted_within_an_attempt_does_not_mix_its_files_with_older_ones(run, meta, trained):

@@ -1,14 +1,17 @@
 """A run in one process, without Ray: what it leaves in the store, and every way in which it goes on or ends."""
 
 import itertools
+import math
 
 import pytest
 
 from infra.claims import take_claim
 from infra.journal import read_journal
 from infra.run_state import read_state, request_stop
+from infra.stopping import StopWatch
 from infra.storage import open_store
 from vit.checkpoint import CheckpointError, list_checkpoints
+from vit.config import TrainConfig
 from vit.published import load_model
 from vit.run import TrainingRun, make_spec
 from vit.world import World
@@ -52,9 +55,9 @@ def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_con
     TrainingRun(whole, attempt, World()).execute()
     config = train_config("parts")
     run, attempt = start(config)
-    asked = itertools.count(1)  # once a step, as every step is a log step here
+    asked = itertools.count(1)  # once a step
     with monkeypatch.context() as patch:
-        patch.setattr("vit.run.stop_reason", lambda run, attempt: "preempted" if next(asked) == 7 else None)
+        patch.setattr(StopWatch, "asked", lambda watch: "preempted" if next(asked) == 7 else None)
         assert TrainingRun(run, attempt, World()).execute() == "preempted"
     assert read_state(run)["step"] == 7
     run, attempt = start(config, run)
@@ -81,18 +84,43 @@ def test_an_attempt_that_lost_its_claim_touches_nothing(start, train_config):
     assert run.list() == before
 
 
-def test_restarts_without_progress_end_the_run_with_the_error_that_caused_them(start, train_config):
+def test_restarts_without_progress_end_the_run_with_the_error_that_caused_them(start, train_config, monkeypatch):
+    """A corpus that was replaced fails every time, before the first step; the driver would restart it for ever."""
     run, attempt = start(train_config("stuck", max_restarts_without_progress=2))
-    run.write_json(f"errors/a{attempt}-1-rank0.json", {"rank": 0, "error": "ShardError: part-00000 is damaged"})
-    for n in range(2):
-        run.write_json(f"starts/a{attempt}-step-000000000-{n:03d}.json", {})
-    assert TrainingRun(run, attempt, World()).execute() == "finished"
-    run, attempt = start(train_config("stuck-too", max_restarts_without_progress=2))
-    run.write_json(f"errors/a{attempt}-1-rank0.json", {"rank": 0, "error": "ShardError: part-00000 is damaged"})
-    for n in range(3):
-        run.write_json(f"starts/a{attempt}-step-000000000-{n:03d}.json", {})
+    spec = run.read_json("config.json")
+    run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
+    run.write_json(f"errors/a{attempt}-2-rank1.json", {"at": 2.0, "rank": 1, "error": "Connection closed by peer"})
+    run.write_json(f"errors/a{attempt}-1-rank0.json", {"at": 1.0, "rank": 0, "error": "The corpus was replaced"})
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="corpus was replaced"):
+            TrainingRun(run, attempt, World()).execute()
     assert TrainingRun(run, attempt, World()).execute() == "failed"
-    assert "part-00000 is damaged" in read_state(run)["reason"]
+    assert read_state(run)["reason"].endswith("rank 0: The corpus was replaced")
+
+
+def test_a_loss_that_is_not_finite_ends_as_diverged_and_stays_in_the_journal(start, train_config, monkeypatch):
+    import vit.train
+
+    run, attempt = start(train_config("diverging", max_nonfinite_steps=2))
+    forward = vit.train.forward
+    monkeypatch.setattr(vit.train, "forward", lambda *args: forward(*args) * math.nan)
+    assert TrainingRun(run, attempt, World()).execute() == "diverged"
+    assert read_state(run)["state"] == "diverged"
+    assert math.isnan(losses(run)[1])
+
+
+def test_other_pixels_or_another_held_out_split_are_another_run(train_config, root, digits, tmp_path):
+    """The corpus digest covers bytes and labels, not how they are decoded or what is scored at the end."""
+    config = train_config("key")
+    other_val = TrainConfig.model_validate(config.model_dump() | {"val_split": "test"})
+    copy = open_store(str(tmp_path / "copy"))
+    for key in digits.list():
+        copy.write(key, digits.read(key))
+    manifest = copy.read_json("manifest.json")
+    manifest["decode_policy"]["background"] = [0, 0, 0]
+    copy.write_json("manifest.json", manifest)
+    other_pixels = TrainConfig.model_validate(config.model_dump() | {"corpus": copy.uri})
+    assert len({make_spec(c, root).run_key for c in (config, other_val, other_pixels)}) == 3
 
 
 def test_a_replaced_corpus_is_refused(start, train_config):

@@ -1,0 +1,62 @@
+"""Stop requests inside a job: signals become `stop.json`, and `stop.json` becomes an answer that costs nothing to ask."""
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Self
+
+from infra.run_state import OUTCOMES, StopReason, read_stop, request_stop
+from infra.storage import Store, open_store
+
+_POLL_S = 1.0
+
+
+def stop_on_signals(run_uri: str, attempt: int, grace_s: float) -> None:
+    """SIGTERM and SIGINT ask the attempt to stop as preempted; after `grace_s` the process leaves all the same."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        leave = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
+        leave.daemon = True
+        leave.start()
+        signal.signal(number, signal.SIG_IGN)
+        by = signal.Signals(number).name
+        # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
+        threading.Thread(target=lambda: request_stop(open_store(run_uri), "preempted", by=by, attempt=attempt)).start()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+
+
+class StopWatch:
+    """Reads `stop.json` once a second in a thread; `asked()` is the latest answer for one attempt."""
+
+    def __init__(self, run: Store, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+        self._answer: StopReason | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
+
+    def asked(self) -> StopReason | None:
+        return self._answer
+
+    def read(self) -> None:
+        """Look now. A store that does not answer is asked again at the next turn."""
+        with contextlib.suppress(OSError, RuntimeError):
+            stop = read_stop(self._run)
+            if stop is not None and stop["attempt"] == self._attempt:
+                self._answer = stop["reason"]
+
+    def __enter__(self) -> Self:
+        self.read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL_S):
+            self.read()
