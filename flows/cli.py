@@ -257,11 +257,11 @@ def runs_compare(
     json: Json = False,
 ) -> None:
     """What differs in the recipes of runs, and how they ended. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
+    if len(keys) < 2:
+        raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
     from flows.catalog import find_run
     from flows.compare_runs import compare_runs
 
-    if len(keys) < 2:
-        raise ValueError("Comparing takes at least two runs; `vitline runs ls` lists them.")
     compared = compare_runs([find_run(settings(root).root, key) for key in keys])
     if json:
         console.emit(compared)

@@ -59,7 +59,9 @@ def own_pictures(
             shuffle_window=4,
             augment=AugmentConfig(image_size_px=network.image_size_px, min_area_fraction=0.3),
         ),
-        optim=OptimConfig(peak_lr=PEAK_LR, warmup_steps=min(max(1, steps // 10), steps - 1), weight_decay=WEIGHT_DECAY),
+        optim=OptimConfig(
+            peak_lr=PEAK_LR, warmup_steps=min(max(1, steps // 10), max(0, steps - 1)), weight_decay=WEIGHT_DECAY
+        ),
         loss="softmax" if manifest.single_label else "sigmoid",
         total_steps=steps,
     )

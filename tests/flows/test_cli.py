@@ -1,0 +1,235 @@
+"""The console command as people meet it: examples, one sentence for every mistake, one object for `--json`."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from flows import cli
+from flows.console import duration, line
+from infra.run_state import write_state
+from infra.storage import open_store
+from vit.run import make_spec
+
+COMMANDS = """demo, run, data prep, data ls, data show, data verify, pretrain run, pretrain plan, finetune run, vtab run,
+vtab report, runs ls, runs show, runs compare, model ls, model show, ops doctor""".replace("\n", " ").split(", ")
+
+
+@pytest.fixture
+def vitline(monkeypatch, capsys):
+    """vitline(*arguments): exit code, stdout and stderr of the command, run in this process."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["vitline", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def refused(vitline):
+    """refused(*arguments): the one sentence with which a mistake is answered, after checking that it is one."""
+
+    def call(*arguments):
+        code, out, err = vitline(*arguments)
+        assert code == 2, err
+        assert out == ""
+        assert "Traceback" not in err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert len(err) < 400
+        return err
+
+    return call
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command):
+    result = CliRunner().invoke(cli.app, [*command.split(), "--help"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert result.exit_code == 0
+    text = re.sub(r"[\s│]+", " ", result.output)
+    assert f"Example: vitline {command}" in text
+    assert command == "demo" or "--root" in text
+    assert "--json" in text
+
+
+def test_help_is_quick_because_no_room_is_loaded():
+    loaded = "import sys, flows.cli; print([m for m in ('torch', 'ray', 'pyarrow', 'PIL') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_the_module_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "flows.cli", "runs", "compare", "a"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Comparing takes at least two runs, not 'a' alone; `vitline runs ls` lists them.\n"
+
+
+def test_an_unknown_corpus_is_answered_with_those_there_are(refused, digits_root):
+    plan = ("pretrain", "plan", "--recipe", "emoji", "--root", digits_root, "--corpus")
+    assert re.search(r"no corpus 'brids' .* there are: digits\..*`vitline data prep`", refused(*plan, "brids"))
+    assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prep`", refused(*plan, "/nowhere/x"))
+
+
+def test_an_unknown_recipe_is_answered_with_those_there_are(refused, digits_root):
+    said = refused("pretrain", "plan", "--corpus", "digits", "--recipe", "vit-g", "--root", digits_root)
+    assert "'vit-g'" in said
+    assert "vit-b16-i21k" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("recipe.optim.peak_lrr=1", r"no field 'recipe\.optim\.peak_lrr'; here are: .*peak_lr"),
+        ("recipe.optimm.peak_lr=1", r"no group 'recipe\.optimm'"),
+        ("recipe.optim.peak_lr=-1", r"recipe\.optim\.peak_lr: .*greater than 0, not -1\. `--set recipe\.optim\.peak_lr=VALUE`"),
+        ("recipe.optim.peak_lr=NaN", r"finite number, not nan"),
+        ("recipe.loss=hinge", r"'softmax' or 'sigmoid', not 'hinge'"),
+        ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=120 leaves nothing of total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
+        ("recipe.input.num_lanes=7", r"num_lanes=7 must divide global_batch_size=128"),
+        ("execution.num_workers=0", r"execution\.num_workers: .*not 0"),
+        ("execution.num_workers=17", r"num_workers=17 is more than recipe\.input\.num_lanes=16"),
+        ("seed", r"'seed' is not of the form path\.to\.field=value"),
+    ],
+)  # fmt: skip
+def test_a_change_that_will_not_do_is_refused(refused, digits_root, change, says):
+    said = refused(
+        "pretrain", "plan", "--corpus", "digits", "--recipe", "emoji", "--root", digits_root, "--set", change
+    )
+    assert re.search(says, said), said
+
+
+def test_a_recipe_too_large_for_its_corpus_is_refused_before_a_cluster_is_started(refused, digits_root):
+    said = refused("pretrain", "run", "--corpus", "digits", "--recipe", "vit-b16-i21k", "--root", digits_root)
+    assert "num_lanes=512 is more than" in said
+
+
+def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tmp_path):
+    (tmp_path / "file.png").write_bytes(b"")
+    for command in (("data", "prep"), ("run", "--yes")):
+        for wrong in (tmp_path / "absent", tmp_path / "file.png"):
+            said = refused(*command, "--source", wrong, "--name", "birds", "--root", root)
+            assert str(wrong) in said
+            assert "--source wants" in said
+        said = refused(*command, "--source", tmp_path, "--name", "My Birds", "--root", root)
+        assert "'My Birds'" in said
+        assert "as in 'birds-2026'" in said
+
+
+def test_unknown_runs_models_protocols_and_stores_are_refused(refused, digits_root):
+    at = ("--root", digits_root)
+    assert "`vitline runs ls`" in refused("runs", "show", "nope", *at)
+    assert "'nope' is no published model" in refused("model", "show", "nope", *at)
+    assert "`vitline model ls`" in refused("model", "show", "/nowhere/x", *at)
+    assert "no published model" in refused("vtab", "run", "--model", "nope", "--task", "digits", *at)
+    assert "no published model" in refused("finetune", "run", "--model", "nope", "--corpus", "digits", *at)
+    assert "s3://bucket/prefix" in refused("data", "ls", "--root", "ftp://host/x")
+
+
+@pytest.mark.parametrize(
+    "arguments", [("data", "show"), ("data", "lss"), ("run", "--steps", "0"), ("nope",), ("--nope",)]
+)
+def test_a_wrong_call_is_a_usage_error(vitline, arguments):
+    code, out, err = vitline(*arguments)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("what", ["data", "runs", "model"])
+def test_an_empty_root_says_how_to_fill_it(vitline, root, what):
+    code, out, err = vitline(what, "ls", "--root", root)
+    assert (code, out) == (0, "")
+    assert root in err
+    assert "`vitline " in err
+    code, out, err = vitline(what, "ls", "--root", root, "--json")
+    assert list(json.loads(out).values()) == [[]]
+
+
+def test_an_empty_root_still_reports_the_papers_rows(vitline, root):
+    code, out, _ = vitline("vtab", "report", "--root", root)
+    assert code == 0
+    assert "VTAB: 0 of 19 tasks prepared" in out
+    assert "77.6 %" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keys"),
+    [
+        (("data", "ls"), {"corpora"}),
+        (("data", "show", "digits"), {"uri", "digest", "splits", "classes", "counts"}),
+        (("data", "verify", "digits"), {"num_shards", "num_rows", "problems"}),
+        (("pretrain", "plan", "--corpus", "digits", "--recipe", "emoji"), {"steps", "epochs", "reading", "config_digest"}),
+        (("runs", "ls"), {"runs"}),
+        (("model", "ls"), {"models"}),
+        (("vtab", "report"), {"scores", "means", "coverage"}),
+        (("ops", "doctor"), {"checks"}),
+    ],
+)  # fmt: skip
+def test_json_is_one_object_on_stdout(vitline, digits_root, arguments, keys):
+    code, out, _ = vitline(*arguments, "--root", digits_root, "--json")
+    assert code == 0 or arguments[0] == "ops"
+    assert keys <= json.loads(out).keys()
+    _, table, _ = vitline(*arguments, "--root", digits_root)
+    assert table != out
+
+
+def test_recipes_are_listed(vitline):
+    _, out, _ = vitline("pretrain", "recipes", "--json")
+    assert "emoji" in [row["recipe"] for row in json.loads(out)["recipes"]]
+
+
+@pytest.fixture
+def two_runs(train_config, root):
+    """Keys of two runs that differ in their steps, as training would leave them."""
+    keys = []
+    for steps in (20, 40):
+        spec = make_spec(train_config("birds", steps=steps), root)
+        run = open_store(root).child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        write_state(run, "finished", 1, step=steps)
+        keys.append(spec.run_key)
+    return keys
+
+
+def test_runs_are_compared_by_what_differs(vitline, refused, root, two_runs):
+    code, out, _ = vitline("runs", "compare", *two_runs, "--root", root, "--json")
+    assert code == 0
+    assert json.loads(out)["differences"] == {"recipe.total_steps": [20, 40]}
+    _, out, _ = vitline("runs", "compare", *two_runs, "--root", root)
+    assert "recipe.total_steps" in out
+    said = refused("runs", "show", "birds", "--root", root)
+    assert all(key in said for key in two_runs)
+    _, out, _ = vitline("runs", "show", two_runs[0][:10], "--root", root, "--json")
+    assert json.loads(out)["run"] == two_runs[0]
+
+
+def test_ctrl_c_says_how_to_go_on(vitline, monkeypatch):
+    def interrupted(root):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.catalog.list_runs", interrupted)
+    code, _, err = vitline("runs", "ls")
+    assert code == 130
+    assert "the same command goes on" in err
+
+
+def test_a_damaged_corpus_fails_with_1_and_a_sentence(vitline, root):
+    open_store(root).write("corpora/x/1/manifest.json", b'{"schema_version": 99}')
+    code, _, err = vitline("data", "ls", "--root", root)
+    assert code == 1
+    assert re.search(r"error: .*manifest\.json has schema version 99", err)
+
+
+def test_progress_reads_as_a_sentence():
+    assert [duration(s) for s in (0.4, 90, 8000)] == ["0:00", "1:30", "2:13:20"]
+    now = {"step": 120, "total_steps": 1200, "images_per_s": 640.4, "loss": 2.3061, "remaining_s": 70}
+    assert line("pretrain", now, 3) == "pretrain: 120/1,200 steps, 640 images/s, loss 2.306, 1:10 left"
+    assert "waiting for the job to start (0:03)" in line("pretrain", None, 3)
