@@ -155,8 +155,10 @@ def test_a_job_server_that_stays_away_ends_the_following_only(run):
 def test_an_attempt_that_beats_is_skipped_long_before_its_heartbeat_would_be_old(run):
     attempt = claim(run).attempt
     cluster = ScriptedCluster(run)
+    began = time.monotonic()
     with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*state\.json"):
         go(run, cluster, claim_timeout_s=60)
+    assert time.monotonic() - began < 20
     assert cluster.submitted == []
     assert len(cluster.told) == 1
 
