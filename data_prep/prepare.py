@@ -10,7 +10,6 @@ import argparse
 import logging
 import os
 import pickle
-import signal
 import sys
 import threading
 import time
@@ -33,7 +32,7 @@ from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard, finished_
 from infra.claims import ClaimHolder
 from infra.config import FrozenConfig
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
-from infra.stopping import StopWatch, stop_on_signals
+from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 
 T = TypeVar("T")
@@ -229,10 +228,8 @@ def drive(run: Store, attempt: int) -> int:
         try:
             import ray
 
-            handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-            ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
-            for number, handler in handlers.items():  # ray.init replaces SIGTERM's
-                signal.signal(number, handler)
+            with handlers_kept():
+                ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
             logging.getLogger("ray.data").setLevel(logging.WARNING)
             corpora = prepare(spec.requests, spec.root, ray_data)
         except (ValueError, RuntimeError, OSError) as error:

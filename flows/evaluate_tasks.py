@@ -39,12 +39,12 @@ def evaluate_tasks(
     key = run_key(name, "evaluate", digest_of([protocol, architecture, seed]), inputs)
     spec = draft.model_copy(update={"run_key": key})
     run = run_store(root, key)
-    run.write_json("config.json", spec.model_dump(mode="json"))
     with progress(f"transfer {name}") as show:
         result = run_stage(
             run,
             key,
             "vit.ray_workers",
+            spec,
             cluster,
             on_poll=lambda: show(read_progress(run)),
             grace_s=10,

@@ -82,14 +82,15 @@ def run_preparation(requests: Sequence[CorpusConfig], corpora: Sequence[Store], 
     key = run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
     run = run_store(root, key)
     spec = PrepareSpec(run_key=key, root=root, requests=tuple(requests))
-    run.write_json("config.json", spec.model_dump(mode="json"))
     with console.progress(f"prepare {', '.join(request.name for request in requests)}") as show:
         run_stage(
             run,
             key,
             "data_prep.prepare",
+            spec,
             cluster,
             on_poll=lambda: show(preparation_progress(corpora)),
+            output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
             grace_s=5,
             claim_timeout_s=30,
         )

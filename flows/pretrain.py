@@ -4,8 +4,9 @@ from datetime import date
 
 from flows.console import progress
 from flows.stage import Cluster, StageResult, run_stage, run_store
-from infra.storage import Store
+from infra.storage import open_store
 from vit.config import TrainConfig
+from vit.ray_train import START_TRIES
 from vit.run import RunSpec, make_spec, read_progress
 
 
@@ -18,22 +19,18 @@ def pretrain(
     """
     spec = make_spec(config, root, night)
     run = run_store(root, spec.run_key)
-    write_spec(run, spec)
     execution = config.execution
     with progress(f"{config.stage} {config.name}") as show:
         result = run_stage(
             run,
             spec.run_key,
             "vit.ray_train",
+            spec,
             cluster,
             on_poll=lambda: show(read_progress(run)),
+            output=lambda state: open_store(state["model"]).exists("config.json"),
             grace_s=execution.grace_s,
             claim_timeout_s=execution.claim_timeout_s,
-            env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(int(execution.queue_timeout_s))},
+            env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(execution.queue_timeout_s / START_TRIES)},
         )
     return spec, result
-
-
-def write_spec(run: Store, spec: RunSpec) -> None:
-    """`config.json` of the run. A run that is resumed keeps its recipe by its key; execution is the newest request's."""
-    run.write_json("config.json", spec.model_dump(mode="json"))

@@ -1,5 +1,6 @@
 """A stage as every flow runs it: reuse what is finished, take the claim, submit a Ray job, follow it (DESIGN 3.3)."""
 
+import contextlib
 import getpass
 import logging
 import os
@@ -11,18 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from infra.claims import Claim, ClaimHeld, take_claim
 from infra.local.ray_node import LocalRay
 from infra.ray_jobs import Job, JobLost, RayJobs
 from infra.run_state import OUTCOMES, read_state, request_stop
 from infra.settings import Settings
-from infra.storage import Store, open_store
+from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 POLL_S = 0.5
 # How long a job that Ray lists as unfinished may take to be found dead: Ray notices a killed driver with a delay.
 LIVING_S = 10.0
+# Ray's own wait before it kills a stopped job is a second longer than the grace; this is longer than that.
+STOP_MARGIN_S = 5.0
 
 
 class StageFailed(RuntimeError):
@@ -60,6 +65,11 @@ class Cluster:
         if self.local is not None:
             self.local.__exit__(None, None, None)
 
+    def restart(self) -> None:
+        """After the cluster was lost: a local Ray is started anew at the next job, a remote one is asked again."""
+        self.__exit__()
+        self.local, self._jobs = None, None
+
     @property
     def jobs(self) -> RayJobs:
         if self._jobs is None:
@@ -84,25 +94,36 @@ def run_stage(
     run: Store,
     key: str,
     module: str,
+    config: BaseModel,
     cluster: Cluster,
     *,
     on_poll: Callable[[], None],
+    output: Callable[[dict[str, Any]], bool] = lambda state: True,
     grace_s: float,
     claim_timeout_s: float,
     env: dict[str, str] | None = None,
 ) -> StageResult:
     """Brings the run to its end: returns at once when it is finished, else starts the next attempt and follows it.
 
-    A preempted attempt and a lost cluster are followed by another, up to MAX_ATTEMPTS in this call. Raises Skipped when
-    a living attempt holds the claim, StageFailed for every other end. Ctrl-C asks the job to write a checkpoint and stop.
+    `config` becomes the run's config.json once the claim is taken: only its holder ever writes there. `output(state)` says
+    whether what a finished run made is still there; if not, the run is done again. A preempted attempt and a lost
+    cluster are followed by another, up to MAX_ATTEMPTS in this call. Raises Skipped when a living attempt holds the
+    claim, StageFailed for every other end. Ctrl-C asks the job to write a checkpoint and stop.
     """
     started = time.monotonic()
-    if (state := finished_state(run)) is not None:
+
+    def finished() -> dict[str, Any] | None:
+        state = read_state(run)
+        return state if state is not None and state["state"] == "finished" and output(state) else None
+
+    if (state := finished()) is not None:
         return StageResult(state, True, time.monotonic() - started)
+    probe_conditional_writes(run)
     for _ in range(MAX_ATTEMPTS):
         claim = claim_or_skip(run, key, cluster, claim_timeout_s)
-        if (state := finished_state(run)) is not None:  # by the attempt that was waited for
+        if (state := finished()) is not None:  # by the attempt that was waited for
             return StageResult(state, True, time.monotonic() - started)
+        run.write_json("config.json", config.model_dump(mode="json"))
         command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
         wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1)}
         cluster.jobs.submit(claim.job_id, command, env={**wait, **(env or {})}, metadata={"run_key": key})
@@ -110,21 +131,16 @@ def run_stage(
             job = follow(run, claim, cluster, on_poll, grace_s)
         except JobLost as lost:
             log.warning("%s The next attempt resumes %s.", lost, key)
+            cluster.restart()
             continue
-        state = read_state(run) or {}
-        if state.get("state") == "finished":
+        if (state := finished()) is not None:
             return StageResult(state, False, time.monotonic() - started)
         if job.exit_code != OUTCOMES["preempted"].exit_code:
-            raise StageFailed(explain(run, key, claim, cluster, state))
+            raise StageFailed(explain(run, key, claim, cluster, read_state(run) or {}))
         log.warning("attempt %d of %s was preempted; the next one resumes it", claim.attempt, key)
     raise StageFailed(
         f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to go on."
     )
-
-
-def finished_state(run: Store) -> dict[str, Any] | None:
-    state = read_state(run)
-    return state if state is not None and state["state"] == "finished" else None
 
 
 def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float) -> Claim:
@@ -135,10 +151,14 @@ def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float
     while True:
         try:
             return take_claim(
-                run, key, job_state=lambda job: job_state(cluster, job), owner=owner, claim_timeout_s=claim_timeout_s
+                run,
+                key,
+                job_state=lambda job: job_state(run, cluster, job),
+                owner=owner,
+                claim_timeout_s=claim_timeout_s,
             )
         except ClaimHeld as held:
-            patience_s = claim_timeout_s + 5 if job_state(cluster, held.claim.job_id) is None else LIVING_S
+            patience_s = claim_timeout_s + 5 if job_state(run, cluster, held.claim.job_id) is None else LIVING_S
             beats = last_beat is not None and held.claim.heartbeat > last_beat
             if beats or time.monotonic() - started > patience_s:
                 raise Skipped(f"{held} It goes on there; its state is in {run.uri_of('state.json')}.") from held
@@ -148,9 +168,14 @@ def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float
             time.sleep(POLL_S)
 
 
-def job_state(cluster: Cluster, job_id: str) -> str | None:
+def job_state(run: Store, cluster: Cluster, job_id: str) -> str | None:
+    """What Ray says of a job; of one that it does not know, whether the run's own state says that it has ended."""
     job = cluster.jobs.find(job_id)
-    return job.state if job is not None else None
+    if job is not None:
+        return job.state
+    state = read_state(run)
+    ended = state is not None and state["state"] != "running" and job_id.endswith(f"-a{state['attempt']}")
+    return "failed" if ended else None
 
 
 def follow(run: Store, claim: Claim, cluster: Cluster, on_poll: Callable[[], None], grace_s: float) -> Job:
@@ -166,7 +191,8 @@ def follow(run: Store, claim: Claim, cluster: Cluster, on_poll: Callable[[], Non
                 break
             time.sleep(POLL_S)
         else:
-            cluster.jobs.stop(claim.job_id, wait_s=grace_s)
+            with contextlib.suppress(TimeoutError):
+                cluster.jobs.stop(claim.job_id, wait_s=grace_s + STOP_MARGIN_S)
         raise
 
 
@@ -175,6 +201,6 @@ def explain(run: Store, key: str, claim: Claim, cluster: Cluster, state: dict[st
     where = f"{run.uri_of('state.json')}, job {claim.job_id}"
     if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
         reason = state.get("reason", "no reason given")
-        return f"{key} is {state['state']}: {reason} ({where})."
+        return f"{key} is {state['state']}: {reason} ({where}). Mend that and run the same command again: it goes on there."
     tail = "\n".join(cluster.jobs.logs(claim.job_id).splitlines()[-15:])
-    return f"{key}: the job ended without a result ({where}). Its last lines:\n{tail}"
+    return f"{key}: the job ended without a result ({where}); the same command goes on. Its last lines:\n{tail}"

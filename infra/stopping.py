@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
@@ -11,6 +12,7 @@ from infra.run_state import OUTCOMES, StopReason, read_stop, request_stop
 from infra.storage import Store, open_store
 
 _POLL_S = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_on_signals(run_uri: str, attempt: int, grace_s: float) -> None:
@@ -25,8 +27,19 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float) -> None:
         # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
         threading.Thread(target=lambda: request_stop(open_store(run_uri), "preempted", by=by, attempt=attempt)).start()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         signal.signal(number, on_signal)
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Puts the handlers of SIGTERM and SIGINT back afterwards: ray.init replaces them."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 class StopWatch:

@@ -9,7 +9,6 @@ Ray Train is told of neither checkpoints nor metrics: a restarted group looks in
 import argparse
 import logging
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
-from infra.stopping import stop_on_signals
+from infra.stopping import handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.run import RunSpec, TrainingRun
@@ -94,10 +93,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    handlers = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
-    ray.init(ignore_reinit_error=True, logging_level=logging.WARNING, log_to_driver=True)
-    for number, handler in handlers.items():  # ray.init replaces SIGTERM's
-        signal.signal(number, handler)
+    with handlers_kept():
+        ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     wanted, gpus = config.execution.num_workers, int(ray.cluster_resources().get("GPU", 0))
     workers = min(wanted, gpus) if gpus else wanted
     if workers < wanted:
@@ -111,7 +108,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
         run_config=RunConfig(
             name=f"a{attempt}",
             storage_path=folder,  # Ray Train keeps one marker file; it has no part in ours
-            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=START_TRIES - 1),
+            # Ray's annotations still show the class of Train v1, which has no limit for the controller.
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=START_TRIES - 1),  # type: ignore[call-arg]
         ),
     )
     trainer.fit()

@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
-from infra.run_state import OUTCOMES, read_stop, write_state
+from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
+from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.vtab.evaluate import (
     Contest,
@@ -28,6 +29,7 @@ from vit.vtab.trials import Trial, ensure_trial
 log = logging.getLogger(__name__)
 # Trials this small use a fraction of a GPU; four together keep it busy while each waits for its own Python.
 TRIALS_PER_GPU = 4
+GRACE_S = 5.0
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -44,33 +46,42 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def drive(run: Store, attempt: int) -> int:
+    """Runs one attempt to its end; returns the exit code. A stop loses only the trials that are running."""
     spec = EvaluationSpec.model_validate(run.read_json("config.json"))
     with ClaimHolder(run, attempt) as claim:
+        write_state(run, "running", attempt)
+        stop_on_signals(run.uri, attempt, grace_s=GRACE_S)
+        state, detail = outcome(run, attempt, spec)
         try:
-            write_state(run, "running", attempt)
-            scores = Sweep(run, attempt, spec).execute()
             claim.check()
-            if scores is None:
-                write_state(run, "cancelled", attempt, reason="stop.json asked for it")
-                return OUTCOMES["cancelled"].exit_code
-            write_state(run, "finished", attempt, scores=[score.model_dump(mode="json") for score in scores])
-            return 0
         except ClaimLost:
             log.warning("run=%s attempt=%d: the claim is another attempt's; this one stops", run.uri, attempt)
-            return 3
-        except Exception as error:
-            log.exception("the evaluation ended")
-            # Ray wraps what a trial raised in the text of its traceback; the cause is the sentence for people.
-            cause = getattr(error, "cause", None) or error
-            write_state(run, "failed", attempt, reason=f"{type(cause).__name__}: {str(cause)[:2000]}")
-            return OUTCOMES["failed"].exit_code
+            return CLAIM_LOST_EXIT_CODE
+        write_state(run, state, attempt, **detail)
+    return OUTCOMES[state].exit_code
+
+
+def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, dict[str, Any]]:
+    """How the sweep ended, with the scores or the reason."""
+    try:
+        with StopWatch(run, attempt) as stop:
+            scores = Sweep(run, spec, stop).execute()
+            reason = stop.asked()
+    except Exception as error:
+        log.exception("the evaluation ended")
+        # Ray wraps what a trial raised in the text of its traceback; the cause is the sentence for people.
+        cause = getattr(error, "cause", None) or error
+        return "failed", {"reason": f"{type(cause).__name__}: {str(cause)[:2000]}"}
+    if scores is None:
+        return reason or "preempted", {"reason": "stop.json asked for it"}
+    return "finished", {"scores": [score.model_dump(mode="json") for score in scores]}
 
 
 class Sweep:
     """Runs what is left of every contest; finished trials lie in the store and are not run again."""
 
-    def __init__(self, run: Store, attempt: int, spec: EvaluationSpec):
-        self.run, self.attempt, self.spec = run, attempt, spec
+    def __init__(self, run: Store, spec: EvaluationSpec, stop: StopWatch):
+        self.run, self.spec, self.stop = run, spec, stop
         self.root = open_store(spec.root)
         self.trials_uri = self.root.uri_of("trials")
         self.started = time.monotonic()
@@ -79,7 +90,8 @@ class Sweep:
         """The scores in the order of the contests, or None when a stop was asked for."""
         import ray
 
-        ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
+        with handlers_kept():
+            ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
         work = ray.remote(ensure_trial).options(max_retries=3, **self._resources(ray.cluster_resources()))
         contests = plan_contests(self.spec)
         scores: dict[int, Score] = {
@@ -121,8 +133,7 @@ class Sweep:
                     result.num_examples,
                     result.wall_s,
                 )
-            stop = read_stop(self.run)
-            if stop is not None and stop["attempt"] == self.attempt:
+            if self.stop.asked() is not None:
                 for ref in running:
                     ray.cancel(ref, force=True)
                 return None

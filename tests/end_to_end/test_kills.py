@@ -11,7 +11,6 @@ import time
 import psutil
 import pytest
 
-from flows.pretrain import write_spec
 from flows.stage import Cluster, claim_or_skip, run_store
 from infra.journal import read_journal
 from infra.run_state import read_state
@@ -39,8 +38,8 @@ class Session:
     def submit(self, config):
         spec = make_spec(config, self.root)
         run = run_store(self.root, spec.run_key)
-        write_spec(run, spec)
-        claim = claim_or_skip(run, spec.run_key, self.cluster, claim_timeout_s=5)
+        claim = claim_or_skip(run, spec.run_key, self.cluster, claim_timeout_s=15)
+        run.write_json("config.json", spec.model_dump(mode="json"))
         command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", str(claim.attempt)]
         self.jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
         return run, claim

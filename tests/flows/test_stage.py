@@ -11,6 +11,7 @@ from infra.claims import ClaimHolder, read_claim, take_claim
 from infra.ray_jobs import Job, JobLost, JobServerAway
 from infra.run_state import OUTCOMES, read_stop, write_state
 from infra.storage import open_store
+from vit.config import ViTConfig
 
 KEY = "birds-0123456789ab"
 
@@ -23,6 +24,10 @@ class ScriptedCluster:
         self.submitted, self.stopped, self.told, self.ended = [], [], [], {}
         self.jobs = self
         self.announce = self.told.append
+        self.restarts = 0
+
+    def restart(self):
+        self.restarts += 1
 
     def submit(self, job_id, command, env, metadata):
         self.submitted.append(SimpleNamespace(id=job_id, command=command, env=env, metadata=metadata))
@@ -65,6 +70,7 @@ def go(run, cluster, on_poll=lambda: None, claim_timeout_s=0.05, grace_s=0.05):
         run,
         KEY,
         "vit.ray_train",
+        ViTConfig(),
         cluster,
         on_poll=on_poll,
         grace_s=grace_s,
@@ -209,3 +215,23 @@ def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
     with pytest.raises(KeyboardInterrupt):
         go(run, cluster, on_poll=interrupt)
     assert cluster.stopped == [f"{KEY}-a1"]
+
+
+def test_a_finished_run_whose_output_is_gone_is_done_again(run):
+    """A corpus or model that somebody deleted: its run still says finished."""
+    write_state(run, "finished", 1)
+    cluster, there = ScriptedCluster(run, "finished"), []
+    result = run_stage(
+        run,
+        KEY,
+        "vit.ray_train",
+        ViTConfig(),
+        cluster,
+        on_poll=lambda: there.append(True),
+        output=lambda state: bool(there),
+        grace_s=0.05,
+        claim_timeout_s=0.05,
+    )
+    assert not result.reused
+    assert len(cluster.submitted) == 1
+    assert run.read_json("config.json") == ViTConfig().model_dump(mode="json")

@@ -8,6 +8,7 @@ from typing import Any
 
 from data_prep.shard_format import load_manifest
 from infra.config import FrozenConfig, digest_of
+from infra.semantics import SEMANTICS
 from infra.storage import Lost, Store, open_store
 from vit.config import TrainRecipe, ViTConfig
 from vit.vtab.protocols import Protocol
@@ -73,6 +74,7 @@ class Contest(FrozenConfig):
 
     task: TaskRef
     corpus_digest: str
+    decode_digest: str
     num_classes: int
     splits: TaskSplits
     model: str | None
@@ -116,9 +118,11 @@ class Contest(FrozenConfig):
 
     @property
     def score_key(self) -> str:
-        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers protocol, corpus and architecture."""
+        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
         model = self.model_digest[:12] if self.model_digest else f"scratch-{digest_of(self.settings[0].model)[:12]}"
-        identity = digest_of([self.protocol, self.corpus_digest, self.settings[0].model])[:6]
+        semantics = [SEMANTICS[stage] for stage in ("finetune", "evaluate")]
+        depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, semantics]
+        identity = digest_of(depends_on)[:6]
         return f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}.json"
 
     def _trial(self, phase: Any, recipe: TrainRecipe) -> Trial:
@@ -128,6 +132,7 @@ class Contest(FrozenConfig):
             task=self.task.name,
             corpus=self.task.corpus,
             corpus_digest=self.corpus_digest,
+            decode_digest=self.decode_digest,
             model=self.model,
             model_digest=self.model_digest,
             phase=phase,
@@ -152,6 +157,7 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
                 Contest(
                     task=task,
                     corpus_digest=manifest.digest,
+                    decode_digest=digest_of(manifest.decode_policy),
                     num_classes=manifest.num_classes,
                     splits=splits,
                     model=model,

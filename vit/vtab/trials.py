@@ -29,6 +29,8 @@ class Trial(FrozenConfig):
     """URI of the task's corpus."""
     corpus_digest: str
     """Its digest."""
+    decode_digest: str
+    """Of the decode policy, which the corpus digest does not cover: other pixels are another trial."""
     model: str | None
     """URI of the published model to start from; none trains from scratch."""
     model_digest: str | None
@@ -48,7 +50,11 @@ class Trial(FrozenConfig):
     @property
     def key(self) -> str:
         """`<task>-<phase>-<12 hex>`: equal trials have equal keys, wherever their inputs lie."""
-        inputs = {"corpus": self.corpus_digest, "splits": f"{self.train_split}>{self.score_split}"}
+        inputs = {
+            "corpus": self.corpus_digest,
+            "decode": self.decode_digest,
+            "splits": f"{self.train_split}>{self.score_split}",
+        }
         if self.model_digest is not None:
             inputs["model"] = self.model_digest
         return run_key(f"{self.task}-{self.phase}", "finetune", digest_of(self.recipe), inputs)
