@@ -83,7 +83,7 @@ def run_row(run: Store) -> Row:
     training = config.get("config")
     return {
         "run": config["run_key"],
-        "stage": training["stage"] if training else "evaluate",
+        "stage": training["stage"] if training else "prepare" if "requests" in config else "evaluate",
         "state": state.get("state", "not started"),
         "attempt": state.get("attempt"),
         "step": state.get("step"),

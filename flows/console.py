@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 # rich respects NO_COLOR and draws plainly when the output is no terminal.
-OUT = Console(highlight=False)
+# Into a file or pipe, tables take the width they want; 80 columns would break every name.
+OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 ERR = Console(stderr=True, highlight=False)
 PLAIN_LINE_EVERY_S = 15.0
 

@@ -3,6 +3,7 @@
 CPU float32 on two workers: losses are compared bit for bit (DESIGN 3.4).
 """
 
+import contextlib
 import itertools
 import os
 import signal
@@ -162,7 +163,8 @@ def test_everything_killed_at_once_goes_on_in_a_new_cluster(session, slow_config
     run, claim = session.submit(config)
     wait_for_step(run, KILL_AT)
     for process in reversed(psutil.Process().children(recursive=True)):
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     session.cluster.__exit__()
     session.restart()
     run, claim = session.submit(config)  # waits until the heartbeat of the lost attempt counts as dead
