@@ -324,7 +324,7 @@ def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json
 
 def show_one(value: Mapping[str, Any], as_json: bool) -> None:
     """A nested dict as a two-column table of dotted fields, or as JSON."""
-    from vit.checkpoint import flatten
+    from infra.config import flatten
 
     if as_json:
         console.emit(value)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.catalog import show_run
+from infra.config import flatten
 from infra.storage import Store
-from vit.checkpoint import flatten
 
 Row = dict[str, Any]
 

@@ -50,6 +50,13 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}"""
+    if not isinstance(tree, Mapping):
+        return {prefix.rstrip("."): tree}
+    return {k: v for key, value in tree.items() for k, v in flatten(value, f"{prefix}{key}.").items()}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")

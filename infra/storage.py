@@ -73,6 +73,10 @@ class Store(ABC):
     def delete(self, key: str) -> None:
         """Remove an object; one that is not there is no error."""
 
+    def discard(self, key: str) -> None:
+        """Remove an object that nobody but the caller has ever known, and all that swapping it left behind."""
+        self.delete(key)
+
     def exists(self, key: str) -> bool:
         try:
             self.size(key)
@@ -155,8 +159,8 @@ def probe_conditional_writes(store: Store) -> None:
                     "Use a store that answers 412 to them."
                 )
     finally:
-        store.delete(key)
-        store.delete(f"{key}-absent")
+        store.discard(key)
+        store.discard(f"{key}-absent")
 
 
 def checked_key(key: str) -> str:
@@ -281,6 +285,11 @@ class FileStore(Store):
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             self._path(key).unlink()
+
+    def discard(self, key: str) -> None:
+        self.delete(key)
+        path = self._path(key)
+        path.with_name(_LOCK + path.name).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._directory / checked_key(key)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from infra.config import digest_of
+from infra.config import digest_of, flatten
 from infra.storage import Store
 from vit.tensor_file import read_tensors, write_tensors
 from vit.train import TrainState
@@ -304,13 +304,6 @@ def check_same_run(uri: str, manifest: Mapping[str, Any], meta: Mapping[str, Any
 
 # What a checkpoint and the run that goes on from it must have in common.
 SAME = ("recipe", "corpus_digest", "class_map_digest")
-
-
-def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}"""
-    if not isinstance(tree, Mapping):
-        return {prefix.rstrip("."): tree}
-    return {k: v for key, value in tree.items() for k, v in flatten(value, f"{prefix}{key}.").items()}
 
 
 def prune(run: Store, keep: int, newest: str) -> None:
