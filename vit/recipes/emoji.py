@@ -15,7 +15,7 @@ def network() -> ViTConfig:
 
 
 def pretrain(seed: int = 0) -> TrainRecipe:
-    """About 77 passes over the emoji of the training groups."""
+    """About 86 passes over the emoji of the training groups."""
     return TrainRecipe(
         model=network(),
         input=InputConfig(

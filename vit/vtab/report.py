@@ -45,6 +45,7 @@ def scores_by_model(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
     """Model label -> task -> top-1; several seeds of one model are averaged."""
     table: dict[str, dict[str, list[float]]] = {}
     for score in scores:
-        label = f"{score.model_digest[:12]}" if score.model_digest else "from scratch"
+        # <models>/<name>/<version>: what people call it, and what `vitline model show` takes.
+        label = "/".join(score.model.rstrip("/").split("/")[-2:]) if score.model else "from scratch"
         table.setdefault(f"{label} ({score.protocol})", {}).setdefault(score.task, []).append(score.value)
     return {label: {task: mean(values) for task, values in row.items()} for label, row in table.items()}

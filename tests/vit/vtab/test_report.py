@@ -12,7 +12,7 @@ def score(task, value, seed=0, digest=None):
         task=task,
         protocol="p",
         seed=seed,
-        model=digest and "models/m",
+        model=digest and "s3://bucket/models/birds/0a1b2c3d4e5f",
         model_digest=digest,
         value=value,
         num_examples=10,
@@ -84,5 +84,5 @@ def test_seeds_of_a_model_are_averaged_and_models_kept_apart():
     scores = [score("digits", 0.5), score("digits", 0.7, seed=1), score("digits", 0.9, digest="d" * 64)]
     assert scores_by_model(scores) == {
         "from scratch (p)": {"digits": pytest.approx(0.6)},
-        f"{'d' * 12} (p)": {"digits": pytest.approx(0.9)},
+        "birds/0a1b2c3d4e5f (p)": {"digits": pytest.approx(0.9)},
     }
