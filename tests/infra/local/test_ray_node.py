@@ -26,9 +26,11 @@ if os.fork() == 0:
 print("deaf", flush=True)
 time.sleep(1000)
 """
+# A shell that starts a program in the background has it ignore Ctrl-C, and programs inherit that.
 OWNER = """
-import json, pathlib, sys, time
+import json, pathlib, signal, sys, time
 from infra.local.ray_node import LocalRay
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with LocalRay(pathlib.Path(sys.argv[1]), num_cpus=1) as ray:
     print(json.dumps(ray.env), flush=True)
     time.sleep(1000)
