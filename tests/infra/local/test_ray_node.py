@@ -23,7 +23,7 @@ import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-print("deaf", flush=True)
+os.write(1, b"deaf\\n")  # in one piece: print writes the end of the line by itself, and two processes write here
 time.sleep(1000)
 """
 # A shell that starts a program in the background has it ignore Ctrl-C, and programs inherit that.
@@ -61,7 +61,10 @@ def wait_for(condition, what, patience_s=60):
 def start_stubborn_job(env):
     jobs = jobs_of(env)
     jobs.submit("stubborn", ["python", "-c", STUBBORN], {}, {})
-    wait_for(lambda: jobs.logs("stubborn").splitlines().count("deaf") == 2, "the stubborn job did not start")
+    try:
+        wait_for(lambda: jobs.logs("stubborn").splitlines().count("deaf") == 2, "the stubborn job did not start")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {jobs.find('stubborn')} {jobs.logs('stubborn')!r}") from None
 
 
 @pytest.fixture(scope="module")
