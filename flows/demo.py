@@ -95,8 +95,8 @@ def preamble(settings: Settings, profile: Profile) -> None:
         if shutil.which("npm")
         else "nothing (npm is absent: digits instead of emoji)"
     )
-    minutes = "under 8 minutes on 2 cores" if profile == "full" else "about 2 minutes"
-    console.say(f"vitline demo: downloads {npm}; 0.3 GB of disk at {settings.root}; 4 GB of memory; {minutes}.")
+    minutes = "about 5 minutes on 2 cores" if profile == "full" else "about 2 minutes"
+    console.say(f"vitline demo: downloads {npm}; 0.1 GB of disk at {settings.root}; 3 GB of memory; {minutes}.")
     console.say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
 
 

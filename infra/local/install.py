@@ -33,7 +33,7 @@ def main() -> int:
     if stamp.exists() and stamp.read_text() == wanted:
         return 0
     print(
-        f"Installing into .venv: downloads {DOWNLOAD}, takes {DISK} of disk, 1 to 5 minutes. Nothing outside this folder."
+        f"Installing into .venv: downloads {DOWNLOAD}, takes {DISK} of disk, 1 to 5 minutes; nothing outside this folder."
     )
     if shutil.disk_usage(ROOT).free < NEEDED_BYTES and not VENV.exists():
         print(
