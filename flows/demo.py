@@ -65,17 +65,16 @@ def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) 
     """Runs the demo and prints its result; without npm it takes the digits and says so."""
     started = time.monotonic()
     preamble(settings, profile)
+    note = ""
     with Cluster(settings, log_dir(settings), console.say) as cluster:
         try:
-            config, note = choose(profile, seed, emoji_pipeline())
-            result = pretrain_then_transfer(config, settings.root, cluster)
+            result = pretrain_then_transfer(sized(emoji_pipeline(), profile, seed), settings.root, cluster)
         except FetchUnavailable as error:
             note = (
                 f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
             )
             console.say(note)
-            config, _ = choose(profile, seed, digits_pipeline())
-            result = pretrain_then_transfer(config, settings.root, cluster)
+            result = pretrain_then_transfer(sized(digits_pipeline(), profile, seed), settings.root, cluster)
     if as_json:
         console.emit(as_dict(result))
     else:
@@ -83,9 +82,10 @@ def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) 
     return result
 
 
-def choose(profile: Profile, seed: int, config: PipelineConfig) -> tuple[PipelineConfig, str]:
+def sized(config: PipelineConfig, profile: Profile, seed: int) -> PipelineConfig:
+    """The pipeline with the numbers that were asked for."""
     seeded = with_seed(config, seed)
-    return (smoke(seeded), "") if profile == "smoke" else (seeded, "")
+    return smoke(seeded) if profile == "smoke" else seeded
 
 
 def preamble(settings: Settings, profile: Profile) -> None:
