@@ -150,7 +150,8 @@ def test_a_bad_shard_is_refused_by_name(own_corpus):
     first, last = first_and_last(own_corpus)
     good = own_corpus.read(first)
     flipped = bytearray(good)
-    flipped[len(good) // 3] ^= 1
+    # Inside a picture: of a page's header not every bit means something, and only `verify` looks at all of them.
+    flipped[good.index(b"\xff\xd8\xff") + 200] ^= 1
     for bad, complaint in (
         (bytes(flipped), "damaged page"),
         (good[: len(good) // 2], "cut short or not Parquet"),
