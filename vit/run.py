@@ -53,8 +53,6 @@ class RunSpec(FrozenConfig):
     """Digests of the corpus and, where one is started from, the model."""
     models: str
     """URI of the folder that the finished model is published to."""
-    parent: str | None = None
-    """URI of the checkpoint that this run was branched from, if any."""
     night: date | None = None
     """UTC date of the scheduled start of a nightly run."""
 

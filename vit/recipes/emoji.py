@@ -49,5 +49,4 @@ def protocol() -> Protocol:
         global_batch_size=64,
         num_lanes=16,
         augment=AugmentConfig(train_crop="none", flip=False, antialias=True, image_size_px=IMAGE_SIZE_PX),
-        num_seeds=3,
     )

@@ -23,8 +23,6 @@ class Protocol(FrozenConfig):
     num_lanes: int
     augment: AugmentConfig
     """Crop, flip and resize; its resolution is replaced by the protocol's or the model's."""
-    num_seeds: int
-    """Runs of the final training whose mean is reported."""
 
     @property
     def digest(self) -> str:
@@ -63,7 +61,6 @@ VIT_PAPER = Protocol(
     global_batch_size=512,
     num_lanes=64,
     augment=AugmentConfig(image_size_px=384, train_crop="inception", flip=True, antialias=False),
-    num_seeds=3,
 )
 
 

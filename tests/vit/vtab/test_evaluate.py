@@ -32,7 +32,6 @@ PROTOCOL = Protocol(
     global_batch_size=16,
     num_lanes=4,
     augment=AugmentConfig(image_size_px=8, train_crop="none", flip=False),
-    num_seeds=1,
 )
 VTAB_NAMES = ("train800", "val200", "train800val200", "test")
 
