@@ -35,6 +35,11 @@ class Settings(BaseSettings):
     s3_region: str | None = Field(default=None, validation_alias=AliasChoices("AWS_REGION", "AWS_DEFAULT_REGION"))
     """botocore itself knows only AWS_DEFAULT_REGION."""
 
+    mlflow_tracking_uri: str | None = Field(default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
+    """The MLflow server; none keeps runs in the store only, from where `vitline runs sync` can send them later."""
+    prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
+    """The API of the Prefect server, as in http://127.0.0.1:4200/api."""
+
     def ray_token(self) -> str | None:
         """The token that the job server wants; None leaves it to Ray's own search."""
         if self.ray_auth_token:

@@ -14,8 +14,8 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
 VIT_TAKES = {"data_prep.shard_format", "data_prep.decode"}
 DOORS = {
     "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py", "infra/ray_jobs.py"},
-    "prefect": set(),
-    "mlflow": set(),
+    "prefect": {"flows/"},
+    "mlflow": {"infra/tracking.py"},
     "s3fs": {"infra/s3_store.py"},
     "boto3": set(),
 }
@@ -45,7 +45,8 @@ def test_imports_point_to_the_left_and_services_have_their_doors(path):
         if top in ROOMS:
             assert ROOMS.index(top) <= room, f"{name} imports {module}, which stands to its right"
         if top in DOORS:
-            assert name in DOORS[top], f"{name} imports {top}; its door is {DOORS[top] or 'not open yet'}"
+            allowed = any(name == door or (door.endswith("/") and name.startswith(door)) for door in DOORS[top])
+            assert allowed, f"{name} imports {top}; its door is {DOORS[top] or 'closed'}"
     if name.startswith("vit/"):
         taken = {m for m in found if m.split(".")[0] == "data_prep"}
         allowed = VIT_TAKES | {"data_prep"}
