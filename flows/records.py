@@ -6,6 +6,8 @@ MLflow can be rebuilt from these, the configs, states and journals alone. Import
 from datetime import date
 from typing import Any, Literal
 
+from pydantic import Field
+
 from infra.config import FrozenConfig
 from infra.run_state import RunState
 from infra.storage import Store
@@ -80,14 +82,14 @@ class PipelineRecord(FrozenConfig):
     started_at: float
     updated_at: float
     stages: tuple[StageRecord, ...] = ()
-    corpora: dict[str, str] = {}
+    corpora: dict[str, str] = Field(default_factory=dict)
     """Digest by name of the corpora."""
     model: str | None = None
     """URI of the published model."""
     model_digest: str | None = None
     images_seen: int | None = None
     """By the published model."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
     """Headline metrics under the names of DESIGN 3.5, as `val/top1` and `tasks/digits/top1`."""
     report: str | None = None
     """URI of the HTML report."""
