@@ -1,14 +1,15 @@
-"""How a run stands, in the store: `state.json` by the attempt that holds the claim, `stop.json` by flow or operator."""
+"""How a run stands, in the store: `state.json` by the attempt that holds the claim, `stop.json` by flow or operator,
+`verdict.json` by whoever found that no attempt lives and none had said how it ended (DESIGN 3.4)."""
 
 import contextlib
 import json
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from infra.storage import Lost, Store, json_bytes
 
 RunState = Literal["running", "finished", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
-StopReason = Literal["preempted", "cancelled"]
+StopReason = Literal["preempted", "out_of_time", "cancelled"]
 
 
 class Outcome(NamedTuple):
@@ -47,21 +48,36 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> Non
 
 
 def read_state(run: Store) -> dict[str, Any] | None:
-    """What `write_state` wrote last: state, attempt, updated_at (unix s) and the detail; None before the first."""
-    return _read(run, "state.json")
+    """How the run stands: state, attempt, updated_at (unix s) and the detail; None before the first.
+
+    What `write_state` wrote last, unless the attempt that it speaks of has ended without a word and has its verdict.
+    """
+    state, verdict = _read(run, "state.json"), _read(run, "verdict.json")
+    if verdict is None or (state is not None and state["attempt"] > verdict["attempt"]):
+        return state
+    spoke = state is not None and state["attempt"] == verdict["attempt"] and state["state"] != "running"
+    return state if spoke else {**(state or {}), **verdict}
+
+
+def write_verdict(run: Store, state: RunState, attempt: int, reason: str) -> None:
+    """Says how an attempt ended that cannot say so any more. For use only once its job is terminal or unknown to Ray."""
+    verdict = {"schema_version": 1, "state": state, "attempt": attempt, "reason": reason, "updated_at": time.time()}
+    run.write_json("verdict.json", verdict)
 
 
 def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
-    """Ask an attempt to stop: "preempted" after a checkpoint, "cancelled" at once.
+    """Ask an attempt to stop: "preempted" and "out_of_time" after a checkpoint, "cancelled" at once.
 
-    A cancellation is never weakened to a preemption, and a request to an older attempt never replaces one to a newer.
+    A request is never weakened (cancelled > out_of_time > preempted), and one to an older attempt never replaces one
+    to a newer.
     """
+    rank = get_args(StopReason).index
     request = {"schema_version": 1, "reason": reason, "by": by, "attempt": attempt, "requested_at": time.time()}
     while True:
         try:
             data, tag = run.read_tagged("stop.json")
             found = json.loads(data)
-            if (found["attempt"], found["reason"] == "cancelled") >= (attempt, reason == "cancelled"):
+            if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
                 return
             run.swap("stop.json", json_bytes(request), tag)
             return

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-from infra.run_state import OUTCOMES, StopReason, read_stop, request_stop
+from infra.run_state import OUTCOMES, StopReason, read_stop, request_stop, write_state
 from infra.storage import Store, open_store
 
 _POLL_S = 1.0
@@ -16,7 +16,18 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_on_signals(run_uri: str, attempt: int, grace_s: float) -> None:
-    """SIGTERM and SIGINT ask the attempt to stop as preempted; after `grace_s` the process leaves all the same."""
+    """SIGTERM and SIGINT ask the attempt to stop as preempted; after `grace_s` the process leaves all the same.
+
+    Where the attempt was asked to stop as cancelled there is nothing to wait for: it says so and leaves at once.
+    """
+
+    def ask(by: str) -> None:
+        run = open_store(run_uri)
+        request_stop(run, "preempted", by=by, attempt=attempt)
+        stop = read_stop(run)
+        if stop is not None and (stop["attempt"], stop["reason"]) == (attempt, "cancelled"):
+            write_state(run, "cancelled", attempt, reason=f"{stop['by']} asked for it")
+            os._exit(OUTCOMES["cancelled"].exit_code)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         leave = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
@@ -25,7 +36,7 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float) -> None:
         signal.signal(number, signal.SIG_IGN)
         by = signal.Signals(number).name
         # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
-        threading.Thread(target=lambda: request_stop(open_store(run_uri), "preempted", by=by, attempt=attempt)).start()
+        threading.Thread(target=ask, args=(by,)).start()
 
     for number in _SIGNALS:
         signal.signal(number, on_signal)

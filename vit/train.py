@@ -156,7 +156,7 @@ def train(
     save: Callable[[TrainState], None],
     stop_requested: Callable[[], RunState | None] = lambda: None,
 ) -> RunState:
-    """Train from `state.step` to the last step; returns how it ended: finished, diverged, preempted or cancelled.
+    """Train from `state.step` to the last step; returns how it ended: finished, diverged, preempted, out_of_time or cancelled.
 
     `batches` yields, per step, this rank's micro-batches from `state.step` on. `report(step, metrics)` is called on
     every rank with the same numbers; `stop_requested` is asked on rank 0 after every step and must answer at once.
@@ -178,7 +178,7 @@ def train(
         stop = agreed_stop(stop_requested, world)
         if stop == "cancelled":
             return stop
-        if stop == "preempted" or due(state.step, every=execution.save_every_steps, total=total):
+        if stop is not None or due(state.step, every=execution.save_every_steps, total=total):
             clock.measured("save", lambda: save(state))
         if stop is not None and state.step < total:
             return stop
@@ -186,7 +186,7 @@ def train(
 
 
 # What a stop request says, as a number that ranks can add up.
-STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "cancelled")
+STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled")
 
 
 def agreed_stop(stop_requested: Callable[[], RunState | None], world: World) -> RunState | None:
