@@ -1,5 +1,8 @@
 """Metrics of a run, as immutable segments in its folder: journal/a<attempt>/segment-000000.jsonl (DESIGN 3.5).
 
+Rank 0 writes there; who else has something to say (the machines of other ranks) has a folder of its own beside it,
+journal/a<attempt>/<writer>/, and keys of its own.
+
 What is sealed stays; what a killed process had recorded since its last seal is dropped, even where its local file is
 still there. Journals are sealed before every manifest, so those are points that the resumed run computes again.
 """
@@ -11,7 +14,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +23,12 @@ from infra.storage import Lost, Store
 
 log = logging.getLogger(__name__)
 
-_SEGMENT = re.compile(r"journal/a(\d+)/segment-(\d+)\.jsonl")
+_SEGMENT = re.compile(r"journal/a(\d+)/(?:([a-z0-9-]+)/)?segment-(\d+)\.jsonl")
 _READERS = 16  # three days of 30 s segments are 8,640 small objects, and each costs a round trip
 
 
 class Record(NamedTuple):
-    """One value of one metric. `seq` counts through the whole run; `value` may be nan or infinite."""
+    """One value of one metric. `seq` counts through all that its writer recorded; `value` may be nan or infinite."""
 
     seq: int
     key: str
@@ -34,24 +37,39 @@ class Record(NamedTuple):
     timestamp_ms: int
 
 
+class Segment(NamedTuple):
+    """A sealed segment: in the order of these fields a run is read. `writer` is "" for rank 0."""
+
+    attempt: int
+    writer: str
+    number: int
+
+    @property
+    def key(self) -> str:
+        return f"{_folder(self.attempt, self.writer)}/segment-{self.number:06d}.jsonl"
+
+
 class Journal:
     """The journal of one attempt, written by one process. Values already sealed for a (key, step) are not recorded.
+
+    `writer` names a journal beside rank 0's; writers share no keys.
 
     A thread seals every `seal_every_s`; if the store is away it tries again at the next turn and nothing is lost.
     `local_dir` belongs to this run and holds the segment in the making.
     """
 
-    def __init__(self, run: Store, attempt: int, local_dir: Path, seal_every_s: float = 30.0) -> None:
-        self._run, self._attempt = run, attempt
+    def __init__(self, run: Store, attempt: int, local_dir: Path, seal_every_s: float = 30.0, writer: str = "") -> None:
+        self._run, self._attempt, self._writer = run, attempt, writer
         self._known: dict[str, set[int]] = {}
         self._next_seq = self._next_segment = 0
-        for number, record in _sealed(run):
+        own = [segment for segment in list_segments(run) if segment.writer == writer]
+        for segment, record in _records_of(run, own):
             self._known.setdefault(record.key, set()).add(record.step)
             self._next_seq = max(self._next_seq, record.seq + 1)
-            if number[0] == attempt:
-                self._next_segment = number[1] + 1
+            if segment.attempt == attempt:
+                self._next_segment = segment.number + 1
         local_dir.mkdir(parents=True, exist_ok=True)
-        self._path = local_dir / f"journal-a{attempt}.jsonl"
+        self._path = local_dir / f"journal-a{attempt}{writer and '-'}{writer}.jsonl"
         self._local = open(self._path, "wb", buffering=0)  # noqa: SIM115  lives as long as the journal
         self._recording, self._sealing = threading.Lock(), threading.Lock()
         stop = threading.Event()
@@ -99,7 +117,7 @@ class Journal:
 
     def _publish(self, data: bytes) -> None:
         while data:
-            key = f"journal/a{self._attempt}/segment-{self._next_segment:06d}.jsonl"
+            key = Segment(self._attempt, self._writer, self._next_segment).key
             try:
                 self._run.create(key, data)
                 data = b""
@@ -113,22 +131,33 @@ class Journal:
 
 
 def read_journal(run: Store) -> list[Record]:
-    """Every sealed (key, step) of a run once, the value sealed first, in the order of attempts and segments."""
+    """Every sealed (key, step) of a run once, the value sealed first, in the order of attempts, writers and segments."""
     first: dict[tuple[str, int], Record] = {}
-    for _, record in _sealed(run):
+    for _, record in _records_of(run, list_segments(run)):
         first.setdefault((record.key, record.step), record)
     return list(first.values())
 
 
-def _sealed(run: Store) -> Iterator[tuple[tuple[int, int], Record]]:
-    """Every record with the (attempt, segment) that holds it, in that order."""
-    found = [(match, key) for key in run.list("journal/a") if (match := _SEGMENT.fullmatch(key))]
-    numbered = sorted(((int(match[1]), int(match[2])), key) for match, key in found)
+def list_segments(run: Store) -> list[Segment]:
+    """The sealed segments of a run, in the order in which they are read."""
+    found = map(_SEGMENT.fullmatch, run.list("journal/a"))
+    return sorted(Segment(int(match[1]), match[2] or "", int(match[3])) for match in found if match)
+
+
+def read_segments(run: Store, segments: Sequence[Segment]) -> list[list[Record]]:
+    """The records of each segment. Raises ValueError naming one that is none."""
     with ThreadPoolExecutor(_READERS) as pool:
-        segments = pool.map(lambda entry: list(_parse(run, entry[1])), numbered)
-        for (number, _), records in zip(numbered, segments, strict=True):
-            for record in records:
-                yield number, record
+        return list(pool.map(lambda segment: list(_parse(run, segment.key)), segments))
+
+
+def _records_of(run: Store, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Record]]:
+    for segment, records in zip(segments, read_segments(run, segments), strict=True):
+        for record in records:
+            yield segment, record
+
+
+def _folder(attempt: int, writer: str) -> str:
+    return f"journal/a{attempt}/{writer}" if writer else f"journal/a{attempt}"
 
 
 def _parse(run: Store, key: str) -> Iterator[Record]:

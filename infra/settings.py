@@ -4,11 +4,15 @@ Credentials of object storage are not here: botocore reads its own, and nothing 
 """
 
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pydantic import AliasChoices, Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+_SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
+_SECRET_LENGTH = 8  # what is shorter stands in innocent text too, and would be torn out of it
 
 
 class Settings(BaseSettings):
@@ -50,3 +54,24 @@ class Settings(BaseSettings):
 def inherited_environment(without: Collection[str], **changes: str) -> dict[str, str]:
     """This process's environment for a child process, some names left out and some set."""
     return {name: value for name, value in os.environ.items() if name not in without} | changes
+
+
+def secret_values() -> frozenset[str]:
+    """What this process must not let out: values of variables whose names say that they hold a secret."""
+    return frozenset(
+        value
+        for name, value in os.environ.items()
+        if _SECRET_NAME.search(name) and len(value) >= _SECRET_LENGTH and not name.endswith(("_PATH", "_FILE", "_MODE"))
+    )
+
+
+def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = ()) -> None:
+    """Set variables of this process, and of those that it starts, that are not set yet.
+
+    Variables whose names start with one of `instead_of` are forgotten first: half of one store's credentials beside
+    half of another's would open neither.
+    """
+    for name in [name for name in os.environ if instead_of and name.startswith(instead_of)]:
+        del os.environ[name]
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)

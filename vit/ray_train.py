@@ -129,15 +129,16 @@ def resources() -> str:
 
 def train_worker(job: dict[str, Any]) -> None:
     """What every worker runs; Ray calls it again on a fresh group after the loss of one."""
-    run = open_store(job["run"])
+    from ray.train import get_context
+
+    run, context = open_store(job["run"]), get_context()
     try:
-        TrainingRun(run, job["attempt"], World.current()).execute()
+        world = World.current(context.get_node_rank(), context.get_local_rank())
+        TrainingRun(run, job["attempt"], world).execute()
     except ClaimLost:
         raise
     except Exception as error:
-        from ray.train import get_context
-
-        at, rank = time.time(), get_context().get_world_rank()
+        at, rank = time.time(), context.get_world_rank()
         record = {"at": at, "rank": rank, "error": f"{type(error).__name__}: {error}"[:4000]}
         run.write_json(f"errors/a{job['attempt']}-{int(at * 1000)}-rank{rank}.json", record)
         raise

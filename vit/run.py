@@ -3,6 +3,7 @@
 Works the same in a Ray Train worker and in a plain process (`World()` of one); knows neither Ray nor MLflow.
 """
 
+import contextlib
 import io
 import json
 import logging
@@ -10,7 +11,7 @@ import math
 import platform
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -29,6 +30,7 @@ from infra.provenance import versions
 from infra.run_state import RunState, write_state
 from infra.stopping import StopWatch
 from infra.storage import Store, open_store
+from infra.system_metrics import SystemSampler
 from vit.checkpoint import CheckpointSaver, list_checkpoints, resume
 from vit.config import TrainConfig
 from vit.evaluate import evaluate
@@ -111,6 +113,7 @@ class TrainingRun:
         with (
             StopWatch(self.run, self.attempt) as stop,
             Reporter(self.run, self.attempt, self.recipe.total_steps, active=self.world.rank == 0) as reporter,
+            system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step),
         ):
             outcome = self._train(state, manifest, meta, stop, reporter)
             detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
@@ -313,6 +316,42 @@ class Reporter:
     def seal(self) -> None:
         if self.journal is not None:
             self.journal.seal()
+
+
+@contextlib.contextmanager
+def system_metrics(
+    run: Store, attempt: int, world: World, journal: Journal | None, step: Callable[[], int]
+) -> Iterator[None]:
+    """Samples this machine while the context is open, from one process of each machine: into rank 0's journal where
+    that is at hand, else into a journal of the machine's own."""
+    if world.local_rank:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if journal is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitline-journal-"))
+            journal = Journal(run, attempt, Path(folder), writer=f"node-{world.node_rank}")
+            stack.callback(close_quietly, journal)
+        stack.enter_context(
+            SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))
+        )
+        yield
+
+
+def close_quietly(journal: Journal) -> None:
+    """Closes a journal whose last records are not worth a training that is done."""
+    try:
+        journal.close()
+    except Exception:
+        log.warning("the last system metrics of this machine are lost", exc_info=True)
+
+
+def gpu_memory_used_bytes(device: torch.device) -> int | None:
+    """By all processes on this device; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
 
 
 def save_first_inputs(run: Store, batches):

@@ -14,14 +14,18 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    node_rank: int = 0
+    """Number of this process's machine among those of the group; rank 0 is on machine 0."""
+    local_rank: int = 0
+    """Number of this process on its machine."""
 
     @classmethod
-    def current(cls) -> "World":
+    def current(cls, node_rank: int = 0, local_rank: int = 0) -> "World":
         """The initialised process group, or a world of one. A GPU is taken when there is one."""
         device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         if not dist.is_initialized():
             return cls(device=device)
-        return cls(rank=dist.get_rank(), size=dist.get_world_size(), device=device)
+        return cls(dist.get_rank(), dist.get_world_size(), device, node_rank, local_rank)
 
     def sum(self, values: Tensor) -> Tensor:
         """Elementwise sum over all ranks, the same bits on each; every rank must call it."""

@@ -2,9 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
+from typing import TYPE_CHECKING
 
-from vit.vtab.evaluate import Score
 from vit.vtab.tasks import GROUPS, VTAB_TASKS
+
+if TYPE_CHECKING:  # whoever only averages scores needs no torch
+    from vit.vtab.evaluate import Score
 
 # arXiv:2010.11929v2, Table 9: VTAB-1k top-1, percent, in the order of VTAB_TASKS; pre-training data in the name.
 PUBLISHED: dict[str, tuple[float, ...]] = {
@@ -41,7 +44,7 @@ def coverage(prepared: Iterable[str]) -> str:
     return f"VTAB: {done} of {len(VTAB_TASKS)} tasks prepared"
 
 
-def scores_by_model(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
+def scores_by_model(scores: "Sequence[Score]") -> dict[str, dict[str, float]]:
     """Model label -> task -> top-1; several seeds of one model are averaged."""
     table: dict[str, dict[str, list[float]]] = {}
     for score in scores:

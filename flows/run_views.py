@@ -1,0 +1,511 @@
+"""What of a run or a pipeline people see in MLflow: read from the store alone, so that it can be sent at any time.
+
+Params are what people filter by and compare; the whole config goes along as a file. Imports no MLflow and no torch.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from infra.config import canonical_json, digest_of, flatten
+from infra.journal import list_segments, read_segments
+from infra.run_state import OUTCOMES, read_state
+from infra.storage import Store, json_bytes, open_store
+from vit.vtab.report import group_means
+from vit.vtab.tasks import VTAB_TASKS
+
+JSON = dict[str, Any]
+Values = Mapping[str, tuple[float, int]]
+"""Value and step by metric."""
+
+TRAIN_PARAMS = [
+    "model.embed_dim",
+    "model.depth",
+    "model.num_heads",
+    "model.mlp_dim",
+    "model.patch_size_px",
+    "model.image_size_px",
+    "model.pool",
+    "model.dropout_rate",
+    "input.global_batch_size",
+    "input.num_lanes",
+    "input.shuffle_window",
+    "input.augment.train_crop",
+    "input.augment.flip",
+    "optim.optimizer",
+    "optim.peak_lr",
+    "optim.schedule",
+    "optim.warmup_steps",
+    "optim.weight_decay",
+    "optim.clip_norm",
+    "optim.beta2",
+    "loss",
+    "label_smoothing",
+    "total_steps",
+    "seed",
+    "precision",
+    "average_decay",
+]
+EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
+MODEL_PARAMS = ("embed_dim", "depth", "num_heads", "mlp_dim", "patch_size_px", "image_size_px")
+PROTOCOL_PARAMS = ("name", "total_steps", "global_batch_size", "learning_rates", "image_size_px")
+# Of one request: a form has at most 12 fields, a resolved config may have a hundred.
+MAX_REQUEST_PARAMS = 20
+LOAD_IN_THREE_LINES = (
+    "from vit.published import load_model",
+    "model = load_model({uri!r})",
+    "print(model.predict(['picture.jpg']))",
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus in one of its uses."""
+
+    name: str
+    digest: str
+    uri: str
+    context: str
+    profile: JSON
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model as MLflow's registry shows it."""
+
+    name: str
+    version: str
+    uri: str
+    digest: str
+    finished_at: float
+    step: int
+    tags: JSON
+    params: JSON
+    files: Mapping[str, bytes]
+    card: str
+
+
+@dataclass
+class View:
+    """One MLflow run. `values` have the time of the run's end; curves are in the journal."""
+
+    key: str
+    stage: str
+    store_uri: str
+    state: str
+    start_ms: int
+    end_ms: int | None
+    tags: JSON
+    params: JSON = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    corpora: Sequence[Corpus] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    model: Published | None = None
+    model_inputs: Mapping[str, str] = field(default_factory=dict)
+    """Run key of the training by digest of the model that this run reads."""
+    pipeline: str | None = None
+    """Key of the pipeline that this run was made for."""
+    total_steps: int = 0
+    """Of the curves."""
+    facts: list[str] = field(default_factory=list)
+    """Lines of the note, in Markdown."""
+
+    @property
+    def experiment(self) -> str:
+        return f"vitline/{self.stage}"
+
+    @property
+    def status(self) -> str:
+        return OUTCOMES[self.state].mlflow_status  # type: ignore[index]
+
+    @property
+    def digest(self) -> str:
+        """Of all that is sent, journals apart: what has not changed is not sent again."""
+        files = {name: digest_of(data.hex()) for name, data in self.files.items()}
+        model = self.model and [self.model.digest, self.model.finished_at, self.model.tags]
+        shown = [self.tags, self.params, self.values, self.corpora, self.model_inputs, self.pipeline, self.facts]
+        return digest_of([self.status, self.start_ms, self.end_ms, files, model, canonical(shown)])[:16]
+
+
+def canonical(value: Any) -> str:
+    return canonical_json(json_ready(value))
+
+
+def json_ready(value: Any) -> Any:
+    if isinstance(value, Corpus):
+        return vars(value)
+    if isinstance(value, Mapping):
+        return {str(k): json_ready(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(v) for v in value]
+    return repr(value) if isinstance(value, float) else value
+
+
+def run_view(root: Store, key: str) -> View | None:
+    """The view of a run as it stands; None before it has begun."""
+    run = root.child(f"runs/{key}")
+    config, state, attempts = optional(run, "config.json"), read_state(run), attempt_records(run)
+    if config is None or (state is None and not attempts):
+        return None
+    state = state or {"state": "running"}
+    training = config.get("config")
+    stage = training["stage"] if training else "prepare" if "requests" in config else "evaluate"
+    ended = state["state"] != "running"
+    newer = attempts and attempts[-1].attempt > state.get("attempt", 0)
+    if newer:  # the next attempt has begun and has not said so yet
+        state, ended = {"state": "running"}, False
+    end_s = state.get("updated_at") if ended else None
+    view = View(
+        key=key,
+        stage=stage,
+        store_uri=run.uri,
+        state=state["state"],
+        start_ms=_ms(started_at(run, state, attempts)),
+        end_ms=_ms(end_s) if end_s else None,
+        tags={"vitline.stage": stage, "vitline.state": state["state"], "vitline.reason": state.get("reason")},
+        files={"config.json": json_bytes(config)} | ({"state.json": json_bytes(state)} if ended else {}),
+    )
+    add_origin(view, attempts)
+    {"prepare": show_preparation, "evaluate": show_evaluation}.get(stage, show_training)(view, root, run, config, state)
+    view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
+    view.params = {name: value for name, value in view.params.items() if value is not None}
+    return view
+
+
+def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> float:
+    """Unix seconds: of the first attempt, or the earliest sign of it that the store keeps."""
+    if attempts:
+        return attempts[0].started_at
+    if starts := run.list("starts/"):
+        return min(run.read_json(key)["at"] for key in starts)
+    if segments := list_segments(run):
+        return read_segments(run, segments[:1])[0][0].timestamp_ms / 1000
+    return state.get("updated_at") or time.time()
+
+
+def add_origin(view: View, attempts: Sequence[AttemptRecord]) -> None:
+    """Who asked for the run, first and last, and where its job is."""
+    if not attempts:
+        return
+    first, last = attempts[0], attempts[-1]
+    view.pipeline = first.origin.pipeline
+    view.tags |= {
+        "mlflow.user": first.owner.split("@")[0],
+        "vitline.attempts": last.attempt,
+        "vitline.ray_job_id": last.job_id,
+    } | origin_tags(first.origin)
+    job = f"[{last.job_id}]({last.ray_address.rstrip('/')}/#/jobs/{last.job_id})"
+    view.facts += [*origin_facts(first.origin), f"**Ray job:** {job}, attempt {last.attempt}"]
+
+
+def origin_tags(origin: Origin) -> JSON:
+    return {
+        "vitline.trigger": origin.trigger,
+        "vitline.deployment": origin.deployment,
+        "vitline.flow_run_id": origin.flow_run_id,
+        "vitline.flow_run_url": origin.flow_run_url,
+        "vitline.pipeline": origin.pipeline,
+    }
+
+
+def origin_facts(origin: Origin) -> list[str]:
+    if not origin.flow_run_url:
+        return [f"**Asked for by:** {origin.trigger}"]
+    name = origin.deployment or "flow run"
+    return [f"**Asked for by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
+
+
+def show_training(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+    """A pre-training or fine-tuning: its recipe, its corpus, its curves' length and the model it published."""
+    config = spec["config"]
+    recipe, execution = config["recipe"], config["execution"]
+    manifest = optional(open_store(config["corpus"]), "manifest.json") or {}
+    view.total_steps = recipe["total_steps"]
+    view.params = training_params(config, manifest)
+    view.tags |= {
+        "vitline.config_digest": digest_of(recipe),
+        "vitline.corpus_digest": spec["inputs"]["corpus"],
+        "vitline.night": spec.get("night"),
+        "vitline.checkpoint_uri": run.uri_of("checkpoints"),
+        "vitline.model_uri": state.get("model"),
+        "mlflow.source.name": f"vitline {config['stage']}",
+        "mlflow.source.git.commit": code_commit(run),
+    }
+    contexts = {"train": config["split"], "val": config["val_split"]}
+    view.corpora = [
+        corpus_use(config["corpus"], manifest, context, split)
+        for context, split in contexts.items()
+        if split in manifest.get("splits", {})
+    ]
+    if config["init_model"]:
+        view.model_inputs = makers([optional(open_store(config["init_model"]), "config.json")])
+    if run.exists("inputs.png"):
+        view.files = {**view.files, "inputs.png": run.read("inputs.png")}
+    images = recipe["total_steps"] * recipe["input"]["global_batch_size"]
+    view.facts += [
+        f"**Plan:** {recipe['total_steps']:,} steps x {recipe['input']['global_batch_size']:,} = {images:,} images, "
+        f"{execution['num_workers']} worker{'s' * (execution['num_workers'] > 1)}"
+    ]
+    if state["state"] == "finished" and state.get("model"):
+        view.model = published(state, view)
+
+
+def training_params(config: JSON, manifest: JSON) -> JSON:
+    """What people compare of a training; `total_images` is the budget that two recipes should share."""
+    flat = flatten(config["recipe"])
+    init = config["init_model"]
+    images = config["recipe"]["total_steps"] * config["recipe"]["input"]["global_batch_size"]
+    return {
+        **{name: flat.get(name) for name in TRAIN_PARAMS},
+        **{f"execution.{name}": config["execution"].get(name) for name in EXECUTION_PARAMS},
+        "corpus": manifest.get("name"),
+        "corpus_version": manifest.get("version"),
+        "num_classes": manifest.get("num_classes"),
+        "total_images": images,
+        "init_model": "/".join(init.rstrip("/").split("/")[-2:]) if init else None,
+    }
+
+
+def published(state: JSON, view: View) -> Published | None:
+    """The model that a finished training left; None where it is gone."""
+    store = open_store(state["model"])
+    config = optional(store, "config.json")
+    if config is None:
+        return None
+    name, version = store.uri.rstrip("/").split("/")[-2:]
+    contract = store.read_json("image_contract.json")
+    pointer = {
+        "schema_version": 1,
+        "uri": store.uri,
+        "digest": config["digest"],
+        "image_contract": contract,
+        "num_classes": config["num_classes"],
+        "load": [line.format(uri=store.uri) for line in LOAD_IN_THREE_LINES],
+    }
+    names = ("vitline.config_digest", "vitline.corpus_digest", "vitline.pipeline", "vitline.flow_run_url")
+    card = store.read("card.md").decode()
+    images = state.get("images_seen", 0)
+    return Published(
+        name=name,
+        version=version,
+        uri=store.uri,
+        digest=config["digest"],
+        finished_at=state["updated_at"],
+        step=state["step"],
+        tags={name: view.tags[name] for name in names if view.tags.get(name)}
+        | {"vitline.model_digest": config["digest"], "vitline.run_key": view.key, "vitline.model_uri": store.uri},
+        params={name: config["model"][name] for name in MODEL_PARAMS}
+        | {"num_classes": config["num_classes"], "images_seen": images},
+        files={"pointer.json": json_bytes(pointer), "card.md": card.encode()},
+        card=f"Weights: `{store.uri}`\n\n{card}",
+    )
+
+
+def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+    """Scores on tasks: one metric a task and arm, group means where they are whole."""
+    protocol, models = spec["protocol"], [model for model in spec["models"] if model]
+    configs = {model: optional(open_store(model), "config.json") or {} for model in models}
+    view.params = {
+        **{f"protocol.{name}": plain(protocol.get(name)) for name in PROTOCOL_PARAMS},
+        **{f"model.{name}": spec["architecture"].get(name) for name in MODEL_PARAMS},
+        "model": ", ".join("/".join(model.rstrip("/").split("/")[-2:]) for model in models) or None,
+        "tasks": ", ".join(task["name"] for task in spec["tasks"]),
+        "control": None in spec["models"],
+        "seed": spec["seed"],
+    }
+    view.tags |= {
+        "vitline.config_digest": digest_of([protocol, spec["architecture"], spec["seed"]]),
+        "vitline.model_uri": models[0] if models else None,
+        "vitline.model_digest": configs[models[0]].get("digest") if models else None,
+        "mlflow.source.name": "vitline evaluate",
+    }
+    manifests = {task["corpus"]: optional(open_store(task["corpus"]), "manifest.json") or {} for task in spec["tasks"]}
+    view.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
+    if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
+        view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
+    view.model_inputs = makers(configs.values())
+    scores = state.get("scores") or []
+    view.values = score_values(scores, {m: c.get("provenance", {}).get("images_seen", 0) for m, c in configs.items()})
+    view.facts += [f"**Model:** `{model}`" for model in models]
+
+
+def score_values(scores: Sequence[JSON], images_seen: Mapping[str, int]) -> dict[str, tuple[float, int]]:
+    """Metrics of DESIGN 3.5 from score records; the step is the images that the model has seen, 0 for the control."""
+    values: dict[str, tuple[float, int]] = {}
+    models = list(dict.fromkeys(score["model"] for score in scores if score["model"]))
+    for model in (*models, None):
+        arm = {task_name(score["task"]): score["value"] for score in scores if score["model"] == model}
+        # Beside the first model, another one is told by its version.
+        suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
+        named = {f"{task_group(task)}/{task}/top1": value for task, value in arm.items()} | group_means(arm)
+        values |= {f"{key}{suffix}": (value, images_seen.get(model or "", 0)) for key, value in named.items()}
+    if scores:
+        values["time/trials_s"] = (sum(score["wall_s"] for score in scores), 0)
+    return values
+
+
+def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
+    """Run keys by digest, of published models that say which run made them."""
+    return {c["digest"]: key for c in configs if c and (key := c.get("provenance", {}).get("run_key"))}
+
+
+def task_name(name: str) -> str:
+    """Of the 19, the benchmark's own name; a corpus of one is called vtab-<name>."""
+    return next((task.name for task in VTAB_TASKS if name == task.corpus_name), name)
+
+
+def task_group(name: str) -> str:
+    return "vtab" if any(task.name == name for task in VTAB_TASKS) else "tasks"
+
+
+def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+    """Corpora that were made: images taken and refused, bytes, seconds, rate; the step is the number of shards."""
+    view.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
+    for request in spec["requests"]:
+        view.params[f"{request['name']}.source"] = request["source"]["kind"]
+    view.tags |= {
+        "mlflow.source.name": "vitline prepare",
+        "vitline.config_digest": digest_of([r.get("recipe") for r in spec["requests"]]),
+    }
+    made = {
+        name: root.uri_of(f"corpora/{name}/{corpus['version']}") for name, corpus in state.get("corpora", {}).items()
+    }
+    manifests = {uri: m for uri in made.values() if (m := optional(open_store(uri), "manifest.json"))}
+    if not manifests:
+        return
+    view.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
+    digests = [manifest["digest"] for manifest in manifests.values()]
+    view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
+    view.facts += [f"**Corpus {m['name']}:** `{uri}`" for uri, m in manifests.items()]
+    shards = sum(s["num_shards"] for m in manifests.values() for p in m["splits"].values() for s in p["segments"])
+    total: dict[str, float] = {}
+    for manifest in manifests.values():
+        counts = manifest["counts"]
+        mine = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
+        if len(manifests) > 1:
+            view.values = {**view.values, **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in mine.items()}}
+        for name, value in {**mine, "bytes": counts["num_bytes"]}.items():
+            total[name] = total.get(name, 0) + value
+    view.values = {**view.values, **{f"data/{name}": (value, shards) for name, value in total.items()}}
+    if view.end_ms:
+        seconds = max((view.end_ms - view.start_ms) / 1000, 1e-3)
+        rate = (total["images_accepted"] + total["images_refused"]) / seconds
+        view.values = {**view.values, "time/prepare_s": (seconds, shards), "throughput/images_per_s": (rate, shards)}
+
+
+def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
+    """The view of a pipeline: headline metrics, seconds of its stages, and what people compare of its trainings.
+
+    Raises FileNotFoundError for a pipeline that never was.
+    """
+    record = read_pipeline(root, key)
+    ended, step = record.state != "running", record.images_seen or 0
+    view = View(
+        key=key,
+        stage="pretrain-then-transfer",
+        store_uri=root.uri_of(f"pipelines/{key}.json"),
+        state=record.state,
+        start_ms=_ms(record.started_at),
+        end_ms=_ms(record.updated_at) if ended else None,
+        tags=origin_tags(record.origin)
+        | {
+            "vitline.stage": "pretrain-then-transfer",
+            "vitline.pipeline": key,
+            "vitline.state": record.state,
+            "vitline.reason": record.reason,
+            "vitline.night": record.night,
+            "vitline.model_uri": record.model,
+            "vitline.model_digest": record.model_digest,
+            "vitline.report_uri": record.report,
+            "vitline.corpus_digest": next(iter(record.corpora.values()), None),
+            "mlflow.source.name": record.origin.deployment or "vitline",
+        },
+        files={"request.json": json_bytes(record.request)},
+        facts=origin_facts(record.origin),
+    )
+    view.values = {name: (value, step) for name, value in record.metrics.items()} | {
+        f"time/{stage.stage}_s": (stage.wall_s, 0) for stage in record.stages if not stage.reused
+    }
+    for stage in record.stages:
+        add_stage(view, root, stage.stage, stage.run_key)
+    scalars = {name: plain(value) for name, value in record.request.items() if not isinstance(value, dict)}
+    view.params |= {f"request.{name}": value for name, value in list(scalars.items())[:MAX_REQUEST_PARAMS]}
+    if record.report:
+        folder, _, name = record.report.rpartition("/")
+        if open_store(folder).exists(name):
+            view.files = {**view.files, "report.html": open_store(folder).read(name)}
+        view.facts += [f"**Report:** `{record.report}`, and `report.html` among the artifacts"]
+    view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
+    view.params = {name: value for name, value in view.params.items() if value is not None}
+    return view, record
+
+
+def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
+    """Params of a stage on the parent: the training's under their own names, those of the transfer before it."""
+    config = optional(root.child(f"runs/{key}"), "config.json") if key else None
+    if config is None:
+        return
+    if training := config.get("config"):
+        manifest = optional(open_store(training["corpus"]), "manifest.json") or {}
+        prefix = "" if stage == "pretrain" else f"{stage}."
+        view.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
+        if stage == "pretrain":
+            view.tags["vitline.config_digest"] = digest_of(training["recipe"])
+            view.corpora = [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
+    elif "tasks" in config:
+        view.params |= {
+            "transfer.protocol": config["protocol"]["name"],
+            "transfer.tasks": ", ".join(task["name"] for task in config["tasks"]),
+            "transfer.seed": config["seed"],
+        }
+
+
+def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Corpus:
+    """A corpus in one use. MLflow knows a data set of a run by name and digest: other uses than training add theirs."""
+    splits = {name: part["num_rows"] for name, part in manifest["splits"].items()}
+    profile = {
+        "num_rows": splits[split] if split in splits else manifest["counts"]["num_accepted"],
+        "num_classes": manifest["num_classes"],
+        "splits": splits,
+        "images_accepted": manifest["counts"]["num_accepted"],
+        "images_refused": manifest["counts"]["num_refused"],
+        "version": manifest["version"],
+    }
+    name = manifest["name"] if context in ("train", "prepared") else f"{manifest['name']}/{split}"
+    return Corpus(name, manifest["digest"], uri, context, profile)
+
+
+def code_commit(run: Store) -> str | None:
+    """Commit of the checkout that trained last, where there was one."""
+    starts = run.list("starts/")
+    return run.read_json(starts[-1]).get("versions", {}).get("commit") if starts else None
+
+
+def list_pipelines(root: Store) -> list[str]:
+    """Keys of all pipelines below a root."""
+    keys = [key.removeprefix("pipelines/") for key in root.list("pipelines/")]
+    return [key.removesuffix(".json") for key in keys if key.endswith(".json") and "/" not in key]
+
+
+def list_run_keys(root: Store) -> list[str]:
+    """Keys of all runs below a root that have a config."""
+    return [key.split("/")[1] for key in root.list("runs/") if key.endswith("/config.json") and key.count("/") == 2]
+
+
+def optional(store: Store, key: str) -> Any:
+    """A JSON object, or None where there is none."""
+    try:
+        return store.read_json(key)
+    except FileNotFoundError:
+        return None
+
+
+def plain(value: Any) -> Any:
+    """Lists as people write them."""
+    return ", ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
