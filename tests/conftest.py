@@ -1,12 +1,17 @@
 """What several rooms test with: real small corpora, prepared once per test run, and a config to train on them."""
 
+import shutil
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from data_prep.corpora import presets
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
+from infra.local.processes import free_ports
+from infra.local.stack import stack_environment, start_stack, stop_stack
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
 from vit.input.config import AugmentConfig
@@ -61,3 +66,25 @@ def train_config(digits):
 def root(tmp_path: Path) -> str:
     """An empty root on this machine's disk."""
     return str(tmp_path / "store")
+
+
+class RunningStack(NamedTuple):
+    """The servers of this test run: where they keep their things, and what a process needs to use them."""
+
+    directory: Path
+    log_dir: Path
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def stack():
+    """The whole local stack, real servers all of them, started once for the tests that ask for it."""
+    folder = Path(tempfile.mkdtemp(prefix="vl-t-"))
+    directory, log_dir = folder / "stack", folder / "logs"
+    ports = dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
+    try:
+        start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, announce=print)
+        yield RunningStack(directory, log_dir, stack_environment(directory))
+    finally:
+        stop_stack(directory)
+        shutil.rmtree(folder, ignore_errors=True)

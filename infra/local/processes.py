@@ -36,8 +36,10 @@ def end_with_parent() -> None:
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def child_environment(without: Collection[str] = (), prefixes: tuple[str, ...] = (), **changes: str) -> dict[str, str]:
-    """For a child process: `python` is this Python, and it imports this project, installed or not.
+def child_environment(
+    changes: Mapping[str, str] | None = None, without: Collection[str] = (), prefixes: tuple[str, ...] = ()
+) -> dict[str, str]:
+    """For a child process, with `changes`: `python` is this Python, and it imports this project, installed or not.
 
     Variables named in `without`, and those that start with one of `prefixes`, are left out.
     """
@@ -48,7 +50,7 @@ def child_environment(without: Collection[str] = (), prefixes: tuple[str, ...] =
     packages = [str(root)] if (root / "pyproject.toml").exists() else []
     packages += [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
     paths = {"PATH": os.pathsep.join(commands), "PYTHONPATH": os.pathsep.join(packages)}
-    return environment | paths | changes
+    return environment | paths | dict(changes or {})
 
 
 def reap(children: Mapping[int, subprocess.Popen[bytes]]) -> None:

@@ -38,6 +38,7 @@ from infra.local.processes import (
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 ORDERLY_S = 5.0  # Ray needs about 1 s. A job that is to write a checkpoint must be stopped before
 _START_TIMEOUT_S = 90.0
+_LOG, _SUPERVISOR_LOG = "local-ray.log", "local-ray-supervisor.log"  # the stack may keep its logs in the same folder
 # What would attach our Ray, or its drivers, to something else.
 FOREIGN_TO_RAY = (
     "RAY_ADDRESS",
@@ -72,7 +73,7 @@ class LocalRay:
         arguments = ["--log-dir", str(self._log_dir), "--object-store-bytes", str(self._object_store_bytes)]
         arguments += ["--parent", str(os.getpid())]
         arguments += ["--num-cpus", str(self._num_cpus)] if self._num_cpus else []
-        with open(self._log_dir / "supervisor.log", "wb") as log:
+        with open(self._log_dir / _SUPERVISOR_LOG, "wb") as log:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "infra.local.ray_node", *arguments],
                 env=child_environment(),
@@ -135,10 +136,10 @@ def main() -> None:
         token = folder / "token"
         make_token(token)
         head = RayHead(folder / "ray", token, free_ports(1)[0], arguments.num_cpus, arguments.object_store_bytes)
-        with open(arguments.log_dir / "ray.log", "wb") as log:
+        with open(arguments.log_dir / _LOG, "wb") as log:
             process = subprocess.Popen(
                 head.command(),
-                env=child_environment(FOREIGN_TO_RAY, **head.environment()),
+                env=child_environment(head.environment(), FOREIGN_TO_RAY),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

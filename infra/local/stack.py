@@ -1,0 +1,283 @@
+"""The local stack: an S3 store, MLflow, a Prefect server with a worker, and a one-node Ray, started and ended together.
+
+A supervisor that outlives the command keeps them (supervisor.py). What they keep stays below the stack's folder, and so
+do their ports and secrets (place.py), so that links and data are the same after `stop_stack` and `start_stack`.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from infra.local import seaweed
+from infra.local.place import ALL, MARK, Place, load_place, settle, unknown_services
+from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
+from infra.local.state import Service, StackState, read_processes, read_state, restart_request
+
+__all__ = ["ALL", "Listener", "Service", "StackState", "find_stack", "listeners", "memory_bytes", "restart_service"]
+__all__ += ["stack_environment", "start_stack", "stop_stack"]
+
+_END_TIMEOUT_S = 40.0
+_RESTART_TIMEOUT_S = 120.0
+_NO_PORTS: Mapping[str, int] = {}
+
+
+class Listener(NamedTuple):
+    """A port on which a process of the stack waits for connections."""
+
+    service: str
+    address: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        return self.address in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+
+
+def start_stack(
+    directory: Path,
+    *,
+    log_dir: Path,
+    services: Sequence[str] = ALL,
+    ports: Mapping[str, int] = _NO_PORTS,
+    num_cpus: int | None = None,
+    announce: Callable[[str], None],
+) -> StackState:
+    """The stack below `directory`, with every service seen to work; one that runs already is given as it is.
+
+    `ports` wants some for s3, mlflow, prefect or ray; others stay as they were, or are the well-known ones, or free
+    ones. Ray takes all CPUs, or `num_cpus`. Raises RuntimeError with the last log lines of the service that did not
+    start, and ValueError for names and ports that will not do; nothing runs then.
+    """
+    unknown_services(services)
+    directory, log_dir = directory.absolute(), log_dir.absolute()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with _one_at_a_time(directory, announce):
+        running = find_stack(directory)
+        if running:
+            _check_same(directory, running, services, ports)
+            announce("the stack is up already")
+            return running
+        if stop_stack(directory):
+            announce("ended what an earlier stack had left")
+        place, notes = settle(directory, _needed_ports(ports))
+        for note in notes:
+            announce(note)
+        wanted = [name for name in ALL if name in services and (name != "s3" or place.object_store)]
+        try:
+            _run_supervisor(place, log_dir, wanted, num_cpus, announce)
+            state = find_stack(directory)
+            if state is None:
+                raise RuntimeError(f"the stack ended at once:\n{tail(log_dir / 'stack.log')}\nMore in {log_dir}.")
+            _check_loopback(directory)
+        except BaseException:
+            stop_stack(directory)
+            raise
+    return state
+
+
+def stop_stack(directory: Path) -> bool:
+    """End the stack below `directory`, and what is left of one whose supervisor was killed. False if nothing was there.
+
+    Only processes that the stack itself recorded or marked are ended. Jobs and flow runs end with it. Raises
+    RuntimeError if a process cannot be ended.
+    """
+    directory = directory.absolute()
+    place, state = load_place(directory), read_state(directory)
+    if place is None:
+        return False
+    supervisor = find_process(state.supervisor_pid, state.supervisor_birth) if state else None
+    if supervisor:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            supervisor.terminate()
+        _wait(lambda: not is_running(supervisor), _END_TIMEOUT_S)
+    left = {p for p in read_processes(directory) | processes_with(MARK, f"{place.id}/") if is_running(p)}
+    end_strangers(left)
+    seaweed.remove_sockets(place)
+    shutil.rmtree(place.folder, ignore_errors=True)
+    for path in (*directory.glob("restart-*"), directory / "stack.json", directory / "processes.json"):
+        path.unlink(missing_ok=True)
+    return state is not None or bool(left)
+
+
+def find_stack(directory: Path) -> StackState | None:
+    """What runs below `directory`, as its supervisor says; None where none lives."""
+    state = read_state(directory.absolute())
+    return state if state and find_process(state.supervisor_pid, state.supervisor_birth) else None
+
+
+def stack_environment(directory: Path) -> dict[str, str]:
+    """What a process needs to use the stack below `directory`, credentials included: store, Ray, MLflow, Prefect.
+
+    Stays the same when it is down. Raises RuntimeError where there never was one.
+    """
+    return _place(directory).environment()
+
+
+def restart_service(directory: Path, name: str) -> None:
+    """End one service in order and start it again on the same ports; back once it works, or RuntimeError."""
+    unknown_services([name])
+    before = _service(directory, name)
+    request = restart_request(directory.absolute(), name)
+    request.touch()
+
+    def over() -> bool:
+        now = _service(directory, name)
+        return not request.exists() and now.pid != before.pid and now.state in ("up", "failed", "down")
+
+    _wait(over, _RESTART_TIMEOUT_S)
+    now = _service(directory, name)
+    if now.state != "up" or now.pid == before.pid:
+        request.unlink(missing_ok=True)
+        raise RuntimeError(f"{name} did not come back: {now.problem or now.state}\nMore in {now.log}.")
+
+
+def listeners(directory: Path) -> list[Listener]:
+    """Every port on which the stack below `directory` waits for TCP connections, those of Ray's jobs included."""
+    found = set()
+    for name, processes in _trees(directory).items():
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        found.add(Listener(name, connection.laddr.ip, connection.laddr.port))
+    return sorted(found)
+
+
+def memory_bytes(directory: Path) -> dict[str, int]:
+    """Memory of each service with all its processes, shared pages counted in parts (PSS)."""
+    sums = {}
+    for name, processes in _trees(directory).items():
+        sums[name] = 0
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                info = process.memory_full_info()
+                sums[name] += getattr(info, "pss", info.uss)
+    return sums
+
+
+def _run_supervisor(
+    place: Place, log_dir: Path, services: Sequence[str], num_cpus: int | None, announce: Callable[[str], None]
+) -> None:
+    """Start it and listen until everything works."""
+    for name in ("stack", *services):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(log_dir / f"{name}.log", log_dir / f"{name}.log.1")
+    command = [sys.executable, "-P", "-m", "infra.local.supervisor", "--directory", str(place.directory)]
+    command += ["--log-dir", str(log_dir), "--parent", str(os.getpid()), "--services", ",".join(services)]
+    command += ["--num-cpus", str(num_cpus)] if num_cpus else []
+    with open(log_dir / "stack.log", "ab") as log:
+        supervisor = subprocess.Popen(
+            command,
+            env=child_environment({MARK: f"{place.id}/supervisor"}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the supervisor in order
+        )
+    assert supervisor.stdout
+    try:
+        with supervisor.stdout:
+            for line in supervisor.stdout:
+                told = json.loads(line)
+                if "up" in told:
+                    announce(f"{told['up']} is up after {told['seconds']} s")
+                elif "error" in told:
+                    raise RuntimeError(f"The stack did not start: {told['error']}\nMore in {log_dir}.")
+                else:
+                    return
+        raise RuntimeError(f"the supervisor of the stack died:\n{tail(log_dir / 'stack.log')}\nMore in {log_dir}.")
+    except BaseException:
+        supervisor.terminate()
+        supervisor.wait()  # it ends all that it has started
+        raise
+
+
+@contextlib.contextmanager
+def _one_at_a_time(directory: Path, announce: Callable[[str], None]) -> Iterator[None]:
+    with open(directory / "up.lock", "a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            announce("another `up` is at work here; waiting for it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:
+    return {name: port for name, port in ports.items() if port}
+
+
+def _check_same(directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int]) -> None:
+    place = _place(directory)
+    there = {service.name for service in running.services}
+    missing = [name for name in services if name not in there and (name != "s3" or place.object_store)]
+    if missing:
+        raise RuntimeError(
+            f"the stack in {directory} runs without {', '.join(missing)}. `vitline stack down` first, then up again."
+        )
+    for name, port in _needed_ports(ports).items():
+        if place.ports.get(name) != port:
+            raise RuntimeError(
+                f"{name} runs on port {place.ports.get(name)}, not {port}. `vitline stack down` first, then up again."
+            )
+
+
+def _check_loopback(directory: Path) -> None:
+    """Raises RuntimeError for a service other than Ray that can be reached from elsewhere."""
+    for listener in listeners(directory):
+        if not listener.loopback and listener.service != "ray":
+            raise RuntimeError(
+                f"{listener.service} listens on {listener.address}:{listener.port}, which others can reach; "
+                "only loopback is allowed. This is a fault of vitline or of a new version of that service."
+            )
+
+
+def _trees(directory: Path) -> dict[str, list[psutil.Process]]:
+    state, trees = find_stack(directory), {}
+    if state is None:
+        return {}
+    with contextlib.suppress(psutil.Error):
+        trees["supervisor"] = [psutil.Process(state.supervisor_pid)]
+    for service in state.services:
+        with contextlib.suppress(psutil.Error):
+            if service.pid:
+                top = psutil.Process(service.pid)
+                trees[service.name] = [top, *top.children(recursive=True)]
+    return trees
+
+
+def _service(directory: Path, name: str) -> Service:
+    state = find_stack(directory)
+    if state is None:
+        raise RuntimeError(f"no stack is up in {directory}. `vitline stack up` starts it.")
+    for service in state.services:
+        if service.name == name:
+            return service
+    raise RuntimeError(f"{name} is not part of the stack in {directory}, which runs without it.")
+
+
+def _place(directory: Path) -> Place:
+    place = load_place(directory.absolute())
+    if place is None:
+        raise RuntimeError(f"there is no stack in {directory}. `vitline stack up` makes one.")
+    return place
+
+
+def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,286 @@
+"""The process that keeps a local stack: it starts the services side by side, sees that each works, says which one
+died and of what, starts it again, and leaves nothing behind when it is told to end.
+
+python -m infra.local.supervisor --directory DIR --log-dir DIR --parent PID --services NAME,NAME
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from infra.local.place import MARK, Place, load_place, write_whole
+from infra.local.processes import (
+    adopt_orphans,
+    birth_of,
+    end_children,
+    end_descendants,
+    end_with_parent,
+    reap,
+    tail,
+)
+from infra.local.services import Program, programs
+from infra.local.state import Service, StackState, restart_request, write_processes
+
+START_TIMEOUT_S = 120.0
+ORDERLY_S = 5.0  # MLflow and Ray need about 1 s, SeaweedFS 2 to 3
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
+_MAX_DEATHS, _DEATHS_WITHIN_S = 6, 600.0
+_RECORD_EVERY_S = 1.0
+
+
+@dataclass
+class Running:
+    """A service as it stands."""
+
+    program: Program
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    state: str = "starting"
+    began: float = 0.0
+    """Unix time at which this process of it was started."""
+    restarts: int = 0
+    problem: str = ""
+    deaths: list[float] = field(default_factory=list)
+    try_again_at: float = 0.0
+    family: set[psutil.Process] = field(default_factory=set)
+    """All that was seen below its process and still runs."""
+    healthy: subprocess.Popen[bytes] | None = None
+    """The process that was seen to work; the thread that checks sets this and `problem`, and nothing else."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--log-dir", type=Path, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--services", required=True)
+    parser.add_argument("--num-cpus", type=int)
+    arguments = parser.parse_args()
+    place = load_place(arguments.directory)
+    assert place, "start_stack settles the place first"
+    supervisor = Supervisor(place, arguments.log_dir, arguments.services.split(","), arguments.num_cpus)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: supervisor.asked_to_end.append(number))
+    adopt_orphans()
+    try:
+        problem = supervisor.start(arguments.parent)
+        answer({"error": problem} if problem else {"ready": True})
+        if not problem:
+            # Only now is it on its own: until here the end of who started it was the end of the stack.
+            supervisor.keep()
+    finally:
+        supervisor.end()
+
+
+def answer(line: dict[str, object]) -> None:
+    """To who started the stack, as long as it listens."""
+    with contextlib.suppress(OSError):
+        print(json.dumps(line), flush=True)
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+class Supervisor:
+    """Everything happens in the main thread; only the checks of services that start run beside it."""
+
+    def __init__(self, place: Place, log_dir: Path, names: Sequence[str], num_cpus: int | None) -> None:
+        self.place, self.log_dir, self.asked_to_end = place, log_dir, list[int]()
+        every = programs(num_cpus)
+        self.running = {name: Running(every[name], log_dir / f"{name}.log") for name in names}
+        self._recorded: tuple[Service, ...] = ()
+        self._recorded_at = 0.0
+
+    def start(self, parent: int) -> str:
+        """Start everything; empty once all of it works, else what did not. Ends early when `parent` is gone."""
+        self.place.folder.mkdir(mode=0o700)
+        began, told = time.monotonic(), set[str]()
+        while True:
+            self._step(restart=False)
+            for running in self.running.values():
+                if running.state == "up" and running.program.name not in told:
+                    told.add(running.program.name)
+                    answer({"up": running.program.name, "seconds": round(time.monotonic() - began, 1)})
+            if self.asked_to_end or os.getppid() != parent:
+                return "it was told to end before it was ready."
+            if failed := [r for r in self.running.values() if r.state == "down"]:
+                return f"{failed[0].program.name} {failed[0].problem}"
+            waiting = [r for r in self.running.values() if r.state != "up"]
+            if not waiting:
+                return ""
+            if time.monotonic() - began > START_TIMEOUT_S:
+                first = waiting[0]
+                return f"{first.program.name} was not ready after {START_TIMEOUT_S:g} s: {first.problem}\n{tail(first.log)}"
+            time.sleep(0.05)
+
+    def keep(self) -> None:
+        """Watch until told to end."""
+        say("all services are up")
+        while not self.asked_to_end:
+            self._step(restart=True)
+            time.sleep(0.2)
+
+    def end(self) -> None:
+        """End everything in order: the store last, as whatever ends may still have something to write."""
+        say("ending")
+        children = self._children()
+        store = [r.process for r in self.running.values() if r.process and r.program.name == "s3"]
+        others = [r.process for r in self.running.values() if r.process and r.program.name != "s3"]
+        end_children(others, ORDERLY_S)
+        others_left = {p for r in self.running.values() if r.program.name != "s3" for p in r.family}
+        if others_left:
+            end_descendants(children, others_left)
+        end_children(store, ORDERLY_S)
+        end_descendants(children)
+        for running in self.running.values():
+            running.program.after(self.place, self.log_dir)
+        shutil.rmtree(self.place.folder, ignore_errors=True)
+        for name in ("stack.json", "processes.json"):
+            (self.place.directory / name).unlink(missing_ok=True)
+        say("ended")
+
+    def _step(self, restart: bool) -> None:
+        """One look at everything."""
+        reap(self._children())
+        for running in self.running.values():
+            if running.process and running.process.returncode is not None:
+                self._died(running, restart)
+            elif running.process and running.state == "starting" and running.healthy is running.process:
+                running.state = "up"
+            elif running.process is None and running.state != "failed" and time.monotonic() >= running.try_again_at:
+                if all(self.running[n].state == "up" for n in running.program.needs if n in self.running):
+                    self._launch(running)
+            elif restart and restart_request(self.place.directory, running.program.name).exists():
+                self._restart(running)
+        self._record()
+
+    def _launch(self, running: Running) -> None:
+        program = running.program
+        program.before(self.place)
+        running.state, running.began, running.problem = "starting", time.time(), "starting"
+        with open(running.log, "ab") as log:
+            running.process = subprocess.Popen(
+                program.command(self.place),
+                env=program.full_environment(self.place),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # some end their whole process group
+                preexec_fn=end_with_parent,
+            )
+        running.family = set()
+        threading.Thread(target=self._watch_start, args=(running, running.process), daemon=True).start()
+
+    def _watch_start(self, running: Running, process: subprocess.Popen[bytes]) -> None:
+        while running.process is process and process.returncode is None:
+            problem = running.program.problem(self.place, running.began)
+            if not problem:
+                running.healthy = process
+                return
+            if running.process is process:
+                running.problem = problem
+            time.sleep(0.1)
+
+    def _died(self, running: Running, restart: bool) -> None:
+        assert running.process
+        code, name = running.process.returncode, running.program.name
+        running.problem = f"ended with code {code}:\n{tail(running.log)}"
+        say(f"{name} {running.problem}")
+        running.state = "down"
+        self._clear(running)
+        if not restart:
+            return
+        now = time.monotonic()
+        running.deaths = [t for t in running.deaths if now - t < _DEATHS_WITHIN_S] + [now]
+        if len(running.deaths) > _MAX_DEATHS:
+            running.state = "failed"
+            say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is left alone")
+            return
+        wait_s = min(_FIRST_WAIT_S * 2 ** (len(running.deaths) - 1), _LONGEST_WAIT_S)
+        running.try_again_at, running.restarts = now + wait_s, running.restarts + 1
+        say(f"{name} is started again in {wait_s:g} s")
+
+    def _restart(self, running: Running) -> None:
+        say(f"{running.program.name} is restarted, as asked")
+        if running.process:
+            end_children([running.process], ORDERLY_S)
+        self._clear(running)
+        running.state, running.problem, running.deaths, running.try_again_at = "starting", "restarting", [], 0.0
+        running.restarts += 1
+        self._launch(running)
+        self._record(now=True)
+        restart_request(self.place.directory, running.program.name).unlink(missing_ok=True)
+
+    def _clear(self, running: Running) -> None:
+        """End what a service has left, so that its next process finds its ports free."""
+        children = self._children()
+        family = {*running.family, *self._orphans_of(running.program.name)}
+        if running.process and running.process.returncode is None:
+            family.add(psutil.Process(running.process.pid))
+        if family:
+            end_descendants(children, family)
+        running.process = None
+        running.program.after(self.place, self.log_dir)
+
+    def _orphans_of(self, name: str) -> set[psutil.Process]:
+        found = set()
+        for process in psutil.Process().children():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get(MARK) == f"{self.place.id}/{name}":
+                    found.add(process)
+        return found
+
+    def _children(self) -> dict[int, subprocess.Popen[bytes]]:
+        return {r.process.pid: r.process for r in self.running.values() if r.process}
+
+    def _record(self, now: bool = False) -> None:
+        """Keep stack.json true; and, so that nothing is left even if this process is killed, who descends from it."""
+        services = tuple(self._service(running) for running in self.running.values())
+        if services != self._recorded or now:
+            me = os.getpid()
+            state = StackState(
+                supervisor_pid=me,
+                supervisor_birth=birth_of(me),
+                services=services,
+                env=self.place.open_environment(),
+            )
+            write_whole(self.place.directory / "stack.json", state.model_dump_json(indent=1))
+            self._recorded = services
+        if time.monotonic() - self._recorded_at >= _RECORD_EVERY_S or now:
+            self._recorded_at = time.monotonic()
+            for running in self.running.values():
+                if running.process:
+                    with contextlib.suppress(psutil.Error):
+                        running.family |= set(psutil.Process(running.process.pid).children(recursive=True))
+                running.family = {p for p in running.family if p.is_running()}
+            write_processes(self.place.directory, [psutil.Process(), *psutil.Process().children(recursive=True)])
+
+    def _service(self, running: Running) -> Service:
+        name, ports = running.program.name, self.place.ports
+        return Service(
+            name=name,
+            url=self.place.url(name) if name in ports else None,
+            ports=tuple(port for key, port in ports.items() if key == name or key.startswith(f"{name}.")),
+            pid=running.process.pid if running.process else None,
+            log=str(running.log),
+            state=running.state,
+            restarts=running.restarts,
+            problem="" if running.state == "up" else running.problem,  # of the last death, until it works again
+        )
+
+
+if __name__ == "__main__":
+    main()
