@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 from data_prep.shard_format import MANIFEST_KEY, load_class_names, load_manifest
+from flows.records import PipelineRecord
 from infra.journal import read_journal
 from infra.run_state import read_state
 from infra.storage import Store, open_store
@@ -66,6 +67,14 @@ def show_corpus(corpus: Store) -> Row:
     """The manifest with class names."""
     manifest = load_manifest(corpus)
     return {"uri": corpus.uri, **manifest.model_dump(mode="json"), "classes": load_class_names(corpus)}
+
+
+def list_pipelines(root: str) -> list[PipelineRecord]:
+    """Every pipeline, newest first."""
+    store = open_store(root)
+    keys = [key for key in store.list("pipelines/") if key.endswith(".json") and key.count("/") == 1]
+    records = [PipelineRecord.model_validate(store.read_json(key)) for key in keys]
+    return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
 def list_runs(root: str) -> list[Row]:

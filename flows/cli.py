@@ -33,6 +33,7 @@ pretrain_app = group("pretrain", "Pre-training: plan and run.")
 finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.")
 vtab = group("vtab", "Scores on tasks by the VTAB-1k protocol.")
 runs = group("runs", "Runs: list, show, compare.")
+flows_app = group("flows", "Flows in Prefect: register, list, start.")
 model_app = group("model", "Published models: list, show.")
 ops = group("ops", "The state of this machine and of what it is connected to.")
 
@@ -146,10 +147,9 @@ def pretrain_plan(
 
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
-    from flows.training import plan_training, resolve_config
+    from flows.training import plan_training, requested_training
 
-    plan = plan_training(resolve_config(settings(root).root, corpus, recipe, set_ or []))
-    show_one(plan, json)
+    show_one(plan_training(requested_training(settings(root).root, corpus, recipe, set_ or [])), json)
 
 
 @pretrain_app.command("recipes")
@@ -173,10 +173,10 @@ def pretrain_run(
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
     """
-    from flows.training import resolve_config, train_and_show
+    from flows.training import requested_training, train_and_show
 
     chosen = settings(root)
-    train_and_show(chosen, resolve_config(chosen.root, corpus, recipe, set_ or []), as_json=json)
+    train_and_show(chosen, requested_training(chosen.root, corpus, recipe, set_ or []), as_json=json)
 
 
 @finetune_app.command("run")
@@ -195,11 +195,21 @@ def finetune_run(
 
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
     """
-    from flows.training import finetune_config, train_and_show
+    from flows.requests import FinetuneRequest
+    from flows.resolve import resolve_finetune
+    from flows.training import parse_overrides, train_and_show
 
+    request = FinetuneRequest(
+        model=model,
+        corpus=corpus,
+        steps=steps,
+        peak_lr=lr,
+        global_batch_size=batch,
+        image_size_px=image_size,
+        overrides=parse_overrides(set_ or []),
+    )
     chosen = settings(root)
-    config = finetune_config(chosen.root, model, corpus, steps, lr, batch, image_size, set_ or [])
-    train_and_show(chosen, config, as_json=json)
+    train_and_show(chosen, resolve_finetune(chosen.root, request), as_json=json)
 
 
 @vtab.command("run")
@@ -217,8 +227,10 @@ def vtab_run(
     Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
     """
     from flows.evaluate_tasks import score_and_show
+    from flows.requests import EvaluateRequest
 
-    score_and_show(settings(root), model, task, protocol, seed, control=control, as_json=json)
+    asked = {"model": model, "tasks": task, "protocol": protocol, "seed": seed, "from_scratch": control}
+    score_and_show(settings(root), EvaluateRequest.model_validate(asked), as_json=json)
 
 
 @vtab.command("report")
@@ -252,23 +264,73 @@ def runs_show(
 
 @runs.command("compare")
 def runs_compare(
-    keys: Annotated[list[str], typer.Argument(help="Two or more run keys, or starts of them")],
+    keys: Annotated[
+        list[str] | None,
+        typer.Argument(help="Keys of pipelines or runs, or starts of them. Default: the newest pipelines."),
+    ] = None,
+    newest: Annotated[int, typer.Option(min=2, help="How many of the newest pipelines, where no keys are given.")] = 7,
     root: Root = None,
     json: Json = False,
 ) -> None:
     """What differs in the recipes of runs, and how they ended. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
-    if len(keys) < 2:
-        raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
-    from flows.catalog import find_run
-    from flows.compare_runs import compare_runs
+    from flows.compare_runs import compare_newest
 
-    compared = compare_runs([find_run(settings(root).root, key) for key in keys])
+    compared = compare_newest(settings(root).root, keys or [], newest)
     if json:
         console.emit(compared)
         return
     for title, part in (("What differs", "differences"), ("How they ended", "metrics")):
         body = [[field, *(cell(v) for v in values)] for field, values in compared[part].items()]
         console.table(title, ["", *compared["runs"]], body)
+
+
+@flows_app.command("deploy")
+def flows_deploy(
+    nightly: Annotated[bool, typer.Option("--nightly", help="New schedules are active at once.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Register every flow with its form at the Prefect server of $PREFECT_API_URL. Example: `vitline flows deploy`"""
+    from flows.deployments import register
+
+    rows = [{"deployment": name} for name in register(settings(root), nightly_active=nightly)]
+    show_rows("deployments", rows, ["deployment"], json, "")
+
+
+@flows_app.command("ls")
+def flows_ls(root: Root = None, json: Json = False) -> None:
+    """The deployments there are, with what fills their forms. Example: `vitline flows ls`"""
+    from flows.deployments import DEPLOYMENTS
+
+    rows = [{"deployment": d.full_name, "what": d.model.__doc__, "filled in": d.request} for d in DEPLOYMENTS]
+    show_rows("deployments", rows, ["deployment", "what", "filled in"], json, "")
+
+
+@flows_app.command("trigger")
+def flows_trigger(
+    deployment: Annotated[str, typer.Argument(help="FLOW/DEPLOYMENT; `vitline flows ls` lists them.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="A field of the form: `--set seed=1`. Repeatable.")
+    ] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Start a deployment as the Prefect UI does, after the same checks.
+
+    Example: `vitline flows trigger pretrain-then-transfer/demo --set seed=1 --wait`
+    """
+    from flows.training import parse_overrides
+    from flows.trigger import follow, trigger
+
+    run, page = trigger(settings(root), deployment, parse_overrides(set_ or []))
+    console.say(f"started {run.name}: {page}")
+    ended = follow(run.id) if wait else run
+    state = ended.state
+    shown = {"flow_run": str(run.id), "page": page, "state": state and state.name, "message": state and state.message}
+    show_one(shown, json)
+    if wait and (state is None or not state.is_completed()):
+        raise typer.Exit(1)
 
 
 @model_app.command("ls")

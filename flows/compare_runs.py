@@ -1,36 +1,96 @@
-"""Runs side by side: what differs in their recipes, and how they ended."""
+"""Runs and pipelines side by side: what differs in what was asked for, how they ended, and the published rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.catalog import show_run
+from flows.catalog import find_run, list_pipelines, show_run
+from flows.records import PipelineRecord
 from infra.config import flatten
 from infra.storage import Store
+from vit.vtab.report import PUBLISHED, group_means, published_row
 
 Row = dict[str, Any]
 
 
 def compare_runs(runs: Sequence[Store]) -> Row:
-    """{"runs": keys, "differences": {field: values}, "metrics": {metric: last values}}; a missing value is None."""
+    """{"runs": keys, "states", "differences": {field: values}, "metrics": {metric: last values}}; a missing value is None."""
     shown = [show_run(run) for run in runs]
-    configs = [flatten(recipe_of(row["config"])) for row in shown]
+    return side_by_side(
+        [row["run"] for row in shown],
+        [row["state"] for row in shown],
+        [recipe_of(row["config"]) for row in shown],
+        [row["metrics"] for row in shown],
+    )
+
+
+def compare_pipelines(records: Sequence[PipelineRecord]) -> Row:
+    """The same of whole pipelines, with the paper's rows as further columns where there are scores of its tasks."""
+    names = [record.key for record in records]
+    asked = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
+    metrics: list[Mapping[str, float]] = [record.metrics for record in records]
+    states = [str(record.state) for record in records]
+    if any(name.startswith("vtab/") for row in metrics for name in row):
+        for name in PUBLISHED:
+            row = published_row(name)
+            metrics.append({f"vtab/{task}/top1": value for task, value in row.items()} | group_means(row))
+            names, states, asked = [*names, name], [*states, "published"], [*asked, {}]
+    return side_by_side(names, states, asked, metrics)
+
+
+def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
+    """The pipelines or runs of these keys (or of what begins so), else the newest pipelines.
+
+    Raises ValueError for a key that names nothing or several, and for fewer than two.
+    """
+    records = list_pipelines(root)
+    if not keys:
+        chosen = records[:newest]
+        if len(chosen) < 2:
+            raise ValueError(f"There are {len(chosen)} pipelines below {root}; comparing takes at least two.")
+        return compare_pipelines(chosen)
+    if len(keys) < 2:
+        raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
+    found = [[record for record in records if record.key.startswith(key)] for key in keys]
+    if all(len(matches) == 1 for matches in found):
+        return compare_pipelines([matches[0] for matches in found])
+    return compare_runs([find_run(root, key) for key in keys])
+
+
+def side_by_side(
+    names: Sequence[str], states: Sequence[str], asked: Sequence[Any], metrics: Sequence[Mapping[str, float]]
+) -> Row:
+    configs = [flatten(tree) for tree in asked]
     fields = sorted(set().union(*configs))
     differences = {
         field: [config.get(field) for config in configs]
         for field in fields
-        if len({repr(config.get(field)) for config in configs}) > 1
+        if len({repr(config.get(field)) for config in configs if config}) > 1
     }
-    metrics = sorted(set().union(*(row["metrics"] for row in shown)))
+    every = sorted(set().union(*metrics))
     return {
-        "runs": [row["run"] for row in shown],
-        "states": [row["state"] for row in shown],
+        "runs": list(names),
+        "states": list(states),
         "differences": differences,
-        "metrics": {metric: [row["metrics"].get(metric) for row in shown] for metric in metrics},
+        "metrics": {metric: [row.get(metric) for row in metrics] for metric in every},
     }
+
+
+def comparison_rows(compared: Row) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of one table: states, what differs, metrics."""
+
+    def cells(values: Sequence[Any]) -> list[str]:
+        return ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+
+    rows = [["state", *compared["states"]]]
+    rows += [[name, *cells(values)] for name, values in compared["differences"].items()]
+    rows += [[name, *cells(values)] for name, values in compared["metrics"].items()]
+    return ["", *compared["runs"]], rows
 
 
 def recipe_of(config: Row) -> Row:
     """What the numbers of a run depend on: its recipe and the digests of its inputs."""
     if "config" in config:
         return {"recipe": config["config"]["recipe"], "inputs": config["inputs"]}
+    if "requests" in config:
+        return {"requests": config["requests"]}
     return {key: config[key] for key in ("tasks", "models", "protocol", "seed")}

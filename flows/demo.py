@@ -1,136 +1,141 @@
-"""`make demo`: the main job on real images, on one machine, with a table and a page at the end."""
+"""`make demo`: the main job on real images, on one machine, through the same servers and the same door as in production.
+
+Starts the local stack where none is up, triggers `pretrain-then-transfer/demo` by the Prefect API, as the UI does, follows
+it, and prints tables from what it left in the store.
+"""
 
 import shutil
 import time
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
 
 from data_prep.corpora import presets
 from data_prep.corpora.npm_package import FetchUnavailable
 from flows import console
 from flows.catalog import list_corpora
-from flows.end_to_end import PipelineConfig, PipelineResult, pretrain_then_transfer, with_seed
-from flows.report import SCORE_COLUMNS, score_rows, standard_error
-from flows.stage import Cluster
-from infra.config import replace as replace_config
-from infra.local.paths import log_dir
+from flows.prepare_corpus import fetch_sources
+from flows.records import PipelineRecord, read_pipeline
+from flows.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
+from flows.requests import PipelineRequest
+from flows.resolve import resolve_pipeline
+from flows.stage import run_store
+from infra.local.paths import local_dir
+from infra.run_state import read_state
 from infra.settings import Settings
-from vit.recipes import emoji
+from infra.storage import open_store
+from vit.vtab.evaluate import Score
 from vit.vtab.report import coverage
 
 Profile = Literal["full", "smoke"]
+DEPLOYMENT = "pretrain-then-transfer/demo"
 # Seconds on 2 cores after installation; stated in the README.
-BUDGETS_S = (45.0, 180.0, 180.0)
+BUDGETS_S = {"prepare": 45.0, "pretrain": 180.0, "evaluate": 180.0}
+# The same pipeline with other numbers: a few steps, to see that everything works.
+SMOKE = {
+    "recipe.total_steps": 20,
+    "recipe.optim.warmup_steps": 2,
+    "execution.save_every_steps": 10,
+    "execution.log_every_steps": 5,
+    "protocol.total_steps": 5,
+    "protocol.warmup_steps": 1,
+}
 
 
-def emoji_pipeline() -> PipelineConfig:
-    """Pre-train on Noto emoji, transfer to Twitter emoji and to handwritten digits."""
-    return PipelineConfig(
-        name="emoji",
-        pretrain_corpus=presets.noto_emoji(),
-        task_corpora=(presets.twitter_emoji(), presets.digits()),
-        recipe=emoji.pretrain(),
-        execution=emoji.execution(),
-        protocol=emoji.protocol(),
-        budgets_s=BUDGETS_S,
-    )
-
-
-def digits_pipeline() -> PipelineConfig:
-    """Where npm is not to be had: pre-train on the digits 0-4, transfer to 5-9."""
-    base = emoji_pipeline()
-    return replace(
-        base,
-        name="digits",
-        pretrain_corpus=presets.digits_0_to_4(),
-        task_corpora=(presets.digits_5_to_9(),),
-        recipe=replace_config(base.recipe, **{"input.augment.flip": False, "total_steps": 300}),
-        protocol=replace_config(base.protocol, **{"augment.flip": False}),
-    )
-
-
-def smoke(config: PipelineConfig) -> PipelineConfig:
-    """The same pipeline with other numbers: a few steps, to see that everything works."""
-    return replace(
-        config,
-        name=f"{config.name}-smoke",
-        recipe=replace_config(config.recipe, **{"total_steps": 20, "optim.warmup_steps": 2}),
-        execution=replace_config(config.execution, save_every_steps=10, log_every_steps=5),
-        protocol=replace_config(config.protocol, **{"name": "smoke", "total_steps": 5, "warmup_steps": 1}),
-        budgets_s=(None, None, None),
-    )
-
-
-def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) -> PipelineResult:
-    """Runs the demo and prints its result; without npm it takes the digits and says so."""
-    started = time.monotonic()
-    preamble(settings, profile)
+def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[str, Any], str]:
+    """What is triggered, and a note where it is not what the README shows: without npm the digits stand in."""
+    changes: dict[str, Any] = {"seed": seed}
     note = ""
-    with Cluster(settings, log_dir(settings), console.say) as cluster:
-        try:
-            result = pretrain_then_transfer(sized(emoji_pipeline(), profile, seed), settings.root, cluster)
-        except FetchUnavailable as error:
-            note = (
-                f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
-            )
-            console.say(note)
-            result = pretrain_then_transfer(sized(digits_pipeline(), profile, seed), settings.root, cluster)
+    try:
+        root = open_store(settings.root)
+        fetch_sources([presets.noto_emoji(), presets.twitter_emoji()], root, console.say)
+    except FetchUnavailable as error:
+        note = f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
+        console.say(note)
+        changes |= {"name": "digits", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ["digits-5-to-9"]}
+    if profile == "smoke":
+        name = changes.get("name", PipelineRequest().name)
+        changes |= {"name": f"{name}-smoke", "overrides": SMOKE}
+    return changes, note
+
+
+def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) -> None:
+    """Runs the demo and prints its result. Raises RuntimeError, with the page to look at, where the flow failed."""
+    started = time.monotonic()
+    from flows.trigger import follow, trigger
+
+    changes, note = demo_request(settings, profile, seed)
+    run, page = trigger(settings, DEPLOYMENT, changes)
+    console.say(f"triggered {DEPLOYMENT} in Prefect: {page}")
+    ended = follow(run.id)
+    if ended.state is None or not ended.state.is_completed():
+        name, message = (ended.state.name, ended.state.message) if ended.state else ("unknown", "")
+        raise RuntimeError(f"{DEPLOYMENT} ended as {name}: {message} Look at {page}.")
+    if ended.state.name == "Skipped":
+        console.say(f"skipped: {ended.state.message}")
+        return
+    request = PipelineRequest.model_validate(ended.parameters["request"])
+    record = read_pipeline(open_store(settings.root), resolve_pipeline(settings.root, request).key)
+    scores = pipeline_scores(settings.root, record)
     if as_json:
-        console.emit(as_dict(result))
+        console.emit({**record.model_dump(mode="json"), "scores": [score.model_dump(mode="json") for score in scores]})
     else:
-        show(result, note, time.monotonic() - started)
-    return result
+        show(settings, record, scores, page, note, time.monotonic() - started)
 
 
-def sized(config: PipelineConfig, profile: Profile, seed: int) -> PipelineConfig:
-    """The pipeline with the numbers that were asked for."""
-    seeded = with_seed(config, seed)
-    return smoke(seeded) if profile == "smoke" else seeded
+def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
+    """The scores of a finished pipeline, in the order of its tasks."""
+    key = next(str(stage.run_key) for stage in record.stages if stage.stage == "evaluate")
+    state = read_state(run_store(root, key)) or {}
+    return [Score.model_validate(score) for score in state["scores"]]
 
 
-def preamble(settings: Settings, profile: Profile) -> None:
+def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = console.say) -> None:
     """What will be downloaded, kept and needed, before anything happens."""
     npm = (
         "136 MB of emoji by npm, kept by checksum"
         if shutil.which("npm")
         else "nothing (npm is absent: digits instead of emoji)"
     )
-    minutes = "about 5 minutes on 2 cores" if profile == "full" else "about 2 minutes"
-    console.say(f"vitline demo: downloads {npm}; 0.1 GB of disk at {settings.root}; 3 GB of memory; {minutes}.")
-    console.say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
+    minutes = "about 6 minutes on 2 cores" if profile == "full" else "about 3 minutes"
+    say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
+    say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
 
 
-def show(result: PipelineResult, note: str, wall_s: float) -> None:
+def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: str, note: str, wall_s: float) -> None:
     """The closing tables: stages against their budgets, scores against scratch and chance, and what to do next."""
-    rows = [[s.stage, s.what, s.where, s.time()] for s in result.stages]
+    rows = [
+        [s.stage, s.what, s.where, stage_time(s) + ("" if s.reused else f" of {console.duration(BUDGETS_S[s.stage])}")]
+        for s in record.stages
+    ]
     console.table("Stages", ["stage", "what", "where", "time"], rows, right=(3,))
-    console.table(
-        "Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores), right=tuple(range(1, 8))
-    )
+    console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
     if note:
         console.tell(note)
-    errors = max(standard_error(score) for score in result.scores)
+    errors = max(standard_error(score) for score in scores)
     console.tell(
         f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
     )
-    names = [row["name"] for row in list_corpora(result.root)]
+    names = [row["name"] for row in list_corpora(settings.root)]
     console.tell(
         f"{coverage(names)}: `vitline vtab report` shows the paper's rows; any corpus with test split is a task."
     )
-    reused = [s.stage for s in result.stages if s.reused]
+    reused = [s.stage for s in record.stages if s.reused]
     if reused:
         console.tell(f"Reused from an earlier run: {', '.join(reused)}.")
-    console.tell(f"Model: {result.model}")
-    console.tell(f"Report: {result.report}")
-    console.tell(f"Whole run: {console.duration(wall_s)}")
+    console.tell(f"Model: {record.model}")
+    console.tell(f"Report: {local_copy(settings, record)}")
+    console.tell(f"Prefect: {page}")
+    if settings.mlflow_tracking_uri:
+        console.tell(f"MLflow: {settings.mlflow_tracking_uri}")
+    console.tell(
+        f"Whole run: {console.duration(wall_s)}. The stack stays up for you to look around; `make down` ends it."
+    )
 
 
-def as_dict(result: PipelineResult) -> dict:
-    return {
-        "run": result.run_key,
-        "model": result.model,
-        "report": result.report,
-        "stages": [vars(stage) for stage in result.stages],
-        "scores": [score.model_dump(mode="json") for score in result.scores],
-        "corpora": {c.manifest.name: c.manifest.digest for c in result.corpora},
-    }
+def local_copy(settings: Settings, record: PipelineRecord) -> Path:
+    """The report as a file of this machine, which any browser opens."""
+    path = local_dir(settings) / "reports" / f"{record.key}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(open_store(settings.root).read(f"reports/{record.key}.html"))
+    return path

@@ -1,158 +1,177 @@
 """The map of the project: raw corpus -> shards -> pre-trained model -> fine-tuned scores -> comparison. Read it first.
 
-Each stage is a Ray job under a claim, found again by its key: a second run reuses what is finished.
+Each stage is a Ray job under a claim, found again by its key: a second run reuses what is finished. The pipeline's own
+record, `pipelines/<key>.json`, is true after every stage; MLflow's parent run is made from it.
 """
 
+import contextlib
 import time
-from dataclasses import dataclass, field, replace
-from datetime import date
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from data_prep.config import CorpusConfig
+from data_prep.shard_format import load_manifest
+from flows.engines import Engines, StopRequested
 from flows.evaluate_tasks import evaluate_tasks
+from flows.pipeline_report import write_report
 from flows.prepare_corpus import PreparedCorpus, prepare_corpora
 from flows.pretrain import pretrain
-from flows.report import Curve, Plot, ReportPage, StageRow, render
-from flows.stage import Cluster, run_store
-from infra.journal import read_journal
-from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, TrainConfig, TrainRecipe
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, plan_contests
-from vit.vtab.protocols import Protocol
-from vit.vtab.trials import finished_result
+from flows.records import PipelineRecord, StageRecord, write_pipeline
+from flows.resolve import CorpusChoice, EvaluationPlan, PipelinePlan, on_corpus
+from flows.stage import Skipped, StageFailed, exclusively, run_store
+from infra.claims import ClaimHolder
+from infra.config import replace
+from infra.run_state import RunState
+from infra.storage import open_store
+from vit.vtab.evaluate import Score, TaskRef
+from vit.vtab.report import group_means
+from vit.vtab.tasks import VTAB_TASKS
 
 
 @dataclass(frozen=True)
-class PipelineConfig:
-    """What a pretrain-then-transfer run is made of. `budgets_s` are the stated seconds of prepare, pre-train, transfer."""
-
-    name: str
-    pretrain_corpus: CorpusConfig
-    task_corpora: tuple[CorpusConfig, ...]
-    recipe: TrainRecipe
-    execution: ExecutionConfig
-    protocol: Protocol
-    seed: int = 0
-    night: date | None = None
-    budgets_s: tuple[float | None, float | None, float | None] = (None, None, None)
-
-
-@dataclass
 class PipelineResult:
-    """What came out, for tables and the report."""
+    """What came out: the record, and what its tables and report are made from."""
 
-    config: PipelineConfig
-    root: str
-    stages: list[StageRow] = field(default_factory=list)
-    scores: list[Score] = field(default_factory=list)
-    model: str = ""
-    run_key: str = ""
-    report: str = ""
-    corpora: list[PreparedCorpus] = field(default_factory=list)
+    record: PipelineRecord
+    corpora: list[PreparedCorpus]
+    scores: list[Score]
 
 
-def pretrain_then_transfer(config: PipelineConfig, root: str, cluster: Cluster) -> PipelineResult:
-    """Prepare, pre-train, fine-tune with selection on validation, and score against the control from scratch."""
-    result = PipelineResult(config, root)
-    started = time.monotonic()
-    source, *tasks = result.corpora = prepare_corpora([config.pretrain_corpus, *config.task_corpora], root, cluster)
-    result.stages.append(prepare_row(result.corpora, config.budgets_s[0], time.monotonic() - started))
+def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResult:
+    """Prepare, pre-train, fine-tune with selection on validation, and score against the control from scratch.
 
-    training = TrainConfig(
-        name=config.name,
-        corpus=source.uri,
-        val_split="val" if "val" in source.manifest.splits else None,
-        recipe=config.recipe,
-        execution=config.execution,
-    )
-    spec, trained = pretrain(training, root, cluster, config.night)
-    result.run_key, result.model = spec.run_key, trained.state["model"]
-    what = f"{trained.state['images_seen']:,} images in {trained.state['step']:,} steps, val {100 * trained.state['val_top1']:.1f} %"
-    result.stages.append(
-        StageRow(
-            "pre-train", what, run_store(root, spec.run_key).uri, trained.wall_s, trained.reused, config.budgets_s[1]
-        )
-    )
-
-    refs = tuple(TaskRef(name=task.manifest.name, corpus=task.uri) for task in tasks)
-    evaluation, scored, result.scores = evaluate_tasks(
-        f"{config.name}-transfer",
-        refs,
-        (result.model, None),
-        config.recipe.model,
-        config.protocol,
-        root,
-        cluster,
-        config.seed,
-    )
-    what = f"{len(refs)} tasks x 2 starts, {sum(len(s.trials) for s in result.scores)} trainings"
-    where = run_store(root, evaluation.run_key).uri
-    result.stages.append(StageRow("transfer", what, where, scored.wall_s, scored.reused, config.budgets_s[2]))
-    result.report = write_report(result, evaluation)
-    return result
+    Raises Skipped while the same pipeline is at work elsewhere, StageFailed for a stage that ends badly.
+    """
+    engines.origin = replace(engines.origin, pipeline=plan.key)
+    with exclusively(engines, plan.key) as claim, Logbook(plan, engines, claim) as book:
+        corpora = part(engines, "prepare-corpus", plan, lambda: prepare(plan, engines, book))
+        model = part(engines, "pretrain", plan, lambda: train(plan, corpora[0], engines, book))
+        tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in corpora[1:]]
+        evaluation, scores = part(engines, "evaluate", plan, lambda: transfer(plan, model, tasks, engines, book))
+        book.note(report=write_report(engines.root, book.record, corpora, scores, evaluation))
+        book.end("finished")
+    return PipelineResult(book.record, corpora, scores)
 
 
-def prepare_row(corpora: list[PreparedCorpus], budget_s: float | None, wall_s: float) -> StageRow:
+def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
+    return engines.watch.part(name, f"{name} {plan.key}", {"pipeline": plan.key}, body)
+
+
+def prepare(plan: PipelinePlan, engines: Engines, book: "Logbook") -> list[PreparedCorpus]:
+    """The corpus to train on, then those of the tasks; those that are presets are prepared if need be."""
+    started, choices = time.monotonic(), (plan.source, *plan.tasks)
+    requests = [choice for choice in choices if isinstance(choice, CorpusConfig)]
+    prepared, key, result = prepare_corpora(requests, engines)
+    made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
+    corpora = [made[c.name] if isinstance(c, CorpusConfig) else found(c) for c in choices]
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
-    what = f"{counts} images, {refused:,} refused"
-    where = corpora[0].uri.rsplit("/", 2)[0]
-    return StageRow("prepare", what, where, wall_s, all(c.reused for c in corpora), budget_s)
+    book.stage(
+        "prepare", key, result is None, time.monotonic() - started, f"{counts} images, {refused:,} refused",
+        f"{open_store(engines.root).uri}/corpora",
+    )  # fmt: skip
+    book.note(corpora={c.manifest.name: c.manifest.digest for c in corpora})
+    return corpora
 
 
-def write_report(result: PipelineResult, evaluation: EvaluationSpec) -> str:
-    """Writes `<root>/reports/<run key>.html` and returns its URI; it opens without a server or network."""
-    root = open_store(result.root)
-    run = run_store(result.root, result.run_key)
-    page = ReportPage(
-        title=f"vitline: {result.config.name}",
-        lead=f"Pre-trained on {result.corpora[0].manifest.name}, transferred to "
-        + " and ".join(c.manifest.name for c in result.corpora[1:])
-        + f". Run {result.run_key}, recipe {result.config.recipe.model.depth} blocks of width {result.config.recipe.model.embed_dim}.",
-        stages=result.stages,
-        scores=result.scores,
-        plots=[*training_plots(run), *transfer_plots(root, evaluation)],
-        inputs_png=run.read("inputs.png") if run.exists("inputs.png") else None,
-        notes=(
-            "Both starts take the same steps and choose from the same settings on validation. With so few test images a "
-            "difference of a few points can be chance: the benchmark over seeds in the README says what holds.",
-        ),
+def found(choice: CorpusChoice) -> PreparedCorpus:
+    store = open_store(str(choice))
+    return PreparedCorpus(store.uri, load_manifest(store), True)
+
+
+def train(plan: PipelinePlan, corpus: PreparedCorpus, engines: Engines, book: "Logbook") -> str:
+    """URI of the published model."""
+    spec, trained = pretrain(on_corpus(plan.training, corpus.uri, corpus.manifest), engines, plan.night)
+    state = trained.state
+    what = f"{state['images_seen']:,} images in {state['step']:,} steps"
+    if "val_top1" in state:
+        what += f", val {100 * state['val_top1']:.1f} %"
+        book.note(metrics={"val/top1": state["val_top1"]})
+    where = run_store(engines.root, spec.run_key).uri
+    book.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
+    digest = open_store(state["model"]).read_json("config.json")["digest"]
+    book.note(model=state["model"], model_digest=digest, images_seen=state["images_seen"])
+    return state["model"]
+
+
+def transfer(
+    plan: PipelinePlan, model: str, tasks: Sequence[TaskRef], engines: Engines, book: "Logbook"
+) -> tuple[Any, list[Score]]:
+    """The evaluation and its scores."""
+    evaluation = EvaluationPlan(
+        models=(model, None) if plan.request.from_scratch else (model,),
+        tasks=tuple(tasks),
+        architecture=plan.training.recipe.model,
+        protocol=plan.protocol,
+        seed=plan.request.seed,
     )
-    key = f"reports/{result.run_key}.html"
-    root.write(key, render(page).encode())
-    return root.uri_of(key)
+    spec, scored, scores = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
+    what = f"{len(tasks)} tasks x {len(evaluation.models)} starts, {sum(len(s.trials) for s in scores)} trainings"
+    where = run_store(engines.root, spec.run_key).uri
+    book.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
+    book.note(metrics=headline(scores))
+    return spec, scores
 
 
-def training_plots(run: Store) -> list[Plot]:
-    """Loss, accuracy and learning rate of a run by step, from its journal."""
-    points: dict[str, list[tuple[float, float]]] = {}
-    for record in read_journal(run):
-        points.setdefault(record.key, []).append((record.step, record.value))
-    wanted = {
-        "train/loss": "Pre-training loss",
-        "train/top1": "Pre-training accuracy (of the batch)",
-        "optim/lr": "Learning rate",
-    }
-    return [Plot(title, "step", [Curve(title, points[key])]) for key, title in wanted.items() if key in points]
+def headline(scores: Sequence[Score]) -> dict[str, float]:
+    """The scores of the model under the metric names of DESIGN 3.5; the control's beside them, tasks of our own apart."""
+    vtab = {task.name for task in VTAB_TASKS}
+    metrics = {}
+    for score in scores:
+        task = score.task.removeprefix("vtab-")
+        group = "vtab" if task in vtab else "tasks"
+        arm = "top1" if score.model_digest is not None else "top1_from_scratch"
+        metrics[f"{group}/{task}/{arm}"] = score.value
+    ours = {s.task.removeprefix("vtab-"): s.value for s in scores if s.model_digest is not None}
+    return metrics | group_means(ours)
 
 
-def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
-    """Loss of the final trainings, the model beside its control, one plot a task."""
-    trials = root.child("trials")
-    curves: dict[str, list[Curve]] = {}
-    for contest in plan_contests(evaluation):
-        selected = [
-            result for trial in contest.select_trials() if (result := finished_result(trials, trial)) is not None
-        ]
-        if len(selected) < len(contest.settings):
-            continue  # a score of an earlier run, whose trials were tidied away
-        final = finished_result(trials, contest.final_trial(selected))
-        if final is not None:
-            name = "pre-trained" if contest.model else "from scratch"
-            curves.setdefault(contest.task.name, []).append(Curve(name, final.train_losses))
-    return [Plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]
+class Logbook:
+    """Keeps the pipeline's record in the store true: at the start, after every stage, and however it ends."""
+
+    def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
+        self._root, self._engines, self._claim = open_store(engines.root), engines, claim
+        now = time.time()
+        self.record = PipelineRecord(
+            key=plan.key,
+            name=plan.request.name,
+            request=plan.request.model_dump(mode="json"),
+            night=plan.night,
+            origin=engines.origin,
+            started_at=now,
+            updated_at=now,
+        )
+
+    def __enter__(self) -> "Logbook":
+        self.note()
+        self._engines.shipper.follow_pipeline(self.record.key)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                self.end(ended_as(error), str(error) or type(error).__name__)
+
+    def note(self, metrics: dict[str, float] | None = None, **changes: Any) -> None:
+        """Writes the record with these fields; metrics are added to those there are."""
+        merged = {"metrics": self.record.metrics | metrics} if metrics else {}
+        self.record = replace(self.record, updated_at=time.time(), **merged, **changes)
+        self._claim.check()
+        write_pipeline(self._root, self.record)
+
+    def stage(self, stage: str, key: str | None, reused: bool, wall_s: float, what: str, where: str) -> None:
+        row = StageRecord(stage=stage, run_key=key, reused=reused, wall_s=wall_s, what=what, where=where)
+        self.note(stages=tuple(r.model_dump() for r in (*self.record.stages, row)))
+
+    def end(self, state: RunState, reason: str = "") -> None:
+        self.note(state=state, reason=reason[:2000])
 
 
-def with_seed(config: PipelineConfig, seed: int) -> PipelineConfig:
-    """The same pipeline with another seed of initialisation, order and augmentation."""
-    recipe = TrainRecipe.model_validate(config.recipe.model_dump() | {"seed": seed})
-    return replace(config, recipe=recipe, seed=seed)
+def ended_as(error: BaseException) -> RunState:
+    """The state of a pipeline that this error ended."""
+    if isinstance(error, StopRequested):
+        return error.reason
+    if isinstance(error, StageFailed):
+        return error.state
+    return "preempted" if isinstance(error, Skipped) or not isinstance(error, Exception) else "failed"

@@ -1,89 +1,79 @@
 """models -> scores on tasks: all trials of all models in one Ray job."""
 
 from flows import console
-from flows.catalog import find_corpus, find_model, list_corpora
-from flows.console import progress
-from flows.stage import Cluster, StageResult, run_stage, run_store
-from infra.config import digest_of
+from flows.catalog import list_corpora
+from flows.engines import Engines, engines
+from flows.requests import EvaluateRequest
+from flows.resolve import EvaluationPlan, resolve_evaluate
+from flows.stage import StageResult, run_stage, run_store
+from infra.config import digest_of, replace
 from infra.keys import run_key
-from infra.local.paths import log_dir
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.config import ViTConfig
 from vit.run import read_progress
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, list_scores, plan_contests
-from vit.vtab.protocols import Protocol, protocol_named
+from vit.vtab.evaluate import EvaluationSpec, Score, list_scores, plan_contests
 from vit.vtab.report import PUBLISHED, coverage, group_means, published_row, scores_by_model
 from vit.vtab.tasks import VTAB_TASKS
 
 
 def evaluate_tasks(
-    name: str,
-    tasks: tuple[TaskRef, ...],
-    models: tuple[str | None, ...],
-    architecture: ViTConfig,
-    protocol: Protocol,
-    root: str,
-    cluster: Cluster,
-    seed: int = 0,
+    name: str, plan: EvaluationPlan, engines: Engines
 ) -> tuple[EvaluationSpec, StageResult, list[Score]]:
-    """One score per (task, model), stored and returned; None among `models` is the control, trained from scratch.
+    """One score per (task, model), stored and returned.
 
     Raises ValueError for a task that the protocol cannot use, before anything is spent; StageFailed, Skipped.
     """
     draft = EvaluationSpec(
-        run_key="draft", tasks=tasks, models=models, architecture=architecture, protocol=protocol, seed=seed, root=root
+        run_key="draft",
+        tasks=plan.tasks,
+        models=plan.models,
+        architecture=plan.architecture,
+        protocol=plan.protocol,
+        seed=plan.seed,
+        root=engines.root,
     )
     contests = plan_contests(draft)
     inputs = {contest.score_key: contest.corpus_digest for contest in contests}
-    key = run_key(name, "evaluate", digest_of([protocol, architecture, seed]), inputs)
-    spec = draft.model_copy(update={"run_key": key})
-    run = run_store(root, key)
-    with progress(f"transfer {name}") as show:
-        result = run_stage(
-            run,
-            key,
-            "vit.ray_workers",
-            spec,
-            cluster,
-            on_poll=lambda: show(read_progress(run)),
-            grace_s=10,
-            claim_timeout_s=30,
-        )
+    key = run_key(name, "evaluate", digest_of([plan.protocol, plan.architecture, plan.seed]), inputs)
+    spec = replace(draft, run_key=key)
+    run = run_store(engines.root, key)
+    result = run_stage(
+        engines,
+        run,
+        key,
+        "vit.ray_workers",
+        spec,
+        title=f"transfer {name}",
+        progress=lambda: read_progress(run),
+        grace_s=10,
+        claim_timeout_s=30,
+    )
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
 
 
-def score_and_show(
-    settings: Settings, model: str, tasks: list[str], protocol: str, seed: int, *, control: bool, as_json: bool
-) -> None:
-    """Scores one published model on tasks and prints the records; `control` adds the same network from scratch."""
-    uri = find_model(settings.root, model)
-    refs = []
-    for task in tasks:
-        corpus = find_corpus(settings.root, task)
-        refs.append(TaskRef(name=corpus.read_json("manifest.json")["name"], corpus=corpus.uri))
-    architecture = ViTConfig.model_validate(open_store(uri).read_json("config.json")["model"])
-    models = (uri, None) if control else (uri,)
-    with Cluster(settings, log_dir(settings), console.say) as cluster:
-        _, result, scores = evaluate_tasks(
-            "scores", tuple(refs), models, architecture, protocol_named(protocol), settings.root, cluster, seed
-        )
+def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
+    """Scores one published model on tasks and prints the records."""
+    plan = resolve_evaluate(settings.root, request)
+    with engines(settings) as at_hand:
+        _, result, scores = evaluate_tasks("scores", plan, at_hand)
     if as_json:
         console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
         return
-    rows = [
-        [
-            s.task,
-            "pre-trained" if s.model_digest else "from scratch",
-            console.percent(s.value),
-            f"{s.num_examples:,}",
-            f"lr {s.chosen['peak_lr']:g}, val {console.percent(s.chosen['val_top1'])}",
-            console.percent(s.majority_fraction),
-        ]
-        for s in scores
-    ]
     columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
-    console.table(f"Protocol {protocol}, seed {seed}", columns, rows, right=(2, 3, 5))
+    title = f"Protocol {request.protocol}, seed {request.seed}"
+    console.table(title, columns, [score_cells(score) for score in scores], right=(2, 3, 5))
+
+
+def score_cells(score: Score) -> list[str]:
+    """A score as a row: task, start, top-1, test images, chosen setting, always giving one answer."""
+    return [
+        score.task,
+        "pre-trained" if score.model_digest else "from scratch",
+        console.percent(score.value),
+        f"{score.num_examples:,}",
+        f"lr {score.chosen['peak_lr']:g}, val {console.percent(score.chosen['val_top1'])}",
+        console.percent(score.majority_fraction),
+    ]
 
 
 def show_scores(settings: Settings, *, as_json: bool) -> None:

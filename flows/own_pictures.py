@@ -6,11 +6,10 @@ from pathlib import Path
 import typer
 
 from flows import console
+from flows.engines import engines
 from flows.prepare_corpus import folder_request, prepare_corpora, refusals
 from flows.pretrain import pretrain
-from flows.stage import Cluster
 from flows.training import plan_training
-from infra.local.paths import log_dir
 from infra.settings import Settings
 from vit.config import TrainConfig
 from vit.recipes.own_pictures import own_pictures
@@ -24,8 +23,8 @@ def run_own_pictures(
     settings: Settings, source: Path, name: str, *, steps: int | None, confirm: bool, as_json: bool
 ) -> None:
     """Prepares `source`, says what training will take, trains, and prints the score on the held-out pictures."""
-    with Cluster(settings, log_dir(settings), console.say) as cluster:
-        (corpus,) = prepare_corpora([folder_request(source, name)], settings.root, cluster)
+    with engines(settings) as at_hand:
+        (corpus,), _, _ = prepare_corpora([folder_request(source, name)], at_hand)
         counts = corpus.manifest.counts
         console.say(
             f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused"
@@ -43,7 +42,7 @@ def run_own_pictures(
         )
         if confirm and not as_json and console.ERR.is_terminal and not typer.confirm("Start?", default=True, err=True):
             raise typer.Exit(0)
-        spec, result = pretrain(config, settings.root, cluster)
+        spec, result = pretrain(config, at_hand)
     if as_json:
         console.emit({"run": spec.run_key, "reused": result.reused, "estimated_s": seconds, **result.state})
         return

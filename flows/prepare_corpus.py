@@ -1,14 +1,14 @@
 """raw corpora -> manifests of verified shards: several corpora in one Ray Data job."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
-from data_prep.config import ClassFolders, CorpusConfig, Emoji
+from data_prep.config import CorpusConfig, Emoji
 from data_prep.corpora.emoji import STYLES, fetch_style
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec
@@ -16,10 +16,12 @@ from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, Manifest, load_man
 from data_prep.verify_shards import verify_corpus
 from flows import console
 from flows.catalog import find_corpus
-from flows.stage import Cluster, run_stage, run_store
+from flows.engines import Engines, engines
+from flows.requests import PrepareRequest
+from flows.resolve import resolve_prepare
+from flows.stage import StageResult, run_stage, run_store
 from infra.config import digest_of
 from infra.keys import run_key
-from infra.local.paths import log_dir
 from infra.settings import Settings
 from infra.storage import Store, open_store
 
@@ -35,11 +37,8 @@ class PreparedCorpus:
 
 def folder_request(source: Path, name: str) -> CorpusConfig:
     """The request for a folder of class folders. Raises ValueError for a name or folder that will not do."""
-    folder = source.expanduser().resolve()
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder; --source wants one with a sub-folder of images per class.")
     try:
-        return CorpusConfig(name=name, source=ClassFolders(path=str(folder)))
+        return resolve_prepare(PrepareRequest(folder=str(source), name=name))
     except ValidationError as error:
         raise ValueError(
             f"--name {name!r} cannot name a corpus; use up to 80 lower-case letters, digits, '-', '_' and '.', "
@@ -47,53 +46,59 @@ def folder_request(source: Path, name: str) -> CorpusConfig:
         ) from error
 
 
-def prepare_corpora(requests: Sequence[CorpusConfig], root: str, cluster: Cluster) -> list[PreparedCorpus]:
-    """The corpora of the requests, in order; what is finished is found without a cluster.
+def prepare_corpora(
+    requests: Sequence[CorpusConfig], engines: Engines
+) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
+    """The corpora of the requests, in order, and the run that made what was missing, if anything was.
 
-    Raises FetchUnavailable where a source cannot be had here, StageFailed with the reason for every other failure.
+    What is finished is found without a cluster. Raises FetchUnavailable where a source cannot be had here, StageFailed
+    with the reason for every other failure.
     """
-    base = open_store(root)
+    base = open_store(engines.root)
     stores = [corpus_store(base, request) for request in requests]
     missing = [r for r, store in zip(requests, stores, strict=True) if not store.exists(MANIFEST_KEY)]
+    key, result = None, None
     if missing:
-        fetch_sources(missing, base)
-        run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], root, cluster)
-    return [
+        fetch_sources(missing, base, engines.watch.say)
+        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines)
+    prepared = [
         PreparedCorpus(store.uri, load_manifest(store), request not in missing)
         for request, store in zip(requests, stores, strict=True)
     ]
+    return prepared, key, result
 
 
-def fetch_sources(requests: Sequence[CorpusConfig], root: Store) -> None:
+def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[str], None]) -> None:
     """Brings what has to be downloaded into the store, here, before a job waits for it."""
     for request in requests:
         if isinstance(request.source, Emoji):
             cache = open_store(request.source.cache) if request.source.cache else root.child("sources")
             for style in STYLES:
-                console.say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
+                say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
                 fetch_style(style, cache)
             return
 
 
-def run_preparation(requests: Sequence[CorpusConfig], corpora: Sequence[Store], root: str, cluster: Cluster) -> None:
+def run_preparation(
+    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines
+) -> tuple[str, StageResult]:
     """One job for all corpora that are not finished. Its key follows from their versions."""
     names = "-".join(request.name for request in requests)[:40].rstrip("-._")
-    versions = {corpus.uri.removeprefix(open_store(root).uri): "" for corpus in corpora}
+    versions = {corpus.uri.removeprefix(open_store(engines.root).uri): "" for corpus in corpora}
     key = run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
-    run = run_store(root, key)
-    spec = PrepareSpec(run_key=key, root=root, requests=tuple(requests))
-    with console.progress(f"prepare {', '.join(request.name for request in requests)}") as show:
-        run_stage(
-            run,
-            key,
-            "data_prep.prepare",
-            spec,
-            cluster,
-            on_poll=lambda: show(preparation_progress(corpora)),
-            output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
-            grace_s=5,
-            claim_timeout_s=30,
-        )
+    result = run_stage(
+        engines,
+        run_store(engines.root, key),
+        key,
+        "data_prep.prepare",
+        PrepareSpec(run_key=key, root=engines.root, requests=tuple(requests)),
+        title=f"prepare {', '.join(request.name for request in requests)}",
+        progress=lambda: preparation_progress(corpora),
+        output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
+        grace_s=5,
+        claim_timeout_s=30,
+    )
+    return key, result
 
 
 def preparation_progress(corpora: Sequence[Store]) -> dict | None:
@@ -130,27 +135,31 @@ def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
 def prepare_and_show(settings: Settings, requests: Sequence[CorpusConfig], *, as_json: bool) -> None:
     """Prepares and prints counts, splits and what was refused with its reasons."""
     started = time.monotonic()
-    with Cluster(settings, log_dir(settings), console.say) as cluster:
-        corpora = prepare_corpora(requests, settings.root, cluster)
+    with engines(settings) as at_hand:
+        corpora, _, _ = prepare_corpora(requests, at_hand)
     if as_json:
         shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
         console.emit({"corpora": shown})
         return
     for corpus in corpora:
-        counts = corpus.manifest.counts
-        splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
-        rows = [
-            ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
-            ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
-            ["splits", splits],
-            ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
-            ["digest", corpus.manifest.digest],
-            ["report", f"{corpus.uri}/report.html"],
-            ["time", console.duration(time.monotonic() - started)],
-        ]
+        rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
             console.tell(f"  {line}")
+
+
+def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
+    """A corpus as lines of a table: where, how many, which splits, what was refused."""
+    counts = corpus.manifest.counts
+    splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
+    return [
+        ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
+        ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
+        ["splits", splits],
+        ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
+        ["digest", corpus.manifest.digest],
+        ["report", f"{corpus.uri}/report.html"],
+    ]
 
 
 def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:

@@ -2,35 +2,33 @@
 
 from datetime import date
 
-from flows.console import progress
-from flows.stage import Cluster, StageResult, run_stage, run_store
+from flows.engines import Engines
+from flows.stage import StageResult, run_stage, run_store
 from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.ray_train import START_TRIES
 from vit.run import RunSpec, make_spec, read_progress
 
 
-def pretrain(
-    config: TrainConfig, root: str, cluster: Cluster, night: date | None = None
-) -> tuple[RunSpec, StageResult]:
+def pretrain(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
     """Trains the config's network, or returns the finished run of the same key. Also for fine-tuning of whole corpora.
 
     Raises ValueError for a config that does not fit its corpus, before anything is spent; StageFailed, Skipped.
     """
-    spec = make_spec(config, root, night)
-    run = run_store(root, spec.run_key)
+    spec = make_spec(config, engines.root, night)
+    run = run_store(engines.root, spec.run_key)
     execution = config.execution
-    with progress(f"{config.stage} {config.name}") as show:
-        result = run_stage(
-            run,
-            spec.run_key,
-            "vit.ray_train",
-            spec,
-            cluster,
-            on_poll=lambda: show(read_progress(run)),
-            output=lambda state: open_store(state["model"]).exists("config.json"),
-            grace_s=execution.grace_s,
-            claim_timeout_s=execution.claim_timeout_s,
-            env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(execution.queue_timeout_s / START_TRIES)},
-        )
+    result = run_stage(
+        engines,
+        run,
+        spec.run_key,
+        "vit.ray_train",
+        spec,
+        title=f"{config.stage} {config.name}",
+        progress=lambda: read_progress(run),
+        output=lambda state: open_store(state["model"]).exists("config.json"),
+        grace_s=execution.grace_s,
+        claim_timeout_s=execution.claim_timeout_s,
+        env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(execution.queue_timeout_s / START_TRIES)},
+    )
     return spec, result

@@ -61,8 +61,6 @@ class StageRecord(FrozenConfig):
     """One line for people."""
     where: str
     """URI of what it made."""
-    budget_s: float | None = None
-    """Stated seconds."""
 
 
 class PipelineRecord(FrozenConfig):

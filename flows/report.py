@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from flows.console import duration, percent
+from flows.records import StageRecord
 from vit.vtab.evaluate import Score
 
 PALETTE = ("#3556a8", "#c2571a", "#2f7d4f", "#8a3a86", "#6b6b6b", "#a08a1a")
@@ -51,29 +52,12 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class StageRow:
-    """A line of the stage table. `budget_s` is None where no budget is stated."""
-
-    stage: str
-    what: str
-    where: str
-    wall_s: float
-    reused: bool
-    budget_s: float | None = None
-
-    def time(self) -> str:
-        if self.reused:
-            return "reused"
-        return duration(self.wall_s) + (f" of {duration(self.budget_s)}" if self.budget_s else "")
-
-
-@dataclass(frozen=True)
 class ReportPage:
     """All that the page shows."""
 
     title: str
     lead: str
-    stages: Sequence[StageRow]
+    stages: Sequence[StageRecord]
     scores: Sequence[Score]
     plots: Sequence[Plot]
     inputs_png: bytes | None
@@ -100,6 +84,11 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
     return rows
 
 
+def stage_time(stage: StageRecord) -> str:
+    """`2:31`, or that an earlier run had done it."""
+    return "reused" if stage.reused else duration(stage.wall_s)
+
+
 def standard_error(score: Score) -> float:
     """Binomial standard error of an accuracy over its test images, as a fraction."""
     return math.sqrt(max(score.value * (1 - score.value), 0.0) / score.num_examples)
@@ -107,7 +96,7 @@ def standard_error(score: Score) -> float:
 
 def render(page: ReportPage) -> str:
     """The page as one HTML file without any outside reference."""
-    stages = [[s.stage, s.what, s.where, s.time()] for s in page.stages]
+    stages = [[s.stage, s.what, s.where, stage_time(s)] for s in page.stages]
     parts = [
         f"<h1>{html.escape(page.title)}</h1>",
         f'<p class="lead">{html.escape(page.lead)}<br>{datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>',

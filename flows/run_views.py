@@ -84,7 +84,7 @@ class Published:
     tags: JSON
     params: JSON
     files: Mapping[str, bytes]
-    card: str
+    summary: str
 
 
 @dataclass
@@ -284,9 +284,8 @@ def published(state: JSON, view: View) -> Published | None:
         "num_classes": config["num_classes"],
         "load": [line.format(uri=store.uri) for line in LOAD_IN_THREE_LINES],
     }
-    names = ("vitline.config_digest", "vitline.corpus_digest", "vitline.pipeline", "vitline.flow_run_url")
-    card = store.read("card.md").decode()
     images = state.get("images_seen", 0)
+    scored = f"held-out top-1 {100 * state['val_top1']:.1f} %, " if "val_top1" in state else ""
     return Published(
         name=name,
         version=version,
@@ -294,12 +293,16 @@ def published(state: JSON, view: View) -> Published | None:
         digest=config["digest"],
         finished_at=state["updated_at"],
         step=state["step"],
-        tags={name: view.tags[name] for name in names if view.tags.get(name)}
-        | {"vitline.model_digest": config["digest"], "vitline.run_key": view.key, "vitline.model_uri": store.uri},
+        tags={
+            "vitline.run_key": view.key,
+            "vitline.model_uri": store.uri,
+            "vitline.model_digest": config["digest"],
+            "vitline.corpus_digest": view.tags["vitline.corpus_digest"],
+        },
         params={name: config["model"][name] for name in MODEL_PARAMS}
         | {"num_classes": config["num_classes"], "images_seen": images},
-        files={"pointer.json": json_bytes(pointer), "card.md": card.encode()},
-        card=f"Weights: `{store.uri}`\n\n{card}",
+        files={"pointer.json": json_bytes(pointer), "card.md": store.read("card.md")},
+        summary=f"{scored}{images:,} images seen; weights at {store.uri}",
     )
 
 
@@ -420,7 +423,8 @@ def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
             "vitline.model_digest": record.model_digest,
             "vitline.report_uri": record.report,
             "vitline.corpus_digest": next(iter(record.corpora.values()), None),
-            "mlflow.source.name": record.origin.deployment or "vitline",
+            "mlflow.source.name": "vitline pretrain-then-transfer",
+            "mlflow.user": asker(root, record),
         },
         files={"request.json": json_bytes(record.request)},
         facts=origin_facts(record.origin),
@@ -430,8 +434,10 @@ def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
     }
     for stage in record.stages:
         add_stage(view, root, stage.stage, stage.run_key)
-    scalars = {name: plain(value) for name, value in record.request.items() if not isinstance(value, dict)}
-    view.params |= {f"request.{name}": value for name, value in list(scalars.items())[:MAX_REQUEST_PARAMS]}
+    # What the stages' params say already would only stand there twice.
+    asked = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in view.params}
+    shown = {k: canonical_json(v) if isinstance(v, dict) else v for k, v in asked.items() if v not in ({}, "")}
+    view.params |= {f"request.{name}": value for name, value in list(shown.items())[:MAX_REQUEST_PARAMS]}
     if record.report:
         folder, _, name = record.report.rpartition("/")
         if open_store(folder).exists(name):
@@ -440,6 +446,15 @@ def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
     view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
     view.params = {name: value for name, value in view.params.items() if value is not None}
     return view, record
+
+
+def asker(root: Store, record: PipelineRecord) -> str | None:
+    """Who owns the first attempt that this pipeline made."""
+    for stage in record.stages:
+        for attempt in attempt_records(root.child(f"runs/{stage.run_key}")) if stage.run_key else ():
+            if attempt.origin.pipeline == record.key:
+                return attempt.owner.split("@")[0]
+    return None
 
 
 def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
@@ -454,11 +469,12 @@ def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
         if stage == "pretrain":
             view.tags["vitline.config_digest"] = digest_of(training["recipe"])
             view.corpora = [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
+            view.model_inputs = {view.tags["vitline.model_digest"]: key} if view.tags["vitline.model_digest"] else {}
     elif "tasks" in config:
         view.params |= {
             "transfer.protocol": config["protocol"]["name"],
             "transfer.tasks": ", ".join(task["name"] for task in config["tasks"]),
-            "transfer.seed": config["seed"],
+            "transfer.steps": config["protocol"].get("total_steps"),
         }
 
 

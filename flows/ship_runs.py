@@ -116,7 +116,7 @@ class Sender:
         self.tracking.put_params(run, view.params)
         self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
         self.tracking.put_files(run, view.files)
-        self._send_values(run, view, [])
+        self._send_values(run, view, self._models_read(run, dict(view.model_inputs)))
         table = ["| stage | run | what | |", "|---|---|---|---|"]
         for stage in record.stages:
             url = links.get(stage.stage, {}).get("url")
@@ -188,7 +188,7 @@ class Sender:
         """The note, the state, and last how far this was: what was cut off before is sent again."""
         state = f"**{view.state}**" + (f": {view.tags['vitline.reason']}" if view.tags.get("vitline.reason") else "")
         lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{view.store_uri}`"])
-        self.tracking.put_tags(run, {"mlflow.note.content": f"{state}\n\n{lines}\n\n{more}".rstrip()})
+        self.tracking.put_tags(run, {"mlflow.note.content": "\n\n".join(filter(None, (state, more, lines)))})
         self.tracking.put_status(run, view.status, view.end_ms)
         done = {"segments": curves.done} if curves else {}
         self.tracking.put_tags(run, {SHIPPED: json.dumps({**done, "view": digest}, sort_keys=True)})

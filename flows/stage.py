@@ -7,18 +7,17 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from infra.claims import Claim, ClaimHeld, take_claim
-from infra.local.ray_node import LocalRay
-from infra.ray_jobs import Job, JobLost, RayJobs
-from infra.run_state import OUTCOMES, read_state, request_stop
-from infra.settings import Settings
+from flows.engines import Engines, Progress
+from flows.records import AttemptRecord
+from infra.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from infra.ray_jobs import Job, JobLost
+from infra.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_verdict
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
@@ -30,8 +29,21 @@ LIVING_S = 10.0
 STOP_MARGIN_S = 5.0
 
 
+# A cancelled job has nothing to write: its workers leave at the next step, and a driver that waits is told by signal.
+CANCEL_PATIENCE_S = 3.0
+# Without progress for so long, people want to know what the job waits for.
+WAITING_S = 20.0
+LOG_LINES = 40
+# Age of the heartbeat after which a flow process counts as dead.
+FLOW_CLAIM_S = 30.0
+
+
 class StageFailed(RuntimeError):
     """A stage that ended in another state than finished; the text is one sentence and the next step."""
+
+    def __init__(self, text: str, state: RunState = "failed"):
+        super().__init__(text)
+        self.state: RunState = state
 
 
 class Skipped(RuntimeError):
@@ -47,57 +59,20 @@ class StageResult:
     wall_s: float
 
 
-class Cluster:
-    """Where jobs are sent: the job server at RAY_ADDRESS, else a one-node Ray that is started at the first job.
-
-    A command whose stages are all finished starts nothing. Leaving the context stops what was started here.
-    """
-
-    def __init__(self, settings: Settings, log_dir: Path, announce: Callable[[str], None] = log.info):
-        self.settings, self.log_dir, self.announce = settings, log_dir, announce
-        self.local: LocalRay | None = None
-        self._jobs: RayJobs | None = None
-
-    def __enter__(self) -> "Cluster":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.local is not None:
-            self.local.__exit__(None, None, None)
-
-    def restart(self) -> None:
-        """After the cluster was lost: a local Ray is started anew at the next job, a remote one is asked again."""
-        self.__exit__()
-        self.local, self._jobs = None, None
-
-    @property
-    def jobs(self) -> RayJobs:
-        if self._jobs is None:
-            address = self.settings.ray_address
-            if address is None:
-                self.announce("starting a one-node Ray (dashboard on loopback, token authentication)")
-                self.local = LocalRay(self.log_dir)
-                self.local.__enter__()
-                env = self.local.env
-                self._jobs = RayJobs(env["RAY_ADDRESS"], token_path=env["RAY_AUTH_TOKEN_PATH"])
-            else:
-                self._jobs = RayJobs(address)
-        return self._jobs
-
-
 def run_store(root: str, key: str) -> Store:
     """The folder of a run."""
     return open_store(root).child(f"runs/{key}")
 
 
 def run_stage(
+    engines: Engines,
     run: Store,
     key: str,
     module: str,
     config: BaseModel,
-    cluster: Cluster,
     *,
-    on_poll: Callable[[], None],
+    title: str,
+    progress: Callable[[], Progress | None],
     output: Callable[[dict[str, Any]], bool] = lambda state: True,
     grace_s: float,
     claim_timeout_s: float,
@@ -106,9 +81,9 @@ def run_stage(
     """Brings the run to its end: returns at once when it is finished, else starts the next attempt and follows it.
 
     `config` becomes the run's config.json once the claim is taken: only its holder ever writes there. `output(state)` says
-    whether what a finished run made is still there; if not, the run is done again. A preempted attempt and a lost
-    cluster are followed by another, up to MAX_ATTEMPTS in this call. Raises Skipped when a living attempt holds the
-    claim, StageFailed for every other end. Ctrl-C asks the job to write a checkpoint and stop.
+    whether what a finished run made is still there; if not, the run is done again. `progress()` is what to show. A
+    preempted attempt and a lost cluster are followed by another, up to MAX_ATTEMPTS in this call. Raises Skipped when a
+    living attempt holds the claim, StageFailed for every other end, and what interrupted the following.
     """
     started = time.monotonic()
 
@@ -116,34 +91,76 @@ def run_stage(
         state = read_state(run)
         return state if state is not None and state["state"] == "finished" and output(state) else None
 
+    def result(state: dict[str, Any], reused: bool) -> StageResult:
+        engines.shipper.follow(key)
+        return StageResult(state, reused, time.monotonic() - started)
+
     if (state := finished()) is not None:
-        return StageResult(state, True, time.monotonic() - started)
+        return result(state, True)
     probe_conditional_writes(run)
     for _ in range(MAX_ATTEMPTS):
-        claim = claim_or_skip(run, key, cluster, claim_timeout_s)
+        claim = claim_or_skip(engines, run, key, claim_timeout_s, lambda job: job_state(engines, run, job))
         if (state := finished()) is not None:  # by the attempt that was waited for
-            return StageResult(state, True, time.monotonic() - started)
+            return result(state, True)
         run.write_json("config.json", config.model_dump(mode="json"))
-        command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
-        wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1)}
-        cluster.jobs.submit(claim.job_id, command, env={**wait, **(env or {})}, metadata={"run_key": key})
+        submit(engines, run, claim, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
         try:
-            job = follow(run, claim, cluster, on_poll, grace_s)
+            job = follow(engines, run, claim, title, progress, grace_s)
         except JobLost as lost:
-            log.warning("%s The next attempt resumes %s.", lost, key)
-            cluster.restart()
+            engines.watch.say(f"{lost} The next attempt resumes {key}.")
+            engines.cluster.restart()
             continue
         if (state := finished()) is not None:
-            return StageResult(state, False, time.monotonic() - started)
+            return result(state, False)
         if job.exit_code != OUTCOMES["preempted"].exit_code:
-            raise StageFailed(explain(run, key, claim, cluster, read_state(run) or {}))
-        log.warning("attempt %d of %s was preempted; the next one resumes it", claim.attempt, key)
+            raise failure(engines, run, claim, job)
+        engines.watch.say(f"attempt {claim.attempt} of {key} was preempted; the next one resumes it")
     raise StageFailed(
-        f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to go on."
+        f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to go on.",
+        "preempted",
     )
 
 
-def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float) -> Claim:
+def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[str, str]) -> None:
+    """Records the attempt and hands its driver to Ray, with links both ways."""
+    jobs, origin = engines.cluster.jobs, engines.origin
+    record = AttemptRecord(
+        run_key=claim.run_key,
+        attempt=claim.attempt,
+        job_id=claim.job_id,
+        ray_address=jobs.address,
+        owner=claim.owner,
+        started_at=time.time(),
+        origin=origin,
+    )
+    run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
+    metadata = {"run_key": claim.run_key, **origin.model_dump(mode="json", exclude_none=True)}
+    command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
+    jobs.submit(claim.job_id, command, env=env, metadata=metadata)
+    engines.shipper.follow(claim.run_key)
+    engines.watch.submitted(claim.run_key, jobs.page(claim.job_id), run.uri, engines.shipper.run_url(claim.run_key))
+
+
+@contextlib.contextmanager
+def exclusively(engines: Engines, name: str) -> Iterator[ClaimHolder]:
+    """Held while this process does something that has no job of its own, such as a whole pipeline.
+
+    Raises Skipped where a living process holds `claims/<name>`. After a kill the next one waits for the heartbeat to
+    grow old; there is no job to ask about.
+    """
+    store = open_store(engines.root).child(f"claims/{name}")
+    claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None)
+    with ClaimHolder(store, claim.attempt, every_s=FLOW_CLAIM_S / 6) as holder:
+        try:
+            yield holder
+        finally:
+            with contextlib.suppress(ClaimLost, OSError, RuntimeError):
+                holder.release()
+
+
+def claim_or_skip(
+    engines: Engines, run: Store, key: str, claim_timeout_s: float, job_state: Callable[[str], str | None]
+) -> Claim:
     """The claim of the next attempt. A heartbeat that has stopped is waited out; a living attempt raises Skipped: one
     whose heartbeat moves, or that Ray goes on listing as unfinished."""
     started, last_beat = time.monotonic(), None
@@ -153,24 +170,25 @@ def claim_or_skip(run: Store, key: str, cluster: Cluster, claim_timeout_s: float
             return take_claim(
                 run,
                 key,
-                job_state=lambda job: job_state(run, cluster, job),
+                job_state=job_state,
                 owner=owner,
                 claim_timeout_s=claim_timeout_s,
             )
         except ClaimHeld as held:
-            patience_s = claim_timeout_s + 5 if job_state(run, cluster, held.claim.job_id) is None else LIVING_S
+            patience_s = claim_timeout_s + 5 if job_state(held.claim.job_id) is None else LIVING_S
             beats = last_beat is not None and held.claim.heartbeat > last_beat
             if beats or time.monotonic() - started > patience_s:
-                raise Skipped(f"{held} It goes on there; its state is in {run.uri_of('state.json')}.") from held
+                raise Skipped(f"{held} It goes on there.") from held
             if last_beat is None:
-                cluster.announce(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
+                engines.watch.say(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
             last_beat = held.claim.heartbeat
+            engines.watch.check()
             time.sleep(POLL_S)
 
 
-def job_state(run: Store, cluster: Cluster, job_id: str) -> str | None:
+def job_state(engines: Engines, run: Store, job_id: str) -> str | None:
     """What Ray says of a job; of one that it does not know, whether the run's own state says that it has ended."""
-    job = cluster.jobs.find(job_id)
+    job = engines.cluster.jobs.find(job_id)
     if job is not None:
         return job.state
     state = read_state(run)
@@ -178,29 +196,86 @@ def job_state(run: Store, cluster: Cluster, job_id: str) -> str | None:
     return "failed" if ended else None
 
 
-def follow(run: Store, claim: Claim, cluster: Cluster, on_poll: Callable[[], None], grace_s: float) -> Job:
-    try:
-        return cluster.jobs.follow(claim.job_id, lambda job: on_poll(), poll_s=POLL_S)
-    except KeyboardInterrupt:
-        cluster.announce("stopping: the job writes a checkpoint first (Ctrl-C again to stop at once)")
-        request_stop(run, "preempted", by="Ctrl-C", attempt=claim.attempt)
-        deadline = time.monotonic() + grace_s
-        while time.monotonic() < deadline:
-            job = cluster.jobs.find(claim.job_id)
-            if job is None or job.terminal:
-                break
-            time.sleep(POLL_S)
+def follow(
+    engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], Progress | None], grace_s: float
+) -> Job:
+    """The job once it has ended. What interrupts the following stops the job first, where the one who looks on says so."""
+    began, told = time.monotonic(), False
+    with engines.watch.stage(title) as show:
+
+        def on_poll(job: Job) -> None:
+            nonlocal told
+            now = progress()
+            show(now)
+            if now is None and not told and time.monotonic() - began > WAITING_S:
+                told = True
+                engines.watch.say(f"{title} waits for resources; {at_work(engines, claim.job_id)}")
+            engines.watch.check()
+
+        try:
+            return engines.cluster.jobs.follow(claim.job_id, on_poll, poll_s=POLL_S)
+        except BaseException as error:
+            reason = engines.watch.stop_reason(error)
+            if reason is not None:
+                stop_attempt(engines, run, claim, reason, by=type(error).__name__, grace_s=grace_s)
+            raise
+
+
+def at_work(engines: Engines, but: str) -> str:
+    """Which other jobs hold the cluster."""
+    others = [job.id for job in engines.cluster.jobs.list() if not job.terminal and job.id != but]
+    return f"also at work: {', '.join(others)}" if others else "no other job of this cluster is at work"
+
+
+def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason, by: str, grace_s: float) -> None:
+    """Ends an attempt: `stop.json`, then a signal to its driver, then Ray's SIGKILL; and a verdict where it said nothing."""
+    checkpoint = "" if reason == "cancelled" else ": the job writes a checkpoint first (Ctrl-C again to stop at once)"
+    engines.watch.say(f"stopping {claim.job_id}, {reason.replace('_', ' ')}{checkpoint}")
+    request_stop(run, reason, by=by, attempt=claim.attempt)
+    jobs = engines.cluster.jobs
+    deadline = time.monotonic() + (CANCEL_PATIENCE_S if reason == "cancelled" else grace_s)
+    while (job := jobs.find(claim.job_id)) is not None and not job.terminal and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    if job is not None and not job.terminal:
+        try:
+            job = jobs.stop(claim.job_id, wait_s=grace_s + STOP_MARGIN_S)
+        except TimeoutError as late:
+            engines.watch.say(f"{late} `vitline ops reconcile` looks again.")
+            return
+    state = read_state(run)
+    if state is None or state["attempt"] < claim.attempt or state["state"] == "running":
+        write_verdict(run, reason, claim.attempt, f"{by} asked for it; the job ended without a word")
+
+
+def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
+    """Cancels the jobs that a flow run has left at work; the ids of those."""
+    left = [job for job in engines.cluster.jobs.list({"flow_run_id": flow_run_id}) if not job.terminal]
+    for job in left:
+        key = job.metadata["run_key"]
+        run = run_store(engines.root, key)
+        claim = read_claim(run)
+        if claim is not None and claim.job_id == job.id:
+            stop_attempt(engines, run, claim, "cancelled", by=f"flow run {flow_run_id}", grace_s=STOP_MARGIN_S)
         else:
-            with contextlib.suppress(TimeoutError):
-                cluster.jobs.stop(claim.job_id, wait_s=grace_s + STOP_MARGIN_S)
-        raise
+            engines.cluster.jobs.stop(job.id, wait_s=STOP_MARGIN_S)
+    return [job.id for job in left]
 
 
-def explain(run: Store, key: str, claim: Claim, cluster: Cluster, state: dict[str, Any]) -> str:
-    """One sentence of what ended a stage, with the last lines of its log where the job left no reason."""
+def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed:
+    """What ended a stage in one sentence; the one who looks on gets the last lines of its log beside it."""
+    key, state = claim.run_key, read_state(run) or {}
     where = f"{run.uri_of('state.json')}, job {claim.job_id}"
+    ended: RunState
+    tail = "\n".join(engines.cluster.jobs.logs(claim.job_id).splitlines()[-LOG_LINES:])
     if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
-        reason = state.get("reason", "no reason given")
-        return f"{key} is {state['state']}: {reason} ({where}). Mend that and run the same command again: it goes on there."
-    tail = "\n".join(cluster.jobs.logs(claim.job_id).splitlines()[-15:])
-    return f"{key}: the job ended without a result ({where}); the same command goes on. Its last lines:\n{tail}"
+        reason, ended = state.get("reason", "no reason given"), state["state"]
+        text = f"{key} is {ended}: {reason} ({where}). Mend that and run the same command again: it goes on there."
+    else:
+        ended = "cancelled" if job.state == "stopped" else "failed"
+        reason = f"the job ended without a result ({job.message or job.state})"
+        write_verdict(run, ended, claim.attempt, reason)
+        text = f"{key}: {reason} ({where}); the same command goes on. Its last lines:\n" + "\n".join(
+            tail.splitlines()[-15:]
+        )
+    engines.watch.failed(key, reason, tail)
+    return StageFailed(text, ended)

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from pydantic import Field
+
 from infra.config import FrozenConfig
 from infra.settings import Settings
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+list_ = list  # RayJobs has a method of that name
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
 
@@ -49,6 +52,12 @@ class Job(FrozenConfig):
     exit_code: int | None
     """Of the driver, -9 after a SIGKILL; None while it runs and after a stop, whatever the driver answered."""
     message: str
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """What `submit` was given."""
+    started_at: float | None = None
+    """Unix seconds."""
+    ended_at: float | None = None
+    """Unix seconds; None while it runs."""
 
     @property
     def terminal(self) -> bool:
@@ -105,14 +114,18 @@ class RayJobs:
             if _status(error) == 404:
                 return None
             raise
-        return Job.model_validate(
-            {
-                "id": job_id,
-                "state": info.status.value.lower(),
-                "exit_code": info.driver_exit_code,
-                "message": info.message or "",
-            }
-        )
+        return _job(job_id, info)
+
+    def list(self, metadata: Mapping[str, str] | None = None) -> "list_[Job]":
+        """The jobs whose metadata hold these pairs, in every state."""
+        wanted = (metadata or {}).items()
+        details = self._ask("list jobs", lambda client: client.list_jobs())
+        jobs = [_job(info.submission_id, info) for info in details if info.submission_id]
+        return [job for job in jobs if wanted <= job.metadata.items()]
+
+    def page(self, job_id: str) -> str:
+        """The job's page in the Ray dashboard."""
+        return f"{self.address}/#/jobs/{job_id}"
 
     def follow(self, job_id: str, on_poll: Callable[[Job], None], poll_s: float = 1.0) -> Job:
         """Call `on_poll` with the job every `poll_s` until it has ended, and give it. What `on_poll` raises ends the
@@ -182,6 +195,21 @@ class RayJobs:
 
         # Ray itself keeps the first token that a process used, also for the next cluster.
         return Client(self.address, headers={"Authorization": f"Bearer {self._token}"} if self._token else None)
+
+
+def _job(job_id: str, info: Any) -> Job:
+    """Ray gives times in milliseconds."""
+    return Job.model_validate(
+        {
+            "id": job_id,
+            "state": info.status.value.lower(),
+            "exit_code": info.driver_exit_code,
+            "message": info.message or "",
+            "metadata": info.metadata or {},
+            "started_at": info.start_time and info.start_time / 1000,
+            "ended_at": info.end_time and info.end_time / 1000,
+        }
+    )
 
 
 def checked_env(env: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """Requests for the corpora of the demonstration, ready to hand to `prepare`."""
 
+from collections.abc import Callable
+
 from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Emoji
 
 # A task keeps its exact numbers of examples: twins inside one split stay.
@@ -33,3 +35,12 @@ def digits_5_to_9() -> CorpusConfig:
     return CorpusConfig(
         name="digits-5-to-9", source=Digits(digits=(5, 6, 7, 8, 9), num_train=400, num_val=100), recipe=_TASK
     )
+
+
+PRESETS: dict[str, Callable[[], CorpusConfig]] = {
+    "noto-emoji": noto_emoji,
+    "twitter-emoji": twitter_emoji,
+    "digits": digits,
+    "digits-0-to-4": digits_0_to_4,
+    "digits-5-to-9": digits_5_to_9,
+}

@@ -12,7 +12,9 @@ import time
 import psutil
 import pytest
 
-from flows.stage import Cluster, claim_or_skip, run_store
+from flows.engines import Cluster
+from flows.stage import run_store
+from infra.claims import ClaimHeld, take_claim
 from infra.journal import read_journal
 from infra.run_state import read_state
 from infra.settings import Settings
@@ -39,11 +41,22 @@ class Session:
     def submit(self, config):
         spec = make_spec(config, self.root)
         run = run_store(self.root, spec.run_key)
-        claim = claim_or_skip(run, spec.run_key, self.cluster, claim_timeout_s=15)
+        claim = self.claim(run, spec.run_key)
         run.write_json("config.json", spec.model_dump(mode="json"))
         command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", str(claim.attempt)]
         self.jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
         return run, claim
+
+    def claim(self, run, key):
+        """Once the attempt before is dead: a killed one's heartbeat has to grow old."""
+        while True:
+            with contextlib.suppress(ClaimHeld):
+                return take_claim(run, key, job_state=self.job_state, owner="test", claim_timeout_s=15)
+            time.sleep(0.5)
+
+    def job_state(self, job_id):
+        job = self.jobs.find(job_id)
+        return job and job.state
 
     def follow(self, claim):
         return self.jobs.follow(claim.job_id, lambda job: None, poll_s=0.2)

@@ -118,7 +118,7 @@ def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tm
         for wrong in (tmp_path / "absent", tmp_path / "file.png"):
             said = refused(*command, "--source", wrong, "--name", "birds", "--root", root)
             assert str(wrong) in said
-            assert "--source wants" in said
+            assert "one sub-folder of images per class" in said
         said = refused(*command, "--source", tmp_path, "--name", "My Birds", "--root", root)
         assert "'My Birds'" in said
         assert "as in 'birds-2026'" in said

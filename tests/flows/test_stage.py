@@ -1,15 +1,21 @@
 """What a stage does with every way in which a job can end, by a cluster that plays a script."""
 
+import contextlib
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from flows import stage
+from flows.engines import Engines, StopRequested, Terminal
+from flows.records import attempt_records
+from flows.shipper import Shipper
 from flows.stage import StageFailed, run_stage
 from infra.claims import ClaimHolder, read_claim, take_claim
 from infra.ray_jobs import Job, JobLost, JobServerAway
-from infra.run_state import OUTCOMES, read_stop, write_state
+from infra.run_state import OUTCOMES, read_state, read_stop, write_state
+from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import ViTConfig
 
@@ -23,8 +29,8 @@ class ScriptedCluster:
         self.run, self.script = run, list(script)
         self.submitted, self.stopped, self.told, self.ended = [], [], [], {}
         self.jobs = self
-        self.announce = self.told.append
         self.restarts = 0
+        self.address = "http://cluster"
 
     def restart(self):
         self.restarts += 1
@@ -47,11 +53,27 @@ class ScriptedCluster:
     def find(self, job_id):
         return self.ended.get(job_id)
 
+    def list(self, metadata=None):
+        return list(self.ended.values())
+
+    def page(self, job_id):
+        return f"http://cluster/{job_id}"
+
     def stop(self, job_id, wait_s):
         self.stopped.append(job_id)
 
     def logs(self, job_id):
         return "".join(f"line {n}\n" for n in range(40))
+
+
+class Onlooker(Terminal):
+    """A terminal whose words are kept; `check` is what a test puts there."""
+
+    def __init__(self, told, check=lambda: None):
+        self.say, self.check = told.append, check
+
+    def stage(self, title):
+        return contextlib.nullcontext(lambda progress: None)
 
 
 @pytest.fixture
@@ -65,14 +87,18 @@ def _quick(monkeypatch):
     monkeypatch.setattr(stage, "LIVING_S", 0.1)
 
 
-def go(run, cluster, on_poll=lambda: None, claim_timeout_s=0.05, grace_s=0.05):
+def go(run, cluster, check=lambda: None, claim_timeout_s=0.05, grace_s=0.05, output=lambda state: True):
+    settings = Settings(root=run.uri, mlflow_tracking_uri=None)
+    told = cluster.told if cluster else []
     return run_stage(
+        Engines(settings, cluster, Onlooker(told, check), Shipper(settings, Path())),
         run,
         KEY,
         "vit.ray_train",
         ViTConfig(),
-        cluster,
-        on_poll=on_poll,
+        title="birds",
+        progress=lambda: None,
+        output=output,
         grace_s=grace_s,
         claim_timeout_s=claim_timeout_s,
         env={"RAY_TRAIN_X": "1"},
@@ -94,13 +120,15 @@ def test_what_is_finished_is_given_without_a_cluster(run):
 def test_a_job_carries_its_run_attempt_and_time_to_stop(run):
     cluster = ScriptedCluster(run, "finished")
     polls = []
-    result = go(run, cluster, on_poll=lambda: polls.append(1), grace_s=10)
+    result = go(run, cluster, check=lambda: polls.append(1), grace_s=10)
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
     assert job.id == f"{KEY}-a1"
     assert job.command[1:] == ["-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
-    assert job.metadata == {"run_key": KEY}
+    assert job.metadata == {"run_key": KEY, "trigger": "command"}
+    (attempt,) = attempt_records(run)
+    assert (attempt.job_id, attempt.attempt, attempt.ray_address) == (job.id, 1, "http://cluster")
 
 
 def test_a_preempted_attempt_is_followed_by_the_next(run):
@@ -162,7 +190,7 @@ def test_an_attempt_that_beats_is_skipped_long_before_its_heartbeat_would_be_old
     attempt = claim(run).attempt
     cluster = ScriptedCluster(run)
     began = time.monotonic()
-    with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*state\.json"):
+    with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*goes on there"):
         go(run, cluster, claim_timeout_s=60)
     assert time.monotonic() - began < 20
     assert cluster.submitted == []
@@ -187,7 +215,7 @@ def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
         write_state(run, "finished", 1, step=9)
         cluster.ended[held.job_id] = Job(id=held.job_id, state="succeeded", exit_code=0, message="")
 
-    cluster.announce = finish
+    cluster.told = SimpleNamespace(append=finish)
     result = go(run, cluster, claim_timeout_s=60)
     assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
 
@@ -200,7 +228,7 @@ def test_ctrl_c_asks_for_a_checkpoint_and_waits_for_it(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(run, cluster, on_poll=interrupt)
+        go(run, cluster, check=interrupt)
     assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 1)
     assert cluster.stopped == []
 
@@ -213,7 +241,7 @@ def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(run, cluster, on_poll=interrupt)
+        go(run, cluster, check=interrupt)
     assert cluster.stopped == [f"{KEY}-a1"]
 
 
@@ -221,17 +249,35 @@ def test_a_finished_run_whose_output_is_gone_is_done_again(run):
     """A corpus or model that somebody deleted: its run still says finished."""
     write_state(run, "finished", 1)
     cluster, there = ScriptedCluster(run, "finished"), []
-    result = run_stage(
-        run,
-        KEY,
-        "vit.ray_train",
-        ViTConfig(),
-        cluster,
-        on_poll=lambda: there.append(True),
-        output=lambda state: bool(there),
-        grace_s=0.05,
-        claim_timeout_s=0.05,
-    )
+    result = go(run, cluster, check=lambda: there.append(True), output=lambda state: bool(there))
     assert not result.reused
     assert len(cluster.submitted) == 1
     assert run.read_json("config.json") == ViTConfig().model_dump(mode="json")
+
+
+def test_a_cancelled_stage_ends_its_job_and_leaves_a_verdict(run):
+    """The job is queued: it has no worker that could say how it ended."""
+    cluster = ScriptedCluster(run)
+
+    def cancelled():
+        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="stopped", exit_code=None, message="")
+        raise StopRequested("cancelled", "cancelled in Prefect")
+
+    with pytest.raises(StopRequested):
+        go(run, cluster, check=cancelled)
+    assert read_stop(run)["reason"] == "cancelled"
+    assert read_state(run)["state"] == "cancelled"
+    assert go(run, ScriptedCluster(run, "finished")).state["attempt"] == 2
+
+
+def test_what_only_ends_the_following_leaves_the_job_at_work(run):
+    class Terminated(BaseException):
+        pass
+
+    def terminated():
+        raise Terminated
+
+    cluster = ScriptedCluster(run)
+    with pytest.raises(Terminated):
+        go(run, cluster, check=terminated)
+    assert (read_stop(run), cluster.stopped) == (None, [])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vit.config import ExecutionConfig, TrainRecipe
-from vit.recipes import emoji, paper
+from vit.recipes import digits, emoji, paper
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ RECIPES: dict[str, Recipe] = {
     "vit-b16-imagenet": Recipe(
         "ViT-B/16 from scratch on ImageNet, 300 epochs (paper, Table 3)",
         lambda: (paper.imagenet("b16"), paper.cluster_execution()),
+    ),
+    "digits": Recipe(
+        "the same network on digits, where the emoji cannot be fetched", lambda: (digits.pretrain(), emoji.execution())
     ),
     "emoji": Recipe("the demo's small ViT, minutes on two CPU cores", lambda: (emoji.pretrain(), emoji.execution())),
 }

@@ -1,0 +1,212 @@
+"""The flows as Prefect runs them: each takes one form, refuses what is wrong with it first, and works through plain
+functions that know no Prefect. A flow holds no data and trains nothing; it follows jobs, and finds them again.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from prefect import flow, runtime
+from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
+from prefect.client.schemas.objects import StateType
+from prefect.states import State
+
+from flows.budget import check_deadline
+from flows.compare_runs import compare_newest, comparison_rows
+from flows.console import percent
+from flows.end_to_end import PipelineResult, headline, pretrain_then_transfer
+from flows.engines import Engines, engines
+from flows.evaluate_tasks import evaluate_tasks, score_cells
+from flows.flow_run import FlowRun, read_request
+from flows.flow_states import state_of
+from flows.prefect_watch import PrefectWatch
+from flows.prepare_corpus import corpus_rows, prepare_corpora
+from flows.pretrain import pretrain
+from flows.report import SCORE_COLUMNS, score_rows, stage_time
+from flows.requests import (
+    CompareRequest,
+    EvaluateRequest,
+    FinetuneRequest,
+    PipelineRequest,
+    PrepareRequest,
+    PretrainRequest,
+)
+from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
+from flows.stage import Skipped, exclusively, stop_jobs_of
+from flows.training import plan_training
+from infra.config import FrozenConfig
+from infra.settings import Settings
+from vit.config import TrainConfig
+
+R = TypeVar("R", bound=FrozenConfig)
+
+
+def run_name() -> str:
+    """`emoji-noto-emoji-1121-0300`: what is asked for, of what, and when in UTC."""
+    request = runtime.flow_run.parameters.get("request") or {}
+    parts = [str(request.get(field)) for field in ("name", "recipe", "corpus", "model", "preset") if request.get(field)]
+    what = "-".join(dict.fromkeys(part.rsplit("/", 1)[-1] for part in parts))[:60]
+    return f"{what or runtime.flow_run.flow_name}-{datetime.now(UTC):%m%d-%H%M%S}"
+
+
+def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
+    """The net under cancellation: ends what the flow process could not. Prefect calls it by these names."""
+    with engines(Settings()) as at_hand:
+        stop_jobs_of(at_hand, str(flow_run.id))
+
+
+def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
+    """A flow of ours. The form is checked by the flow itself, in sentences; nothing of it is retried by Prefect: the
+    store knows what is done, and Ray restarts workers."""
+    return flow(
+        name=name,
+        flow_run_name=run_name,
+        validate_parameters=False,
+        persist_result=False,
+        retries=0,
+        on_cancellation=[stop_jobs],
+    )
+
+
+def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines, FlowRun], str]) -> State:
+    """Reads the form, works, and says how it ended; the sentence that `body` returns is the message of the state."""
+    this = FlowRun.current()
+    sent = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
+    with PrefectWatch(this.id) as watch:
+        try:
+            request = read_request(model, sent, this.defaults)
+            with engines(Settings(), watch, this.origin) as at_hand:
+                state = State(type=StateType.COMPLETED, message=body(request, at_hand, this))
+        except BaseException as error:
+            ended = state_of(error)
+            if ended is None:
+                raise
+            state = ended
+        watch.wait_for_server()
+    return state
+
+
+@vitline_flow("prepare-corpus")
+def prepare_corpus(request: PrepareRequest) -> State:
+    """Raw images to a corpus of verified Parquet shards. Finished corpora are found again."""
+
+    def body(request: PrepareRequest, at_hand: Engines, this: FlowRun) -> str:
+        (corpus,), _, _ = prepare_corpora([resolve_prepare(request)], at_hand)
+        show(at_hand, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
+        reused = " (finished before)" if corpus.reused else ""
+        return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
+
+    return run(PrepareRequest, request, body)
+
+
+@vitline_flow("pretrain")
+def pretrain_flow(request: PretrainRequest) -> State:
+    """A prepared corpus to a pre-trained network, by one Ray Train job."""
+    return run(PretrainRequest, request, lambda r, e, _: train(resolve_pretrain(e.root, r), e))
+
+
+@vitline_flow("finetune")
+def finetune(request: FinetuneRequest) -> State:
+    """A published model to one fine-tuned on a whole corpus."""
+    return run(FinetuneRequest, request, lambda r, e, _: train(resolve_finetune(e.root, r), e))
+
+
+@vitline_flow("evaluate")
+def evaluate(request: EvaluateRequest) -> State:
+    """A published model to scores on tasks."""
+
+    def body(request: EvaluateRequest, at_hand: Engines, this: FlowRun) -> str:
+        _, result, scores = evaluate_tasks("scores", resolve_evaluate(at_hand.root, request), at_hand)
+        columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
+        show(at_hand, "scores", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
+        return sentence(headline(scores)) + (" (scored before)" if result.reused else "")
+
+    return run(EvaluateRequest, request, body)
+
+
+@vitline_flow("pretrain-then-transfer")
+def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
+    """Prepare, pre-train, fine-tune, score, compare. Finished stages are reused; scheduled runs are one a night."""
+
+    def body(request: PipelineRequest, at_hand: Engines, this: FlowRun) -> str:
+        drop_if_late(request, this)
+        plan = resolve_pipeline(at_hand.root, request, this.night)
+        at_hand.watch.say(f"pipeline {plan.key}: {check_deadline(at_hand.root, plan)}")
+        with one_at_a_time(at_hand, this):
+            if request.deadline_hours is not None and isinstance(at_hand.watch, PrefectWatch):
+                at_hand.watch.deadline = time.monotonic() + 3600 * request.deadline_hours
+            result = pretrain_then_transfer(plan, at_hand)
+        show_pipeline(result, at_hand)
+        return sentence(result.record.metrics)
+
+    return run(PipelineRequest, request, body)
+
+
+@vitline_flow("compare-runs")
+def compare_runs(request: CompareRequest) -> State:
+    """Pipelines or runs side by side, with the published rows."""
+
+    def body(request: CompareRequest, at_hand: Engines, this: FlowRun) -> str:
+        columns, rows = comparison_rows(compare_newest(at_hand.root, request.runs, request.newest))
+        show(at_hand, "comparison", "What differs, and how they ended", columns, rows)
+        return f"{len(columns) - 1} runs side by side"
+
+    return run(CompareRequest, request, body)
+
+
+def train(config: TrainConfig, at_hand: Engines) -> str:
+    """Plans, trains and says where the model lies."""
+    plan = plan_training(config)  # what cannot be read as asked is refused before a job is submitted
+    at_hand.watch.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
+    spec, result = pretrain(config, at_hand)
+    state = result.state
+    rows = [[field, str(state[field])] for field in ("step", "images_seen", "val_top1", "model") if field in state]
+    show(at_hand, "model", spec.run_key, ["", " "], rows)
+    score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
+    return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"
+
+
+def drop_if_late(request: PipelineRequest, this: FlowRun) -> None:
+    """A night that starts too late would run into the next one."""
+    limit, late = request.max_late_hours, this.late_hours()
+    if this.scheduled and limit is not None and late > limit:
+        raise Skipped(f"due {this.due:%Y-%m-%d %H:%M} UTC, {late:.1f} h ago; max_late_hours is {limit:g}.")
+
+
+@contextlib.contextmanager
+def one_at_a_time(at_hand: Engines, this: FlowRun):
+    """Scheduled runs of a deployment never overlap, not even with what an earlier one has left at work in Ray."""
+    if not this.scheduled or this.deployment is None:
+        yield
+        return
+    with exclusively(at_hand, this.deployment.replace("/", "-")):
+        jobs = [job.id for job in at_hand.cluster.jobs.list({"deployment": this.deployment}) if not job.terminal]
+        if jobs:
+            raise Skipped(f"{', '.join(jobs)} of an earlier scheduled run is still at work.")
+        yield
+
+
+def show_pipeline(result: PipelineResult, at_hand: Engines) -> None:
+    """The tables and links that people open a finished run for."""
+    record = result.record
+    rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]
+    show(at_hand, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
+    show(at_hand, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
+    if isinstance(at_hand.watch, PrefectWatch):
+        links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
+        for stage in record.stages:
+            if stage.run_key and (url := at_hand.shipper.run_url(stage.run_key)):
+                links[f"MLflow, {stage.stage}"] = f"[{url}]({url})"
+        at_hand.watch.links("links", f"Where {record.key} lies", links)
+
+
+def show(at_hand: Engines, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
+    if isinstance(at_hand.watch, PrefectWatch):
+        at_hand.watch.table(key, title, columns, rows)
+
+
+def sentence(metrics: Mapping[str, float]) -> str:
+    """`val/top1 41.2 %, tasks/digits/top1 69.6 %`"""
+    return ", ".join(f"{name} {percent(value)}" for name, value in metrics.items()) or "no scores"

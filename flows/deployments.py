@@ -1,0 +1,99 @@
+"""What Prefect offers to start: names, forms filled in, schedules. Registered from code, as often as one likes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.deployments.runner import EntrypointType, RunnerDeployment
+from prefect.exceptions import ObjectNotFound
+
+from flows import deployed
+from flows.prefect_watch import client
+from flows.requests import (
+    CompareRequest,
+    EvaluateRequest,
+    FinetuneRequest,
+    PipelineRequest,
+    PrepareRequest,
+    PretrainRequest,
+)
+from infra.config import FrozenConfig
+from infra.settings import Settings
+
+WORK_POOL = "vitline"
+NIGHTLY_CRON = "0 2 * * *"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One entry of Prefect's list. `request` fills the form; what it leaves out keeps the model's defaults."""
+
+    flow: Flow[..., Any]
+    name: str
+    model: type[FrozenConfig]
+    request: dict[str, Any]
+    stage: str
+    cron: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow.name}/{self.name}"
+
+
+# A night's budget: 153,600 images are the 1,200 steps of the demo, minutes on two cores and seconds on a GPU.
+NIGHT = {"name": "nightly", "train_images": 153_600, "deadline_hours": 6.0, "max_late_hours": 3.0}
+
+DEPLOYMENTS = (
+    Deployment(deployed.prepare_corpus, "default", PrepareRequest, {"preset": "digits"}, "prepare"),
+    Deployment(
+        deployed.pretrain_flow, "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"
+    ),
+    Deployment(deployed.finetune, "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
+    Deployment(deployed.evaluate, "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
+    Deployment(deployed.pretrain_then_transfer_flow, "default", PipelineRequest, {}, "pipeline"),
+    Deployment(deployed.pretrain_then_transfer_flow, "demo", PipelineRequest, {}, "pipeline"),
+    Deployment(deployed.pretrain_then_transfer_flow, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON),
+    Deployment(deployed.compare_runs, "default", CompareRequest, {}, "compare"),
+)
+
+
+def register(settings: Settings, *, nightly_active: bool = False) -> list[str]:
+    """Creates or updates every deployment at the server of `settings`; their names. Schedules that are there stay as
+    people have set them; new ones are made paused unless `nightly_active`."""
+    with client() as api:
+        for deployment in DEPLOYMENTS:
+            known = existing_schedules(api, deployment)
+            runner(deployment, nightly_active, known).apply()
+    return [deployment.full_name for deployment in DEPLOYMENTS]
+
+
+def runner(
+    deployment: Deployment, nightly_active: bool, known: list[DeploymentScheduleCreate] | None
+) -> RunnerDeployment:
+    """What Prefect stores of a deployment."""
+    form = deployment.model.model_validate(deployment.request)
+    schedules = known
+    if schedules is None and deployment.cron is not None:
+        schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
+        schedules = [DeploymentScheduleCreate(schedule=schedule, active=nightly_active)]
+    return deployment.flow.to_deployment(  # type: ignore[return-value]  # its async twin shares the name
+        name=deployment.name,
+        parameters={"request": form.model_dump(mode="json")},
+        work_pool_name=WORK_POOL,
+        entrypoint_type=EntrypointType.MODULE_PATH,
+        description=deployment.model.__doc__,
+        tags=["vitline", f"stage:{deployment.stage}"],
+        schedules=schedules,
+    )
+
+
+def existing_schedules(api: SyncPrefectClient, deployment: Deployment) -> list[DeploymentScheduleCreate] | None:
+    """The schedules of a deployment that is registered already; None for a new one."""
+    try:
+        found = api.read_deployment_by_name(deployment.full_name)
+    except ObjectNotFound:
+        return None
+    return [DeploymentScheduleCreate(schedule=s.schedule, active=s.active) for s in found.schedules]

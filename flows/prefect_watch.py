@@ -1,0 +1,203 @@
+"""A Prefect flow run as the one who looks on: artifacts on its page, lines in its log, its cancellation, its deadline.
+
+Measured with Prefect 3.8 (and the shape of this file): a cancelled run whose worker died is never told, so a thread reads
+the run's own state each second; no task may be at work while a flow is cancelled, so there are none; stopping in a hook
+of crashed flows would end trainings that are to go on, so there is none. Prefect away is normal: what cannot be shown is
+skipped, and a run that is about to end waits for the server.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect import flow, get_client
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.exceptions import TerminationSignal
+from prefect.logging import get_run_logger
+
+from flows.console import line
+from flows.engines import Progress, Show, StopRequested
+from flows.flow_states import state_of
+from infra.run_state import StopReason
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+POLL_S = 1.0
+SHOW_EVERY_S = 2.0
+LOG_EVERY_S = 15.0
+AWAY_PATIENCE_S = 900.0
+
+
+def client() -> SyncPrefectClient:
+    """A client that answers or fails within seconds."""
+    return get_client(sync_client=True, httpx_settings={"timeout": 10.0})
+
+
+def slug(text: str) -> str:
+    """An artifact key: lower case, digits, dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+class PrefectWatch:
+    """Of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
+
+    def __init__(self, flow_run_id: UUID):
+        self._flow_run_id = flow_run_id
+        self.deadline: float | None = None
+        self._cancelled = False
+        self._away = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
+
+    def __enter__(self) -> "PrefectWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=15)
+
+    # What a stage tells.
+
+    def say(self, text: str) -> None:
+        get_run_logger().info(text)
+
+    @contextlib.contextmanager
+    def stage(self, title: str) -> Iterator[Show]:
+        """A bar on the page and a line in the log now and then."""
+        started = time.monotonic()
+        key = slug(title.split()[0])
+        # Prefect's artifact functions are typed as sync or async in one; called from a sync flow they are sync.
+        artifact: Any = self._show(lambda: create_progress_artifact(0.0, key=key, description=title))
+        drawn, logged = [0.0], [started]
+        self.say(f"{title}: submitted")
+
+        def show(progress: Progress | None) -> None:
+            now = time.monotonic()
+            text = line(title, progress, now - started)
+            if progress and progress["total_steps"] and artifact and now - drawn[0] > SHOW_EVERY_S:
+                drawn[0] = now
+                share = min(100.0, 100.0 * progress["step"] / progress["total_steps"])
+                self._show(lambda: update_progress_artifact(artifact, share, description=text))
+            if now - logged[0] > LOG_EVERY_S:
+                logged[0] = now
+                self.say(text)
+
+        yield show
+        if artifact:
+            self._show(lambda: update_progress_artifact(artifact, 100.0))
+
+    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
+        links = {"run": f"`{run_key}`", "Ray job": f"[{job_page}]({job_page})", "store": f"`{run_uri}`"}
+        if mlflow_url:
+            links["MLflow"] = f"[{mlflow_url}]({mlflow_url})"
+        self.links("job", f"Attempt of {run_key}", links)
+
+    def failed(self, run_key: str, reason: str, log_tail: str) -> None:
+        get_run_logger().error("%s: %s\nLast lines of its log:\n%s", run_key, reason, log_tail)
+        text = f"**{run_key}** {reason}\n\nThe last lines of its job's log:\n\n```\n{log_tail}\n```\n"
+        self._show(lambda: create_markdown_artifact(text, key="failure", description=f"What ended {run_key}"))
+
+    def links(self, key: str, description: str, links: dict[str, str]) -> None:
+        """A small table of links, as an artifact."""
+        text = "| | |\n|---|---|\n" + "".join(f"| {name} | {target} |\n" for name, target in links.items())
+        self._show(lambda: create_markdown_artifact(text, key=key, description=description))
+
+    def table(self, key: str, description: str, columns: list[str], rows: list[list[str]]) -> None:
+        """A table as an artifact."""
+        body = [dict(zip(columns, row, strict=True)) for row in rows]
+        self._show(lambda: create_table_artifact(body, key=key, description=description))
+
+    # What ends a stage early.
+
+    def check(self) -> None:
+        if self._cancelled:
+            raise StopRequested("cancelled", "cancelled in Prefect")
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise StopRequested("out_of_time", "the deadline of this run has passed")
+
+    def stop_reason(self, error: BaseException) -> StopReason | None:
+        """A run that is cancelled takes its job with it; a flow process that is merely ended leaves the job at work."""
+        if isinstance(error, StopRequested):
+            return error.reason
+        if isinstance(error, TerminationSignal):
+            self._look()
+            return "cancelled" if self._cancelled else None
+        return None
+
+    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
+        """The body as a subflow in this process: its own page, the same states."""
+        outcome: list[T] = []
+        errors: list[BaseException] = []
+
+        def run(request: dict[str, Any]) -> Any:
+            try:
+                outcome.append(body())
+                return None
+            except BaseException as error:
+                errors.append(error)
+                if (state := state_of(error)) is None:
+                    raise
+                return state
+
+        subflow = flow(name=name, flow_run_name=title, validate_parameters=False, persist_result=False)(run)
+        state: Any = subflow(request, return_state=True)
+        if errors:
+            raise errors[0]
+        if not outcome:
+            # Prefect ended it before the body was entered, as it does where the parent is cancelled meanwhile.
+            self._look()
+            self.check()
+            raise RuntimeError(f"subflow {name} ended as {state.name}: {state.message}")
+        return outcome[0]
+
+    def wait_for_server(self) -> None:
+        """Returns once Prefect answers: a final state that nobody takes would leave the run RUNNING for ever."""
+        deadline, told = time.monotonic() + AWAY_PATIENCE_S, False
+        while time.monotonic() < deadline:
+            self._look()
+            if not self._away:
+                return
+            if not told:
+                told = True
+                log.warning("Prefect does not answer; waiting up to %.0f s to report the end", AWAY_PATIENCE_S)
+            time.sleep(POLL_S)
+
+    def _show(self, send: Callable[[], T]) -> T | None:
+        """What is only for eyes is skipped where the server is away."""
+        if self._away:
+            return None
+        try:
+            return send()
+        except Exception as error:
+            log.warning("could not show an artifact: %s", error)
+            return None
+
+    def _read_state(self) -> None:
+        while not self._over.wait(POLL_S):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            with client() as api:
+                state = api.read_flow_run(self._flow_run_id).state
+        except Exception as error:
+            if not self._away:
+                log.warning("Prefect does not answer (%s); the work goes on", error)
+            self._away = True
+            return
+        self._away = False
+        if state is not None and (state.is_cancelling() or state.is_cancelled()):
+            self._cancelled = True

@@ -1,0 +1,161 @@
+"""The forms: what a person fills in to start a flow, in the Prefect UI, by its API or by `vitline flows trigger` (DESIGN 3.9).
+
+One model a flow, at most 12 fields, a docstring on each (the form's help text). What a JSON schema can say is refused by the
+Prefect API; what it cannot say is checked by `flows/resolve.py` before anything is spent. Imports no engine.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
+
+from infra.config import FrozenConfig
+
+# Kept equal to what is there by tests/flows/test_requests.py: a form must show choices without importing the rooms.
+PresetName = Literal["noto-emoji", "twitter-emoji", "digits", "digits-0-to-4", "digits-5-to-9"]
+RecipeName = Literal[
+    "emoji", "digits", "vit-s16-i21k", "vit-b32-i21k", "vit-b16-i21k", "vit-l32-i21k", "vit-l16-i21k", "vit-b16-imagenet"
+]  # fmt: skip
+ProtocolName = Literal["small-images", "vit-paper"]
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
+Reference = Annotated[str, Field(min_length=1, max_length=500)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Overrides = dict[str, JsonValue]
+
+
+class PrepareRequest(FrozenConfig):
+    """Raw images to a corpus of verified Parquet shards."""
+
+    preset: PresetName | None = None
+    """A corpus that vitline can fetch by itself. Leave empty to prepare a folder."""
+    folder: Reference | None = None
+    """Folder with one sub-folder of images per class, on a disk that every worker sees. Leave empty for a preset."""
+    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")
+    """Name of the corpus, needed for a folder: lower case, digits, '-', '_', '.'."""
+    val_fraction: Fraction = 0.1
+    """Share of a folder's images held out for validation, where it has no val folder."""
+    test_fraction: Fraction = 0.1
+    """Share of a folder's images held out for the test, where it has no test folder."""
+    duplicates: Literal["drop", "keep"] = "drop"
+    """Pictures of a folder with the same pixels: keep one, or all."""
+    min_images_per_class: PositiveInt = 1
+    """Classes of a folder with fewer pictures are left out."""
+    overrides: Overrides = Field(default_factory=dict)
+    """Any other field by its dotted name, as in {"recipe.order_seed": 1, "execution.max_refused_fraction": 0.2}."""
+
+
+class PretrainRequest(FrozenConfig):
+    """A prepared corpus to a pre-trained network. The same request finds the same run: it resumes, or is reused."""
+
+    corpus: Reference
+    """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
+    recipe: RecipeName = "emoji"
+    """What to train and how; `vitline pretrain recipes` describes them."""
+    name: Name | None = None
+    """First part of the run's name. Empty: corpus and recipe."""
+    seed: NonNegativeInt = 0
+    """Seed of initialisation, order, augmentation and dropout."""
+    train_images: PositiveInt | None = None
+    """Budget in images, counting repeats. Empty: the recipe's own. Warmup shrinks with it."""
+    peak_lr: PositiveFloat | None = None
+    """Learning rate at the end of warmup. Empty: the recipe's own."""
+    num_workers: PositiveInt | None = None
+    """Ray Train workers, one GPU each where there are GPUs. Empty: the recipe's own. Results do not depend on it."""
+    overrides: Overrides = Field(default_factory=dict)
+    """Any other field by its dotted name, as in {"recipe.optim.weight_decay": 0.1, "execution.save_every_steps": 500}."""
+
+
+class FinetuneRequest(FrozenConfig):
+    """A published model to one fine-tuned on a whole corpus, by the paper's rules (SGD, cosine, new zero head)."""
+
+    model: Reference
+    """Published model to start from: NAME, NAME/VERSION or URI."""
+    corpus: Reference
+    """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
+    steps: PositiveInt = 500
+    """Optimizer steps."""
+    peak_lr: PositiveFloat = 0.03
+    """Learning rate at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06."""
+    global_batch_size: PositiveInt = 512
+    """Examples per step, over all workers."""
+    image_size_px: PositiveInt | None = None
+    """Side of the input; position embeddings are resampled. Empty: the model's own."""
+    seed: NonNegativeInt = 0
+    """Seed of order and augmentation."""
+    num_workers: PositiveInt | None = None
+    """Ray Train workers. Empty: one."""
+    overrides: Overrides = Field(default_factory=dict)
+    """Any other field by its dotted name, as in {"recipe.optim.clip_norm": null}."""
+
+
+class EvaluateRequest(FrozenConfig):
+    """A published model to scores on tasks: select on validation, train once more, read test once."""
+
+    model: Reference
+    """Published model to score: NAME, NAME/VERSION or URI."""
+    tasks: tuple[Reference, ...] = Field(("digits",), min_length=1, max_length=40)
+    """Task corpora with train, val and test splits: names or URIs; the 19 of VTAB are named vtab-<task>."""
+    protocol: ProtocolName = "small-images"
+    """How the model is fine-tuned; fixes resolution, settings and selection."""
+    seed: NonNegativeInt = 0
+    """Seed of order and augmentation."""
+    from_scratch: bool = False
+    """Also train the same network from scratch, with the same steps and choices, as a control."""
+
+
+class PipelineRequest(FrozenConfig):
+    """Prepare, pre-train, fine-tune and score: one line in the comparison of every night."""
+
+    name: Name = "emoji"
+    """First part of the names of its runs and of its model."""
+    corpus: Reference = "noto-emoji"
+    """Corpus to pre-train on: a preset that is prepared if need be (noto-emoji, digits-0-to-4), or a prepared corpus."""
+    recipe: RecipeName = "emoji"
+    """What to pre-train and how; `vitline pretrain recipes` describes them."""
+    seed: NonNegativeInt = 0
+    """Seed of initialisation, order, augmentation and dropout."""
+    train_images: PositiveInt | None = None
+    """Budget of pre-training in images, counting repeats. Empty: the recipe's own. Warmup shrinks with it."""
+    num_workers: PositiveInt | None = None
+    """Ray Train workers of pre-training. Empty: the recipe's own. Results do not depend on it."""
+    tasks: tuple[Reference, ...] = Field(("twitter-emoji", "digits"), min_length=1, max_length=40)
+    """Tasks to score the model on: presets (twitter-emoji, digits, digits-5-to-9) or prepared corpora."""
+    protocol: ProtocolName = "small-images"
+    """How the model is fine-tuned on each task."""
+    from_scratch: bool = True
+    """Also train the same network from scratch on every task, as a control."""
+    deadline_hours: PositiveFloat | None = None
+    """Longest run. A plan that does not fit is refused; a run that reaches it keeps a checkpoint and ends as OutOfTime."""
+    max_late_hours: PositiveFloat | None = None
+    """A scheduled run that starts later than this is dropped with the reason. Empty: it runs however late."""
+    overrides: Overrides = Field(default_factory=dict)
+    """Any other field by its dotted name, as in {"recipe.optim.peak_lr": 0.001, "protocol.total_steps": 300}."""
+
+
+class CompareRequest(FrozenConfig):
+    """Pipelines or runs side by side, with the published rows."""
+
+    runs: tuple[Reference, ...] = Field((), max_length=20)
+    """Keys of pipelines or runs, or the beginnings of keys. Empty: the newest pipelines."""
+    newest: int = Field(7, ge=2, le=50)
+    """How many of the newest pipelines, where no keys are given."""
+
+
+class ReconcileRequest(FrozenConfig):
+    """Ends what nobody follows any more: flow runs, Ray jobs and runs that disagree; sends what MLflow lacks."""
+
+    dry_run: bool = False
+    """Only say what would be done."""
+    quiet_minutes: float = Field(5.0, ge=0.0, le=10_000)
+    """Leave alone what showed a sign of life in this time."""
+
+
+class CollectGarbageRequest(FrozenConfig):
+    """Deletes what no reader can see or wants: leftovers of killed writers, checkpoints of finished runs."""
+
+    dry_run: bool = True
+    """Only list what would be deleted."""
+    older_than_days: float = Field(7.0, ge=0.0, le=10_000)
+    """Touch nothing that is younger."""
+    keep_checkpoints: int = Field(1, ge=0, le=1000)
+    """Newest checkpoints to keep of every finished run."""

@@ -1,0 +1,227 @@
+"""A filled-in form to what will run, and every refusal that a JSON schema cannot express. Spends nothing.
+
+Each function raises ValueError in one sentence: a corpus, model or field that does not exist, a rule between fields.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from data_prep.corpora.presets import PRESETS
+from data_prep.find_corpus import corpus_version
+from data_prep.shard_format import Manifest, load_manifest
+from flows.catalog import find_corpus, find_model, is_location, list_corpora
+from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PrepareRequest, PretrainRequest
+from infra.config import FrozenConfig, digest_of, replace
+from infra.keys import run_key
+from infra.storage import open_store
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
+from vit.input.plan import propose_num_lanes
+from vit.recipes import recipe_named
+from vit.vtab.evaluate import TaskRef
+from vit.vtab.protocols import Protocol, protocol_named
+
+CorpusChoice = CorpusConfig | str
+"""A corpus to prepare, or the URI of one that is there."""
+
+
+def resolve_prepare(request: PrepareRequest) -> CorpusConfig:
+    """The request for a corpus. Of a preset, everything but `overrides` is fixed."""
+    if (request.preset is None) == (request.folder is None):
+        given = "both" if request.preset else "neither"
+        raise ValueError(f"Give either a preset or a folder; {given} was given.")
+    if request.preset is not None:
+        return replace(PRESETS[request.preset](), **request.overrides)
+    folder = Path(str(request.folder)).expanduser().resolve()
+    if not folder.is_dir():
+        raise ValueError(f"folder {folder} does not exist here; it holds one sub-folder of images per class.")
+    if request.name is None:
+        raise ValueError(f"name is empty; a corpus made from {folder} needs one, as in 'birds-2026'.")
+    recipe = CorpusRecipe(
+        val_fraction=request.val_fraction,
+        test_fraction=request.test_fraction,
+        duplicates=request.duplicates,
+        min_images_per_class=request.min_images_per_class,
+    )
+    config = CorpusConfig(name=request.name, source=ClassFolders(path=str(folder)), recipe=recipe)
+    return replace(config, **request.overrides)
+
+
+def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
+    """The whole config of a pre-training on a prepared corpus."""
+    store = find_corpus(root, request.corpus)
+    manifest = load_manifest(store)
+    name = request.name or training_name(manifest.name, request.recipe)
+    return on_corpus(draft_training(name, request), store.uri, manifest)
+
+
+def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> TrainConfig:
+    """The config of a pre-training whose corpus is not known yet; refuses what is wrong with any corpus."""
+    recipe, execution = recipe_named(request.recipe).make()
+    if request.num_workers is not None:
+        execution = replace(execution, num_workers=request.num_workers)
+    changes: dict[str, Any] = {"seed": request.seed}
+    if request.train_images is not None:
+        steps = request.train_images // recipe.input.global_batch_size
+        if steps < 1:
+            raise ValueError(
+                f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images."
+            )
+        warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
+        changes |= {"total_steps": steps, "optim.warmup_steps": warmup}
+    config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
+    peak = {"recipe.optim.peak_lr": request.peak_lr} if isinstance(request, PretrainRequest) and request.peak_lr else {}
+    return replace(config, **peak, **{k: v for k, v in request.overrides.items() if not k.startswith("protocol.")})
+
+
+def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:
+    """The config with its corpus; refuses a loss that does not suit the labels."""
+    if config.recipe.loss == "softmax" and not manifest.single_label:
+        raise ValueError(
+            f"{uri} has several labels an image; recipe {config.name!r} uses softmax. "
+            'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'
+        )
+    val = config.val_split if config.val_split in manifest.splits else None
+    return replace(config, corpus=uri, val_split=val)
+
+
+def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
+    """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1)."""
+    from vit.published import ImageContract
+
+    model = find_model(root, request.model)
+    published = open_store(model).read_json("config.json")
+    contract = ImageContract.model_validate(open_store(model).read_json("image_contract.json"))
+    size = request.image_size_px or published["model"]["image_size_px"]
+    network = ViTConfig.model_validate(
+        published["model"] | {"image_size_px": size, "pre_logits": False, "head_bias_init": 0.0}
+    )
+    store = find_corpus(root, request.corpus)
+    manifest = load_manifest(store)
+    lanes = propose_num_lanes(
+        manifest.split("train"),
+        global_batch_size=request.global_batch_size,
+        shuffle_window=4,
+        mean_row_group_bytes=mean_row_group_bytes(manifest),
+    )
+    steps = request.steps
+    recipe = TrainRecipe(
+        model=network,
+        input=InputConfig(
+            global_batch_size=request.global_batch_size,
+            num_lanes=lanes,
+            augment=replace(contract.evaluation, image_size_px=size),
+        ),
+        optim=OptimConfig(
+            optimizer="sgd", peak_lr=request.peak_lr, warmup_steps=min(500, steps // 5), schedule="cosine"
+        ),
+        total_steps=steps,
+        seed=request.seed,
+    )
+    config = TrainConfig(
+        name=training_name(manifest.name, "finetune"),
+        stage="finetune",
+        corpus=store.uri,
+        val_split="val" if "val" in manifest.splits else None,
+        init_model=model,
+        recipe=recipe,
+        execution=ExecutionConfig(num_workers=request.num_workers or 1, save_every_steps=max(1, steps // 4)),
+    )
+    return replace(config, **request.overrides)
+
+
+class EvaluationPlan(FrozenConfig):
+    """What an evaluation scores."""
+
+    models: tuple[str | None, ...]
+    """URIs; none is the control from scratch."""
+    tasks: tuple[TaskRef, ...]
+    architecture: ViTConfig
+    protocol: Protocol
+    seed: int
+
+
+def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
+    """Tasks and models that exist."""
+    uri = find_model(root, request.model)
+    corpora = [find_corpus(root, task) for task in request.tasks]
+    return EvaluationPlan(
+        models=(uri, None) if request.from_scratch else (uri,),
+        tasks=tuple(TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri) for corpus in corpora),
+        architecture=ViTConfig.model_validate(open_store(uri).read_json("config.json")["model"]),
+        protocol=protocol_named(request.protocol),
+        seed=request.seed,
+    )
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """What a pretrain-then-transfer run is made of."""
+
+    key: str
+    request: PipelineRequest
+    source: CorpusChoice
+    tasks: tuple[CorpusChoice, ...]
+    training: TrainConfig
+    """Without its corpus, which may not be prepared yet."""
+    protocol: Protocol
+    night: date | None = None
+
+
+def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = None) -> PipelinePlan:
+    """A plan whose names all exist and whose overrides all fit; its key is the same for the same request and night."""
+    training = draft_training(request.name, request)
+    changes = {k.removeprefix("protocol."): v for k, v in request.overrides.items() if k.startswith("protocol.")}
+    if changes:
+        # A protocol that was changed is another one: its scores must not pass for those of the named one.
+        changes = {"name": f"{request.protocol}-{digest_of(changes)[:6]}", **changes}
+    protocol = replace(protocol_named(request.protocol), **changes)
+    source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *request.tasks))
+    identity = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
+    inputs = {f"{i}": corpus_identity(choice) for i, choice in enumerate((source, *tasks))}
+    key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
+    return PipelinePlan(key, request, source, tuple(tasks), training, protocol, night)
+
+
+def choose_corpus(root: str, name: str) -> CorpusChoice:
+    """A preset by its name, else a corpus that is there."""
+    if name in PRESETS:
+        return PRESETS[name]()
+    try:
+        return find_corpus(root, name).uri
+    except ValueError as error:
+        if is_location(name):
+            raise
+        known = ", ".join(sorted({*PRESETS, *(row["name"] for row in list_corpora(root))}))
+        raise ValueError(
+            f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one."
+        ) from error
+
+
+def corpus_identity(choice: CorpusChoice) -> str:
+    if isinstance(choice, CorpusConfig):
+        return f"{choice.name}/{corpus_version(choice)}"
+    return load_manifest(open_store(choice)).digest
+
+
+def training_name(corpus: str, what: str) -> str:
+    """A name for a training: corpora may also have dots and underscores in theirs."""
+    return f"{re.sub('[._]', '-', corpus)}-{what}"[:63]
+
+
+def mean_row_group_bytes(manifest: Manifest) -> int:
+    counts, rows = manifest.counts, manifest.split("train").rows_per_row_group
+    return -(-counts.num_bytes * rows // counts.num_accepted)
+
+
+def told(problem: Mapping[str, Any]) -> str:
+    """One broken rule of a pydantic model as a sentence: field, expectation, value."""
+    where, given = ".".join(map(str, problem["loc"])), problem.get("input")
+    text = problem["msg"].removeprefix("Value error, ").rstrip(".")
+    if not isinstance(given, Mapping):
+        text += f", not {given!r}"
+    return f"{where}: {text}" if where else text

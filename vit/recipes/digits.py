@@ -1,0 +1,10 @@
+"""The demo without emoji: the same small ViT on handwritten digits, which must not be mirrored."""
+
+from infra.config import replace
+from vit.config import TrainRecipe
+from vit.recipes import emoji
+
+
+def pretrain() -> TrainRecipe:
+    """About 51 passes over the 750 training images of the digits 0 to 4."""
+    return replace(emoji.pretrain(), **{"input.augment.flip": False, "total_steps": 300})
