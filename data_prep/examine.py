@@ -1,7 +1,9 @@
 """The first pass: list a source into chunks, then read and decode every example of a chunk once."""
 
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -16,6 +18,8 @@ from data_prep.records import RECORD_SCHEMA, WORK, Chunks, SourcePlan, batched, 
 from data_prep.splits import order_key
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
+
+_READ_THREADS = 8
 
 
 class ChunkTask(FrozenConfig):
@@ -101,12 +105,11 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
     start = time.monotonic()
     corpus = open_store(task.corpus)
     chunks = Chunks(corpus, task.examples_per_chunk)
-    stores: dict[str, Store] = {}
+    planned = read_table(corpus, chunks.plan_key(task.chunk)).to_pylist()
     rows = []
-    for row in read_table(corpus, chunks.plan_key(task.chunk)).to_pylist():
-        store = stores.setdefault(row["base"], open_store(row["base"]))
+    for row, data in _read_ahead(planned, task.policy.max_bytes):
         row["order_key"] = order_key(task.order_seed, row["example_id"])
-        rows.append({**row, **_found(row, store, task.policy)})
+        rows.append({**row, **_found(row, data, task.policy)})
     write_table(corpus, chunks.records_key(task.chunk), pa.Table.from_pylist(rows, schema=RECORD_SCHEMA))
     return ChunkDone(
         corpus=task.corpus,
@@ -117,11 +120,30 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
     )
 
 
-def _found(row: dict[str, Any], store: Store, policy: DecodePolicy) -> dict[str, Any]:
+def _read_ahead(rows: Sequence[dict[str, Any]], max_bytes: int) -> Iterator[tuple[dict[str, Any], Callable[[], bytes]]]:
+    """Each row with what gives its bytes, or raises what reading raised. An object store answers a read in some 8 ms,
+    a fifth of that when several are under way; as many as are under way are in memory."""
+    stores = {base: open_store(base) for base in {row["base"] for row in rows}}
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        waiting: deque[tuple[dict[str, Any], Future[bytes]]] = deque()
+        for row in rows:
+            if len(waiting) == _READ_THREADS:
+                first, read = waiting.popleft()
+                yield first, read.result
+            waiting.append((row, threads.submit(_read, row, stores[row["base"]], max_bytes)))
+        for row, read in waiting:
+            yield row, read.result
+
+
+def _read(row: dict[str, Any], store: Store, max_bytes: int) -> bytes:
+    return b"" if row["reason"] is not None else read_example(row, store, max_bytes)
+
+
+def _found(row: dict[str, Any], read: Callable[[], bytes], policy: DecodePolicy) -> dict[str, Any]:
     if row["reason"] is not None:
         return {}
     try:
-        data = read_example(row, store, policy.max_bytes)
+        data = read()
     except (FileNotFoundError, PermissionError) as error:
         # Other failures of the store are not the example's fault: they end the job, which can be started again.
         return {"reason": "unreadable", "detail": f"{type(error).__name__}: {error.strerror or error}"}

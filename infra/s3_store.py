@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -22,13 +23,15 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from infra.settings import Settings
-from infra.storage import Keys, Lost, Store, checked_key
+from infra.storage import Keys, Lost, Store, StoreFailed, checked_key
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `list` is the operation
 
-_ATTEMPTS = 8
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # about half a minute in all
+_ATTEMPTS = 9
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # 16 to 33 s in all: a store that is restarted is back by then
+_SILENCE_S = 30  # without a byte of an answer; a store that hangs is given up after five minutes
 _PART_BYTES = 32 * 1024 * 1024  # of at most 10,000 parts: 320 GB
 _PARTS_IN_FLIGHT = 3
 _TRANSIENT = (
@@ -48,8 +51,9 @@ _TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throt
 class S3Store(Store):
     """A prefix of a bucket. Tags are ETags; the endpoint comes from Settings, credentials as botocore finds them.
 
-    What a killed `writer` leaves is an unfinished multipart upload, which nobody sees; give the bucket a lifecycle
-    rule for them. A request that keeps failing raises RuntimeError with operation, object and number of attempts.
+    What a killed `writer` leaves is an unfinished multipart upload, which nobody sees; `leftovers` lists them, and a
+    lifecycle rule of the bucket may end them. A request that is refused, or fails for about half a minute, raises
+    StoreFailed with operation, object and number of attempts.
     """
 
     def __init__(self, bucket_and_prefix: str) -> None:
@@ -66,8 +70,8 @@ class S3Store(Store):
         wanted = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         try:
             return self._get(key, **wanted)[0]
-        except RuntimeError as error:
-            if _answer(error)[0] == 416:  # begins behind the end of the object
+        except StoreFailed as error:
+            if error.status == 416:  # begins behind the end of the object
                 return b""
             raise
 
@@ -101,13 +105,39 @@ class S3Store(Store):
         keys: Keys = []
         go_on: dict[str, str] | None = {}
         while go_on is not None:
-            page = self._page(prefix, go_on)
+            page = self._page("list_objects_v2", prefix, go_on)
             keys += [entry["Key"][len(self._prefix) :] for entry in page.get("Contents", ())]
             go_on = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else None
         return sorted(key for key in keys if not key.endswith("/"))  # the folders of a console are no objects
 
     def delete(self, key: str) -> None:
         self._call("delete_object", key)
+
+    def leftovers(self, older_than_s: float) -> Keys:
+        return sorted(f"{key}?uploadId={upload}" for key, upload in self._unfinished(older_than_s))
+
+    def discard_leftovers(self, older_than_s: float) -> Keys:
+        found = self._unfinished(older_than_s)
+        for key, upload in found:
+            with contextlib.suppress(FileNotFoundError):  # its writer finished it, or gave it up
+                self._call("abort_multipart_upload", key, UploadId=upload)
+        return sorted(f"{key}?uploadId={upload}" for key, upload in found)
+
+    def _unfinished(self, older_than_s: float) -> Uploads:
+        """(key, upload id) of the uploads that were begun more than `older_than_s` ago and are not finished."""
+        before = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        found = []
+        go_on: dict[str, str] | None = {}
+        while go_on is not None:
+            page = self._page("list_multipart_uploads", "", go_on)
+            found += [
+                (entry["Key"][len(self._prefix) :], entry["UploadId"])
+                for entry in page.get("Uploads", ())
+                if entry["Initiated"] < before and entry["Key"].startswith(self._prefix)
+            ]
+            more = page.get("IsTruncated")
+            go_on = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]} if more else None
+        return found
 
     def _client(self) -> s3fs.S3FileSystem:
         return _filesystem(os.getpid(), self._endpoint, self._region)
@@ -116,11 +146,9 @@ class S3Store(Store):
         at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
         return _retried(method, self.uri_of(key), lambda: self._client().call_s3(method, **at, **arguments))
 
-    def _page(self, prefix: str, go_on: dict[str, str]) -> dict[str, Any]:
+    def _page(self, method: str, prefix: str, go_on: dict[str, str]) -> dict[str, Any]:
         wanted = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **go_on}
-        return _retried(
-            "list_objects_v2", f"{self.uri}/{prefix}", lambda: self._client().call_s3("list_objects_v2", **wanted)
-        )
+        return _retried(method, f"{self.uri}/{prefix}", lambda: self._client().call_s3(method, **wanted))
 
     def _get(self, key: str, **arguments: Any) -> tuple[bytes, str]:
         at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
@@ -142,8 +170,8 @@ class S3Store(Store):
         signature = uuid.uuid4().hex
         try:
             return self._call("put_object", key, Body=data, Metadata={"writer": signature}, **condition)["ETag"]
-        except (RuntimeError, FileNotFoundError) as error:
-            if not isinstance(error, FileNotFoundError) and _answer(error)[0] != 412:
+        except (StoreFailed, FileNotFoundError) as error:
+            if isinstance(error, StoreFailed) and error.status != 412:
                 raise
             with contextlib.suppress(FileNotFoundError):
                 there = self._call("head_object", key)
@@ -159,6 +187,7 @@ class _Upload(io.RawIOBase):
         self._call = call
         self._buffer, self._position = bytearray(), 0
         self._upload_id: str | None = None
+        self._signature = uuid.uuid4().hex
         self._parts: list[Future[Any]] = []
         self._pool = ThreadPoolExecutor(_PARTS_IN_FLIGHT, thread_name_prefix="s3-part")
 
@@ -184,7 +213,11 @@ class _Upload(io.RawIOBase):
             if self._buffer:
                 self._send(bytes(self._buffer))
             parts = [{"PartNumber": n, "ETag": part.result()["ETag"]} for n, part in enumerate(self._parts, start=1)]
-            self._call("complete_multipart_upload", UploadId=self._upload_id, MultipartUpload={"Parts": parts})
+            try:
+                self._call("complete_multipart_upload", UploadId=self._upload_id, MultipartUpload={"Parts": parts})
+            except FileNotFoundError:  # gone: finished by an earlier try whose reply was lost, or taken away
+                if self._call("head_object")["Metadata"].get("writer") != self._signature:
+                    raise
         self._pool.shutdown()
 
     def abort(self) -> None:
@@ -197,7 +230,7 @@ class _Upload(io.RawIOBase):
 
     def _send(self, part: bytes) -> None:
         if self._upload_id is None:
-            self._upload_id = self._call("create_multipart_upload")["UploadId"]
+            self._upload_id = self._call("create_multipart_upload", Metadata={"writer": self._signature})["UploadId"]
         if len(self._parts) >= _PARTS_IN_FLIGHT:
             self._parts[-_PARTS_IN_FLIGHT].result()  # so many parts and no more are in memory
         number = len(self._parts) + 1
@@ -214,13 +247,13 @@ def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
             return request()
         except Exception as error:
             status, code = _answer(error)
-            if status == 404 and code in ("404", "NoSuchKey"):
+            if status == 404 and code in ("404", "NoSuchKey", "NoSuchUpload"):
                 raise FileNotFoundError(2, "no such object", uri) from error
             transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
             if not transient or attempt == _ATTEMPTS:
                 what = f"{operation} of {uri} failed at attempt {attempt}, after {time.monotonic() - began:.0f} s"
                 where = "Look whether the store runs." if transient else "Look at bucket, credentials and endpoint."
-                raise RuntimeError(f"{what}: {error}. {where}") from error
+                raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
             log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
         wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
         time.sleep(wait_s * random.uniform(0.5, 1.0))  # workers that failed together do not come back together
@@ -250,7 +283,7 @@ def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3Fi
         config_kwargs={
             "retries": {"total_max_attempts": 1},
             "connect_timeout": 10,
-            "read_timeout": 60,
+            "read_timeout": _SILENCE_S,
             "max_pool_connections": 32,
             # Behind an own endpoint buckets have no host names.
             **({"s3": {"addressing_style": "path"}} if endpoint else {}),

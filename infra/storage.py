@@ -10,8 +10,10 @@ import fcntl
 import hashlib
 import io
 import json
+import math
 import os
 import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -28,6 +30,20 @@ _TEMPORARY, _LOCK = ".tmp-", ".lock-"  # hidden from list() and refused as names
 
 class Lost(RuntimeError):
     """A conditional write was refused: the object exists already, or is not the one that the tag names."""
+
+
+class StoreFailed(RuntimeError):
+    """A service that refused a request, or went on failing: operation, object and attempts are in the text.
+
+    `status` and `code` are of its last answer, as (403, "AccessDenied"); (0, "") where there was none.
+    """
+
+    def __init__(self, text: str, status: int = 0, code: str = "") -> None:
+        super().__init__(text)
+        self.status, self.code = status, code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.status, self.code)
 
 
 class Store(ABC):
@@ -76,6 +92,16 @@ class Store(ABC):
     def discard(self, key: str) -> None:
         """Remove an object that nobody but the caller has ever known, and all that swapping it left behind."""
         self.delete(key)
+
+    def leftovers(self, older_than_s: float) -> Keys:
+        """What writers that were killed more than `older_than_s` ago left behind, sorted: temporary files or
+        unfinished uploads, as `discard_leftovers` names them. No reader ever sees them."""
+        return []
+
+    def discard_leftovers(self, older_than_s: float) -> Keys:
+        """Remove them and name them. A writer that has been at work for longer than `older_than_s` would lose its
+        object, so let this be a day or more."""
+        return []
 
     def exists(self, key: str) -> bool:
         try:
@@ -291,6 +317,21 @@ class FileStore(Store):
         path = self._path(key)
         path.with_name(_LOCK + path.name).unlink(missing_ok=True)
 
+    def leftovers(self, older_than_s: float) -> Keys:
+        before = time.time() - older_than_s
+        found = [Path(parent, name) for parent, _, names in os.walk(self._directory) for name in names]
+        return sorted(
+            path.relative_to(self._directory).as_posix()
+            for path in found
+            if path.name.startswith(_TEMPORARY) and _modified(path) < before
+        )
+
+    def discard_leftovers(self, older_than_s: float) -> Keys:
+        found = self.leftovers(older_than_s)
+        for key in found:
+            (self._directory / key).unlink(missing_ok=True)
+        return found
+
     def _path(self, key: str) -> Path:
         return self._directory / checked_key(key)
 
@@ -309,6 +350,14 @@ class FileStore(Store):
                 yield temporary, file
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _modified(path: Path) -> float:
+    """Unix seconds; infinite for a file that has gone meanwhile, which is therefore no leftover."""
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return math.inf
 
 
 def _settle(file: BinaryIO) -> None:

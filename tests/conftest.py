@@ -1,7 +1,9 @@
 """What several rooms test with: real small corpora, prepared once per test run, and a config to train on them."""
 
+import os
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,3 +90,19 @@ def stack():
     finally:
         stop_stack(directory)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def s3_uri(request, monkeypatch) -> str:
+    """An empty place on a real S3 service, which this test's process and its children can reach: below
+    VITLINE_TEST_S3_URI, with the AWS variables, where a service is to be tested; else in the stack's SeaweedFS."""
+    uri = os.environ.get("VITLINE_TEST_S3_URI")
+    if uri is None:
+        env = request.getfixturevalue("stack").env
+        uri = env["VITLINE_ROOT"]
+        if not uri.startswith("s3://"):
+            pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
+        for name, value in env.items():
+            if name.startswith("AWS_"):
+                monkeypatch.setenv(name, value)
+    return f"{uri}/{uuid.uuid4().hex}"

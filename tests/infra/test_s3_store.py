@@ -2,8 +2,10 @@
 
 import hashlib
 import os
+import pickle
+import subprocess
+import sys
 import threading
-import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 pytest.importorskip("s3fs", reason="the extra `prep` is not installed")
 
 from infra import s3_store
-from infra.storage import Lost, open_store
+from infra.storage import Lost, StoreFailed, open_store
 
 
 class Service(ThreadingHTTPServer):
@@ -101,9 +103,9 @@ def test_passing_faults_are_sat_out(store, service, faults):
 
 def test_a_lasting_fault_names_operation_object_and_attempts(store, service):
     service.faults = [503] * 20
-    with pytest.raises(RuntimeError, match=r"put_object of s3://bucket/runs/a failed at attempt 8, after \d+ s: .*"):
+    with pytest.raises(RuntimeError, match=r"put_object of s3://bucket/runs/a failed at attempt 9, after \d+ s: .*"):
         store.write("a", b"1")
-    assert len(service.requests) == 8
+    assert len(service.requests) == 9
 
 
 def test_a_refused_request_is_not_repeated(store, service):
@@ -115,7 +117,7 @@ def test_a_refused_request_is_not_repeated(store, service):
 
 def test_a_service_that_is_away_is_named(service, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 8.*whether the store runs"):
+    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*whether the store runs"):
         open_store("s3://bucket").read("a")
 
 
@@ -154,11 +156,28 @@ def test_two_conditional_writes_at_one_moment_are_decided_by_the_next_try(store,
     assert service.requests == ["PUT", "PUT"]
 
 
+def test_a_service_that_takes_a_request_and_says_nothing_is_asked_again(service, monkeypatch):
+    monkeypatch.setattr(s3_store, "_SILENCE_S", 0.2)
+    s3_store._filesystem.cache_clear()
+    service.faults = [threading.Event().wait] * 2  # for ever
+    store = open_store("s3://bucket/runs")
+    store.write("a", b"1")
+    assert store.read("a") == b"1"
+    s3_store._filesystem.cache_clear()
+
+
+def test_a_failure_says_what_the_service_answered_and_travels_between_processes(store, service):
+    service.faults = [403]
+    with pytest.raises(StoreFailed) as failed:
+        store.read("a")
+    again = pickle.loads(pickle.dumps(failed.value))
+    assert (again.status, again.code, str(again)) == (403, "Fault403", str(failed.value))
+
+
 @pytest.mark.s3
-@pytest.mark.skipif("VITLINE_TEST_S3_URI" not in os.environ, reason="VITLINE_TEST_S3_URI is not set")
-def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(monkeypatch):
+def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(s3_uri, monkeypatch):
     monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
-    store = open_store(f"{os.environ['VITLINE_TEST_S3_URI']}/{uuid.uuid4().hex}")
+    store = open_store(s3_uri)
     data = os.urandom(1024 * 1024) * 23
     with store.writer("large") as file:
         for start in range(0, len(data), 3_000_000):
@@ -173,7 +192,47 @@ def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(monke
     with pytest.raises(KeyboardInterrupt):
         write_half()
     assert store.list() == ["large"]
-    bucket, _, prefix = store.uri.removeprefix("s3://").partition("/")
-    uploads = store._client().call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-    assert not uploads.get("Uploads")
+    assert store.leftovers(older_than_s=-60) == []
     store.delete("large")
+
+
+@pytest.mark.s3
+def test_a_finished_upload_whose_reply_was_lost_is_finished(s3_uri, monkeypatch):
+    monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
+    store = open_store(s3_uri)
+    call = store._call
+
+    def reply_lost(method, key, **arguments):
+        if method == "complete_multipart_upload":
+            call(method, key, **arguments)
+        return call(method, key, **arguments)
+
+    monkeypatch.setattr(store, "_call", reply_lost)
+    with store.writer("large") as file:
+        file.write(bytes(6 * 1024 * 1024))
+    assert store.size("large") == 6 * 1024 * 1024
+    store.delete("large")
+
+
+KILLED_WRITER = """
+import os, signal, sys
+from infra import s3_store
+from infra.storage import open_store
+s3_store._PART_BYTES = 5 * 1024 * 1024
+with open_store(sys.argv[1]).writer("runs/half ü") as file:
+    file.write(bytes(6 * 1024 * 1024))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.s3
+def test_an_upload_whose_writer_was_killed_is_found_and_ended(s3_uri):
+    store = open_store(s3_uri)
+    subprocess.run([sys.executable, "-c", KILLED_WRITER, s3_uri])
+    assert store.list() == []
+    assert store.leftovers(older_than_s=60) == []
+    (found,) = store.leftovers(older_than_s=-60)  # a minute is more than clocks differ
+    assert found.startswith("runs/half ü?uploadId=")
+    assert open_store(f"{s3_uri}/run").leftovers(older_than_s=-60) == []
+    assert store.discard_leftovers(older_than_s=-60) == [found]
+    assert store.leftovers(older_than_s=-60) == []

@@ -2,7 +2,6 @@
 
 import io
 import multiprocessing
-import os
 import pickle
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -14,18 +13,16 @@ import pytest
 
 from infra.storage import Lost, open_store, probe_conditional_writes
 
-S3_URI = os.environ.get("VITLINE_TEST_S3_URI")
-BACKENDS = [
-    "file",
-    "memory",
-    pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.skipif(not S3_URI, reason="VITLINE_TEST_S3_URI is not set")]),
-]
+BACKENDS = ["file", "memory", pytest.param("s3", marks=pytest.mark.s3)]
 
 
 @pytest.fixture(params=BACKENDS)
 def store(request, tmp_path):
-    uri = {"file": f"{tmp_path}/store", "memory": f"memory://{uuid.uuid4().hex}", "s3": f"{S3_URI}/{uuid.uuid4().hex}"}
-    opened = open_store(uri[request.param])
+    if request.param == "s3":
+        uri = request.getfixturevalue("s3_uri")
+    else:
+        uri = f"{tmp_path}/store" if request.param == "file" else f"memory://{uuid.uuid4().hex}"
+    opened = open_store(uri)
     yield opened
     for key in opened.list():
         opened.delete(key)
@@ -208,6 +205,18 @@ def test_the_probe_passes_an_honest_store_and_names_a_dishonest_one(store, monke
     with pytest.raises(RuntimeError, match="swap with a stale tag"):
         probe_conditional_writes(store)
     assert store.list() == []
+
+
+def test_what_a_killed_writer_left_is_found_once_it_is_old(store, tmp_path):
+    store.write("runs/a/state.json", b"{}")
+    assert store.leftovers(older_than_s=-60) == []
+    if store.uri.startswith("file://"):
+        (tmp_path / "store/runs/a/.tmp-0123").write_bytes(b"half")
+        assert store.leftovers(older_than_s=60) == []
+        assert store.leftovers(older_than_s=-60) == ["runs/a/.tmp-0123"]
+        assert store.child("runs").discard_leftovers(older_than_s=-60) == ["a/.tmp-0123"]
+    assert store.discard_leftovers(older_than_s=-60) == store.leftovers(older_than_s=-60) == []
+    assert store.list() == ["runs/a/state.json"]
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/x", "s3://", "s3:///x", "memory://", "file://", ""])
