@@ -2,10 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo install test test-slow lint clean
+.PHONY: demo up down install test test-slow lint clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
+
+up: install  ## the servers: S3 store, MLflow, Prefect with a worker, Ray; prints their pages
+	@$(BIN)/vitline stack up
+
+down:  ## ends them all; what was stored stays
+	@test ! -x $(BIN)/vitline || $(BIN)/vitline stack down
 
 install:  ## .venv with what the product and the demo need
 	@$(PYTHON) infra/local/install.py local

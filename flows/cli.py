@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from flows import console
+from flows import console, stack_commands
 from infra.settings import Settings
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ vtab = group("vtab", "Scores on tasks by the VTAB-1k protocol.")
 runs = group("runs", "Runs: list, show, compare.")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
 model_app = group("model", "Published models: list, show.")
+app.add_typer(stack_commands.app, name="stack")
 ops = group("ops", "The state of this machine and of what it is connected to.")
 
 Root = Annotated[
@@ -424,6 +425,7 @@ def told(problem: Mapping[str, Any]) -> str:
 def main() -> None:
     """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 3 refused by a guard, 130 after Ctrl-C."""
     try:
+        stack_commands.join_stack(sys.argv[1:])
         app()
     except SystemExit as end:
         if end.code == 130:  # typer turns Ctrl-C into this

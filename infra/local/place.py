@@ -11,7 +11,8 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from infra.config import FrozenConfig
@@ -43,13 +44,18 @@ class Place(FrozenConfig):
     ports: dict[str, int]
     object_store: bool
     """SeaweedFS serves s3://vitline; else objects are files below `store/`, as there is no `weed` for this machine."""
-    artifacts: str
-    """Where the MLflow server keeps artifacts."""
+    artifacts_in_store: bool
+    """The MLflow server keeps artifacts there; else in a folder of its own, as it lacks boto3."""
 
     @property
     def folder(self) -> Path:
         """For what is gone with the processes: Unix sockets, Ray's session. The path is short (see `short_base`)."""
         return Path(short_base()) / f"vl-{self.id}"
+
+    @property
+    def artifacts(self) -> str:
+        """Where the MLflow server keeps artifacts."""
+        return f"s3://{BUCKET}/mlflow-artifacts" if self.artifacts_in_store else f"{self.directory}/mlflow/artifacts"
 
     @property
     def ray_token(self) -> Path:
@@ -96,7 +102,7 @@ def load_place(directory: Path) -> Place | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return Place.model_validate_json(text)
+        return Place.model_validate({**json.loads(text), "directory": directory})  # it may have been moved
     except ValueError as error:
         raise RuntimeError(
             f"{directory / 'place.json'} is not what this version writes ({error}). "
@@ -120,7 +126,7 @@ def settle(directory: Path, wanted: Mapping[str, int]) -> tuple[Place, list[str]
         ports=_ports(wanted, before.ports if before else {}, notes),
         # Objects stay where they began: a stack does not change its store because a package came or went.
         object_store=before.object_store if before else weed() is not None,
-        artifacts=before.artifacts if before else _artifacts(directory, weed() is not None),
+        artifacts_in_store=before.artifacts_in_store if before else weed() is not None and _has_boto3(),
     )
     if place.object_store and weed() is None:
         raise RuntimeError(
@@ -130,12 +136,12 @@ def settle(directory: Path, wanted: Mapping[str, int]) -> tuple[Place, list[str]
         notes.append(
             f"no SeaweedFS for this machine (its wheel is for Linux on x86-64): objects are files in {directory}/store"
         )
-    if place.object_store and not place.artifacts.startswith("s3://"):
-        notes.append(
-            f"MLflow keeps artifacts in {place.artifacts}: boto3, which it needs for s3://, was not there at first"
-        )
+    if place.object_store and not place.artifacts_in_store:
+        notes.append(f"MLflow keeps artifacts in {place.artifacts}: boto3, which it needs for s3://, was not installed")
+    if place.artifacts_in_store and not _has_boto3():
+        raise RuntimeError("MLflow keeps its artifacts in the store, which takes boto3. Next: make install.")
     _make_secrets(place)
-    write_whole(directory / "place.json", place.model_dump_json(indent=1))
+    write_whole(directory / "place.json", place.model_dump_json(indent=1, exclude={"directory"}))
     return place, notes
 
 
@@ -152,9 +158,8 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def _artifacts(directory: Path, object_store: bool) -> str:
-    in_store = object_store and importlib.util.find_spec("boto3") is not None
-    return f"s3://{BUCKET}/mlflow-artifacts" if in_store else str(directory / "mlflow" / "artifacts")
+def _has_boto3() -> bool:
+    return importlib.util.find_spec("boto3") is not None
 
 
 def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str]) -> dict[str, int]:
@@ -174,16 +179,15 @@ def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str
                 also = f" or {wanted[name] + twin}, which {name} opens too," if twin else ""
                 raise ValueError(f"--{name}-port={wanted[name]}: that port{also} is taken. Name another, or none.")
         candidates = [p for p in (wanted.get(name), before.get(name), WELL_KNOWN.get(name)) if p is not None]
-        ports[name] = next((p for p in candidates if fits(p)), 0) or _another(ports.values(), twin)
+        ports[name] = next(port for port in chain(candidates, _others(twin)) if fits(port))
         if name in WELL_KNOWN and candidates and ports[name] != candidates[0]:
             notes.append(f"{name}: port {candidates[0]} is taken, so it listens on {ports[name]}")
     return ports
 
 
-def _another(taken: object, twin: int) -> int:
-    while (port := free_ports(1, twin)[0]) in taken:  # type: ignore[operator]
-        pass
-    return port
+def _others(twin: int) -> Iterator[int]:
+    while True:
+        yield from free_ports(1, twin)
 
 
 def _make_secrets(place: Place) -> None:
@@ -201,7 +205,7 @@ def _make_secrets(place: Place) -> None:
     make_token(place.ray_token)
 
 
-def unknown_services(names: Sequence[str]) -> None:
+def refuse_unknown(names: Sequence[str]) -> None:
     """Raises ValueError for a name that is no service."""
     for name in names:
         if name not in ALL:

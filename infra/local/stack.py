@@ -13,18 +13,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from infra.local import seaweed
-from infra.local.place import ALL, MARK, Place, load_place, settle, unknown_services
+from infra.local.place import ALL, MARK, Place, load_place, refuse_unknown, settle
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
+from infra.local.services import links, programs
 from infra.local.state import Service, StackState, read_processes, read_state, restart_request
 
-__all__ = ["ALL", "Listener", "Service", "StackState", "find_stack", "listeners", "memory_bytes", "restart_service"]
-__all__ += ["stack_environment", "start_stack", "stop_stack"]
+__all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
+__all__ += ["restart_service", "stack_environment", "stack_links", "start_stack", "stop_stack"]
 
 _END_TIMEOUT_S = 40.0
 _RESTART_TIMEOUT_S = 120.0
@@ -58,7 +60,7 @@ def start_stack(
     ones. Ray takes all CPUs, or `num_cpus`. Raises RuntimeError with the last log lines of the service that did not
     start, and ValueError for names and ports that will not do; nothing runs then.
     """
-    unknown_services(services)
+    refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     log_dir.mkdir(parents=True, exist_ok=True)
@@ -124,9 +126,14 @@ def stack_environment(directory: Path) -> dict[str, str]:
     return _place(directory).environment()
 
 
+def stack_links(directory: Path) -> dict[str, str]:
+    """Pages of the stack below `directory` for a browser, by what they are."""
+    return links(_place(directory))
+
+
 def restart_service(directory: Path, name: str) -> None:
     """End one service in order and start it again on the same ports; back once it works, or RuntimeError."""
-    unknown_services([name])
+    refuse_unknown([name])
     before = _service(directory, name)
     request = restart_request(directory.absolute(), name)
     request.touch()
@@ -140,6 +147,14 @@ def restart_service(directory: Path, name: str) -> None:
     if now.state != "up" or now.pid == before.pid:
         request.unlink(missing_ok=True)
         raise RuntimeError(f"{name} did not come back: {now.problem or now.state}\nMore in {now.log}.")
+
+
+def check_services(directory: Path) -> dict[str, str]:
+    """What is wrong with each service of the stack that runs below `directory`, tried now; empty where it works."""
+    place, state = _place(directory), find_stack(directory)
+    every, names = programs(), [service.name for service in state.services] if state else []
+    with ThreadPoolExecutor(len(ALL)) as pool:
+        return dict(zip(names, pool.map(lambda name: every[name].problem(place, 0.0), names), strict=True))
 
 
 def listeners(directory: Path) -> list[Listener]:

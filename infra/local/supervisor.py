@@ -157,32 +157,38 @@ class Supervisor:
         reap(self._children())
         for running in self.running.values():
             if running.process and running.process.returncode is not None:
-                self._died(running, restart)
+                self._died(running, f"ended with code {running.process.returncode}:\n{tail(running.log)}", restart)
             elif running.process and running.state == "starting" and running.healthy is running.process:
                 running.state = "up"
             elif running.process is None and running.state != "failed" and time.monotonic() >= running.try_again_at:
                 if all(self.running[n].state == "up" for n in running.program.needs if n in self.running):
-                    self._launch(running)
+                    self._launch(running, restart)
             elif restart and restart_request(self.place.directory, running.program.name).exists():
                 self._restart(running)
         self._record()
 
-    def _launch(self, running: Running) -> None:
-        program = running.program
-        program.before(self.place)
+    def _launch(self, running: Running, restart: bool) -> None:
         running.state, running.began, running.problem = "starting", time.time(), "starting"
+        try:
+            running.process = self._popen(running)
+        except OSError as error:  # a full disk, a folder that cannot be written
+            self._died(running, f"could not be started: {error}", restart)
+            return
+        running.family = set()
+        threading.Thread(target=self._watch_start, args=(running, running.process), daemon=True).start()
+
+    def _popen(self, running: Running) -> subprocess.Popen[bytes]:
+        running.program.before(self.place)
         with open(running.log, "ab") as log:
-            running.process = subprocess.Popen(
-                program.command(self.place),
-                env=program.full_environment(self.place),
+            return subprocess.Popen(
+                running.program.command(self.place),
+                env=running.program.full_environment(self.place),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # some end their whole process group
                 preexec_fn=end_with_parent,
             )
-        running.family = set()
-        threading.Thread(target=self._watch_start, args=(running, running.process), daemon=True).start()
 
     def _watch_start(self, running: Running, process: subprocess.Popen[bytes]) -> None:
         while running.process is process and process.returncode is None:
@@ -194,12 +200,10 @@ class Supervisor:
                 running.problem = problem
             time.sleep(0.1)
 
-    def _died(self, running: Running, restart: bool) -> None:
-        assert running.process
-        code, name = running.process.returncode, running.program.name
-        running.problem = f"ended with code {code}:\n{tail(running.log)}"
-        say(f"{name} {running.problem}")
-        running.state = "down"
+    def _died(self, running: Running, problem: str, restart: bool) -> None:
+        name = running.program.name
+        say(f"{name} {problem}")
+        running.state, running.problem = "down", problem
         self._clear(running)
         if not restart:
             return
@@ -220,7 +224,7 @@ class Supervisor:
         self._clear(running)
         running.state, running.problem, running.deaths, running.try_again_at = "starting", "restarting", [], 0.0
         running.restarts += 1
-        self._launch(running)
+        self._launch(running, restart=True)
         self._record(now=True)
         restart_request(self.place.directory, running.program.name).unlink(missing_ok=True)
 

@@ -15,7 +15,8 @@ from infra.storage import open_store
 from vit.run import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, pretrain run, pretrain plan, finetune run, vtab run,
-vtab report, runs ls, runs show, runs compare, model ls, model show, ops doctor""".replace("\n", " ").split(", ")
+vtab report, runs ls, runs show, runs compare, model ls, model show, ops doctor, stack up,
+stack down, stack status, stack restart""".replace("\n", " ").split(", ")
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def test_every_command_has_help_with_an_example(command):
     assert result.exit_code == 0
     text = re.sub(r"[\s│]+", " ", result.output)
     assert f"Example: vitline {command}" in text
-    assert command == "demo" or "--root" in text
+    assert command == "demo" or command.startswith("stack") or "--root" in text
     assert "--json" in text
 
 
