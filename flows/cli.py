@@ -285,6 +285,33 @@ def runs_compare(
         console.table(title, ["", *compared["runs"]], body)
 
 
+@runs.command("sync")
+def runs_sync(
+    keys: Annotated[
+        list[str] | None, typer.Argument(help="Keys of runs or pipelines, or starts of them. Default: all below the root.")
+    ] = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Send MLflow what it has not of finished and running runs: after it was away, or rebuilt. Safe to repeat.
+
+    Example: `vitline runs sync`
+    """
+    from flows.shipper import sync_runs
+
+    report = sync_runs(settings(root), keys)
+    if json:
+        console.emit(report._asdict())
+    else:
+        console.tell(f"{len(report.sent)} sent, {len(report.unchanged)} were in MLflow already.")
+        if report.deleted:
+            console.tell(f"Deleted in MLflow by somebody, and left so: {', '.join(report.deleted)}.")
+        for why in dict.fromkeys(report.left.values()):
+            console.say(f"not sent: {', '.join(key for key, reason in report.left.items() if reason == why)}: {why}")
+    if report.left:
+        raise typer.Exit(1)
+
+
 @flows_app.command("deploy")
 def flows_deploy(
     nightly: Annotated[bool, typer.Option("--nightly", help="New schedules are active at once.")] = False,

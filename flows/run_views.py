@@ -331,7 +331,7 @@ def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON
     view.model_inputs = makers(configs.values())
     scores = state.get("scores") or []
     view.values = score_values(scores, {m: c.get("provenance", {}).get("images_seen", 0) for m, c in configs.items()})
-    view.facts += [f"**Model:** `{model}`" for model in models]
+    view.facts += [f"**Weights:** `{model}`" for model in models]
 
 
 def score_values(scores: Sequence[JSON], images_seen: Mapping[str, int]) -> dict[str, tuple[float, int]]:
@@ -469,7 +469,8 @@ def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
         if stage == "pretrain":
             view.tags["vitline.config_digest"] = digest_of(training["recipe"])
             view.corpora = [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
-            view.model_inputs = {view.tags["vitline.model_digest"]: key} if view.tags["vitline.model_digest"] else {}
+            digest = view.tags.get("vitline.model_digest")
+            view.model_inputs = {digest: key} if digest and key else {}
     elif "tasks" in config:
         view.params |= {
             "transfer.protocol": config["protocol"]["name"],

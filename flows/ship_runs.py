@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ Outcome = Literal["sent", "unchanged", "absent", "deleted"]
 SHIPPED = "vitline.shipped"
 POLL_S, MAX_BACKOFF_S = 5.0, 15.0
 LISTING_S = 15.0  # between two looks for new segments of a run whose state has not changed; they come every 30 s
+LAST_TRIES = 3  # of a close; a second apart
 ORPHAN_S = 5.0  # to send what is sealed once the parent is gone
 _SEGMENTS_A_TIME = 256
 
@@ -55,7 +56,6 @@ class Sender:
     def __init__(self, root: Store, tracking: Tracking) -> None:
         self.root, self.tracking = root, tracking
         self._curves: dict[str, Curves] = {}
-        self._parents: dict[str, str] = {}
 
     def send(self, kind: Kind, key: str) -> Outcome:
         return self.send_run(key) if kind == "run" else self.send_pipeline(key)
@@ -84,9 +84,9 @@ class Sender:
         self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
         self._send_curves(run, store, fresh, curves, view.total_steps)
         self.tracking.put_files(run, view.files)
-        models = self._models_read(run, makers)
-        self._send_values(run, view, models)
-        facts = [*view.facts]
+        models = self._models(makers)
+        self._send_values(run, view, [model_id for model_id, _ in models])
+        facts = [*view.facts, *(link for _, link in models)]
         if view.model:
             ref = self.tracking.publish(run, ids, self._model(view.model, store, segments))
             facts.append(f"**Model:** [{view.model.name} version {ref.version}]({ref.url}), `{view.model.uri}`")
@@ -116,14 +116,15 @@ class Sender:
         self.tracking.put_params(run, view.params)
         self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
         self.tracking.put_files(run, view.files)
-        self._send_values(run, view, self._models_read(run, dict(view.model_inputs)))
+        self._send_values(run, view, [])
         table = ["| stage | run | what | |", "|---|---|---|---|"]
         for stage in record.stages:
             url = links.get(stage.stage, {}).get("url")
             name = f"[{stage.run_key}]({url})" if url else stage.run_key or ""
             time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
             table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
-        self._finish(run, view, view.facts, digest, None, "\n".join(table) if record.stages else "")
+        facts = [*view.facts, *(link for _, link in self._models(view.model_inputs))]
+        self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
         return "sent"
 
     def _parent(self, pipeline: str | None) -> TrackedRun | None:
@@ -159,13 +160,16 @@ class Sender:
             curves.done = curves.done | {journal_name(s): s.number + 1 for s in part}
             self.tracking.put_tags(run, {SHIPPED: json.dumps({"segments": curves.done}, sort_keys=True)})
 
-    def _models_read(self, run: TrackedRun, makers: dict[str, str]) -> list[str]:
+    def _models(self, makers: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Id and link of the models that a run reads; MLflow's pages show inputs of their own experiment only."""
         found = []
         for digest, maker in makers.items():
             names = TrackingIds(self.root.child(f"runs/{maker}"), self.tracking.uri).read()
-            if model_id := names.get(f"model {digest[:12]}"):
-                self.tracking.read_model(run, model_id)
-                found.append(model_id)
+            model_id, version = (names.get(f"{kind} {digest[:12]}") for kind in ("model", "version"))
+            if model_id and version:
+                name = maker.rpartition("-")[0]
+                url = self.tracking.version_url(name, version)
+                found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
         return found
 
     def _send_values(self, run: TrackedRun, view: View, models: list[str]) -> None:
@@ -256,21 +260,28 @@ class Follower:
             return sorted(self._left)
 
     def _work(self) -> None:
-        failures = 0
+        failures = last_tries = 0
         while True:
             closing = self._closing.is_set()
-            ok = self._pass(closing)
+            ok = self._pass(closing, asking_first=failures > 0)
             failures = 0 if ok else failures + 1
-            if closing and ok:
+            last_tries += closing
+            if closing and (ok or last_tries == LAST_TRIES):
                 self.done.set()
                 return
             self._wake.wait(1.0 if closing else min(POLL_S * 2**failures, MAX_BACKOFF_S) if failures else POLL_S)
             self._wake.clear()
 
-    def _pass(self, closing: bool) -> bool:
+    def _pass(self, closing: bool, asking_first: bool) -> bool:
         with self._lock:
             followed = list(self._followed.values())
         ok = True
+        if asking_first:  # one request may hang; not one for each run
+            try:
+                self._connected().tracking.ping()
+            except Exception as error:
+                log.warning("MLflow does not answer: %s", one_line(error))
+                return False
         for each in followed:
             try:
                 self._send(each, closing)
@@ -287,12 +298,15 @@ class Follower:
         sign = self._sign(each, closing)
         if sign is not None and sign == each.sign:
             return
-        if self._sender is None:
-            self._sender = Sender(self._root, self._connect())
-        outcome = self._sender.send(each.kind, each.key)
+        outcome = self._connected().send(each.kind, each.key)
         if outcome != "unchanged":
             log.info("%s %s: %s", each.kind, each.key, outcome)
         each.sign = sign
+
+    def _connected(self) -> Sender:
+        if self._sender is None:
+            self._sender = Sender(self._root, self._connect())
+        return self._sender
 
     def _sign(self, each: Followed, closing: bool) -> Any:
         """What the store shows of it, in few requests: state, attempts and, now and then, the segments."""
@@ -315,7 +329,11 @@ def tagged(store: Store, key: str) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+    """What went wrong, for people; of an MLflow that is away no more than that."""
+    text = " ".join(str(error).split())
+    if "failed with exception" in text and "API request to" in text:
+        return f"MLflow does not answer ({text.partition(' failed with exception')[0]})"
+    return f"{type(error).__name__}: {text}"[:500]
 
 
 def sync(root: Store, tracking: Tracking, keys: list[str]) -> dict[str, Any]:
@@ -326,10 +344,14 @@ def sync(root: Store, tracking: Tracking, keys: list[str]) -> dict[str, Any]:
     sender = Sender(root, tracking)
     done: dict[str, list[str]] = {name: [] for name in ("sent", "unchanged", "absent", "deleted")}
     left: dict[str, str] = {}
-    for kind, key in chosen:
+    for number, (kind, key) in enumerate(chosen):
         try:
-            if left and not done["sent"] and not done["unchanged"]:
+            if left or not number:
                 tracking.ping()
+        except Exception as error:
+            left |= dict.fromkeys([key for _, key in chosen[number:]], one_line(error))
+            break
+        try:
             done[sender.send(kind, key)].append(key)
         except Exception as error:
             log.debug("%s", key, exc_info=True)
@@ -345,6 +367,7 @@ def main(argv: list[str] | None = None) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what MLflow prints belongs into the log
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # says each of its tries, in three lines
     uri = Settings().mlflow_tracking_uri
     if uri is None:
         parser.error("MLFLOW_TRACKING_URI is not set: there is no server to send to.")

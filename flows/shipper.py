@@ -18,6 +18,7 @@ from infra.storage import open_store
 from infra.tracking_ids import TrackingIds
 
 _MAX_STARTS = 3
+_HURRIED_S = 6.0  # after an error or a cancellation, which is to be over soon
 _ANSWER_S = 2.0  # of the time to close, for the child's answer
 # MLflow's own defaults wait minutes. Whoever is sent to later may be asked briefly now.
 _CHILD_ENVIRONMENT = {
@@ -53,8 +54,8 @@ class Shipper:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self.close() if kind is None else self.close(_HURRIED_S)
 
     def follow(self, run_key: str) -> None:
         """A run has started, or was found finished: it is shipped as it grows. Costs a line in a pipe."""
@@ -85,14 +86,9 @@ class Shipper:
             answer, _ = child.communicate(line, timeout=timeout_s)
             return json.loads(answer)["left"]
         except (subprocess.TimeoutExpired, ValueError):  # it hangs, or died without a word
-            return sorted({key for each in told for key in each.values()})
-        finally:
             child.kill()
-            child.wait()
-            for pipe in (child.stdin, child.stdout):
-                with contextlib.suppress(OSError):
-                    assert pipe is not None
-                    pipe.close()
+            child.communicate()
+            return sorted({key for each in told for key in each.values()})
 
     def _follow(self, line: dict[str, str]) -> None:
         if self._settings.mlflow_tracking_uri is None:
@@ -101,17 +97,19 @@ class Shipper:
             if line in self._told:
                 return
             self._told.append(line)
-            while self._child is None or not self._tell(self._told if self._starts_now() else [line]):
-                if self._starts >= _MAX_STARTS:
-                    return  # the log says why; the runs can be sent later
-                self._end_child()
+            if self._child is not None and self._tell([line]):
+                return
+            while self._starts < _MAX_STARTS:  # the first, or one in the place of one that died; its log says why
+                self._start()
+                if self._tell(self._told):
+                    return
 
-    def _starts_now(self) -> bool:
+    def _start(self) -> None:
         if self._child is not None:
-            return False
+            self._child.kill()
+            self._child.communicate()
         self._child = start_child(self._settings, [], self._log_dir / "shipper.log")
         self._starts += 1
-        return True
 
     def _tell(self, lines: Sequence[dict[str, str]]) -> bool:
         assert self._child is not None
@@ -122,12 +120,6 @@ class Shipper:
         except OSError:
             return False
         return self._child.poll() is None
-
-    def _end_child(self) -> None:
-        if self._child is not None:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
 
 
 def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncReport:
@@ -145,8 +137,6 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
         if not found:
             raise ValueError(f"{key!r} is no run below {root.uri}; `vitline runs ls` lists them.")
         chosen += found
-    if keys is not None and not chosen:
-        return SyncReport([], [], [], {})
     child = start_child(settings, ["--sync", *chosen], None)
     answer, _ = child.communicate()
     if child.returncode:
@@ -164,7 +154,7 @@ def start_child(settings: Settings, arguments: Sequence[str], log_file: Path | N
             log_file.parent.mkdir(parents=True, exist_ok=True)
         log = stack.enter_context(open(log_file, "ab")) if log_file is not None else None
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "flows.ship_runs", "--root", settings.root, *arguments],
+            [sys.executable, "-P", "-m", "flows.ship_runs", "--root", open_store(settings.root).uri, *arguments],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

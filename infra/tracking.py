@@ -16,7 +16,6 @@ from mlflow.entities import (
     Dataset,
     DatasetInput,
     InputTag,
-    LoggedModelInput,
     LoggedModelOutput,
     Metric,
     Param,
@@ -32,6 +31,13 @@ RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
 CANDIDATE = "candidate"
 MAX_POINTS_PER_KEY = 2000  # of one curve: MLflow's pages become slow beyond
 _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
+_ABOUT_MODELS = (
+    "Published by vitline. A version is a pointer: `pointer.json` among the artifacts of its logged model says where the "
+    "weights lie, their digest, and how to load them. `candidate` is the one whose training ended last."
+)
+# Without these MLflow's pages take every experiment for a chat model's, with other menus.
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_TRAINING_PAGES = "?workflowType=machine_learning"
 _TEXT = (".json", ".md", ".html", ".txt")
 
 
@@ -71,7 +77,8 @@ class Model:
     params: Mapping[str, str]
     points: Sequence[Point]
     files: Mapping[str, bytes]
-    card: str
+    summary: str
+    """One line for the list of versions."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,6 @@ class TrackedRun:
     end_ms: int | None
     tags: dict[str, str]
     params: dict[str, str]
-    model_inputs: set[str] = field(default_factory=set)
     model_outputs: set[str] = field(default_factory=set)
 
 
@@ -187,15 +193,13 @@ class Tracking:
             with self._folder(files) as folder:
                 self._client.log_artifacts(run.run_id, folder)
 
-    def read_model(self, run: TrackedRun, model_id: str) -> None:
-        """Notes that a run started from, or scored, a model."""
-        if model_id not in run.model_inputs:
-            self._client.log_inputs(run.run_id, models=[LoggedModelInput(model_id)])
-            run.model_inputs.add(model_id)
-
     def run_url(self, experiment_id: str, run_id: str) -> str:
         """The page of a run."""
-        return f"{redact(self.uri)}/#/experiments/{experiment_id}/runs/{run_id}"
+        return f"{redact(self.uri)}/#/experiments/{experiment_id}/runs/{run_id}{_TRAINING_PAGES}"
+
+    def version_url(self, name: str, version: str) -> str:
+        """The page of a registered model's version."""
+        return f"{redact(self.uri)}/#/models/{name}/versions/{version}{_TRAINING_PAGES}"
 
     # Models
 
@@ -210,7 +214,7 @@ class Tracking:
             run.model_outputs.add(model_id)
         version = self._version(run, ids, model, tags, model_id)
         self._move_candidate(model.name)
-        return ModelRef(model_id, version, f"{redact(self.uri)}/#/models/{model.name}/versions/{version}")
+        return ModelRef(model_id, version, self.version_url(model.name, version))
 
     def _logged_model(self, run: TrackedRun, ids: TrackingIds, model: Model, tags: dict[str, str]) -> str:
         kind = f"model {model.digest[:12]}"
@@ -239,7 +243,7 @@ class Tracking:
         known, client = ids.read().get(kind), self._client
         if known and self._find(lambda: client.get_model_version(model.name, known)) is not None:
             return known
-        self._once(lambda: client.create_registered_model(model.name, description=model.card))
+        self._once(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
         same = [v for v in self._versions(model.name) if v.source == f"models:/{model_id}"]
         if same:
             return ids.agree(kind, str(min(int(v.version) for v in same)), instead_of=known)
@@ -248,7 +252,7 @@ class Tracking:
             f"models:/{model_id}",
             run.run_id,
             {**tags, "vitline.finished_at": f"{model.finished_at:.3f}"},
-            description=self._clean(model.card),
+            description=self._clean(model.summary),
             await_creation_for=0,
             model_id=model_id,
         )
@@ -283,7 +287,7 @@ class Tracking:
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:
             if self._client.get_experiment_by_name(name) is None:
-                self._once(lambda: self._client.create_experiment(name))
+                self._once(lambda: self._client.create_experiment(name, tags=_EXPERIMENT_TAGS))
             found = self._client.get_experiment_by_name(name)
             assert found is not None
             if found.lifecycle_stage != "active":
@@ -306,7 +310,6 @@ class Tracking:
             info.end_time,
             dict(data.tags),
             dict(data.params),
-            {m.model_id for m in (run.inputs and run.inputs.model_inputs) or ()},
             {m.model_id for m in (run.outputs and run.outputs.model_outputs) or ()},
         )
 
