@@ -19,7 +19,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Port = Annotated[int | None, typer.Option(help="Default: that of the last start, the well-known one, or a free one.")]
 # What a process has of another store, or another cluster, would not open this one.
 FOREIGN = ("AWS_", "RAY_AUTH_")
-_ALONE = ("stack", "demo")  # these start or show it themselves
 
 
 @app.command("up")
@@ -102,7 +101,7 @@ def join_stack(arguments: Sequence[str]) -> None:
     """
     settings = Settings()
     asked = {argument.split("=")[0] for argument in arguments}
-    if not arguments or asked & {"--root", "--help", "-h"} or arguments[0] in _ALONE:
+    if not arguments or asked & {"--root", "--help", "-h"} or arguments[0] == "stack":
         return
     if {"root", "ray_address"} & settings.model_fields_set or not (stack_dir(settings) / "place.json").exists():
         return

@@ -70,6 +70,14 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_stack_of_this_folder(tmp_path_factory):
+    """Commands under test do not join the stack that may be up in the folder where the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITLINE_ROOT", str(tmp_path_factory.mktemp("unused") / "store"))
+        yield
+
+
 class RunningStack(NamedTuple):
     """The servers of this test run: where they keep their things, and what a process needs to use them."""
 

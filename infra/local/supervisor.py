@@ -37,7 +37,8 @@ START_TIMEOUT_S = 120.0
 ORDERLY_S = 5.0  # MLflow and Ray need about 1 s, SeaweedFS 2 to 3
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MAX_DEATHS, _DEATHS_WITHIN_S = 6, 600.0
-_RECORD_EVERY_S = 1.0
+_RECORD_EVERY_S = 1.5
+_END_ORDER = (("prefect-worker",), ("ray", "mlflow", "prefect"), ("s3",))
 
 
 @dataclass
@@ -134,16 +135,15 @@ class Supervisor:
             time.sleep(0.2)
 
     def end(self) -> None:
-        """End everything in order: the store last, as whatever ends may still have something to write."""
+        """End everything: flow runs while they can still say so, and the store last."""
         say("ending")
+        self._record(now=True)  # who is there to be ended
         children = self._children()
-        store = [r.process for r in self.running.values() if r.process and r.program.name == "s3"]
-        others = [r.process for r in self.running.values() if r.process and r.program.name != "s3"]
-        end_children(others, ORDERLY_S)
-        others_left = {p for r in self.running.values() if r.program.name != "s3" for p in r.family}
-        if others_left:
-            end_descendants(children, others_left)
-        end_children(store, ORDERLY_S)
+        for names in _END_ORDER:
+            phase = [self.running[name] for name in names if name in self.running]
+            end_children([running.process for running in phase if running.process], ORDERLY_S)
+            if family := {process for running in phase for process in running.family}:
+                end_descendants(children, family)
         end_descendants(children)
         for running in self.running.values():
             running.program.after(self.place, self.log_dir)
@@ -265,12 +265,22 @@ class Supervisor:
             self._recorded = services
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY_S or now:
             self._recorded_at = time.monotonic()
-            for running in self.running.values():
-                if running.process:
-                    with contextlib.suppress(psutil.Error):
-                        running.family |= set(psutil.Process(running.process.pid).children(recursive=True))
-                running.family = {p for p in running.family if p.is_running()}
-            write_processes(self.place.directory, [psutil.Process(), *psutil.Process().children(recursive=True)])
+            everyone = psutil.Process().children(recursive=True)  # reads all of /proc, so once
+            self._note_families(everyone)
+            write_processes(self.place.directory, [psutil.Process(), *everyone])
+
+    def _note_families(self, everyone: Sequence[psutil.Process]) -> None:
+        """Whose each process is; one whose parent has ended stays where it was seen."""
+        owners = {r.process.pid: r for r in self.running.values() if r.process}
+        tops = set(owners)
+        for running in self.running.values():
+            running.family &= set(everyone)
+            owners |= {process.pid: running for process in running.family}
+        for process in everyone:  # parents come before their children
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in tops and (owner := owners.get(process.ppid())):
+                    owner.family.add(process)
+                    owners.setdefault(process.pid, owner)
 
     def _service(self, running: Running) -> Service:
         name, ports = running.program.name, self.place.ports

@@ -1,12 +1,64 @@
 """The local stack with its real servers: what it promises while it runs, when something is killed, and at its end."""
 
 import json
+import os
 import re
+import signal
+import socket
 import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import psutil
 import pytest
 
-from infra.local.stack import find_stack, listeners, memory_bytes, start_stack
+from infra.local.place import MARK, load_place, settle
+from infra.local.processes import birth_of, free_ports, processes_with
+from infra.local.stack import (
+    check_services,
+    find_stack,
+    listeners,
+    memory_bytes,
+    restart_service,
+    stack_environment,
+    start_stack,
+    stop_stack,
+)
+
+
+def wait_for(condition, what, patience_s=60):
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def service(directory, name):
+    return next(s for s in find_stack(directory).services if s.name == name)
+
+
+def processes_of(directory):
+    return processes_with(MARK, f"{load_place(directory).id}/")
+
+
+@pytest.fixture
+def own(tmp_path):
+    """start(services) gives the folder of a stack of this test's own, with the store only unless said otherwise."""
+    directory = tmp_path / "stack"
+    wanted = dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
+
+    def start(*services):
+        start_stack(
+            directory, log_dir=tmp_path / "logs", services=services or ("s3",), ports=wanted, announce=lambda text: None
+        )
+        return directory
+
+    yield start
+    stop_stack(directory)
 
 
 def test_everything_is_up_and_only_ray_listens_beyond_loopback(stack):
@@ -44,3 +96,159 @@ def test_a_second_start_finds_the_first(stack):
     assert said == ["the stack is up already"]
     with pytest.raises(RuntimeError, match=re.compile(r"mlflow runs on port \d+, not 1234.*`vitline stack down`")):
         start_stack(stack.directory, log_dir=stack.log_dir, ports={"mlflow": 1234}, announce=said.append)
+
+
+def test_a_service_that_is_killed_is_named_and_comes_back_with_its_data(stack):
+    """MLflow is two processes: the one that listens outlives the one that is killed, and holds the port."""
+
+    def ask(path, body):
+        request = urllib.request.Request(f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/{path}")
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, json.dumps(body).encode(), timeout=20) as reply:
+            return json.load(reply)
+
+    ask("experiments/create", {"name": "kept"})
+    before = service(stack.directory, "mlflow")
+    os.kill(before.pid, signal.SIGKILL)
+    wait_for(lambda: service(stack.directory, "mlflow").restarts == 1, "nobody saw that it died")
+    wait_for(lambda: service(stack.directory, "mlflow").state == "up", "it did not come back")
+    after = service(stack.directory, "mlflow")
+    assert (after.ports, after.url) == (before.ports, before.url)
+    assert "kept" in [e["name"] for e in ask("experiments/search", {"max_results": 10})["experiments"]]
+    assert re.search(r"mlflow ended with code -9:\n.+", (stack.log_dir / "stack.log").read_text())
+    assert check_services(stack.directory) == dict.fromkeys(("s3", "mlflow", "prefect", "prefect-worker", "ray"), "")
+
+
+def test_a_service_is_restarted_on_request(own):
+    directory = own()
+    before, sentinel = service(directory, "s3"), (directory / "sentinel").read_bytes()
+    restart_service(directory, "s3")
+    after = service(directory, "s3")
+    assert after.pid != before.pid
+    assert after.ports == before.ports
+    assert check_services(directory) == {"s3": ""}
+    assert (directory / "sentinel").read_bytes() == sentinel
+    with pytest.raises(ValueError, match="'s4' is no service of the stack; those are s3, mlflow"):
+        restart_service(directory, "s4")
+    with pytest.raises(RuntimeError, match="ray is not part of the stack"):
+        restart_service(directory, "ray")
+
+
+def test_down_and_up_again_keeps_ports_secrets_and_data(own):
+    directory = own()
+    env = stack_environment(directory)
+    assert stop_stack(directory)
+    assert processes_of(directory) == set()
+    assert find_stack(directory) is None
+    assert not stop_stack(directory)
+    assert stack_environment(own()) == env
+    assert check_services(directory) == {"s3": ""}  # it reads what was stored before
+
+
+def test_nothing_is_left_after_the_supervisor_was_killed(own):
+    directory = own()
+    place, state, store = load_place(directory), find_stack(directory), service(directory, "s3")
+    os.kill(store.pid, signal.SIGSTOP)  # so that it cannot end by itself
+    os.kill(state.supervisor_pid, signal.SIGKILL)
+    wait_for(lambda: find_stack(directory) is None, "the stack is still taken for a living one")
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    try:
+        # The number of a process that ended long ago may be another's now.
+        recorded = json.loads((directory / "processes.json").read_text())
+        recorded[str(stranger.pid)] = birth_of(os.getpid())
+        (directory / "processes.json").write_text(json.dumps(recorded))
+        assert stop_stack(directory)
+        assert not psutil.pid_exists(store.pid) or psutil.Process(store.pid).status() == psutil.STATUS_ZOMBIE
+        assert processes_of(directory) == set()
+        assert not place.folder.exists()
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+STARTER = """
+import pathlib, signal, sys
+from infra.local.stack import start_stack
+signal.signal(signal.SIGINT, signal.default_int_handler)
+folder = pathlib.Path(sys.argv[1])
+start_stack(folder / "stack", log_dir=folder / "logs", services=("s3", "mlflow"), announce=lambda t: print(t, flush=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_when_a_start_is_broken_off(tmp_path, number):
+    with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
+        while "s3 is up" not in starter.stdout.readline():
+            assert starter.poll() is None
+        starter.send_signal(number)
+    wait_for(lambda: not processes_of(tmp_path / "stack"), "something is left")
+    assert not (tmp_path / "stack" / "stack.json").exists()
+    assert not load_place(tmp_path / "stack").folder.exists()
+
+
+def test_two_starts_at_once_make_one_stack(own):
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: own(), range(2)))
+    named = [p.cmdline() for p in processes_of(own())]
+    assert len([words for words in named if "infra.local.supervisor" in words]) == 1
+
+
+def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path):
+    place, _ = settle(tmp_path / "stack", {})
+    (place.directory / "mlflow").mkdir()
+    (place.directory / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(RuntimeError, match=r"(?s)mlflow ended with code 1:.*file is not a database.*More in .*logs"):
+        start_stack(place.directory, log_dir=tmp_path / "logs", services=("s3", "mlflow"), announce=lambda text: None)
+    assert processes_of(place.directory) == set()
+
+
+HOPELESS = """
+import sys, pathlib
+from infra.local import supervisor
+from infra.local.place import settle
+from infra.local.services import Program
+
+supervisor._FIRST_WAIT_S = 0.01
+place, _ = settle(pathlib.Path(sys.argv[1]), {})
+keeper = supervisor.Supervisor(place, place.directory, ["s3"], None)
+command = [sys.executable, "-c", "print('out of paper'); raise SystemExit(3)"]
+running = keeper.running["s3"]
+running.program = Program("s3", lambda place: command, lambda place, since: "not yet", lambda place: {})
+while running.state != "failed":
+    keeper._step(restart=True)
+print(running.restarts, running.problem)
+"""
+
+
+def test_a_service_that_dies_again_and_again_is_left_alone(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HOPELESS, str(tmp_path / "s")], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("6 ended with code 3:\nout of paper"), done.stderr
+    assert "died 7 times" in done.stderr
+
+
+def test_a_port_that_is_taken(tmp_path):
+    before, _ = settle(tmp_path, {})
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", before.ports["mlflow"]))
+        taken.listen()
+        after, notes = settle(tmp_path, {})
+        assert {k for k in after.ports if after.ports[k] != before.ports[k]} == {"mlflow"}
+        assert f"mlflow: port {before.ports['mlflow']} is taken, so it listens on {after.ports['mlflow']}" in notes
+        with pytest.raises(ValueError, match=r"--ray-port=\d+: that port is taken\. Name another, or none"):
+            settle(tmp_path, {"ray": before.ports["mlflow"]})
+    with pytest.raises(ValueError, match="--s3-port=60000: a port from 1024 to 55535 is wanted"):
+        settle(tmp_path, {"s3": 60_000})
+
+
+def test_a_folder_without_a_stack(tmp_path):
+    assert find_stack(tmp_path / "none") is None
+    assert not stop_stack(tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(RuntimeError, match=r"there is no stack in .*none.*`vitline stack up`"):
+        stack_environment(tmp_path / "none")
+    Path(tmp_path / "place.json").write_text("{}")
+    with pytest.raises(RuntimeError, match=r"place\.json is not what this version writes"):
+        stack_environment(tmp_path)
