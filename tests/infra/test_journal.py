@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from infra.journal import Journal, read_journal
+from infra.journal import Journal, list_segments, read_journal
 from infra.storage import MemoryStore, open_store
 
 
@@ -126,6 +126,32 @@ def test_a_replaced_worker_of_the_same_attempt_does_not_double_points(run, tmp_p
     old.close()
     assert [(r.key, r.value) for r in read_journal(run)] == [("a", 1.0), ("b", 1.0), ("c", 2.0)]
     assert b'"b"' not in run.read("journal/a1/segment-000001.jsonl")
+
+
+def test_writers_have_folders_of_their_own_and_are_read_as_one(run, tmp_path):
+    """A resumed attempt of a machine beside rank 0 repeats no (key, step) either."""
+    for attempt in (1, 2):
+        first, other = Journal(run, attempt, tmp_path), Journal(run, attempt, tmp_path, writer="node-1")
+        for step in range(attempt, attempt + 2):
+            first.record({"system/node0/x": attempt}, step)
+            other.record({"system/node1/x": attempt}, step)
+        first.close()
+        other.close()
+    assert [segment.key for segment in list_segments(run)] == [
+        "journal/a1/segment-000000.jsonl",
+        "journal/a1/node-1/segment-000000.jsonl",
+        "journal/a2/segment-000000.jsonl",
+        "journal/a2/node-1/segment-000000.jsonl",
+    ]
+    assert [(r.key[-3:], r.step, r.value) for r in read_journal(run)] == [
+        ("0/x", 1, 1.0),
+        ("0/x", 2, 1.0),
+        ("1/x", 1, 1.0),
+        ("1/x", 2, 1.0),
+        ("0/x", 3, 2.0),
+        ("1/x", 3, 2.0),
+    ]
+    assert not list(tmp_path.glob("journal-*"))
 
 
 def test_the_thread_seals_and_survives_a_store_that_is_away(tmp_path):

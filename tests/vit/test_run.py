@@ -6,14 +6,14 @@ import math
 import pytest
 
 from infra.claims import take_claim
-from infra.journal import read_journal
+from infra.journal import list_segments, read_journal
 from infra.run_state import read_state, request_stop
 from infra.stopping import StopWatch
 from infra.storage import open_store
 from vit.checkpoint import CheckpointError, list_checkpoints
 from vit.config import TrainConfig
 from vit.published import load_model
-from vit.run import TrainingRun, make_spec
+from vit.run import Reporter, TrainingRun, make_spec, system_metrics
 from vit.world import World
 
 
@@ -45,9 +45,31 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
     assert sorted(losses(run)) == list(range(1, 21))
     assert list_checkpoints(run)[0].startswith("checkpoints/step-000000020")
     assert run.exists("inputs.png")
+    assert {r.step for r in read_journal(run) if r.key == "system/node0/memory_used_bytes"} <= set(range(21))
+    assert any(r.key == "system/node0/memory_used_bytes" for r in read_journal(run))
     model = load_model(state["model"])
     assert len(model.classes) == 10
     assert model.provenance["corpus_digest"] == run.read_json("config.json")["inputs"]["corpus"]
+
+
+def test_every_machine_reports_its_load_once(root):
+    """Rank 0's machine into rank 0's journal, another one into its own, from one process of each."""
+    run, steps = open_store(root), iter((5, 6))
+    with Reporter(run, 1, 10, active=True) as reporter:
+        with system_metrics(run, 1, World(), reporter.journal, lambda: next(steps)):
+            pass
+        with system_metrics(run, 1, World(rank=3, node_rank=1, local_rank=1), None, lambda: next(steps)):
+            pass
+        with system_metrics(run, 1, World(rank=2, node_rank=1), None, lambda: next(steps)):
+            pass
+    assert [s.key for s in list_segments(run)] == [
+        "journal/a1/segment-000000.jsonl",
+        "journal/a1/node-1/segment-000000.jsonl",
+    ]
+    assert {(r.key, r.step) for r in read_journal(run) if r.key.endswith("cpu_fraction")} == {
+        ("system/node0/cpu_fraction", 5),
+        ("system/node1/cpu_fraction", 6),
+    }
 
 
 def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_config, monkeypatch):
