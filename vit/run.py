@@ -12,6 +12,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -285,11 +286,19 @@ class Reporter:
         self.journal = Journal(run, attempt, Path(self.folder.name)) if self.folder else None
         self.started, self.shown = time.monotonic(), 0.0
         self.first_step: int | None = None
+        # A thread writes the progress, the latest when it comes to it: a store that is away for a while may not hold
+        # up a step, and a file that somebody looks at may not end a training.
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
+        self.latest: dict[str, Any] | None = None
+        self.written: dict[str, Any] | None = None
+        self.writing: Future[None] | None = None
 
     def __enter__(self) -> "Reporter":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.thread.shutdown()
+        self._write_progress()
         if self.journal is not None and self.folder is not None:
             self.journal.close()
             self.folder.cleanup()
@@ -304,14 +313,25 @@ class Reporter:
         if "train/loss" in metrics and (now - self.shown > PROGRESS_EVERY_S or step == self.total_steps):
             self.shown = now
             done, loss = step - self.first_step, metrics["train/loss"]
-            progress = {
+            self.latest = {
                 "step": step,
                 "total_steps": self.total_steps,
                 "loss": loss if math.isfinite(loss) else None,  # JSON has no NaN; the journal keeps it
                 "images_per_s": metrics["throughput/images_per_s"],
                 "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
             }
+            if self.writing is None or self.writing.done():
+                self.writing = self.thread.submit(self._write_progress)
+
+    def _write_progress(self) -> None:
+        progress = self.latest
+        if progress is self.written:
+            return
+        try:
             self.run.write_json("progress.json", progress)
+            self.written = progress
+        except (OSError, RuntimeError):
+            log.warning("progress.json was not written; the next one will tell", exc_info=True)
 
     def seal(self) -> None:
         if self.journal is not None:
