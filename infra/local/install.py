@@ -50,12 +50,22 @@ def main() -> int:
     if done.returncode:
         print("The installation failed; pip's message is above. Next: mend it and run the same command again.")
         return 1
+    if not prepare_databases():
+        return 1
     stamp.write_text(wanted)
     return 0
 
 
+def prepare_databases() -> bool:
+    """Tables of the servers' databases, made here once: the first start of the local stack would wait for them."""
+    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.prepared"], cwd=ROOT, check=False)
+    if made.returncode:
+        print("The databases of MLflow and Prefect could not be prepared; the reason is above. Next: the same again.")
+    return made.returncode == 0
+
+
 def fingerprint() -> str:
-    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt")
+    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "infra" / "local" / "prepared.py")
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
