@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from infra.tracking_ids import RUN, TrackingIds
 RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
 CANDIDATE = "candidate"
 MAX_POINTS_PER_KEY = 2000  # of one curve: MLflow's pages become slow beyond
+_MAX_RACES = 20
 _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
 _ABOUT_MODELS = (
     "Published by vitline. A version is a pointer: `pointer.json` among the artifacts of its logged model says where the "
@@ -210,7 +212,7 @@ class Tracking:
         model_id = self._logged_model(run, ids, model, tags)
         self.put_points(run, model.points, model_id)
         if model_id not in run.model_outputs:
-            self._once(lambda: self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, model.step)]))
+            self._raced(lambda: self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, model.step)]))
             run.model_outputs.add(model_id)
         version = self._version(run, ids, model, tags, model_id)
         self._move_candidate(model.name)
@@ -243,7 +245,7 @@ class Tracking:
         known, client = ids.read().get(kind), self._client
         if known and self._find(lambda: client.get_model_version(model.name, known)) is not None:
             return known
-        self._once(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
+        self._raced(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
         same = [v for v in self._versions(model.name) if v.source == f"models:/{model_id}"]
         if same:
             return ids.agree(kind, str(min(int(v.version) for v in same)), instead_of=known)
@@ -262,8 +264,9 @@ class Tracking:
         return agreed
 
     def _move_candidate(self, name: str) -> None:
-        """Of shippers that move it at once, the last one looks again after its own move."""
-        while True:
+        """Of shippers that move it at once, the last one looks again after its own move; a version that lost a race
+        may be gone in between."""
+        for _ in range(_MAX_RACES):
             versions = self._versions(name)
             if not versions:
                 return
@@ -271,7 +274,8 @@ class Tracking:
             aliases = self._client.get_registered_model(name).aliases
             if str(aliases.get(CANDIDATE)) == str(newest.version):
                 return
-            self._client.set_registered_model_alias(name, CANDIDATE, newest.version)
+            self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
+        raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row; try again later.")
 
     def _versions(self, name: str) -> list[Any]:
         found: list[Any] = []
@@ -287,7 +291,7 @@ class Tracking:
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:
             if self._client.get_experiment_by_name(name) is None:
-                self._once(lambda: self._client.create_experiment(name, tags=_EXPERIMENT_TAGS))
+                self._raced(lambda: self._client.create_experiment(name, tags=_EXPERIMENT_TAGS))
             found = self._client.get_experiment_by_name(name)
             assert found is not None
             if found.lifecycle_stage != "active":
@@ -322,12 +326,13 @@ class Tracking:
                 return None
             raise
 
-    def _once(self, call: Callable[[], Any]) -> None:
-        """Makes what may have been made in this moment by another shipper."""
+    def _raced(self, call: Callable[[], Any]) -> None:
+        """Does what another shipper may have done, or undone, in this moment."""
         try:
             call()
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS" and "unique constraint" not in str(error).lower():
+            raced = error.error_code in ("RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+            if not raced and "unique constraint" not in str(error).lower():
                 raise
 
     def _folder(self, files: Mapping[str, bytes]) -> tempfile.TemporaryDirectory:
