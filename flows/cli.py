@@ -64,9 +64,13 @@ def demo(
 
     Example: `vitline demo`
     """
-    from flows.demo import run_demo
+    from flows.demo import preamble, run_demo
 
-    run_demo(settings(None), profile=profile, seed=seed, as_json=json)
+    chosen = settings(None)
+    preamble(chosen, profile)
+    if chosen.prefect_api_url is None:
+        chosen = stack_commands.start_and_join(chosen)
+    run_demo(chosen, profile=profile, seed=seed, as_json=json)
 
 
 @app.command()
@@ -288,7 +292,8 @@ def runs_compare(
 @runs.command("sync")
 def runs_sync(
     keys: Annotated[
-        list[str] | None, typer.Argument(help="Keys of runs or pipelines, or starts of them. Default: all below the root.")
+        list[str] | None,
+        typer.Argument(help="Keys of runs or pipelines, or starts of them. Default: all below the root."),
     ] = None,
     root: Root = None,
     json: Json = False,

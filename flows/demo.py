@@ -1,6 +1,6 @@
 """`make demo`: the main job on real images, on one machine, through the same servers and the same door as in production.
 
-Starts the local stack where none is up, triggers `pretrain-then-transfer/demo` by the Prefect API, as the UI does, follows
+Triggers `pretrain-then-transfer/demo` by the Prefect API, as the UI does, follows
 it, and prints tables from what it left in the store.
 """
 

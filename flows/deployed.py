@@ -196,9 +196,15 @@ def show_pipeline(result: PipelineResult, at_hand: Engines) -> None:
     show(at_hand, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
     if isinstance(at_hand.watch, PrefectWatch):
         links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
+        if url := at_hand.shipper.pipeline_url(record.key):
+            page = url.split("?")[0]
+            links |= {
+                "MLflow": f"[the pipeline]({url})",
+                "report to read": f"[in MLflow]({page}/artifacts/report.html)",
+            }
         for stage in record.stages:
             if stage.run_key and (url := at_hand.shipper.run_url(stage.run_key)):
-                links[f"MLflow, {stage.stage}"] = f"[{url}]({url})"
+                links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
         at_hand.watch.links("links", f"Where {record.key} lies", links)
 
 

@@ -55,7 +55,7 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
 
 
 def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
-    return engines.watch.part(name, f"{name} {plan.key}", {"pipeline": plan.key}, body)
+    return engines.watch.part(name, plan.key, {"pipeline": plan.key}, body)
 
 
 def prepare(plan: PipelinePlan, engines: Engines, book: "Logbook") -> list[PreparedCorpus]:

@@ -30,6 +30,7 @@ from flows.console import line
 from flows.engines import Progress, Show, StopRequested
 from flows.flow_states import state_of
 from infra.run_state import StopReason
+from infra.settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,7 +42,10 @@ AWAY_PATIENCE_S = 900.0
 
 
 def client() -> SyncPrefectClient:
-    """A client that answers or fails within seconds."""
+    """A client that answers or fails within seconds. Raises RuntimeError where no server is configured: Prefect would start
+    one of its own, in the home folder."""
+    if Settings().prefect_api_url is None:
+        raise RuntimeError("PREFECT_API_URL is not set. `make up` starts a server here; or name yours.")
     return get_client(sync_client=True, httpx_settings={"timeout": 10.0})
 
 

@@ -25,7 +25,7 @@ from infra.journal import Segment, list_segments, read_segments
 from infra.settings import Settings, secret_values
 from infra.storage import Store, open_store
 from infra.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
-from infra.tracking_ids import IDS_KEY, RUN, TrackingIds
+from infra.tracking_ids import RUN, TrackingIds, pipeline_ids_key
 
 log = logging.getLogger("shipper")
 
@@ -136,7 +136,7 @@ class Sender:
             return None
 
     def _tracked_parent(self, view: View) -> TrackedRun | None:
-        ids = TrackingIds(self.root, self.tracking.uri, f"tracking/pipelines/{view.key}/{IDS_KEY}")
+        ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(view.key))
         return self.tracking.run(ids, view.experiment, view.key, view.store_uri, view.start_ms, view.tags)
 
     def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:

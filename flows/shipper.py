@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from flows.run_views import list_pipelines, list_run_keys
 from infra.settings import Settings, inherited_environment
 from infra.storage import open_store
-from infra.tracking_ids import TrackingIds
+from infra.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 
 _MAX_STARTS = 3
 _HURRIED_S = 6.0  # after an error or a cancellation, which is to be over soon
@@ -67,12 +67,21 @@ class Shipper:
 
     def run_url(self, run_key: str) -> str | None:
         """The run's page in MLflow; None until it is there. Reads one object of the store."""
+        return self._url(f"runs/{run_key}/{IDS_KEY}")
+
+    def pipeline_url(self, key: str) -> str | None:
+        """The same of a pipeline: the page of the parent run."""
+        return self._url(pipeline_ids_key(key))
+
+    def _url(self, ids_key: str) -> str | None:
         uri = self._settings.mlflow_tracking_uri
-        if uri is not None and run_key not in self._urls:
-            store = open_store(self._settings.root).child(f"runs/{run_key}")
-            if url := TrackingIds(store, uri).read().get("url"):
-                self._urls[run_key] = url
-        return self._urls.get(run_key)
+        if uri is None:
+            return None
+        if ids_key not in self._urls:
+            if (url := TrackingIds(open_store(self._settings.root), uri, ids_key).read().get("url")) is None:
+                return None
+            self._urls[ids_key] = url
+        return self._urls[ids_key]
 
     def close(self, timeout_s: float = 20) -> list[str]:
         """Lets the child send what is left, no longer than this. Returns the keys that are not wholly sent:

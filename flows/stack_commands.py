@@ -84,6 +84,12 @@ def start_and_join(settings: Settings, ports: dict[str, int] | None = None) -> S
     from infra.local.stack import start_stack
 
     directory = stack_dir(settings)
+    foreign = {"root": "VITLINE_ROOT", "ray_address": "RAY_ADDRESS"}
+    if named := [variable for field, variable in foreign.items() if field in settings.model_fields_set]:
+        raise ValueError(
+            f"{' and '.join(named)} is set, but the local stack has a store and a Ray of its own. Unset it, "
+            "or set PREFECT_API_URL as well to use your own servers."
+        )
     console.say(f"local stack in {directory}, logs in {log_dir(settings)}")
     start_stack(directory, log_dir=log_dir(settings), ports=ports or {}, announce=lambda text: console.say(f"  {text}"))
     join(directory)
@@ -101,7 +107,7 @@ def join_stack(arguments: Sequence[str]) -> None:
     """
     settings = Settings()
     asked = {argument.split("=")[0] for argument in arguments}
-    if not arguments or asked & {"--root", "--help", "-h"} or arguments[0] == "stack":
+    if not arguments or asked & {"--root", "--help", "-h"} or arguments[0] in ("stack", "demo"):
         return
     if {"root", "ray_address"} & settings.model_fields_set or not (stack_dir(settings) / "place.json").exists():
         return

@@ -13,6 +13,11 @@ RUN = "run"
 IDS_KEY = "mlflow.json"
 
 
+def pipeline_ids_key(key: str) -> str:
+    """Where the names of a pipeline's run are, below the root."""
+    return f"tracking/pipelines/{key}/{IDS_KEY}"
+
+
 class TrackingIds:
     """The names agreed upon for one run on one server, by kind: "run", "url", and those of its model."""
 
