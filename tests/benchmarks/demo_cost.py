@@ -1,9 +1,9 @@
-"""What the demo takes: wall time, peak memory and disk of a first run into an empty root, and of a second run.
+"""What the demo takes: wall time, peak memory and disk of a first run in an empty folder, and of a second run.
 
     .venv/bin/python tests/benchmarks/demo_cost.py [--profile smoke]
 
-Memory is the sum of unique set sizes (what no other process shares) over the demo and all its descendants, twice a
-second. Downloads are part of the first run.
+Memory is the sum of unique set sizes (what no other process shares) over the demo, the stack's supervisor and all their
+descendants, twice a second. Downloads and the start of the stack are part of the first run; it is up for the second.
 """
 
 import argparse
@@ -15,15 +15,27 @@ from pathlib import Path
 
 import psutil
 
+from infra.local.stack import find_stack
 from infra.settings import inherited_environment
 
 SAMPLE_S = 0.5
 
 
+def found(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+
+
 def unique_bytes(process: psutil.Process) -> int:
     """Unique set size of a process and its descendants; those that end meanwhile count nothing."""
     total = 0
-    for member in [process, *process.children(recursive=True)]:
+    try:
+        members = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    for member in members:
         try:
             total += member.memory_full_info().uss
         except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -31,17 +43,21 @@ def unique_bytes(process: psutil.Process) -> int:
     return total
 
 
-def run(root: Path, profile: str) -> tuple[float, int]:
-    """(seconds, peak bytes) of one demo into `root`; its output goes to this terminal."""
+def vitline(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """The command, run in `folder`, with the code of this checkout."""
+    environment = inherited_environment((), PYTHONPATH=str(Path(__file__).parents[2]))
+    return subprocess.Popen([sys.executable, "-m", "flows.cli", *arguments], cwd=folder, env=environment)
+
+
+def run(folder: Path, profile: str) -> tuple[float, int]:
+    """(seconds, peak bytes) of one demo in `folder`; its output goes to this terminal."""
     started, peak = time.monotonic(), 0
-    command = [sys.executable, "-m", "flows.cli", "demo", "--profile", profile]
-    demo = subprocess.Popen(command, env=inherited_environment((), VITLINE_ROOT=str(root)))
-    process = psutil.Process(demo.pid)
+    demo = vitline(folder, "demo", "--profile", profile)
     while demo.poll() is None:
-        try:
-            peak = max(peak, unique_bytes(process))
-        except psutil.NoSuchProcess:
-            break
+        stack = find_stack(folder / ".vitline" / "stack")
+        parents = [demo.pid, *([stack.supervisor_pid] if stack else [])]
+        members = [process for pid in parents if (process := found(pid)) is not None]
+        peak = max(peak, sum(unique_bytes(process) for process in members))
         time.sleep(SAMPLE_S)
     if demo.wait():
         raise SystemExit(f"the demo ended with {demo.returncode}")
@@ -53,11 +69,14 @@ def main() -> None:
     parser.add_argument("--profile", default="full", choices=["full", "smoke"])
     profile = parser.parse_args().profile
     with tempfile.TemporaryDirectory(prefix="vitline-demo-") as folder:
-        runs = [run(Path(folder) / "store", profile) for _ in range(2)]
+        try:
+            runs = [run(Path(folder), profile) for _ in range(2)]
+        finally:
+            vitline(Path(folder), "stack", "down").wait()
         disk = sum(f.stat().st_size for f in Path(folder).rglob("*") if f.is_file())
     for name, (seconds, peak) in zip(("first", "second"), runs, strict=True):
         print(f"{name} run: {seconds:.0f} s, peak memory {peak / 1e9:.2f} GB")
-    print(f"store and logs: {disk / 1e6:.0f} MB")
+    print(f"store, servers and logs: {disk / 1e6:.0f} MB")
 
 
 if __name__ == "__main__":

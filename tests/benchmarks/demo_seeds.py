@@ -4,7 +4,8 @@
 
 Settings are chosen on validation, for every seed and start anew. Prints a table with every run, the paired difference
 with its standard error over seeds, and a logistic regression on 16 x 16 pixels as the ruler that needs no network.
-Takes about six minutes a seed on two cores; finished stages are reused from `.vitline/store`.
+Takes about six minutes a seed on two cores; finished stages are reused, those
+of `make demo` too where its stack is up.
 """
 
 import argparse
@@ -16,10 +17,11 @@ from sklearn.linear_model import LogisticRegression
 from data_prep.decode import decode
 from data_prep.shard_format import ShardReader, load_manifest
 from flows import console
-from flows.demo import emoji_pipeline
-from flows.end_to_end import pretrain_then_transfer, with_seed
-from flows.stage import Cluster
-from infra.local.paths import log_dir
+from flows.end_to_end import pretrain_then_transfer
+from flows.engines import engines
+from flows.requests import PipelineRequest
+from flows.resolve import resolve_pipeline
+from flows.stack_commands import join_stack
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.input.augment import evaluation_pixels
@@ -53,10 +55,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds = parser.parse_args().seeds
+    join_stack(["demo-seeds"])
     settings, scores = Settings(), {}
-    with Cluster(settings, log_dir(settings), console.say) as cluster:
+    with engines(settings) as at_hand:
         for seed in seeds:
-            result = pretrain_then_transfer(with_seed(emoji_pipeline(), seed), settings.root, cluster)
+            plan = resolve_pipeline(settings.root, PipelineRequest(seed=seed))
+            result = pretrain_then_transfer(plan, at_hand)
             for score in result.scores:
                 scores[score.task, seed, score.model_digest is not None] = score
     tasks = sorted({task for task, _, _ in scores})

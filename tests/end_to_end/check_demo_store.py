@@ -1,18 +1,23 @@
-"""Asserts what a demo run left in its store: `python tests/end_to_end/check_demo_store.py ROOT`."""
+"""Asserts what a demo left in the store of the stack that is up here, and in MLflow: run it after `vitline demo`."""
 
-import sys
+import json
+import urllib.request
 
 from data_prep.verify_shards import verify_corpus
-from flows.catalog import list_corpora, list_models, list_runs
+from flows.catalog import list_corpora, list_models, list_pipelines, list_runs
+from flows.stack_commands import join_stack
 from infra.journal import read_journal
+from infra.settings import Settings
 from infra.storage import open_store
 from vit.checkpoint import list_checkpoints
 from vit.published import load_model
 from vit.vtab.evaluate import list_scores
 
 
-def main(root: str) -> None:
-    store = open_store(root)
+def main() -> None:
+    join_stack(["check"])
+    settings = Settings()
+    root, store = settings.root, open_store(settings.root)
     corpora = list_corpora(root)
     assert len(corpora) >= 2, corpora
     for corpus in corpora:
@@ -40,6 +45,29 @@ def main(root: str) -> None:
         f"{', '.join(names)}: prepared and verified; run {runs['pretrain']['run']}; {len(scores)} scores on {sorted(tasks)}"
     )
 
+    (pipeline,) = list_pipelines(root)
+    assert (pipeline.state, [s.stage for s in pipeline.stages]) == ("finished", ["prepare", "pretrain", "evaluate"])
+    stages = {run["data"]["tags"]["vitline.stage"]: run for run in mlflow_runs(str(settings.mlflow_tracking_uri))}
+    assert {"prepare", "pretrain", "evaluate", "pretrain-then-transfer"} <= stages.keys(), stages.keys()
+    assert all(run["info"]["status"] == "FINISHED" for run in stages.values())
+    print(f"pipeline {pipeline.key}: {len(stages)} runs in MLflow")
+
+
+def mlflow_runs(uri: str) -> list[dict]:
+    """Every run of every experiment, with tags as a dict, by MLflow's REST API."""
+
+    def ask(path: str, body: dict) -> dict:
+        request = urllib.request.Request(f"{uri}/api/2.0/mlflow/{path}", json.dumps(body).encode())
+        request.add_header("Content-Type", "application/json")
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.load(reply)
+
+    experiments = ask("experiments/search", {"max_results": 100})["experiments"]
+    runs = ask("runs/search", {"experiment_ids": [e["experiment_id"] for e in experiments], "max_results": 100})["runs"]
+    for run in runs:
+        run["data"]["tags"] = {tag["key"]: tag["value"] for tag in run["data"].get("tags", [])}
+    return [run for run in runs if "vitline.stage" in run["data"]["tags"]]
+
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
