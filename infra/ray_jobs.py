@@ -123,6 +123,11 @@ class RayJobs:
         jobs = [_job(info.submission_id, info) for info in details if info.submission_id]
         return [job for job in jobs if wanted <= job.metadata.items()]
 
+    def version(self) -> str:
+        """The version of the cluster's Ray, as "2.60.0"."""
+        reply = self._ask("ask for its version", lambda client: client._do_request("GET", "/api/version"))
+        return reply.json()["ray_version"]
+
     def page(self, job_id: str) -> str:
         """The job's page in the Ray dashboard."""
         return f"{self.address}/#/jobs/{job_id}"

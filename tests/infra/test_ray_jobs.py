@@ -1,6 +1,10 @@
-"""What RayJobs makes of the job server's answers, by a client that answers from a script; a real one is in
-local/test_ray_node.py."""
+"""What RayJobs makes of the job server's answers, by a client that answers from a script, and at the end by the stack's
+Ray; more of a real one is in local/test_ray_node.py."""
 
+import importlib.metadata
+import time
+import urllib.request
+import uuid
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +19,14 @@ EXISTS = RuntimeError("Request failed with status code 500: ValueError: Job with
 
 
 def info(status, exit_code=None):
-    return SimpleNamespace(status=SimpleNamespace(value=status), driver_exit_code=exit_code, message="m")
+    return SimpleNamespace(
+        status=SimpleNamespace(value=status),
+        driver_exit_code=exit_code,
+        message="m",
+        metadata=None,
+        start_time=1_500,
+        end_time=None,
+    )
 
 
 class Scripted:
@@ -91,6 +102,7 @@ def test_following_outlasts_a_server_that_is_away_for_a_while(jobs_of):
     job = jobs.follow("a", lambda job: seen.append(job.state))
     assert seen == ["pending", "running", "failed"]
     assert (job.exit_code, job.terminal, job.id) == (75, True, "a")
+    assert (job.started_at, job.ended_at, job.metadata) == (1.5, None, {})
 
 
 def test_a_server_that_stays_away_is_named(jobs_of):
@@ -127,3 +139,30 @@ def test_only_listed_variables_are_sent():
     assert checked_env(allowed) == allowed
     with pytest.raises(ValueError, match=r"PYTHONPATH is not sent to jobs; .* allows AWS_DEFAULT_REGION"):
         checked_env({"PYTHONPATH": "/x"})
+
+
+def test_jobs_are_found_by_what_they_were_given_and_show_their_times(stack):
+    jobs = RayJobs(stack.env["RAY_ADDRESS"], stack.env["RAY_AUTH_TOKEN_PATH"])
+    mark, before = uuid.uuid4().hex, time.time()
+    for number in "1", "2":
+        jobs.submit(f"list-{mark}-{number}", ["sleep", "1000"], {}, {"mark": mark, "number": number})
+    assert jobs.list({"mark": "another"}) == []
+    assert {job.id for job in jobs.list({"mark": mark})} == {f"list-{mark}-1", f"list-{mark}-2"}
+    (second,) = jobs.list({"mark": mark, "number": "2"})
+    assert second.metadata == {"mark": mark, "number": "2"}
+    assert before - 1 < second.started_at < time.time() + 1
+    assert second.ended_at is None
+    for number in "1", "2":
+        jobs.stop(f"list-{mark}-{number}", wait_s=60)
+    (ended,) = jobs.list({"mark": mark, "number": "2"})
+    assert (ended.state, ended) == ("stopped", jobs.find(second.id))
+    assert ended.ended_at >= ended.started_at
+    assert {second.id, f"list-{mark}-1"} <= {job.id for job in jobs.list()}
+
+
+def test_the_page_of_a_job_is_the_dashboards_and_the_version_is_that_of_the_cluster(stack):
+    jobs = RayJobs(stack.env["RAY_ADDRESS"], stack.env["RAY_AUTH_TOKEN_PATH"])
+    assert jobs.version() == importlib.metadata.version("ray")
+    assert jobs.page("a-a1") == f"{stack.env['RAY_ADDRESS']}/#/jobs/a-a1"
+    with urllib.request.urlopen(jobs.page("a-a1"), timeout=30) as page:
+        assert b"Ray Dashboard" in page.read()
