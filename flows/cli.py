@@ -407,6 +407,58 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
         raise typer.Exit(1)
 
 
+@ops.command("reconcile")
+def ops_reconcile(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    quiet_minutes: Annotated[
+        float, typer.Option(min=0, help="Leave alone what showed a sign of life in this time.")
+    ] = 5.0,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """End what nobody follows any more, after kills and lost machines; send MLflow what it lacks. Safe to repeat.
+
+    Example: `vitline ops reconcile --dry-run`
+    """
+    from flows.ops_commands import reconcile_now
+
+    findings = reconcile_now(settings(root), dry_run=dry_run, quiet_minutes=quiet_minutes)
+    rows = [finding._asdict() for finding in findings]
+    show_rows("findings", rows, ["subject", "problem", "action"], json, "Nothing disagrees.")
+
+
+@ops.command("collect-garbage")
+def ops_collect_garbage(
+    delete: Annotated[bool, typer.Option("--delete", help="Delete it; otherwise it is only listed.")] = False,
+    older_than_days: Annotated[float, typer.Option(min=0, help="Touch nothing that is younger.")] = 7.0,
+    keep_checkpoints: Annotated[int, typer.Option(min=0, help="Newest checkpoints to keep of finished runs.")] = 1,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """List or delete what no reader wants: leftovers of killed writers, old checkpoints, working files of corpora.
+
+    Example: `vitline ops collect-garbage --older-than-days 30`
+    """
+    from flows.ops_commands import collect_garbage_now
+
+    chosen = {"dry_run": not delete, "older_than_days": older_than_days, "keep_checkpoints": keep_checkpoints}
+    rows = [finding._asdict() for finding in collect_garbage_now(settings(root), chosen)]
+    show_rows("findings", rows, ["subject", "problem", "action"], json, "No garbage.")
+
+
+@ops.command("preempt")
+def ops_preempt(
+    key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False
+) -> None:
+    """Ask a run at work to write a checkpoint and leave; whoever follows it, or asks for it again, goes on from there.
+
+    Example: `vitline ops preempt emoji-0a1b2c3d4e5f`
+    """
+    from flows.preempt import preempt
+
+    show_one(preempt(settings(root).root, key), json)
+
+
 def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
     """Rows as a table, or as {what: rows}; where there are none, `empty` says how to get one."""
     if as_json:

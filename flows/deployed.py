@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.states import State
 
 from flows.budget import check_deadline
+from flows.collect_garbage import collect_garbage
 from flows.compare_runs import compare_newest, comparison_rows
 from flows.console import percent
 from flows.end_to_end import PipelineResult, headline, pretrain_then_transfer
@@ -21,26 +22,34 @@ from flows.engines import Engines, engines
 from flows.evaluate_tasks import evaluate_tasks, score_cells
 from flows.flow_run import FlowRun, read_request
 from flows.flow_states import state_of
+from flows.heartbeat import beating
+from flows.prefect_runs import PrefectFlowRuns
 from flows.prefect_watch import PrefectWatch
 from flows.prepare_corpus import corpus_rows, prepare_corpora
 from flows.pretrain import pretrain
+from flows.reconcile import Finding, reconcile
 from flows.report import SCORE_COLUMNS, score_rows, stage_time
 from flows.requests import (
+    CollectGarbageRequest,
     CompareRequest,
     EvaluateRequest,
     FinetuneRequest,
     PipelineRequest,
     PrepareRequest,
     PretrainRequest,
+    ReconcileRequest,
 )
 from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
 from flows.stage import Skipped, exclusively, stop_jobs_of
 from flows.training import plan_training
 from infra.config import FrozenConfig
 from infra.settings import Settings
+from infra.storage import open_store
 from vit.config import TrainConfig
 
 R = TypeVar("R", bound=FrozenConfig)
+FLOW_NAMES: list[str] = []
+"""Of all flows below; their subflows have the same names."""
 
 
 def run_name() -> str:
@@ -60,6 +69,7 @@ def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
 def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
     """A flow of ours. The form is checked by the flow itself, in sentences; nothing of it is retried by Prefect: the
     store knows what is done, and Ray restarts workers."""
+    FLOW_NAMES.append(name)
     return flow(
         name=name,
         flow_run_name=run_name,
@@ -74,9 +84,10 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
     """Reads the form, works, and says how it ended; the sentence that `body` returns is the message of the state."""
     this = FlowRun.current()
     sent = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
-    with PrefectWatch(this.id) as watch:
+    with PrefectWatch(this.id) as watch, contextlib.ExitStack() as life:
         try:
             request = read_request(model, sent, this.defaults)
+            life.enter_context(beating(open_store(Settings().root), str(this.id)))
             with engines(Settings(), watch, this.origin) as at_hand:
                 state = State(type=StateType.COMPLETED, message=body(request, at_hand, this))
         except BaseException as error:
@@ -154,6 +165,37 @@ def compare_runs(request: CompareRequest) -> State:
         return f"{len(columns) - 1} runs side by side"
 
     return run(CompareRequest, request, body)
+
+
+@vitline_flow("reconcile")
+def reconcile_flow(request: ReconcileRequest) -> State:
+    """Ends what nobody follows any more, and sends MLflow what it lacks."""
+
+    def body(request: ReconcileRequest, at_hand: Engines, this: FlowRun) -> str:
+        findings = reconcile(request, at_hand, PrefectFlowRuns(FLOW_NAMES))
+        return show_findings(at_hand, "reconciled", findings) or "nothing disagrees"
+
+    return run(ReconcileRequest, request, body)
+
+
+@vitline_flow("collect-garbage")
+def collect_garbage_flow(request: CollectGarbageRequest) -> State:
+    """Deletes what no reader can see or wants."""
+
+    def body(request: CollectGarbageRequest, at_hand: Engines, this: FlowRun) -> str:
+        return show_findings(at_hand, "garbage", collect_garbage(request, at_hand)) or "no garbage"
+
+    return run(CollectGarbageRequest, request, body)
+
+
+def show_findings(at_hand: Engines, key: str, findings: list[Finding]) -> str:
+    """A table on the page; how many findings, or nothing."""
+    if not findings:
+        return ""
+    show(at_hand, key, f"{len(findings)} findings", list(Finding._fields), [list(finding) for finding in findings])
+    for finding in findings:
+        at_hand.watch.say(f"{finding.subject} {finding.problem}: {finding.action}")
+    return f"{len(findings)} findings"
 
 
 def train(config: TrainConfig, at_hand: Engines) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.exceptions import ObjectNotFound
@@ -13,18 +14,24 @@ from prefect.exceptions import ObjectNotFound
 from flows import deployed
 from flows.prefect_watch import client
 from flows.requests import (
+    CollectGarbageRequest,
     CompareRequest,
     EvaluateRequest,
     FinetuneRequest,
     PipelineRequest,
     PrepareRequest,
     PretrainRequest,
+    ReconcileRequest,
 )
 from infra.config import FrozenConfig
 from infra.settings import Settings
 
 WORK_POOL = "vitline"
 NIGHTLY_CRON = "0 2 * * *"
+# The start of a flow process costs about 6 s of CPU: a hundredth of a core at this pace.
+RECONCILE_CRON = "*/15 * * * *"
+WEEKLY_CRON = "0 4 * * 0"
+ONE_OF_MANY = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class Deployment:
     request: dict[str, Any]
     stage: str
     cron: str | None = None
+    always_active: bool = False
+    """Its new schedule is active at once; of runs that come due together, after the servers were down, one is done."""
 
     @property
     def full_name(self) -> str:
@@ -57,6 +66,8 @@ DEPLOYMENTS = (
     Deployment(deployed.pretrain_then_transfer_flow, "demo", PipelineRequest, {}, "pipeline"),
     Deployment(deployed.pretrain_then_transfer_flow, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON),
     Deployment(deployed.compare_runs, "default", CompareRequest, {}, "compare"),
+    Deployment(deployed.reconcile_flow, "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
+    Deployment(deployed.collect_garbage_flow, "default", CollectGarbageRequest, {}, "ops", WEEKLY_CRON),
 )
 
 
@@ -78,7 +89,8 @@ def runner(
     schedules = known
     if schedules is None and deployment.cron is not None:
         schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
-        schedules = [DeploymentScheduleCreate(schedule=schedule, active=nightly_active)]
+        active = nightly_active or deployment.always_active
+        schedules = [DeploymentScheduleCreate(schedule=schedule, active=active)]
     return deployment.flow.to_deployment(  # type: ignore[return-value]  # its async twin shares the name
         name=deployment.name,
         parameters={"request": form.model_dump(mode="json")},
@@ -87,6 +99,7 @@ def runner(
         description=deployment.model.__doc__,
         tags=["vitline", f"stage:{deployment.stage}"],
         schedules=schedules,
+        concurrency_limit=ONE_OF_MANY if deployment.always_active else None,
     )
 
 

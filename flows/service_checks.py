@@ -77,7 +77,7 @@ def check_store(settings: Settings) -> Check:
             ask(s3_url(settings))  # S3's own client is patient for half a minute
         except OSError as away:
             return _away("store", away, "AWS_ENDPOINT_URL" + ("" if settings.s3_endpoint_url else ", which is not set"))
-    key = f"doctor/{uuid.uuid4().hex}"
+    key = f"doctor/{time.time_ns()}-{uuid.uuid4().hex}"  # what is left of a killed doctor says how old it is
     try:
         for what, permission, step in _store_steps(store, key):
             try:

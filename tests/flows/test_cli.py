@@ -15,8 +15,8 @@ from infra.storage import open_store
 from vit.run import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, pretrain run, pretrain plan, finetune run, vtab run,
-vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, ops doctor, stack up,
-stack down, stack status, stack restart""".replace("\n", " ").split(", ")
+vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, ops doctor, ops reconcile,
+ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
 
 
 @pytest.fixture
