@@ -69,7 +69,8 @@ def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
     """`pretrain 120/600 steps, 640 images/s, loss 2.31, 1:10 left`"""
     if p is None:
         return f"{title}: waiting for the job to start ({duration(elapsed_s)})"
-    parts = [f"{title}: {p['step']:,}/{p['total_steps']:,} {p.get('unit', 'steps')}"]
+    of = f"/{p['total_steps']:,}" if p["total_steps"] else ""
+    parts = [f"{title}: {p['step']:,}{of} {p.get('unit', 'steps')}"]
     if p.get("images_per_s"):
         parts.append(f"{p['images_per_s']:,.0f} images/s")
     if p.get("loss") is not None:

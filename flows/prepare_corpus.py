@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from data_prep.config import CorpusConfig, Emoji
-from data_prep.corpora.emoji import STYLES, fetch_style
+from data_prep.corpora.emoji import PACKAGES, STYLES, fetch_style
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec
 from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, Manifest, load_manifest
@@ -74,7 +74,8 @@ def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[
         if isinstance(request.source, Emoji):
             cache = open_store(request.source.cache) if request.source.cache else root.child("sources")
             for style in STYLES:
-                say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
+                if not PACKAGES[style].is_kept(cache):
+                    say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
                 fetch_style(style, cache)
             return
 
@@ -117,7 +118,7 @@ def preparation_progress(corpora: Sequence[Store]) -> dict | None:
     return {
         "step": done,
         "total_steps": total,
-        "unit": f"{now[0]['unit']} ({stage}, {rate:,.0f}/s)",
+        "unit": f"{now[0]['unit']} ({stage}{f', {rate:,.0f}/s' if rate else ''})",
         "refused": sum(p["refused"] for p in parts),
         "remaining_s": (total - done) / rate if rate else None,
     }

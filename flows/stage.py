@@ -209,7 +209,7 @@ def follow(
             show(now)
             if now is None and not told and time.monotonic() - began > WAITING_S:
                 told = True
-                engines.watch.say(f"{title} waits for resources; {at_work(engines, claim.job_id)}")
+                engines.watch.say(f"{title} has not begun after {WAITING_S:.0f} s; {at_work(engines, claim.job_id)}")
             engines.watch.check()
 
         try:

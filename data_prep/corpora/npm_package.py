@@ -60,6 +60,10 @@ class NpmPackage(FrozenConfig):
                 index = self._keep(archive, cache, wanted)
         return {member.name: member for member in index.members}
 
+    def is_kept(self, cache: Store) -> bool:
+        """Whether the cache has the package already."""
+        return self._index(cache) is not None
+
     def _index(self, cache: Store) -> PackageIndex | None:
         try:
             index = PackageIndex.model_validate(cache.read_json(self._index_key))
