@@ -1,6 +1,6 @@
 """The shipper's child process: sends what the store holds of runs and pipelines to MLflow (DESIGN 3.5).
 
-    python -m flows.ship_runs --root URI             follows what JSON lines on stdin name, until stdin ends
+    python -m flows.ship_runs --root URI --parent P  follows what JSON lines on stdin name, until stdin ends
     python -m flows.ship_runs --root URI --sync ...  sends what is missing of all runs, or of some, and ends
 
 Lines in: {"run": key}, {"pipeline": key}, {"close": seconds}. Out, after close or at the end of a sync: one JSON object.
@@ -362,6 +362,7 @@ def sync(root: Store, tracking: Tracking, keys: list[str]) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", required=True)
+    parser.add_argument("--parent", type=int, help="process that is followed into its end")
     parser.add_argument("--sync", nargs="*", metavar="KEY")
     args = parser.parse_args(argv)
     answers = os.fdopen(os.dup(1), "w")
@@ -375,16 +376,16 @@ def main(argv: list[str] | None = None) -> None:
     if args.sync is not None:
         print(json.dumps(sync(root, Tracking(uri, secret_values()), args.sync)), file=answers, flush=True)
         return
-    left = follow_stdin(Follower(root, lambda: Tracking(uri, secret_values())))
+    os.nice(5)  # training goes first
+    left = follow_stdin(Follower(root, lambda: Tracking(uri, secret_values())), args.parent)
     print(json.dumps({"left": left}), file=answers, flush=True)
     sys.stderr.flush()
     os._exit(0)  # a request that hangs is not waited for
 
 
-def follow_stdin(follower: Follower) -> list[str]:
+def follow_stdin(follower: Follower, parent: int | None) -> list[str]:
     """Obeys the parent's lines; returns what is left at its word, or a few seconds after its end."""
     lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    parent = os.getppid()
 
     def read() -> None:
         for line in sys.stdin:
@@ -397,7 +398,7 @@ def follow_stdin(follower: Follower) -> list[str]:
             line = lines.get(timeout=1.0)
         except queue.Empty:
             # A process that the parent forked may hold the pipe open after it.
-            line = {} if os.getppid() == parent else None
+            line = {} if parent in (None, os.getppid()) else None
         if line is None:
             return follower.close(ORPHAN_S)
         if "close" in line:

@@ -5,6 +5,7 @@ Imports no MLflow. The child is `flows/ship_runs.py`; it dies with its parent, a
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -117,7 +118,7 @@ class Shipper:
         if self._child is not None:
             self._child.kill()
             self._child.communicate()
-        self._child = start_child(self._settings, [], self._log_dir / "shipper.log")
+        self._child = start_child(self._settings, ["--parent", str(os.getpid())], self._log_dir / "shipper.log")
         self._starts += 1
 
     def _tell(self, lines: Sequence[dict[str, str]]) -> bool:
