@@ -21,7 +21,7 @@ from prefect.settings import PREFECT_UI_URL
 from flows import console
 from flows.deployments import DEPLOYMENTS, Deployment
 from flows.flow_run import read_request
-from flows.prefect_watch import client
+from flows.prefect_watch import AWAY_PATIENCE_S, client
 from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
 from infra.config import FrozenConfig
 from infra.settings import Settings
@@ -77,21 +77,26 @@ def check(root: str, deployment: Deployment, request: FrozenConfig) -> None:
 
 def follow(run_id: UUID) -> FlowRun:
     """Prints the lines of a flow run and its subflows as they come; the run once it has ended. Ctrl-C ends the following,
-    not the run. A server that is away is waited for."""
+    not the run. A server that is away is waited for, at most AWAY_PATIENCE_S; then RuntimeError."""
     shown: set[UUID] = set()
-    away = False
+    away_since: float | None = None
     while True:
         try:
             with client() as api:
                 run = api.read_flow_run(run_id)
                 print_new_lines(api, run, shown)
-            away = False
+            away_since = None
             if run.state is not None and run.state.is_final():
                 return run
         except (OSError, httpx.HTTPError) as error:
-            if not away:
+            if away_since is None:
+                away_since = time.monotonic()
                 console.say(f"Prefect does not answer ({type(error).__name__}); waiting, the run goes on")
-            away = True
+            if time.monotonic() - away_since > AWAY_PATIENCE_S:
+                raise RuntimeError(
+                    f"Prefect has not answered for {AWAY_PATIENCE_S:.0f} s; flow run {run_id} may go on without it. "
+                    "The same command finds its stages again once the server is back."
+                ) from error
         time.sleep(POLL_S)
 
 
