@@ -96,7 +96,7 @@ class LocalRay:
         assert self._supervisor.stdout
         line = self._supervisor.stdout.readline()
         answer: dict[str, Any] = (
-            json.loads(line) if line else {"error": f"the supervisor died:\n{tail(self._log_dir / 'supervisor.log')}"}
+            json.loads(line) if line else {"error": f"the supervisor died:\n{tail(self._log_dir / _SUPERVISOR_LOG)}"}
         )
         if "error" in answer:
             raise RuntimeError(f"Ray did not start: {answer['error']}\nMore in {self._log_dir}.")
@@ -151,7 +151,7 @@ def main() -> None:
             answer: dict[str, Any] = {"env": head.client_environment()}
             problem = _wait_until_ready(process, head, over)
             if problem:
-                answer = {"error": f"{problem}\n{tail(arguments.log_dir / 'ray.log')}"}
+                answer = {"error": f"{problem}\n{tail(arguments.log_dir / _LOG)}"}
             with contextlib.suppress(BrokenPipeError):
                 print(json.dumps(answer), flush=True)
             while not problem and not over() and process.returncode is None:
