@@ -28,5 +28,5 @@ lint:  ## style and types
 	@$(PYTHON) infra/local/install.py dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-clean:  ## everything that was made here: environment, store, logs
+clean: down  ## everything that was made here: environment, store, logs
 	rm -rf .venv .vitline

@@ -8,7 +8,7 @@ import typer
 
 from flows import console
 from infra.local.paths import local_dir
-from infra.settings import Settings, join_environment
+from infra.settings import NO_TELEMETRY, Settings, join_environment
 
 app = typer.Typer(
     help="The local stack: S3 store, MLflow, Prefect with a worker, one-node Ray.",
@@ -103,8 +103,10 @@ def start_and_join(settings: Settings, ports: dict[str, int] | None = None) -> S
 def join_stack(arguments: Sequence[str]) -> None:
     """Lets this process use the local stack, if one is up and the person has not named a store or a cluster.
 
-    Where there is one that is down, says so: what lies in its store cannot be seen without it.
+    Where there is one that is down, says so: what lies in its store cannot be seen without it. With or without a stack,
+    no library reports home.
     """
+    join_environment(NO_TELEMETRY)
     settings = Settings()
     asked = {argument.split("=")[0] for argument in arguments}
     if not arguments or asked & {"--root", "--help", "-h"} or arguments[0] in ("stack", "demo"):

@@ -65,6 +65,15 @@ def secret_values() -> frozenset[str]:
     )
 
 
+NO_TELEMETRY = {
+    "DO_NOT_TRACK": "1",  # Prefect's SDK reports what it does unless this is set
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""Keeps Prefect, MLflow and Ray from reporting home."""
+
+
 def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = ()) -> None:
     """Set variables of this process, and of those that it starts, that are not set yet.
 

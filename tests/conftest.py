@@ -14,9 +14,12 @@ from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from infra.local.processes import free_ports
 from infra.local.stack import stack_environment, start_stack, stop_stack
+from infra.settings import NO_TELEMETRY, join_environment
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
 from vit.input.config import AugmentConfig
+
+join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
 
 @pytest.fixture(scope="session")

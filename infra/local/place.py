@@ -18,6 +18,7 @@ from pathlib import Path
 from infra.config import FrozenConfig
 from infra.local.processes import free_ports, is_free, short_base
 from infra.local.ray_node import make_token
+from infra.settings import NO_TELEMETRY
 
 ALL = ("s3", "mlflow", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"
@@ -27,12 +28,6 @@ TWIN = 10_000
 """SeaweedFS opens a second port this much higher for each of its ports."""
 MARK = "VITLINE_STACK"
 """Set to `<id>/<service>` in every process of a stack: whatever else is lost, they can be told by it."""
-_QUIET = {
-    "DO_NOT_TRACK": "1",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 class Place(FrozenConfig):
@@ -83,7 +78,7 @@ class Place(FrozenConfig):
             "MLFLOW_TRACKING_URI": self.url("mlflow"),
             "PREFECT_API_URL": self.url("prefect", "/api"),
             "PREFECT_HOME": str(self.directory / "prefect"),  # not ~/.prefect, whose profile may name another server
-            **_QUIET,
+            **NO_TELEMETRY,
         }
         if self.object_store:
             # botocore knows only the second name of the region.

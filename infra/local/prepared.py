@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from infra.local.processes import child_environment, tail
+from infra.settings import NO_TELEMETRY
 
 
 def prepared_database(package: str) -> Path:
@@ -54,12 +55,7 @@ def prepare() -> None:
 
 def _run(command: list[str], folder: Path) -> None:
     environment = child_environment(
-        {
-            "PREFECT_HOME": str(folder),
-            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-            "MLFLOW_DISABLE_TELEMETRY": "true",
-            "DO_NOT_TRACK": "1",
-        },
+        {"PREFECT_HOME": str(folder), **NO_TELEMETRY},
         prefixes=("MLFLOW_", "PREFECT_"),
     )
     with open(folder / "log", "wb") as log:

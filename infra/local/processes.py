@@ -199,9 +199,10 @@ def short_base() -> str:
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log."""
+    """The last lines of a log that say something."""
     with contextlib.suppress(OSError):
-        return "\n".join(log.read_text(errors="replace").splitlines()[-num_lines:])
+        lines = log.read_text(errors="replace").splitlines()
+        return "\n".join([line for line in lines if line.strip()][-num_lines:])
     return "(no log)"
 
 

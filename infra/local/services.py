@@ -33,8 +33,17 @@ class Program:
     problem: Callable[[Place, float], str]
     environment: Callable[[Place], dict[str, str]]
     needs: tuple[str, ...] = ()
+    first_tries: int = 1
+    """How often it may die before it has ever worked; a wrong setting is to be told at once."""
     before: Callable[[Place], object] = lambda place: None
     after: Callable[[Place, Path], object] = lambda place, log_dir: None
+
+    def check(self, place: Place, since: float) -> str:
+        """`problem`, where a check that fails in an unexpected way is a problem, too."""
+        try:
+            return self.problem(place, since)
+        except Exception as error:  # half an answer, an answer of another program
+            return f"{self.name} answers oddly: {type(error).__name__}: {error}"
 
     def full_environment(self, place: Place) -> dict[str, str]:
         """Of its processes, credentials included: what a flow or job inherits is what it can use."""
@@ -91,6 +100,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda place: head(place).command(),
             lambda place, since: head(place).problem(),
             lambda place: head(place).environment(),
+            first_tries=2,  # on a machine that is busy it gives up by itself, after 30 s that nobody can lengthen
             after=leave,
         ),
     )  # fmt: skip

@@ -154,7 +154,7 @@ def check_services(directory: Path) -> dict[str, str]:
     place, state = _place(directory), find_stack(directory)
     every, names = programs(), [service.name for service in state.services] if state else []
     with ThreadPoolExecutor(len(ALL)) as pool:
-        return dict(zip(names, pool.map(lambda name: every[name].problem(place, 0.0), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: every[name].check(place, 0.0), names), strict=True))
 
 
 def listeners(directory: Path) -> list[Listener]:

@@ -33,10 +33,10 @@ from infra.local.processes import (
 from infra.local.services import Program, programs
 from infra.local.state import Service, StackState, restart_request, write_processes
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 180.0
 ORDERLY_S = 5.0  # MLflow and Ray need about 1 s, SeaweedFS 2 to 3
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
-_MAX_DEATHS, _DEATHS_WITHIN_S = 6, 600.0
+_MAX_DEATHS, _DEATHS_WITHIN_S = 7, 600.0
 _RECORD_EVERY_S = 1.5
 _END_ORDER = (("prefect-worker",), ("ray", "mlflow", "prefect"), ("s3",))
 
@@ -110,14 +110,14 @@ class Supervisor:
         self.place.folder.mkdir(mode=0o700)
         began, told = time.monotonic(), set[str]()
         while True:
-            self._step(restart=False)
+            self._step(first=True)
             for running in self.running.values():
                 if running.state == "up" and running.program.name not in told:
                     told.add(running.program.name)
                     answer({"up": running.program.name, "seconds": round(time.monotonic() - began, 1)})
             if self.asked_to_end or os.getppid() != parent:
                 return "it was told to end before it was ready."
-            if failed := [r for r in self.running.values() if r.state == "down"]:
+            if failed := [r for r in self.running.values() if r.state == "failed"]:
                 return f"{failed[0].program.name} {failed[0].problem}"
             waiting = [r for r in self.running.values() if r.state != "up"]
             if not waiting:
@@ -131,13 +131,20 @@ class Supervisor:
         """Watch until told to end."""
         say("all services are up")
         while not self.asked_to_end:
-            self._step(restart=True)
+            if not (self.place.directory / "place.json").exists():
+                say(f"{self.place.directory} was removed, so nobody could find this stack any more")
+                return
+            try:
+                self._step(first=False)
+            except OSError as error:  # a full disk is no reason to end what runs
+                say(f"could not keep {self.place.directory} up to date: {error}")
+                time.sleep(1.0)
             time.sleep(0.2)
 
     def end(self) -> None:
         """End everything: flow runs while they can still say so, and the store last."""
         say("ending")
-        self._record(now=True)  # who is there to be ended
+        self._note_families(psutil.Process().children(recursive=True))
         children = self._children()
         for names in _END_ORDER:
             phase = [self.running[name] for name in names if name in self.running]
@@ -146,33 +153,33 @@ class Supervisor:
                 end_descendants(children, family)
         end_descendants(children)
         for running in self.running.values():
-            running.program.after(self.place, self.log_dir)
+            self._after(running)
         shutil.rmtree(self.place.folder, ignore_errors=True)
         for name in ("stack.json", "processes.json"):
             (self.place.directory / name).unlink(missing_ok=True)
         say("ended")
 
-    def _step(self, restart: bool) -> None:
-        """One look at everything."""
+    def _step(self, first: bool) -> None:
+        """One look at everything; at the first start, what dies is given up sooner, and there are no requests."""
         reap(self._children())
         for running in self.running.values():
             if running.process and running.process.returncode is not None:
-                self._died(running, f"ended with code {running.process.returncode}:\n{tail(running.log)}", restart)
+                self._died(running, f"ended with code {running.process.returncode}:\n{tail(running.log)}", first)
             elif running.process and running.state == "starting" and running.healthy is running.process:
                 running.state = "up"
             elif running.process is None and running.state != "failed" and time.monotonic() >= running.try_again_at:
                 if all(self.running[n].state == "up" for n in running.program.needs if n in self.running):
-                    self._launch(running, restart)
-            elif restart and restart_request(self.place.directory, running.program.name).exists():
+                    self._launch(running, first)
+            elif not first and restart_request(self.place.directory, running.program.name).exists():
                 self._restart(running)
         self._record()
 
-    def _launch(self, running: Running, restart: bool) -> None:
+    def _launch(self, running: Running, first: bool = False) -> None:
         running.state, running.began, running.problem = "starting", time.time(), "starting"
         try:
             running.process = self._popen(running)
         except OSError as error:  # a full disk, a folder that cannot be written
-            self._died(running, f"could not be started: {error}", restart)
+            self._died(running, f"could not be started: {error}", first)
             return
         running.family = set()
         threading.Thread(target=self._watch_start, args=(running, running.process), daemon=True).start()
@@ -192,7 +199,7 @@ class Supervisor:
 
     def _watch_start(self, running: Running, process: subprocess.Popen[bytes]) -> None:
         while running.process is process and process.returncode is None:
-            problem = running.program.problem(self.place, running.began)
+            problem = running.program.check(self.place, running.began)
             if not problem:
                 running.healthy = process
                 return
@@ -200,16 +207,14 @@ class Supervisor:
                 running.problem = problem
             time.sleep(0.1)
 
-    def _died(self, running: Running, problem: str, restart: bool) -> None:
+    def _died(self, running: Running, problem: str, first: bool) -> None:
         name = running.program.name
         say(f"{name} {problem}")
         running.state, running.problem = "down", problem
         self._clear(running)
-        if not restart:
-            return
         now = time.monotonic()
         running.deaths = [t for t in running.deaths if now - t < _DEATHS_WITHIN_S] + [now]
-        if len(running.deaths) > _MAX_DEATHS:
+        if len(running.deaths) >= (running.program.first_tries if first else _MAX_DEATHS):
             running.state = "failed"
             say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is left alone")
             return
@@ -224,7 +229,7 @@ class Supervisor:
         self._clear(running)
         running.state, running.problem, running.deaths, running.try_again_at = "starting", "restarting", [], 0.0
         running.restarts += 1
-        self._launch(running, restart=True)
+        self._launch(running)
         self._record(now=True)
         restart_request(self.place.directory, running.program.name).unlink(missing_ok=True)
 
@@ -237,7 +242,13 @@ class Supervisor:
         if family:
             end_descendants(children, family)
         running.process = None
-        running.program.after(self.place, self.log_dir)
+        self._after(running)
+
+    def _after(self, running: Running) -> None:
+        try:
+            running.program.after(self.place, self.log_dir)
+        except OSError as error:
+            say(f"could not clear up after {running.program.name}: {error}")
 
     def _orphans_of(self, name: str) -> set[psutil.Process]:
         found = set()
