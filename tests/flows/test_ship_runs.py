@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from mlflow import MlflowClient
 
 from flows import ship_runs
@@ -29,6 +30,12 @@ from infra.tracking import Tracking
 from vit.run import TrainingRun, make_spec
 from vit.vtab.tasks import VTAB_TASKS
 from vit.world import World
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_arithmetic_thread():
+    """Networks this small are slower on two threads, and far slower on a busy machine."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -106,7 +113,7 @@ def curve(client, run, key):
     return {(m.step, m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, key)}
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
