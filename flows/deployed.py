@@ -21,7 +21,7 @@ from flows.end_to_end import PipelineResult, headline, pretrain_then_transfer
 from flows.engines import Engines, engines
 from flows.evaluate_tasks import evaluate_tasks, score_cells
 from flows.flow_run import FlowRun, read_request
-from flows.flow_states import state_of
+from flows.flow_states import state_of, told_once
 from flows.heartbeat import beating
 from flows.prefect_runs import PrefectFlowRuns
 from flows.prefect_watch import PrefectWatch
@@ -50,6 +50,7 @@ from vit.config import TrainConfig
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
 """Of all flows below; their subflows have the same names."""
+told_once()
 
 
 def run_name() -> str:
@@ -150,7 +151,8 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
                 at_hand.watch.deadline = time.monotonic() + 3600 * request.deadline_hours
             result = pretrain_then_transfer(plan, at_hand)
         show_pipeline(result, at_hand)
-        return sentence(result.record.metrics)
+        reused = all(stage.reused for stage in result.record.stages)
+        return sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
 
     return run(PipelineRequest, request, body)
 

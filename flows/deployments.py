@@ -10,6 +10,7 @@ from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLi
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.deployments.runner import EntrypointType, RunnerDeployment
 from prefect.exceptions import ObjectNotFound
+from prefect.utilities.callables import ParameterSchema
 
 from flows import deployed
 from flows.prefect_watch import client
@@ -32,6 +33,12 @@ NIGHTLY_CRON = "0 2 * * *"
 RECONCILE_CRON = "*/15 * * * *"
 WEEKLY_CRON = "0 4 * * 0"
 ONE_OF_MANY = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+
+
+class ClosedSchema(ParameterSchema):
+    """The schema of a flow's parameters that takes no others."""
+
+    additionalProperties: bool
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ def runner(
         schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
         active = nightly_active or deployment.always_active
         schedules = [DeploymentScheduleCreate(schedule=schedule, active=active)]
-    return deployment.flow.to_deployment(  # type: ignore[return-value]  # its async twin shares the name
+    made: Any = deployment.flow.to_deployment(  # its async twin shares the name
         name=deployment.name,
         parameters={"request": form.model_dump(mode="json")},
         work_pool_name=WORK_POOL,
@@ -101,6 +108,10 @@ def runner(
         schedules=schedules,
         concurrency_limit=ONE_OF_MANY if deployment.always_active else None,
     )
+    # Prefect itself leaves the outermost level open: a misspelt "request" would start a run with the form's own values.
+    schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
+    made._parameter_openapi_schema = ClosedSchema(**schema, additionalProperties=False)
+    return made
 
 
 def existing_schedules(api: SyncPrefectClient, deployment: Deployment) -> list[DeploymentScheduleCreate] | None:

@@ -1,6 +1,9 @@
 """How a flow ends: our outcomes as Prefect states, by the one table of `infra/run_state.py`."""
 
+import logging
+
 from prefect.client.schemas.objects import StateType
+from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from prefect.states import State
 
 from flows.engines import StopRequested
@@ -28,3 +31,14 @@ def state_of(error: BaseException) -> State | None:
     if isinstance(error, EXPECTED):
         return prefect_state("failed", str(error))
     return None
+
+
+def told_once() -> None:
+    """Keeps Prefect's engine from writing a traceback of its own code below the sentence with which a flow has ended."""
+    for name in ("prefect.flow_runs", "prefect.engine"):
+        logging.getLogger(name).addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    # A flow that returns a bad state has said why; the engine then raises that state and logs what it raised.
+    return not (record.exc_info and isinstance(record.exc_info[1], FailedRun | CrashedRun | CancelledRun))

@@ -172,13 +172,15 @@ def claim_or_skip(
                 key,
                 job_state=job_state,
                 owner=owner,
+                page=engines.origin.flow_run_url,
                 claim_timeout_s=claim_timeout_s,
             )
         except ClaimHeld as held:
             patience_s = claim_timeout_s + 5 if job_state(held.claim.job_id) is None else LIVING_S
             beats = last_beat is not None and held.claim.heartbeat > last_beat
             if beats or time.monotonic() - started > patience_s:
-                raise Skipped(f"{held} It goes on there.") from held
+                where = f": {held.claim.page}" if held.claim.page else "."
+                raise Skipped(f"{held} It goes on there{where}") from held
             if last_beat is None:
                 engines.watch.say(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
             last_beat = held.claim.heartbeat

@@ -38,6 +38,8 @@ class Claim(FrozenConfig):
     """Ray submission id, `<run key>-a<attempt>`."""
     owner: str
     """Who took the claim: a flow run, a person's shell."""
+    page: str | None = None
+    """Where people can watch the owner at work."""
     heartbeat: float
     """Unix seconds of the last sign of life."""
     nonce: str
@@ -64,6 +66,7 @@ def take_claim(
     *,
     job_state: Callable[[str], str | None],
     owner: str,
+    page: str | None = None,
     claim_timeout_s: float = 60,
 ) -> Claim:
     """The claim of a new attempt on `run`, the folder of the run.
@@ -85,6 +88,7 @@ def take_claim(
             attempt=attempt,
             job_id=f"{run_key}-a{attempt}",
             owner=owner,
+            page=page,
             heartbeat=time.time(),
             nonce=nonce,
             counter=held.counter + 1 if held else 0,

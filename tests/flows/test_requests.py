@@ -1,0 +1,69 @@
+"""Forms as people meet them: short, every field explained, every choice the real one."""
+
+from typing import get_args
+
+import pytest
+
+from data_prep.corpora.presets import PRESETS
+from flows import requests
+from flows.flow_run import read_request
+from flows.requests import PipelineRequest, PrepareRequest, PretrainRequest
+from infra.config import FrozenConfig
+from vit.recipes import RECIPES
+from vit.vtab.protocols import protocol_named
+
+FORMS = [
+    form
+    for form in vars(requests).values()
+    if isinstance(form, type) and issubclass(form, FrozenConfig) and form is not FrozenConfig
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_a_form_is_short_and_says_what_each_field_is(form):
+    schema = form.model_json_schema()
+    assert len(schema["properties"]) <= 12
+    assert schema["additionalProperties"] is False
+    assert schema["description"]
+    for name, field in schema["properties"].items():
+        assert len(field.get("description", "")) > 10, name
+
+
+def bounds(form, field):
+    """What the schema says of a field, empty choice left out."""
+    found = form.model_json_schema()["properties"][field]
+    return next(part for part in found.get("anyOf", [found]) if part.get("type") != "null")
+
+
+def test_choices_and_bounds_are_in_the_schema():
+    assert bounds(PipelineRequest, "recipe")["enum"] == list(get_args(requests.RecipeName))
+    assert bounds(PrepareRequest, "preset")["enum"] == list(get_args(requests.PresetName))
+    assert bounds(PipelineRequest, "protocol")["enum"] == list(get_args(requests.ProtocolName))
+    assert bounds(PipelineRequest, "train_images")["exclusiveMinimum"] == 0
+    assert bounds(PretrainRequest, "peak_lr")["exclusiveMinimum"] == 0
+    assert bounds(PrepareRequest, "val_fraction") | {"minimum": 0, "exclusiveMaximum": 1} == bounds(
+        PrepareRequest, "val_fraction"
+    )
+    assert (bounds(PipelineRequest, "tasks")["minItems"], bounds(PipelineRequest, "tasks")["maxItems"]) == (1, 40)
+
+
+def test_choices_are_those_there_are():
+    assert set(get_args(requests.RecipeName)) == set(RECIPES)
+    assert set(get_args(requests.PresetName)) == set(PRESETS)
+    with pytest.raises(ValueError, match=f"there are: {', '.join(reversed(get_args(requests.ProtocolName)))}"):
+        protocol_named("none of them")
+
+
+def test_what_is_left_out_keeps_the_values_of_the_deployment():
+    filled = {"name": "birds", "train_images": 1000, "tasks": ["digits"]}
+    request = read_request(PipelineRequest, {"seed": 3}, filled)
+    assert (request.seed, request.name, request.train_images, request.tasks) == (3, "birds", 1000, ("digits",))
+    assert read_request(PipelineRequest, {"train_images": None}, filled).train_images is None
+
+
+def test_every_broken_rule_is_named_at_once():
+    with pytest.raises(ValueError, match=r"^recipe: .*not 'vit-g'; seed: .*or equal to 0, not -1$") as told:
+        read_request(PipelineRequest, {"seed": -1, "recipe": "vit-g"}, {})
+    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match=r"seeed: Extra inputs are not permitted, not 3"):
+        read_request(PipelineRequest, {"seeed": 3}, {})
