@@ -304,7 +304,7 @@ def runs_sync(
     """
     from flows.shipper import sync_runs
 
-    report = sync_runs(settings(root), keys)
+    report = sync_runs(settings(root), keys or None)
     if json:
         console.emit(report._asdict())
     else:

@@ -141,6 +141,8 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
         raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to; `vitline stack up`.")
     root = open_store(settings.root)
     known = [*list_run_keys(root), *list_pipelines(root)]
+    if keys is not None and not keys:
+        return SyncReport([], [], [], {})
     chosen = []
     for key in keys or ():
         found = [name for name in known if name == key] or [name for name in known if name.startswith(key)]

@@ -257,6 +257,7 @@ def test_without_a_server_nothing_is_started(settings, begin, tmp_path):
     assert not (tmp_path / "logs").exists()
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI is not set"):
         sync_runs(away)
+    assert sync_runs(settings, []) == ([], [], [], {})
     with pytest.raises(ValueError, match="'nothing' is no run"):
         sync_runs(settings, ["nothing"])
 
