@@ -12,7 +12,7 @@ from typing import Any
 
 from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
-from flows.engines import Engines, StopRequested
+from flows.engines import Engines
 from flows.evaluate_tasks import evaluate_tasks
 from flows.pipeline_report import write_report
 from flows.prepare_corpus import PreparedCorpus, prepare_corpora
@@ -151,7 +151,8 @@ class Logbook:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             with contextlib.suppress(OSError, RuntimeError):
-                self.end(ended_as(error), str(error) or type(error).__name__)
+                state = self._engines.watch.stop_reason(error) or ended_as(error)
+                self.end(state, str(error) or type(error).__name__)
 
     def note(self, metrics: dict[str, float] | None = None, **changes: Any) -> None:
         """Writes the record with these fields; metrics are added to those there are."""
@@ -170,8 +171,6 @@ class Logbook:
 
 def ended_as(error: BaseException) -> RunState:
     """The state of a pipeline that this error ended."""
-    if isinstance(error, StopRequested):
-        return error.reason
     if isinstance(error, StageFailed):
         return error.state
     return "preempted" if isinstance(error, Skipped) or not isinstance(error, Exception) else "failed"

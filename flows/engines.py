@@ -19,6 +19,8 @@ from infra.settings import Settings
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# What MLflow may take of the time in which a cancelled flow is to end.
+HURRY_S = 5.0
 Progress = dict[str, Any]
 Show = Callable[[Progress | None], None]
 
@@ -142,6 +144,10 @@ def engines(settings: Settings, watch: Watch | None = None, origin: Origin | Non
     """The engines of one command or flow run; what was started for it ends with it, and MLflow is sent the rest."""
     looking, logs = watch or Terminal(), log_dir(settings)
     with Cluster(settings, logs, looking.say) as cluster, Shipper(settings, logs) as shipper:
-        yield Engines(settings, cluster, looking, shipper, origin or Origin())
+        try:
+            yield Engines(settings, cluster, looking, shipper, origin or Origin())
+        except BaseException:
+            shipper.close(HURRY_S)
+            raise
         if left := shipper.close():
             looking.say(f"MLflow has not got all of {', '.join(left)} yet; `vitline runs sync` sends the rest.")
