@@ -26,7 +26,7 @@ from infra.run_state import RunState
 from infra.storage import open_store
 from vit.vtab.evaluate import Score, TaskRef
 from vit.vtab.report import group_means
-from vit.vtab.tasks import VTAB_TASKS
+from vit.vtab.tasks import benchmark_name, metric_group
 
 
 @dataclass(frozen=True)
@@ -116,14 +116,12 @@ def transfer(
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
     """The scores of the model under the metric names of DESIGN 3.5; the control's beside them, tasks of our own apart."""
-    vtab = {task.name for task in VTAB_TASKS}
-    metrics = {}
+    metrics, ours = {}, {}
     for score in scores:
-        task = score.task.removeprefix("vtab-")
-        group = "vtab" if task in vtab else "tasks"
-        arm = "top1" if score.model_digest is not None else "top1_from_scratch"
-        metrics[f"{group}/{task}/{arm}"] = score.value
-    ours = {s.task.removeprefix("vtab-"): s.value for s in scores if s.model_digest is not None}
+        task, pretrained = benchmark_name(score.task), score.model_digest is not None
+        metrics[f"{metric_group(task)}/{task}/{'top1' if pretrained else 'top1_from_scratch'}"] = score.value
+        if pretrained:
+            ours[task] = score.value
     return metrics | group_means(ours)
 
 

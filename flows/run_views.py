@@ -14,7 +14,7 @@ from infra.journal import list_segments, read_segments
 from infra.run_state import OUTCOMES, read_state
 from infra.storage import Store, json_bytes, open_store
 from vit.vtab.report import group_means
-from vit.vtab.tasks import VTAB_TASKS
+from vit.vtab.tasks import benchmark_name, metric_group
 
 JSON = dict[str, Any]
 Values = Mapping[str, tuple[float, int]]
@@ -339,10 +339,10 @@ def score_values(scores: Sequence[JSON], images_seen: Mapping[str, int]) -> dict
     values: dict[str, tuple[float, int]] = {}
     models = list(dict.fromkeys(score["model"] for score in scores if score["model"]))
     for model in (*models, None):
-        arm = {task_name(score["task"]): score["value"] for score in scores if score["model"] == model}
+        arm = {benchmark_name(score["task"]): score["value"] for score in scores if score["model"] == model}
         # Beside the first model, another one is told by its version.
         suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
-        named = {f"{task_group(task)}/{task}/top1": value for task, value in arm.items()} | group_means(arm)
+        named = {f"{metric_group(task)}/{task}/top1": value for task, value in arm.items()} | group_means(arm)
         values |= {f"{key}{suffix}": (value, images_seen.get(model or "", 0)) for key, value in named.items()}
     if scores:
         values["time/trials_s"] = (sum(score["wall_s"] for score in scores), 0)
@@ -352,15 +352,6 @@ def score_values(scores: Sequence[JSON], images_seen: Mapping[str, int]) -> dict
 def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
     """Run keys by digest, of published models that say which run made them."""
     return {c["digest"]: key for c in configs if c and (key := c.get("provenance", {}).get("run_key"))}
-
-
-def task_name(name: str) -> str:
-    """Of the 19, the benchmark's own name; a corpus of one is called vtab-<name>."""
-    return next((task.name for task in VTAB_TASKS if name == task.corpus_name), name)
-
-
-def task_group(name: str) -> str:
-    return "vtab" if any(task.name == name for task in VTAB_TASKS) else "tasks"
 
 
 def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from vit.vtab.tasks import GROUPS, VTAB_TASKS
+from vit.vtab.tasks import GROUPS, VTAB_TASKS, benchmark_name
 
 if TYPE_CHECKING:  # whoever only averages scores needs no torch
     from vit.vtab.evaluate import Score
@@ -50,5 +50,7 @@ def scores_by_model(scores: "Sequence[Score]") -> dict[str, dict[str, float]]:
     for score in scores:
         # <models>/<name>/<version>: what people call it, and what `vitline model show` takes.
         label = "/".join(score.model.rstrip("/").split("/")[-2:]) if score.model else "from scratch"
-        table.setdefault(f"{label} ({score.protocol})", {}).setdefault(score.task, []).append(score.value)
+        table.setdefault(f"{label} ({score.protocol})", {}).setdefault(benchmark_name(score.task), []).append(
+            score.value
+        )
     return {label: {task: mean(values) for task, values in row.items()} for label, row in table.items()}

@@ -40,6 +40,16 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
         smallnorb_elevation=9,
     ),
 )
+
+
+def benchmark_name(corpus: str) -> str:
+    """Of the corpus of one of the 19, the task's own name; any other corpus is a task under its own name."""
+    return next((task.name for task in VTAB_TASKS if corpus == task.corpus_name), corpus)
+
+
+def metric_group(task: str) -> Literal["vtab", "tasks"]:
+    """Where the metrics of a task stand: the 19 apart from one's own."""
+    return "vtab" if any(known.name == task for known in VTAB_TASKS) else "tasks"
 GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 
