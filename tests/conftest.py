@@ -96,7 +96,7 @@ def stack():
     directory, log_dir = folder / "stack", folder / "logs"
     ports = dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
     try:
-        start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, announce=print)
+        start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, ends_with_caller=True, announce=print)
         yield RunningStack(directory, log_dir, stack_environment(directory))
     finally:
         stop_stack(directory)

@@ -52,12 +52,14 @@ def start_stack(
     services: Sequence[str] = ALL,
     ports: Mapping[str, int] = _NO_PORTS,
     num_cpus: int | None = None,
+    ends_with_caller: bool = False,
     announce: Callable[[str], None],
 ) -> StackState:
     """The stack below `directory`, with every service seen to work; one that runs already is given as it is.
 
     `ports` wants some for s3, mlflow, prefect or ray; others stay as they were, or are the well-known ones, or free
-    ones. Ray takes all CPUs, or `num_cpus`. Raises RuntimeError with the last log lines of the service that did not
+    ones. Ray takes all CPUs, or `num_cpus`. With `ends_with_caller` it ends when this process does, even by a kill; else
+    it stays until `stop_stack`. Raises RuntimeError with the last log lines of the service that did not
     start, and ValueError for names and ports that will not do; nothing runs then.
     """
     refuse_unknown(services)
@@ -77,7 +79,7 @@ def start_stack(
             announce(note)
         wanted = [name for name in ALL if name in services and (name != "s3" or place.object_store)]
         try:
-            _run_supervisor(place, log_dir, wanted, num_cpus, announce)
+            _run_supervisor(place, log_dir, wanted, num_cpus, ends_with_caller, announce)
             state = find_stack(directory)
             if state is None:
                 raise RuntimeError(f"the stack ended at once:\n{tail(log_dir / 'stack.log')}\nMore in {log_dir}.")
@@ -182,7 +184,12 @@ def memory_bytes(directory: Path) -> dict[str, int]:
 
 
 def _run_supervisor(
-    place: Place, log_dir: Path, services: Sequence[str], num_cpus: int | None, announce: Callable[[str], None]
+    place: Place,
+    log_dir: Path,
+    services: Sequence[str],
+    num_cpus: int | None,
+    ends_with_caller: bool,
+    announce: Callable[[str], None],
 ) -> None:
     """Start it and listen until everything works."""
     for name in ("stack", *services):
@@ -191,6 +198,7 @@ def _run_supervisor(
     command = [sys.executable, "-P", "-m", "infra.local.supervisor", "--directory", str(place.directory)]
     command += ["--log-dir", str(log_dir), "--parent", str(os.getpid()), "--services", ",".join(services)]
     command += ["--num-cpus", str(num_cpus)] if num_cpus else []
+    command += ["--ends-with-parent"] if ends_with_caller else []
     with open(log_dir / "stack.log", "ab") as log:
         supervisor = subprocess.Popen(
             command,

@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--services", required=True)
     parser.add_argument("--num-cpus", type=int)
+    parser.add_argument("--ends-with-parent", action="store_true", help="also once everything is up")
     arguments = parser.parse_args()
     place = load_place(arguments.directory)
     assert place, "start_stack settles the place first"
@@ -79,8 +80,8 @@ def main() -> None:
         problem = supervisor.start(arguments.parent)
         answer({"error": problem} if problem else {"ready": True})
         if not problem:
-            # Only now is it on its own: until here the end of who started it was the end of the stack.
-            supervisor.keep()
+            # By default it is on its own only now: until here the end of who started it was the end of the stack.
+            supervisor.keep(arguments.parent if arguments.ends_with_parent else None)
     finally:
         supervisor.end()
 
@@ -127,10 +128,10 @@ class Supervisor:
                 return f"{first.program.name} was not ready after {START_TIMEOUT_S:g} s: {first.problem}\n{tail(first.log)}"
             time.sleep(0.05)
 
-    def keep(self) -> None:
-        """Watch until told to end."""
+    def keep(self, parent: int | None) -> None:
+        """Watch until told to end, or until `parent` is gone."""
         say("all services are up")
-        while not self.asked_to_end:
+        while not self.asked_to_end and (parent is None or os.getppid() == parent):
             if not (self.place.directory / "place.json").exists():
                 say(f"{self.place.directory} was removed, so nobody could find this stack any more")
                 return

@@ -54,7 +54,12 @@ def own(tmp_path):
 
     def start(*services):
         start_stack(
-            directory, log_dir=tmp_path / "logs", services=services or ("s3",), ports=wanted, announce=lambda text: None
+            directory,
+            log_dir=tmp_path / "logs",
+            services=services or ("s3",),
+            ports=wanted,
+            ends_with_caller=True,
+            announce=lambda text: None,
         )
         return directory
 
@@ -183,6 +188,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 folder = pathlib.Path(sys.argv[1])
 start_stack(folder / "stack", log_dir=folder / "logs", services=("s3", "mlflow"), announce=lambda t: print(t, flush=True))
 """
+
+
+OWNER = """
+import os, pathlib, sys, time
+from infra.local.stack import start_stack
+folder = pathlib.Path(sys.argv[1])
+start_stack(folder / "stack", log_dir=folder / "logs", services=("s3",), ends_with_caller=True, announce=print)
+os._exit(0)
+"""
+
+
+def test_a_stack_that_ends_with_its_owner(tmp_path):
+    subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
+    wait_for(lambda: not processes_of(tmp_path / "stack"), "it outlives its owner")
+    assert not (tmp_path / "stack" / "stack.json").exists()
 
 
 @pytest.mark.slow
