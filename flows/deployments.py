@@ -29,7 +29,7 @@ from infra.settings import Settings
 
 WORK_POOL = "vitline"
 NIGHTLY_CRON = "0 2 * * *"
-# The start of a flow process costs about 6 s of CPU: a hundredth of a core at this pace.
+# The start of a flow process costs about 6 s of CPU: less than a hundredth of a core at this pace.
 RECONCILE_CRON = "*/15 * * * *"
 WEEKLY_CRON = "0 4 * * 0"
 ONE_OF_MANY = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)

@@ -386,3 +386,11 @@ def test_a_flow_process_beats_until_it_ends(place):
             time.sleep(0.01)
         assert time.time() - beats(place.root)[FLOW] < 20
     assert beats(place.root) == {}
+
+
+def test_only_reconcile_is_scheduled_without_being_asked_for():
+    from flows.deployments import DEPLOYMENTS, runner
+
+    made = {d.full_name: runner(d, nightly_active=False, known=None) for d in DEPLOYMENTS if d.cron}
+    assert [name for name, deployment in made.items() if deployment.schedules[0].active] == ["reconcile/default"]
+    assert "collect-garbage/default" in made
