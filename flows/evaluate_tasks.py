@@ -10,7 +10,7 @@ from infra.config import digest_of, replace
 from infra.keys import run_key
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.run import read_progress
+from vit.run_spec import read_progress
 from vit.vtab.evaluate import EvaluationSpec, Score, list_scores, plan_contests
 from vit.vtab.report import PUBLISHED, coverage, group_means, published_row, scores_by_model
 from vit.vtab.tasks import VTAB_TASKS

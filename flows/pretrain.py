@@ -6,8 +6,7 @@ from flows.engines import Engines
 from flows.stage import StageResult, run_stage, run_store
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.ray_train import START_TRIES
-from vit.run import RunSpec, make_spec, read_progress
+from vit.run_spec import START_TRIES, RunSpec, make_spec, read_progress
 
 
 def pretrain(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:

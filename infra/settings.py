@@ -26,6 +26,9 @@ class Settings(BaseSettings):
         default_factory=lambda: str(Path.cwd() / ".vitline" / "store"), validation_alias=AliasChoices("VITLINE_ROOT")
     )
     """Where corpora, runs and models live: a path or a URI, file:// or s3://."""
+    home: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_HOME"))
+    """Folder for what is no artifact: logs, downloads, the local stack. None: beside a root on this machine, else
+    `.vitline` in the current folder."""
     ray_address: str | None = Field(default=None, validation_alias=AliasChoices("RAY_ADDRESS"))
     """The http URL of the Ray job server; none means that the local stack starts one."""
     ray_auth_token: SecretStr | None = Field(default=None, validation_alias=AliasChoices("RAY_AUTH_TOKEN"))

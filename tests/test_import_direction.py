@@ -55,9 +55,11 @@ def test_imports_point_to_the_left_and_services_have_their_doors(path):
         assert "torch" not in {m.split(".")[0] for m in found}, f"{name}: a preparation worker has no torch"
 
 
-@pytest.mark.parametrize("name", ["data_prep/config.py", "vit/config.py", "vit/input/config.py"])
-def test_configs_import_neither_torch_nor_ray(name):
-    """Run for real: what they import may import something in turn."""
+@pytest.mark.parametrize(
+    "name", ["data_prep/config.py", "vit/config.py", "vit/input/config.py", "flows/deployed.py", "flows/trigger.py"]
+)
+def test_configs_and_flows_import_neither_torch_nor_ray(name):
+    """Run for real: what they import may import something in turn. Each flow run is a process of its own."""
     module = name.removesuffix(".py").replace("/", ".")
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'ray'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -20,12 +20,11 @@ from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_st
 from infra.stopping import handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
-from vit.run import RunSpec, TrainingRun
+from vit.run import TrainingRun
+from vit.run_spec import START_TRIES, RunSpec
 from vit.world import World
 
 log = logging.getLogger(__name__)
-# Times that Ray Train tries to place the worker group; together they last `queue_timeout_s`.
-START_TRIES = 4
 
 
 def main(argv: list[str] | None = None) -> None:

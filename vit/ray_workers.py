@@ -24,7 +24,8 @@ from vit.vtab.evaluate import (
     stored_score,
     total_trials,
 )
-from vit.vtab.trials import Trial, ensure_trial
+from vit.vtab.run_trial import ensure_trial
+from vit.vtab.trials import Trial
 
 log = logging.getLogger(__name__)
 # Trials this small use a fraction of a GPU; four together keep it busy while each waits for its own Python.

@@ -5,7 +5,6 @@ Works the same in a Ray Train worker and in a plain process (`World()` of one); 
 
 import contextlib
 import io
-import json
 import logging
 import math
 import platform
@@ -14,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +22,22 @@ from PIL import Image
 
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.claims import ClaimHolder, ClaimLost
-from infra.config import FrozenConfig, digest_of
 from infra.journal import Journal
-from infra.keys import run_key
 from infra.provenance import versions
 from infra.run_state import RunState, write_state
 from infra.stopping import StopWatch
 from infra.storage import Store, open_store
 from infra.system_metrics import SystemSampler
 from vit.checkpoint import CheckpointSaver, list_checkpoints, resume
-from vit.config import TrainConfig
 from vit.evaluate import evaluate
 from vit.input.batches import Batch, eval_batches, train_batches
 from vit.published import ImageContract, adapt, load_model, publish
+from vit.run_spec import RunSpec
 from vit.train import Metrics, TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.world import World
 
 log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 1.0
-
-
-class RunSpec(FrozenConfig):
-    """`config.json` of a run: its config and the digests it was keyed by."""
-
-    schema_version: int = 1
-    run_key: str
-    """<name>-<12 hex>, see `make_spec`."""
-    config: TrainConfig
-    """The whole config."""
-    inputs: dict[str, str]
-    """Digests of the corpus and, where one is started from, the model."""
-    models: str
-    """URI of the folder that the finished model is published to."""
-    night: date | None = None
-    """UTC date of the scheduled start of a nightly run."""
-
-
-def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
-    """The spec of a run, its key made from config, corpus and initial model. Raises FileNotFoundError if one is absent."""
-    manifest = load_manifest(open_store(config.corpus))
-    # Decoding is no part of a corpus's digest, yet other pixels are another run; so is another held-out score.
-    inputs = {
-        "corpus": manifest.digest,
-        "split": config.split,
-        "val_split": config.val_split or "",
-        "decode": digest_of(manifest.decode_policy),
-    }
-    if config.init_model is not None:
-        inputs["init_model"] = open_store(config.init_model).read_json("config.json")["digest"]
-    key = run_key(config.name, config.stage, config.config_digest, inputs, night)
-    return RunSpec(run_key=key, config=config, inputs=inputs, models=f"{root.rstrip('/')}/models", night=night)
 
 
 @dataclass
@@ -393,11 +357,3 @@ def contact_sheet(batch: Batch, columns: int = 12, rows: int = 4) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(sheet).save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def read_progress(run: Store) -> dict[str, Any] | None:
-    """The latest `progress.json`, or None before the first report."""
-    try:
-        return json.loads(run.read("progress.json"))
-    except FileNotFoundError:
-        return None

@@ -6,7 +6,9 @@ from infra.settings import Settings
 
 
 def local_dir(settings: Settings) -> Path:
-    """Beside a store on this machine; `./.vitline` where the store is remote."""
+    """`VITLINE_HOME`, else beside a store on this machine, else (the store is remote) `./.vitline`."""
+    if settings.home is not None:
+        return settings.home.absolute()
     if "://" in settings.root and not settings.root.startswith("file://"):
         return Path.cwd() / ".vitline"
     return Path(settings.root.removeprefix("file://")).resolve().parent

@@ -72,6 +72,7 @@ class Place(FrozenConfig):
         """The part of the environment that is no secret."""
         env = {
             "VITLINE_ROOT": f"s3://{BUCKET}" if self.object_store else f"file://{self.directory / 'store'}",
+            "VITLINE_HOME": str(self.directory.parent),  # flow runs start in temporary folders
             "RAY_ADDRESS": self.url("ray"),
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.ray_token),

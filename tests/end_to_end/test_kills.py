@@ -20,7 +20,7 @@ from infra.run_state import read_state
 from infra.settings import Settings
 from vit.checkpoint import list_checkpoints
 from vit.published import load_model
-from vit.run import make_spec, read_progress
+from vit.run_spec import make_spec, read_progress
 
 pytestmark = pytest.mark.slow
 STEPS, KILL_AT = 100, 50

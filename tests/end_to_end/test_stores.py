@@ -35,7 +35,8 @@ from infra.storage import StoreFailed, open_store
 from vit.checkpoint import list_checkpoints, newest_checkpoint
 from vit.config import TrainConfig
 from vit.published import load_model
-from vit.run import TrainingRun, make_spec, read_progress
+from vit.run import TrainingRun
+from vit.run_spec import make_spec, read_progress
 from vit.world import World
 
 pytestmark = pytest.mark.s3

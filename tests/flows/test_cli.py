@@ -12,7 +12,7 @@ from flows import cli
 from flows.console import duration, line
 from infra.run_state import write_state
 from infra.storage import open_store
-from vit.run import make_spec
+from vit.run_spec import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, pretrain run, pretrain plan, finetune run, vtab run,
 vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, ops doctor, ops reconcile,

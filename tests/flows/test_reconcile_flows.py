@@ -17,7 +17,7 @@ from infra.run_state import read_state
 from infra.storage import open_store
 from infra.tracking_ids import RUN, TrackingIds
 from vit.checkpoint import list_checkpoints
-from vit.run import read_progress
+from vit.run_spec import read_progress
 
 pytestmark = pytest.mark.slow
 TINY = {

@@ -27,7 +27,8 @@ from infra.run_state import read_state, write_state
 from infra.settings import Settings, secret_values
 from infra.storage import open_store
 from infra.tracking import Tracking
-from vit.run import TrainingRun, make_spec
+from vit.run import TrainingRun
+from vit.run_spec import make_spec
 from vit.vtab.tasks import VTAB_TASKS
 from vit.world import World
 

@@ -13,7 +13,8 @@ from infra.storage import open_store
 from vit.checkpoint import CheckpointError, list_checkpoints
 from vit.config import TrainConfig
 from vit.published import load_model
-from vit.run import Reporter, TrainingRun, make_spec, system_metrics
+from vit.run import Reporter, TrainingRun, system_metrics
+from vit.run_spec import make_spec
 from vit.world import World
 
 

@@ -50,6 +50,8 @@ def benchmark_name(corpus: str) -> str:
 def metric_group(task: str) -> Literal["vtab", "tasks"]:
     """Where the metrics of a task stand: the 19 apart from one's own."""
     return "vtab" if any(known.name == task for known in VTAB_TASKS) else "tasks"
+
+
 GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 

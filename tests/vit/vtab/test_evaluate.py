@@ -19,8 +19,9 @@ from vit.published import ImageContract, publish
 from vit.vtab import evaluate, trials
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
 from vit.vtab.protocols import Protocol
+from vit.vtab.run_trial import ensure_trial, run_trial
 from vit.vtab.tasks import find_task_splits
-from vit.vtab.trials import TrialResult, ensure_trial, run_trial
+from vit.vtab.trials import TrialResult
 
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32, pool="gap")
 PROTOCOL = Protocol(

@@ -1,0 +1,106 @@
+"""Runs a trial: trains on one split, scores another once. Called on the workers of a sweep."""
+
+import time
+from typing import Any
+
+import torch
+
+from data_prep.shard_format import load_manifest
+from infra.storage import Lost, open_store
+from vit.config import ExecutionConfig, TrainRecipe
+from vit.evaluate import Evaluation, evaluate
+from vit.input.batches import eval_batches, train_batches
+from vit.published import adapt, load_model
+from vit.train import TrainState, initial_state, torch_seed, train, with_optimizer
+from vit.vtab.trials import Trial, TrialResult, finished_result
+from vit.world import World
+
+EVAL_BATCH_SIZE = 128
+
+
+def ensure_trial(trials_uri: str, trial: Trial) -> TrialResult:
+    """The stored result of this trial, or a new one, computed and stored; the first to finish is the one that stays."""
+    trials = open_store(trials_uri)
+    if (done := finished_result(trials, trial)) is not None:
+        return done
+    result = run_trial(trial)
+    try:
+        trials.create(f"{trial.key}.json", result.model_dump_json(indent=1).encode())
+    except Lost:
+        result = finished_result(trials, trial) or result
+    return result
+
+
+def run_trial(trial: Trial) -> TrialResult:
+    """Trains and scores in this process, on its GPU if there is one."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    world, execution = World.current(), trial_execution(trial.recipe)
+    corpus = open_store(trial.corpus)
+    manifest = load_manifest(corpus)
+    if manifest.digest != trial.corpus_digest:
+        raise RuntimeError(
+            f"{corpus.uri} has digest {manifest.digest[:12]}, the sweep was planned on {trial.corpus_digest[:12]}."
+        )
+    state = trial_state(trial, manifest.num_classes, world)
+    losses: list[tuple[int, float]] = []
+
+    def report(step: int, metrics: Any) -> None:
+        if "train/loss" in metrics:
+            losses.append((step, metrics["train/loss"]))
+
+    with train_batches(
+        corpus,
+        manifest,
+        trial.train_split,
+        trial.recipe.input,
+        seed=trial.recipe.seed,
+        num_steps=trial.recipe.total_steps,
+        micro_batch_size=execution.micro_batch_size,
+        threads=execution.decode_threads,
+        decoded_cache_bytes=execution.decoded_cache_bytes,
+    ) as batches:
+        outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
+    score = score_split(state, trial, manifest, world)
+    return TrialResult(
+        key=trial.key,
+        top1=score.top1,
+        loss=score.loss,
+        num_examples=score.num_examples,
+        majority_fraction=score.majority_fraction,
+        train_losses=tuple(losses),
+        wall_s=time.perf_counter() - started,
+        cpu_s=time.process_time() - cpu_started,
+        diverged=outcome == "diverged",
+    )
+
+
+def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
+    if trial.model is None:
+        return initial_state(trial.recipe, num_classes, world.device)
+    source = load_model(trial.model)
+    if source.digest != trial.model_digest:
+        raise RuntimeError(
+            f"{trial.model} has digest {source.digest[:12]}, the sweep was planned on {trial.model_digest}."
+        )
+    torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
+    network = adapt(source.network, trial.recipe.model, num_classes)
+    return with_optimizer(network.to(world.device).train(), trial.recipe)
+
+
+def score_split(state: TrainState, trial: Trial, manifest: Any, world: World) -> Evaluation:
+    corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
+    with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
+        return evaluate(
+            state.evaluation_model(),
+            batches,
+            manifest.splits[trial.score_split].num_rows,
+            loss=trial.recipe.loss,
+            precision=trial.recipe.precision,
+            world=world,
+        )
+
+
+def trial_execution(recipe: TrainRecipe) -> ExecutionConfig:
+    """Trials are small and run many at a time: one process, no checkpoints of their own."""
+    steps = recipe.total_steps
+    return ExecutionConfig(micro_batch_size=64, log_every_steps=max(1, steps // 20), save_every_steps=steps)
