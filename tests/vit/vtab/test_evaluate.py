@@ -16,7 +16,7 @@ from vit.config import ViTConfig
 from vit.input.config import AugmentConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, publish
-from vit.vtab import evaluate, trials
+from vit.vtab import evaluate
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
 from vit.vtab.protocols import Protocol
 from vit.vtab.run_trial import ensure_trial, run_trial
@@ -66,13 +66,13 @@ def spec_of(root, digits):
 def scored(monkeypatch):
     """The splits that anything was scored on, in order."""
     seen = []
-    real = trials.eval_batches
+    real = running.eval_batches
 
     def counted(corpus, manifest, split, *args, **kwargs):
         seen.append(split)
         return real(corpus, manifest, split, *args, **kwargs)
 
-    monkeypatch.setattr(trials, "eval_batches", counted)
+    monkeypatch.setattr(running, "eval_batches", counted)
     return seen
 
 
@@ -126,7 +126,7 @@ def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, 
 def test_what_is_finished_is_not_run_again_and_a_record_stays_as_it_is(spec_of, root, scored, monkeypatch):
     (contest,) = plan_contests(spec_of())
     first = hold(contest, root)
-    monkeypatch.setattr(trials, "run_trial", lambda trial: pytest.fail(f"{trial.key} was run again"))
+    monkeypatch.setattr(running, "run_trial", lambda trial: pytest.fail(f"{trial.key} was run again"))
     assert hold(contest, root) == first
     other = first.model_copy(update={"value": 1.0})
     assert record_score(open_store(root), contest, other) == first
@@ -143,7 +143,7 @@ def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec
         store.create(f"{trial.key}.json", theirs.model_dump_json().encode())
         return made_up(trial, 0.1)
 
-    monkeypatch.setattr(trials, "run_trial", overtaken)
+    monkeypatch.setattr(running, "run_trial", overtaken)
     assert ensure_trial(store.uri, trial) == theirs
 
 
@@ -259,7 +259,7 @@ class RayInThisProcess:
 def ray(monkeypatch):
     fake = RayInThisProcess()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(trials, "run_trial", lambda trial: made_up(trial, 0.5))
+    monkeypatch.setattr(running, "run_trial", lambda trial: made_up(trial, 0.5))
     return fake
 
 
@@ -314,7 +314,7 @@ def test_a_sweep_that_fails_says_why_in_its_state(ray, drive, spec_of, monkeypat
     def broken(trial):
         raise torch.OutOfMemoryError("no memory for 3 GiB")
 
-    monkeypatch.setattr(trials, "run_trial", broken)
+    monkeypatch.setattr(running, "run_trial", broken)
     code, state, _ = drive(spec_of())
     assert (code, state["state"]) == (1, "failed")
     assert state["reason"] == "OutOfMemoryError: no memory for 3 GiB"
