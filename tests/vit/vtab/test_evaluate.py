@@ -17,6 +17,7 @@ from vit.input.config import AugmentConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, publish
 from vit.vtab import evaluate
+from vit.vtab import run_trial as running
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
 from vit.vtab.protocols import Protocol
 from vit.vtab.run_trial import ensure_trial, run_trial
