@@ -59,7 +59,7 @@ def find_corpus(root: str, name: str) -> Store:
         raise ValueError(
             f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one."
         )
-    newest = max(found, key=lambda row: load_manifest(open_store(row["uri"])).provenance.get("finished_at", ""))
+    newest = max(found, key=lambda row: load_manifest(open_store(row["uri"])).provenance.get("created_at", ""))
     return open_store(newest["uri"])
 
 

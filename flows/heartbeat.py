@@ -48,6 +48,14 @@ def beating(root: Store, flow_run_id: str) -> Iterator[None]:
         forget(root, flow_run_id)
 
 
+def beat_of(root: Store, flow_run_id: str) -> float | None:
+    """Unix seconds of the last sign of life of one flow run; None where it ended in order, or never began."""
+    try:
+        return float(root.read_json(f"{PREFIX}{flow_run_id}.json")["heartbeat"])
+    except FileNotFoundError:
+        return None
+
+
 def beats(root: Store) -> dict[str, float]:
     """Unix seconds of the last sign of life by flow run id, of those that have not ended in order."""
     found = {}

@@ -227,7 +227,7 @@ class Reconciler:
                 continue
             self.changed.add(job.metadata["run_key"])
             problem = f"at work without a flow: {f'flow run {run.name} is gone' if run else 'Prefect has no such run'}"
-            action = "left at work; once it has ended, the same request goes on from there"
+            action = "left at work; the same request follows it again"
             self.findings.append(Finding(f"job {job.id}", problem, action))
 
     def send_to_mlflow(self) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from flows import heartbeat
 from flows.engines import Engines, Progress
-from flows.records import AttemptRecord
+from flows.records import AttemptRecord, Origin, attempt_records
 from infra.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from infra.config import replace
 from infra.ray_jobs import Job, JobLost
 from infra.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_verdict
 from infra.storage import Store, open_store, probe_conditional_writes
@@ -47,7 +49,11 @@ class StageFailed(RuntimeError):
 
 
 class Skipped(RuntimeError):
-    """A living attempt of the same run is at work elsewhere."""
+    """A living attempt of the same run is at work elsewhere; `.claim` is what it holds."""
+
+    def __init__(self, text: str, claim: Claim | None = None):
+        super().__init__(text)
+        self.claim = claim
 
 
 @dataclass(frozen=True)
@@ -82,8 +88,9 @@ def run_stage(
 
     `config` becomes the run's config.json once the claim is taken: only its holder ever writes there. `output(state)` says
     whether what a finished run made is still there; if not, the run is done again. `progress()` is what to show. A
-    preempted attempt and a lost cluster are followed by another, up to MAX_ATTEMPTS in this call. Raises Skipped when a
-    living attempt holds the claim, StageFailed for every other end, and what interrupted the following.
+    preempted attempt and a lost cluster are followed by another, up to MAX_ATTEMPTS in this call. A living attempt whose
+    flow process is gone is followed from here on. Raises Skipped when somebody follows a living attempt, StageFailed for
+    every other end, and what interrupted the following.
     """
     started = time.monotonic()
 
@@ -99,11 +106,14 @@ def run_stage(
         return result(state, True)
     probe_conditional_writes(run)
     for _ in range(MAX_ATTEMPTS):
-        claim = claim_or_skip(engines, run, key, claim_timeout_s, lambda job: job_state(engines, run, job))
-        if (state := finished()) is not None:  # by the attempt that was waited for
-            return result(state, True)
-        run.write_json("config.json", config.model_dump(mode="json"))
-        submit(engines, run, claim, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
+        try:
+            claim = claim_or_skip(engines, run, key, claim_timeout_s, lambda job: job_state(engines, run, job))
+            if (state := finished()) is not None:  # by the attempt that was waited for
+                return result(state, True)
+            run.write_json("config.json", config.model_dump(mode="json"))
+            submit(engines, run, claim, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
+        except Skipped as skipped:
+            claim = adopt(engines, run, skipped)
         try:
             job = follow(engines, run, claim, title, progress, grace_s)
         except JobLost as lost:
@@ -137,8 +147,44 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
     metadata = {"run_key": claim.run_key, **origin.model_dump(mode="json", exclude_none=True)}
     command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
     jobs.submit(claim.job_id, command, env=env, metadata=metadata)
+    tell_of(engines, run, claim)
+
+
+def tell_of(engines: Engines, run: Store, claim: Claim) -> None:
+    """Tells MLflow's shipper and whoever looks on of an attempt that is followed from here."""
     engines.shipper.follow(claim.run_key)
-    engines.watch.submitted(claim.run_key, jobs.page(claim.job_id), run.uri, engines.shipper.run_url(claim.run_key))
+    page, url = engines.cluster.jobs.page(claim.job_id), engines.shipper.run_url(claim.run_key)
+    engines.watch.submitted(claim.run_key, page, run.uri, url)
+
+
+def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:
+    """The claim of a living attempt that nobody follows any more: it is followed from here on. Else raises `skipped`."""
+    claim = skipped.claim
+    record = next((r for r in attempt_records(run) if claim is not None and r.job_id == claim.job_id), None)
+    if claim is None or record is None or is_followed(engines, record.origin):
+        raise skipped
+    engines.watch.say(f"{claim.job_id} is at work, but the flow that started it is gone; following it from here")
+    adopted = replace(record, origin=engines.origin)
+    run.write_json(f"attempts/a{claim.attempt}.json", adopted.model_dump(mode="json"))
+    tell_of(engines, run, claim)
+    return claim
+
+
+def is_followed(engines: Engines, origin: Origin) -> bool:
+    """Whether the flow run that submitted a job is alive: it writes a sign of life to the store every few seconds."""
+    if origin.pipeline is not None and origin.pipeline == engines.origin.pipeline:
+        return False  # we hold the claim of that pipeline, so the process that held it is dead
+    if origin.flow_run_id is None:
+        return True  # somebody's shell, of which no sign of life is known
+    if origin.flow_run_id == engines.origin.flow_run_id:
+        return False
+    root, deadline = open_store(engines.root), time.monotonic() + 3 * heartbeat.BEAT_S
+    first = now = heartbeat.beat_of(root, origin.flow_run_id)
+    while now is not None and now == first and time.monotonic() < deadline:
+        engines.watch.check()
+        time.sleep(POLL_S)
+        now = heartbeat.beat_of(root, origin.flow_run_id)
+    return now is not None and now != first
 
 
 @contextlib.contextmanager
@@ -180,7 +226,7 @@ def claim_or_skip(
             beats = last_beat is not None and held.claim.heartbeat > last_beat
             if beats or time.monotonic() - started > patience_s:
                 where = f": {held.claim.page}" if held.claim.page else "."
-                raise Skipped(f"{held} It goes on there{where}") from held
+                raise Skipped(f"{held} It goes on there{where}", held.claim) from held
             if last_beat is None:
                 engines.watch.say(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
             last_beat = held.claim.heartbeat

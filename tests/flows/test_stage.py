@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from flows import stage
+from flows import heartbeat, stage
 from flows.engines import Engines, StopRequested, Terminal
-from flows.records import attempt_records
+from flows.records import AttemptRecord, Origin, attempt_records
 from flows.shipper import Shipper
 from flows.stage import StageFailed, run_stage
 from infra.claims import ClaimHolder, read_claim, take_claim
@@ -281,3 +281,35 @@ def test_what_only_ends_the_following_leaves_the_job_at_work(run):
     with pytest.raises(Terminated):
         go(run, cluster, check=terminated)
     assert (read_stop(run), cluster.stopped) == (None, [])
+
+
+def held_by(run, flow_run_id):
+    """A living attempt that a flow run has submitted."""
+    attempt = claim(run)
+    record = AttemptRecord(
+        run_key=KEY, attempt=1, job_id=attempt.job_id, ray_address="", owner="", started_at=0.0,
+        origin=Origin(trigger="manual", flow_run_id=flow_run_id),
+    )  # fmt: skip
+    run.write_json("attempts/a1.json", record.model_dump(mode="json"))
+    return attempt
+
+
+def test_a_living_job_whose_flow_is_gone_is_followed_from_here(run, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    attempt = held_by(run, "killed")
+    run.write_json("flow-runs/killed.json", {"heartbeat": time.time()})
+    cluster = ScriptedCluster(run, "finished")
+    cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
+    result = go(run, cluster)
+    assert (result.state["state"], result.reused, cluster.submitted) == ("finished", False, [])
+    assert attempt_records(run)[0].origin == Origin()
+
+
+def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.5)
+    attempt = held_by(run, "alive")
+    cluster = ScriptedCluster(run)
+    cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
+    with heartbeat.beating(run, "alive"), pytest.raises(stage.Skipped, match="goes on there"):
+        go(run, cluster)
+    assert read_claim(run).attempt == 1
