@@ -5,8 +5,10 @@ import logging
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from prefect.states import State
+from pydantic import ValidationError
 
 from flows.engines import StopRequested
+from flows.resolve import told
 from flows.stage import Skipped, StageFailed
 from infra.run_state import OUTCOMES, RunState
 
@@ -28,6 +30,8 @@ def state_of(error: BaseException) -> State | None:
         return prefect_state(error.reason, str(error))
     if isinstance(error, StageFailed):
         return prefect_state(error.state, str(error))
+    if isinstance(error, ValidationError):
+        return prefect_state("failed", "; ".join(told(problem) for problem in error.errors()))
     if isinstance(error, EXPECTED):
         return prefect_state("failed", str(error))
     return None

@@ -74,8 +74,14 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
         warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
         changes |= {"total_steps": steps, "optim.warmup_steps": warmup}
     config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
-    peak = {"recipe.optim.peak_lr": request.peak_lr} if isinstance(request, PretrainRequest) and request.peak_lr else {}
-    return replace(config, **peak, **{k: v for k, v in request.overrides.items() if not k.startswith("protocol.")})
+    overrides: dict[str, Any] = dict(request.overrides)
+    if isinstance(request, PipelineRequest):
+        overrides = {k: v for k, v in overrides.items() if not k.startswith("protocol.")}
+    elif request.peak_lr is not None:
+        overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
+    if settled := sorted({"corpus", "name", "stage"} & overrides.keys()):
+        raise ValueError(f"{settled[0]!r} is no override: the form's own fields settle it.")
+    return replace(config, **overrides)
 
 
 def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:

@@ -1,20 +1,25 @@
 """What several rooms test with: real small corpora, prepared once per test run, and a config to train on them."""
 
+import contextlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import pytest
 
 from data_prep.corpora import presets
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
+from flows.catalog import list_pipelines
+from flows.records import PipelineRecord
 from infra.local.processes import free_ports
 from infra.local.stack import stack_environment, start_stack, stop_stack
-from infra.settings import NO_TELEMETRY, join_environment
+from infra.settings import NO_TELEMETRY, Settings, join_environment
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
 from vit.input.config import AugmentConfig
@@ -117,3 +122,123 @@ def s3_uri(request, monkeypatch) -> str:
             if name.startswith("AWS_"):
                 monkeypatch.setenv(name, value)
     return f"{uri}/{uuid.uuid4().hex}"
+
+
+class FlowRuns:
+    """Prefect's API as its UI uses it, with the flows registered; flow runs by their ids."""
+
+    def __init__(self, url: str):
+        self.api = httpx.Client(base_url=url, timeout=60)
+
+    def post(self, deployment: str, parameters: dict) -> httpx.Response:
+        """The answer to `create_flow_run`."""
+        found = self.api.get(f"/deployments/name/{deployment}").raise_for_status().json()
+        return self.api.post(f"/deployments/{found['id']}/create_flow_run", json={"parameters": parameters})
+
+    def start(self, deployment: str, **request) -> str:
+        return self.post(deployment, {"request": request}).raise_for_status().json()["id"]
+
+    def find(self, run: str) -> dict:
+        return self.api.get(f"/flow_runs/{run}").raise_for_status().json()
+
+    def wait(self, run: str, until=lambda found: found["state_type"] in FINAL, timeout_s: float = 240) -> dict:
+        """The flow run once it has ended, or once `until` is true of it."""
+        deadline = time.monotonic() + timeout_s
+        while not until(found := self.find(run)):
+            assert time.monotonic() < deadline, f"{found['name']} is {found['state_name']}: {self.lines(run)}"
+            time.sleep(0.3)
+        return found
+
+    def cancel(self, run: str) -> None:
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self.api.post(f"/flow_runs/{run}/set_state", json={"state": state}).raise_for_status()
+
+    def parts(self, run: str) -> list[dict]:
+        """Its subflows, as they began."""
+        wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "sort": "START_TIME_ASC"}
+        return self.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()
+
+    def lines(self, run: str) -> list[str]:
+        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
+        return [line["message"] for line in self.api.post("/logs/filter", json=wanted).raise_for_status().json()]
+
+    def artifacts(self, run: str) -> dict[str, dict]:
+        """By key; the data of tables and links as text."""
+        wanted = {"artifacts": {"flow_run_id": {"any_": [run]}}}
+        found = self.api.post("/artifacts/filter", json=wanted).raise_for_status().json()
+        return {artifact["key"]: artifact for artifact in found}
+
+
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+# A whole pipeline of a few steps, on digits, in the store of the stack.
+TINY = {
+    "name": "tiny",
+    "corpus": "digits-0-to-4",
+    "recipe": "digits",
+    "tasks": ["digits-5-to-9"],
+    "overrides": {
+        "recipe.total_steps": 6,
+        "recipe.optim.warmup_steps": 1,
+        "execution.save_every_steps": 3,
+        "execution.log_every_steps": 1,
+        "protocol.total_steps": 3,
+        "protocol.warmup_steps": 1,
+        "protocol.learning_rates": [0.03, 0.1],
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def flows(stack) -> FlowRuns:
+    """The flows, registered with the stack's Prefect, and `pretrain-then-transfer/tiny` beside them."""
+    with environment_of(stack):
+        from flows import deployed
+        from flows.deployments import Deployment, register, runner
+        from flows.requests import PipelineRequest
+
+        register(Settings())
+        tiny = Deployment(deployed.pretrain_then_transfer_flow, "tiny", PipelineRequest, TINY, "pipeline")
+        runner(tiny, False, None).apply()
+    runs = FlowRuns(stack.env["PREFECT_API_URL"])
+    # What tests break on purpose is not for a reconciler that happens to come by.
+    reconcile = runs.api.get("/deployments/name/reconcile/default").json()
+    runs.api.patch(f"/deployments/{reconcile['id']}", json={"paused": True}).raise_for_status()
+    return runs
+
+
+@pytest.fixture
+def in_stack(stack, flows):
+    """This process, like the flow processes and commands of the stack, uses its servers."""
+    with environment_of(stack):
+        yield Settings()
+
+
+@contextlib.contextmanager
+def environment_of(stack):
+    """The stack's environment, also for a Prefect that was imported before."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in stack.env.items():
+            patch.setenv(name, value)
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
+        yield
+    refresh_global_settings_context()
+
+
+class Pipelines(NamedTuple):
+    """Flow runs of the tiny pipeline: two that were started at once, one of them Skipped, and the record of the other."""
+
+    worked: str
+    skipped: str
+    record: PipelineRecord
+
+
+@pytest.fixture(scope="session")
+def pipelines(flows, stack) -> Pipelines:
+    runs = [flows.start("pretrain-then-transfer/tiny", name="twice") for _ in range(2)]
+    ended = {flows.wait(run)["state_name"]: run for run in runs}
+    assert ended.keys() == {"Completed", "Skipped"}, [flows.find(run)["state"] for run in runs]
+    with environment_of(stack):
+        records = {record.origin.flow_run_id: record for record in list_pipelines(Settings().root)}
+    return Pipelines(ended["Completed"], ended["Skipped"], records[ended["Completed"]])

@@ -1,0 +1,175 @@
+"""The flows in a real Prefect: what it refuses, what they refuse themselves, and how they end."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from flows.requests import PipelineRequest
+from infra.ray_jobs import RayJobs
+from infra.storage import open_store
+
+DEMO = "pretrain-then-transfer/demo"
+OURS = ("runs/", "pipelines/", "claims/", "corpora/", "models/")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "request_", "says"),
+    [
+        (DEMO, {"seed": "three"}, "'request.seed'. Failure reason: 'three' is not of type 'integer'"),
+        (DEMO, {"seed": -1}, "'request.seed'. Failure reason: -1 is less than the minimum of 0"),
+        (DEMO, {"train_images": 0}, "'request.train_images'. Failure reason: 0 is less than or equal to the minimum of 0"),
+        (DEMO, {"train_images": 1.5}, "'request.train_images'. Failure reason: 1.5 is not valid"),
+        (DEMO, {"recipe": "vit-g"}, "'request.recipe'. Failure reason: 'vit-g' is not one of ['emoji', 'digits'"),
+        (DEMO, {"tasks": []}, "'request.tasks'. Failure reason: [] should be non-empty"),
+        (DEMO, {"name": "Big Name"}, "'request.name'. Failure reason: 'Big Name' does not match"),
+        (DEMO, {"seeed": 1}, "'request'. Failure reason: Additional properties are not allowed ('seeed' was unexpected)"),
+        ("prepare-corpus/default", {"val_fraction": 1}, "'request.val_fraction'. Failure reason: 1 is greater than or equal"),
+        ("compare-runs/default", {"newest": 51}, "'request.newest'. Failure reason: 51 is greater than the maximum of 50"),
+        ("pretrain/default", {"seed": 1}, "'request'. Failure reason: 'corpus' is a required property"),
+    ],
+)  # fmt: skip
+def test_prefect_refuses_what_the_form_rules_out(flows, deployment, request_, says):
+    answer = flows.post(deployment, {"request": request_})
+    assert answer.status_code == 409
+    assert says in answer.json()["detail"]
+
+
+def test_prefect_refuses_a_misspelt_request(flows):
+    answer = flows.post(DEMO, {"reqest": {}})
+    assert answer.status_code == 409
+    assert "'reqest' was unexpected" in answer.json()["detail"]
+
+
+def left_in(settings):
+    """What a refused flow must not add to: the store and Ray's jobs."""
+    keys = [key for prefix in OURS for key in open_store(settings.root).list(prefix)]
+    return keys, {job.id for job in RayJobs(settings.ray_address).list()}
+
+
+REFUSED = [
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.peak_lrr": 1}}, "no field 'recipe.optim.peak_lrr'; here are: "),
+    ("pretrain_then_transfer_flow", {"overrides": {"protocol.steps": 1}}, "Protocol has no field 'steps'; here are: "),
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe.total_steps": "many"}}, "not 'many'"),
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.warmup_steps": 9999}}, "leaves nothing of total_steps"),
+    ("pretrain_then_transfer_flow", {"num_workers": 1000}, "num_workers=1000 is more than recipe.input.num_lanes"),
+    ("pretrain_then_transfer_flow", {"train_images": 5}, "train_images=5 is less than one batch of 128 images"),
+    ("pretrain_then_transfer_flow", {"corpus": "brids"}, "There is no corpus 'brids' below s3://vitline; there are: "),
+    ("pretrain_then_transfer_flow", {"tasks": ["s3://vitline/no"]}, "There is no corpus at s3://vitline/no"),
+    ("prepare_corpus", {"preset": "digits", "folder": "/tmp"}, "Give either a preset or a folder; both was given."),
+    ("prepare_corpus", {"folder": "/not/there", "name": "x"}, "folder /not/there does not exist here"),
+    ("pretrain_flow", {"corpus": "brids"}, "There is no corpus 'brids'"),
+    ("finetune", {"model": "no-such", "corpus": "digits-0-to-4"}, "'no-such' is no published model"),
+    ("evaluate", {"model": "no-such", "tasks": ["digits-5-to-9"]}, "'no-such' is no published model"),
+    ("compare_runs", {"runs": ["no-such", "neither"]}, "'no-such'"),
+]  # fmt: skip
+
+
+def test_a_flow_refuses_the_rest_in_one_sentence_before_anything_is_spent(in_stack):
+    from flows import deployed
+
+    before = left_in(in_stack)
+    for flow, request_, says in REFUSED:
+        state = getattr(deployed, flow)(request_, return_state=True)
+        assert (state.type, state.name) == ("FAILED", "Failed")
+        assert says in state.message
+        assert "\n" not in state.message
+        assert len(state.message) < 400
+    assert left_in(in_stack) == before
+
+
+def test_a_refused_run_of_a_deployment_says_why_without_a_traceback(flows):
+    run = flows.start("pretrain-then-transfer/tiny", overrides={"recipe.optim.peak_lrr": 1})
+    ended = flows.wait(run)
+    assert ended["state_name"] == "Failed"
+    assert "no field 'recipe.optim.peak_lrr'" in ended["state"]["message"]
+    assert not [line for line in flows.lines(run) if "Traceback" in line or "exception" in line]
+    assert flows.parts(run) == []
+
+
+def test_the_demos_form_is_filled_in_and_nights_are_paused_in_utc(flows):
+    demo = flows.api.get(f"/deployments/name/{DEMO}").json()
+    assert demo["parameters"] == {"request": PipelineRequest().model_dump(mode="json")}
+    nightly = flows.api.get("/deployments/name/pretrain-then-transfer/nightly").json()
+    (schedule,) = nightly["schedules"]
+    assert schedule["schedule"] | {"cron": "0 2 * * *", "timezone": "UTC"} == schedule["schedule"]
+    assert schedule["active"] is False
+    request = nightly["parameters"]["request"]
+    assert request["train_images"] > 0
+    assert request["deadline_hours"] + request["max_late_hours"] < 24
+
+
+def test_registering_again_leaves_schedules_as_people_have_set_them(flows, in_stack):
+    from flows.deployments import register
+
+    def schedules():
+        return flows.api.get("/deployments/name/pretrain-then-transfer/nightly").json()["schedules"]
+
+    def activate(active):
+        (schedule,) = schedules()
+        url = f"/deployments/{schedule['deployment_id']}/schedules/{schedule['id']}"
+        flows.api.patch(url, json={"active": active}).raise_for_status()
+
+    activate(True)
+    register(in_stack)
+    assert [schedule["active"] for schedule in schedules()] == [True]
+    activate(False)
+
+
+class TestNights:
+    """Runs that a schedule has started: Prefect lets nobody else start those, so their flow is told that it is one."""
+
+    @pytest.fixture
+    def scheduled(self, monkeypatch, flows):
+        """scheduled(due): the flow of this process is a nightly run that was due then."""
+        from flows import flow_run
+
+        find = flow_run.FlowRun.current
+
+        def make(due):
+            def current():
+                this = find()
+                return flow_run.FlowRun(this.id, "pretrain-then-transfer/nightly", True, due, {})
+
+            monkeypatch.setattr(flow_run.FlowRun, "current", staticmethod(current))
+
+        return make
+
+    def run(self, **request):
+        from flows import deployed
+
+        return deployed.pretrain_then_transfer_flow(request, return_state=True)
+
+    def test_a_late_one_is_dropped_with_the_reason(self, in_stack, scheduled):
+        scheduled(datetime.now(UTC) - timedelta(hours=5))
+        before = left_in(in_stack)
+        state = self.run(max_late_hours=3)
+        assert (state.type, state.name) == ("COMPLETED", "Skipped")
+        assert "5.0 h ago; max_late_hours is 3." in state.message
+        assert left_in(in_stack) == before
+
+    def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
+        from flows.deployed import one_at_a_time
+        from flows.engines import engines
+        from flows.flow_run import FlowRun
+        from flows.stage import Skipped
+
+        now = datetime.now(UTC)
+        night = FlowRun(None, "pretrain-then-transfer/nightly", True, now, {})
+        by_hand = FlowRun(None, "pretrain-then-transfer/nightly", False, now, {})
+        scheduled(now)
+        with engines(in_stack) as at_hand:
+            with one_at_a_time(at_hand, night), one_at_a_time(at_hand, by_hand):
+                state = self.run(corpus="digits-0-to-4", tasks=["digits-5-to-9"], recipe="digits")
+                assert (state.type, state.name) == ("COMPLETED", "Skipped")
+                assert "pretrain-then-transfer-nightly is held by attempt " in state.message
+            job = f"sleep-{now:%H%M%S%f}"
+            jobs = at_hand.cluster.jobs
+            jobs.submit(job, ["sleep", "600"], env={}, metadata={"deployment": "pretrain-then-transfer/nightly"})
+            try:
+                with pytest.raises(Skipped, match=f"{job} of an earlier scheduled run is still at work"):  # noqa: SIM117
+                    with one_at_a_time(at_hand, night):
+                        pass
+            finally:
+                jobs.stop(job, wait_s=30)
+            with one_at_a_time(at_hand, night):
+                pass

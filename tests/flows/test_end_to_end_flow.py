@@ -1,0 +1,126 @@
+"""One tiny pipeline through real servers: started twice at once, looked at from every side, and started again."""
+
+import json
+
+import httpx
+import pytest
+
+from flows.records import attempt_records
+from flows.requests import PipelineRequest
+from infra.storage import open_store
+
+STAGES = ["prepare", "pretrain", "evaluate"]
+
+
+@pytest.fixture(scope="module")
+def again(flows, pipelines) -> str:
+    """A second run of the same, once the first has ended."""
+    run = flows.start("pretrain-then-transfer/tiny", name="twice")
+    flows.wait(run)
+    return run
+
+
+def test_of_two_at_once_one_works_and_the_other_is_skipped_with_a_link_to_it(flows, pipelines):
+    worked, skipped = flows.find(pipelines.worked), flows.find(pipelines.skipped)
+    assert worked["state_type"] == skipped["state_type"] == "COMPLETED"
+    assert worked["state"]["message"].startswith("val/top1 ")
+    assert "tasks/digits-5-to-9/top1_from_scratch" in worked["state"]["message"]
+    assert pipelines.record.key in skipped["state"]["message"]
+    assert pipelines.worked in skipped["state"]["message"]
+    assert flows.parts(pipelines.skipped) == []
+
+
+def test_one_field_was_given_and_the_others_kept_the_values_of_the_deployment(flows, pipelines):
+    form = flows.api.get("/deployments/name/pretrain-then-transfer/tiny").json()["parameters"]["request"]
+    assert flows.find(pipelines.worked)["parameters"] == {"request": {"name": "twice"}}
+    assert pipelines.record.request == form | {"name": "twice"}
+    assert form["name"] != "twice"
+    assert PipelineRequest.model_validate(form) != PipelineRequest()
+
+
+def test_the_record_says_what_was_made_by_whom(in_stack, pipelines):
+    record, root = pipelines.record, open_store(in_stack.root)
+    assert (record.state, record.reason, record.night) == ("finished", "", None)
+    assert record.origin.flow_run_id == pipelines.worked
+    assert (record.origin.trigger, record.origin.deployment) == ("manual", "pretrain-then-transfer/tiny")
+    assert [stage.stage for stage in record.stages] == STAGES
+    assert set(record.metrics) >= {"val/top1", "tasks/digits-5-to-9/top1"}
+    assert set(record.corpora) == {"digits-0-to-4", "digits-5-to-9"}
+    assert open_store(record.model).read_json("config.json")["digest"] == record.model_digest
+    assert record.report is not None
+    assert root.exists(record.report.removeprefix(f"{root.uri}/"))
+    trained = next(stage.run_key for stage in record.stages if stage.stage == "pretrain")
+    (attempt,) = attempt_records(root.child(f"runs/{trained}"))
+    assert (attempt.job_id, attempt.origin.pipeline) == (f"{trained}-a1", record.key)
+
+
+def test_every_stage_is_a_subflow_with_progress_and_links(flows, pipelines):
+    parts = flows.parts(pipelines.worked)
+    assert [part["state_name"] for part in parts] == ["Completed"] * 3
+    trained = flows.artifacts(parts[1]["id"])
+    assert trained["pretrain"]["type"] == "progress"
+    assert float(trained["pretrain"]["data"]) == 100.0
+    run = next(stage.run_key for stage in pipelines.record.stages if stage.stage == "pretrain")
+    links = trained["job"]["data"]
+    assert f"/#/jobs/{run}-a1" in links
+    assert f"s3://vitline/runs/{run}" in links
+    assert any("submitted" in line for line in flows.lines(parts[1]["id"]))
+
+
+def test_the_page_shows_stages_scores_and_where_everything_lies(flows, pipelines, stack):
+    shown = flows.artifacts(pipelines.worked)
+    stages = json.loads(shown["stages"]["data"])
+    assert [row["stage"] for row in stages] == STAGES
+    (score,) = json.loads(shown["scores"]["data"])
+    assert (score["task"], score["test images"]) == ("digits-5-to-9", "396")
+    links = shown["links"]["data"]
+    for target in (pipelines.record.report, pipelines.record.model, stack.env["MLFLOW_TRACKING_URI"]):
+        assert target in links
+    assert not [line for line in flows.lines(pipelines.worked) if "Traceback" in line]
+
+
+def test_mlflow_has_a_parent_and_a_child_for_every_stage(flows, pipelines, stack):
+    api = httpx.Client(base_url=f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow", timeout=60)
+    experiments = api.post("/experiments/search", json={"max_results": 100}).json()["experiments"]
+    wanted = {"experiment_ids": [e["experiment_id"] for e in experiments], "max_results": 1000}
+    found = api.post("/runs/search", json=wanted | {"filter": f"tags.`vitline.pipeline` = '{pipelines.record.key}'"})
+    tags = {
+        run["info"]["run_id"]: {tag["key"]: tag["value"] for tag in run["data"]["tags"]} for run in found.json()["runs"]
+    }
+    assert {run["info"]["status"] for run in found.json()["runs"]} == {"FINISHED"}
+    (parent,) = [run for run, tag in tags.items() if tag["vitline.stage"] == "pretrain-then-transfer"]
+    children = {tag["vitline.stage"]: tag for run, tag in tags.items() if run != parent}
+    assert (
+        set(children) == {stage.stage for stage in pipelines.record.stages if stage.run_key} >= {"pretrain", "evaluate"}
+    )
+    for child in children.values():
+        assert child["mlflow.parentRunId"] == parent
+        assert child["vitline.flow_run_id"] == pipelines.worked
+
+
+def test_a_second_run_reuses_every_stage_and_says_so(flows, pipelines, again, in_stack):
+    ended = flows.find(again)
+    assert (ended["state_name"], ended["state"]["message"]) == (
+        "Completed",
+        f"{flows.find(pipelines.worked)['state']['message']} (every stage finished before)",
+    )
+    stages = json.loads(flows.artifacts(again)["stages"]["data"])
+    assert [row["time"] for row in stages] == ["reused"] * 3
+    by_stage = {stage.stage: stage.run_key for stage in pipelines.record.stages}
+    assert [row["run"] for row in stages[1:]] == [by_stage["pretrain"], by_stage["evaluate"]]
+    for part in flows.parts(again):
+        assert "job" not in flows.artifacts(part["id"])
+    run = open_store(in_stack.root).child(f"runs/{by_stage['pretrain']}")
+    assert len(attempt_records(run)) == 1
+
+
+def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_what_would(flows, pipelines, in_stack):
+    """The throughput is that of the tiny training, from its journal."""
+    from flows import deployed
+
+    request = pipelines.record.request | {"train_images": 1_280_000_000, "deadline_hours": 0.5}
+    request["overrides"] = {k: v for k, v in request["overrides"].items() if not k.startswith("recipe.")}
+    state = deployed.pretrain_then_transfer_flow(request, return_state=True)
+    assert (state.type, state.name) == ("FAILED", "Failed")
+    assert "1,280,000,000 images take " in state.message
+    assert "but deadline_hours is 0.5. Set train_images to at most " in state.message
