@@ -31,6 +31,7 @@ from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard, finished_info, save_plan
 from infra.claims import ClaimHolder
 from infra.config import FrozenConfig
+from infra.redact import cleaned
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
 from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
@@ -233,7 +234,7 @@ def drive(run: Store, attempt: int) -> int:
             logging.getLogger("ray.data").setLevel(logging.WARNING)
             corpora = prepare(spec.requests, spec.root, ray_data)
         except (ValueError, RuntimeError, OSError) as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = cleaned(" ".join(f"{type(error).__name__}: {error}".split()))
             print(f"error: {reason}", file=sys.stderr)
             claim.check()
             write_state(run, "failed", attempt, reason=reason)

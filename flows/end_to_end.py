@@ -22,6 +22,7 @@ from flows.resolve import CorpusChoice, EvaluationPlan, PipelinePlan, on_corpus
 from flows.stage import Skipped, StageFailed, exclusively, run_store
 from infra.claims import ClaimHolder
 from infra.config import replace
+from infra.redact import cleaned
 from infra.run_state import RunState
 from infra.storage import open_store
 from vit.vtab.evaluate import Score, TaskRef
@@ -164,7 +165,7 @@ class Logbook:
         self.note(stages=tuple(r.model_dump() for r in (*self.record.stages, row)))
 
     def end(self, state: RunState, reason: str = "") -> None:
-        self.note(state=state, reason=reason[:2000])
+        self.note(state=state, reason=cleaned(reason)[:2000])
 
 
 def ended_as(error: BaseException) -> RunState:

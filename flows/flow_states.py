@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from flows.engines import StopRequested
 from flows.resolve import told
 from flows.stage import Skipped, StageFailed
+from infra.redact import cleaned
 from infra.run_state import OUTCOMES, RunState
 
 # What people made wrong or the world refused: a sentence is enough. Anything else keeps its traceback.
@@ -19,13 +20,13 @@ EXPECTED = (ValueError, RuntimeError, OSError)
 def prefect_state(state: RunState, message: str) -> State:
     """The Prefect state of a run state."""
     outcome = OUTCOMES[state]
-    return State(type=StateType(outcome.prefect_type), name=outcome.prefect_name, message=message)
+    return State(type=StateType(outcome.prefect_type), name=outcome.prefect_name, message=cleaned(message))
 
 
 def state_of(error: BaseException) -> State | None:
     """The state in which an error ends a flow; None for one that Prefect is to handle with its traceback."""
     if isinstance(error, Skipped):
-        return State(type=StateType.COMPLETED, name="Skipped", message=str(error))
+        return State(type=StateType.COMPLETED, name="Skipped", message=cleaned(str(error)))
     if isinstance(error, StopRequested):
         return prefect_state(error.reason, str(error))
     if isinstance(error, StageFailed):

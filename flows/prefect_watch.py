@@ -29,6 +29,7 @@ from prefect.logging import get_run_logger
 from flows.console import line
 from flows.engines import Progress, Show, StopRequested
 from flows.flow_states import state_of
+from infra.redact import cleaned
 from infra.run_state import StopReason
 from infra.settings import Settings
 
@@ -76,7 +77,7 @@ class PrefectWatch:
     # What a stage tells.
 
     def say(self, text: str) -> None:
-        get_run_logger().info(text)
+        get_run_logger().info(cleaned(text))
 
     @contextlib.contextmanager
     def stage(self, title: str) -> Iterator[Show]:

@@ -6,9 +6,10 @@ Prefect API; what it cannot say is checked by `flows/resolve.py` before anything
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
 
 from infra.config import FrozenConfig
+from infra.redact import holds_credentials
 
 # Kept equal to what is there by tests/flows/test_requests.py: a form must show choices without importing the rooms.
 PresetName = Literal["noto-emoji", "twitter-emoji", "digits", "digits-0-to-4", "digits-5-to-9"]
@@ -18,7 +19,19 @@ RecipeName = Literal[
 ProtocolName = Literal["small-images", "vit-paper"]
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
-Reference = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+def without_credentials(uri: str) -> str:
+    if holds_credentials(uri):
+        raise ValueError("a URI without user, password or signature is wanted: forms are kept where many can read them")
+    return uri
+
+
+Reference = Annotated[
+    str,
+    Field(min_length=1, max_length=500, json_schema_extra={"pattern": "^(?![^/?#]*://[^/]*@)[^?]*$"}),
+    AfterValidator(without_credentials),
+]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Overrides = dict[str, JsonValue]
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from flows.run_views import Published, View, list_pipelines, list_run_keys, pipeline_view, run_view
 from infra.config import digest_of
 from infra.journal import Segment, list_segments, read_segments
+from infra.redact import log_to_stderr
 from infra.settings import Settings, secret_values
 from infra.storage import Store, open_store
 from infra.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
@@ -367,7 +368,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what MLflow prints belongs into the log
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # says each of its tries, in three lines
     uri = Settings().mlflow_tracking_uri
     if uri is None:

@@ -19,6 +19,7 @@ from flows.records import AttemptRecord, Origin, attempt_records
 from infra.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
 from infra.config import replace
 from infra.ray_jobs import Job, JobLost
+from infra.redact import cleaned
 from infra.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_verdict
 from infra.storage import Store, open_store, probe_conditional_writes
 
@@ -314,13 +315,13 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
     key, state = claim.run_key, read_state(run) or {}
     where = f"{run.uri_of('state.json')}, job {claim.job_id}"
     ended: RunState
-    tail = "\n".join(engines.cluster.jobs.logs(claim.job_id).splitlines()[-LOG_LINES:])
+    tail = cleaned("\n".join(engines.cluster.jobs.logs(claim.job_id).splitlines()[-LOG_LINES:]))
     if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
         reason, ended = state.get("reason", "no reason given"), state["state"]
         text = f"{key} is {ended}: {reason} ({where}). Mend that and run the same command again: it goes on there."
     else:
         ended = "cancelled" if job.state == "stopped" else "failed"
-        reason = f"the job ended without a result ({job.message or job.state})"
+        reason = cleaned(f"the job ended without a result ({job.message or job.state})")
         write_verdict(run, ended, claim.attempt, reason)
         text = f"{key}: {reason} ({where}); the same command goes on. Its last lines:\n" + "\n".join(
             tail.splitlines()[-15:]

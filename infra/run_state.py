@@ -6,6 +6,7 @@ import json
 import time
 from typing import Any, Literal, NamedTuple, get_args
 
+from infra.redact import cleaned
 from infra.storage import Lost, Store, json_bytes
 
 RunState = Literal["running", "finished", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
@@ -39,9 +40,14 @@ CLAIM_LOST_EXIT_CODE = 3
 
 
 def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> None:
-    """Write `state.json`. Only the attempt that holds the claim may call this; `detail` is JSON."""
+    """Write `state.json`. Only the attempt that holds the claim may call this; `detail` is JSON.
+
+    An error's text may quote what nobody should read; the reason is written without secrets.
+    """
     if state not in OUTCOMES:
         raise ValueError(f"{state!r} is no run state; infra/run_state.py lists {', '.join(OUTCOMES)}.")
+    if "reason" in detail:
+        detail["reason"] = cleaned(detail["reason"])
     run.write_json(
         "state.json", detail | {"schema_version": 1, "state": state, "attempt": attempt, "updated_at": time.time()}
     )
@@ -61,7 +67,13 @@ def read_state(run: Store) -> dict[str, Any] | None:
 
 def write_verdict(run: Store, state: RunState, attempt: int, reason: str) -> None:
     """Says how an attempt ended that cannot say so any more. For use only once its job is terminal or unknown to Ray."""
-    verdict = {"schema_version": 1, "state": state, "attempt": attempt, "reason": reason, "updated_at": time.time()}
+    verdict = {
+        "schema_version": 1,
+        "state": state,
+        "attempt": attempt,
+        "reason": cleaned(reason),
+        "updated_at": time.time(),
+    }
     run.write_json("verdict.json", verdict)
 
 

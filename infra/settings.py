@@ -19,7 +19,7 @@ class Settings(BaseSettings):
     """The settings of this process. An argument given in code wins over the environment."""
 
     model_config = SettingsConfigDict(
-        env_prefix="VITLINE_",  # also for the fields with an alias: without it, $HOME and $ROOT would fill fields
+        env_prefix="VITLINE_",  # fields are read by their own names, too: without it, $HOME would be one
         frozen=True,
         extra="ignore",
         populate_by_name=True,
@@ -27,9 +27,11 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
     )
 
-    root: str = Field(default_factory=lambda: str(Path.cwd() / ".vitline" / "store"))
+    root: str = Field(
+        default_factory=lambda: str(Path.cwd() / ".vitline" / "store"), validation_alias=AliasChoices("VITLINE_ROOT")
+    )
     """Where corpora, runs and models live: a path or a URI, file:// or s3://."""
-    home: Path | None = None
+    home: Path | None = Field(default=None, validation_alias=AliasChoices("VITLINE_HOME"))
     """Folder for what is no artifact: logs, downloads, the local stack. None: beside a root on this machine, else
     `.vitline` in the current folder."""
     ray_address: str | None = Field(default=None, validation_alias=AliasChoices("RAY_ADDRESS"))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -95,13 +96,22 @@ class RunningStack(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def stack():
+def planted() -> dict[str, str]:
+    """Secrets that people have in their shells, and that must not get into any record."""
+    return {name: f"planted-{secrets.token_hex(12)}" for name in ("HF_TOKEN", "GIT_PASSWORD", "WANDB_API_KEY")}
+
+
+@pytest.fixture(scope="session")
+def stack(planted):
     """The whole local stack, real servers all of them, started once for the tests that ask for it."""
     folder = Path(tempfile.mkdtemp(prefix="vl-t-"))
     directory, log_dir = folder / "stack", folder / "logs"
     ports = dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
     try:
-        start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, ends_with_caller=True, announce=print)
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in planted.items():
+                patch.setenv(name, value)
+            start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, ends_with_caller=True, announce=print)
         yield RunningStack(directory, log_dir, stack_environment(directory))
     finally:
         stop_stack(directory)

@@ -16,6 +16,7 @@ import time
 from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
+from infra.redact import cleaned, log_to_stderr
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
 from infra.stopping import handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
     parser.add_argument("--attempt", required=True, type=int)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     code = drive(args.run, args.attempt)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -138,7 +139,7 @@ def train_worker(job: dict[str, Any]) -> None:
         raise
     except Exception as error:
         at, rank = time.time(), context.get_world_rank()
-        record = {"at": at, "rank": rank, "error": f"{type(error).__name__}: {error}"[:4000]}
+        record = {"at": at, "rank": rank, "error": cleaned(f"{type(error).__name__}: {error}")[:4000]}
         run.write_json(f"errors/a{job['attempt']}-{int(at * 1000)}-rank{rank}.json", record)
         raise
 

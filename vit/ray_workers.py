@@ -11,6 +11,7 @@ import time
 from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
+from infra.redact import log_to_stderr
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
 from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
@@ -39,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--run", required=True, help="URI of the evaluation: <root>/runs/<run key>")
     parser.add_argument("--attempt", required=True, type=int)
     args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    log_to_stderr()
     code = drive(open_store(args.run), args.attempt)
     sys.stdout.flush()
     sys.stderr.flush()

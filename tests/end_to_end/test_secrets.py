@@ -1,0 +1,66 @@
+"""Secrets stay in the environment of processes: every record that a pipeline leaves behind is searched for them."""
+
+import base64
+import json
+import sqlite3
+import urllib.parse
+
+import psutil
+import pytest
+
+from infra.local.place import MARK, load_place
+from infra.local.processes import processes_with
+from infra.ray_jobs import RayJobs
+from infra.storage import open_store
+
+
+@pytest.fixture
+def secrets(stack, planted) -> dict[str, str]:
+    """Those of the stack itself, and what the shell that started it held."""
+    # An access key's id is no secret: it stands in every signed request, and S3 servers log it.
+    found = {name: stack.env[name] for name in ("AWS_SECRET_ACCESS_KEY",) if name in stack.env}
+    return found | planted | {"ray-token": (stack.directory / "ray-token").read_text().strip()}
+
+
+def forms_of(secret: str) -> list[bytes]:
+    """As it is, as in a URL, as in a header of HTTP."""
+    return [
+        secret.encode(),
+        urllib.parse.quote(secret, safe="").encode(),
+        base64.b64encode(secret.encode()).rstrip(b"="),
+    ]
+
+
+def test_processes_have_secrets_in_their_environment_and_nowhere_else(stack, planted):
+    processes = processes_with(MARK, load_place(stack.directory).id)
+    words = " ".join(" ".join(process.cmdline()) for process in processes if psutil.pid_exists(process.pid))
+    assert len(processes) > 5
+    assert "mlflow" in words
+    for name, value in planted.items():
+        assert any(process.environ().get(name) == value for process in processes if psutil.pid_exists(process.pid))
+        assert value not in words
+
+
+def test_no_record_of_a_pipeline_holds_a_secret(stack, pipelines, in_stack, secrets):
+    root, place = open_store(in_stack.root), load_place(stack.directory)
+    records = {f"store: {key}": root.read(key) for key in root.list("")}
+    jobs = RayJobs(in_stack.ray_address)
+    for job in jobs.list():
+        records[f"job: {job.id}"] = json.dumps(job.metadata).encode() + jobs.logs(job.id).encode()
+    for database in ("mlflow/mlflow.db", "prefect/prefect.db"):
+        with sqlite3.connect(stack.directory / database) as connection:
+            records[database] = "\n".join(connection.iterdump()).encode()
+    for folder in (stack.log_dir, place.folder):
+        records |= {
+            str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
+        }
+    assert pipelines.record.key.encode() in records["prefect/prefect.db"]
+    assert pipelines.record.key.encode() in records["mlflow/mlflow.db"]
+    assert any(".log" in name for name in records)
+    found = [
+        f"{name} of {secret}"
+        for secret, value in secrets.items()
+        for name, data in records.items()
+        if any(form in data for form in forms_of(value))
+    ]
+    assert found == []
