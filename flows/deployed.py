@@ -21,7 +21,7 @@ from flows.end_to_end import PipelineResult, headline, pretrain_then_transfer
 from flows.engines import Engines, engines
 from flows.evaluate_tasks import evaluate_tasks, score_cells
 from flows.flow_run import FlowRun, read_request
-from flows.flow_states import state_of, told_once
+from flows.flow_states import outlive_the_worker, state_of, told_once
 from flows.heartbeat import beating
 from flows.prefect_runs import PrefectFlowRuns
 from flows.prefect_watch import PrefectWatch
@@ -51,6 +51,7 @@ R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
 """Of all flows below; their subflows have the same names."""
 told_once()
+outlive_the_worker()
 
 
 def run_name() -> str:

@@ -1,11 +1,14 @@
-"""How a flow ends: our outcomes as Prefect states, by the one table of `infra/run_state.py`."""
+"""How a flow ends: our outcomes as Prefect states, by the one table of `infra/run_state.py`; and how it does not end."""
 
 import logging
+import os
+import sys
 
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from prefect.states import State
 from pydantic import ValidationError
+from rich.console import Console
 
 from flows.engines import StopRequested
 from flows.resolve import told
@@ -42,6 +45,20 @@ def told_once() -> None:
     """Keeps Prefect's engine from writing a traceback of its own code below the sentence with which a flow has ended."""
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_is_news)
+
+
+def outlive_the_worker() -> None:
+    """Keeps this process at work once nobody reads what it prints, as when the worker that started it was killed.
+
+    Prefect prints log lines by rich, which ends the process where the pipe is broken; Prefect's API has them anyway.
+    """
+
+    def forget(console: Console) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in (sys.stdout.fileno(), sys.stderr.fileno()):
+            os.dup2(nowhere, number)
+
+    Console.on_broken_pipe = forget  # type: ignore[assignment]
 
 
 def _is_news(record: logging.LogRecord) -> bool:

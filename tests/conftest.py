@@ -134,11 +134,24 @@ def s3_uri(request, monkeypatch) -> str:
     return f"{uri}/{uuid.uuid4().hex}"
 
 
+class Patient(httpx.HTTPTransport):
+    """Asks again after a 503, by which Prefect says that its SQLite was busy; as Prefect's own client does."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        for wait_s in (0.2, 0.5, 1, 2, 4):
+            response = super().handle_request(request)
+            if response.status_code != 503:
+                return response
+            response.close()
+            time.sleep(wait_s)
+        return super().handle_request(request)
+
+
 class FlowRuns:
     """Prefect's API as its UI uses it, with the flows registered; flow runs by their ids."""
 
     def __init__(self, url: str):
-        self.api = httpx.Client(base_url=url, timeout=60)
+        self.api = httpx.Client(base_url=url, timeout=60, transport=Patient())
 
     def post(self, deployment: str, parameters: dict) -> httpx.Response:
         """The answer to `create_flow_run`."""

@@ -1,0 +1,134 @@
+"""What tests of whole flow runs look at: Prefect, Ray, the store, MLflow, and the processes of this machine."""
+
+import contextlib
+import time
+from collections.abc import Callable
+
+import httpx
+import psutil
+import pytest
+
+from infra.claims import read_claim
+from infra.ray_jobs import RayJobs
+from infra.run_state import read_state
+from infra.storage import Store, open_store
+from vit.run_spec import read_progress
+
+
+@pytest.fixture
+def work(flows, in_stack, pipelines):
+    """Flow runs, on the corpora of the tiny pipeline; whatever a test leaves at work is ended."""
+    work = Work(flows, in_stack)
+    yield work
+    for run in work.started:
+        if flows.find(run)["state_type"] not in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED"):
+            flows.cancel(run)
+    for job in work.jobs.list():
+        if not job.terminal:
+            work.jobs.stop(job.id, wait_s=60)
+
+
+class Work:
+    """Flow runs that were started here, and what they do everywhere else."""
+
+    def __init__(self, flows, settings):
+        self.flows, self.settings = flows, settings
+        self.root, self.jobs = open_store(settings.root), RayJobs(settings.ray_address)
+        self.mlflow = httpx.Client(base_url=f"{settings.mlflow_tracking_uri}/api/2.0/mlflow", timeout=60)
+        self.started: list[str] = []
+
+    def start(self, deployment: str, **request) -> str:
+        self.started.append(self.flows.start(deployment, **request))
+        return self.started[-1]
+
+    def pretrain(self, name: str, steps: int, deployment: str = "pretrain/default") -> str:
+        """A network of milliseconds a step."""
+        overrides = {
+            "recipe.total_steps": steps,
+            "recipe.optim.warmup_steps": 1,
+            "execution.save_every_steps": 20,
+            "execution.log_every_steps": 1,
+        }
+        return self.start(deployment, corpus="digits-0-to-4", recipe="digits", name=name, overrides=overrides)
+
+    def eventually(self, what: Callable, timeout_s: float = 120):
+        """The first true answer of `what()`."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := what()):
+            assert time.monotonic() < deadline, f"it did not happen: {self.flows.lines(self.started[-1])}"
+            time.sleep(0.3)
+        return found
+
+    def key(self, flow_run: str) -> str:
+        """The run of the job that a flow run has submitted first."""
+        return self.eventually(lambda: self.jobs.list({"flow_run_id": flow_run}))[0].metadata["run_key"]
+
+    def run(self, key: str) -> Store:
+        return self.root.child(f"runs/{key}")
+
+    def progress(self, key: str) -> int:
+        """The step that people see."""
+        return (read_progress(self.run(key)) or {"step": 0})["step"]
+
+    def reach(self, key: str, step: int) -> None:
+        self.eventually(lambda: self.progress(key) >= step, 180)
+
+    def of_run(self, key: str) -> list[psutil.Process]:
+        """The driver of a run and every process below it."""
+        found = []
+        for process in psutil.process_iter(["cmdline"]):
+            if any(f"/runs/{key}" in word for word in process.info["cmdline"] or ()):
+                with contextlib.suppress(psutil.Error):
+                    found += [process, *process.children(recursive=True)]
+        return found
+
+    def assert_cancelled(self, flow_run: str, key: str, before: set[int]) -> None:
+        """Everywhere, and nothing left: `before` are the workers of other jobs."""
+        ended = self.flows.wait(flow_run, timeout_s=90)
+        assert (ended["state_type"], ended["state_name"]) == ("CANCELLED", "Cancelled"), (
+            f"{ended['state']}: {self.flows.lines(flow_run)[-6:]}"
+        )
+        job = read_claim(self.run(key)).job_id
+        self.eventually(
+            lambda: self.jobs.find(job).terminal and not self.workers() - before and not self.of_run(key), 60
+        )
+        assert read_state(self.run(key))["state"] == "cancelled"
+        self.eventually(lambda: self.mlflow_status(key) == "KILLED", 60)
+
+    def mlflow_run(self, key: str) -> dict | None:
+        experiments = self.mlflow.post("/experiments/search", json={"max_results": 100}).json()["experiments"]
+        wanted = {"experiment_ids": [e["experiment_id"] for e in experiments]}
+        found = self.mlflow.post("/runs/search", json=wanted | {"filter": f"tags.`vitline.run_key` = '{key}'"}).json()
+        return found["runs"][0] if found.get("runs") else None
+
+    def mlflow_status(self, key: str) -> str | None:
+        """None before MLflow knows of the run."""
+        found = self.mlflow_run(key)
+        return found["info"]["status"] if found else None
+
+    def mlflow_curve(self, key: str, metric: str) -> list[tuple[int, float]]:
+        wanted = {"run_id": self.mlflow_run(key)["info"]["run_id"], "metric_key": metric, "max_results": 25_000}
+        found = self.mlflow.get("/metrics/get-history", params=wanted).raise_for_status().json()["metrics"]
+        return sorted((int(point["step"]), point["value"]) for point in found)
+
+    @staticmethod
+    def workers() -> set[int]:
+        """Processes that do the work of Ray's jobs: they go by the name of what they run, idle ones are none of them."""
+        found = set()
+        for process in psutil.process_iter(["cmdline"]):
+            name = " ".join(process.info["cmdline"] or ())
+            if name.startswith("ray::") and not name.startswith(
+                ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnv")
+            ):
+                found.add(process.pid)
+        return found
+
+    @staticmethod
+    def processes_of_flow(flow_run: str) -> list[psutil.Process]:
+        """The process that runs a flow run: Prefect tells it by an environment variable."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get("PREFECT__FLOW_RUN_ID") in (flow_run, flow_run.replace("-", "")):
+                    found.append(process)
+        return found

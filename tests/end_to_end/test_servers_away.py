@@ -1,0 +1,70 @@
+"""Each server of the stack is killed while a flow trains: the flow ends as an undisturbed one does, to the last digit."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from infra.journal import read_journal
+from infra.local.stack import check_services, find_stack
+from infra.run_state import read_state
+from vit.published import load_model
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS = 900
+
+
+@pytest.fixture
+def kill(stack):
+    """kill(name): SIGKILL to every process of a service; the stack starts it again. Gives when it works again."""
+
+    def end(name):
+        service = next(service for service in find_stack(stack.directory).services if service.name == name)
+        for process in [*psutil.Process(service.pid).children(recursive=True), psutil.Process(service.pid)]:
+            os.kill(process.pid, signal.SIGKILL)
+
+    return end
+
+
+def back(stack, patience_s=120):
+    deadline = time.monotonic() + patience_s
+    while problems := {name: problem for name, problem in check_services(stack.directory).items() if problem}:
+        assert time.monotonic() < deadline, problems
+        time.sleep(0.5)
+
+
+def outcome(work, key):
+    """What the servers may not have changed: every loss, the score and the weights."""
+    run = work.run(key)
+    state = read_state(run)
+    losses = [(r.step, r.value) for r in read_journal(run) if r.key == "train/loss"]
+    return losses, state["val_top1"], load_model(state["model"]).digest
+
+
+def test_store_mlflow_and_prefect_are_killed_in_mid_training(work, stack, kill):
+    undisturbed = work.pretrain("undisturbed", STEPS)
+    expected = work.key(undisturbed)
+    assert work.flows.wait(undisturbed)["state_name"] == "Completed"
+
+    run = work.pretrain("disturbed", STEPS)
+    key = work.key(run)
+    work.reach(key, 20)
+    for name in ("s3", "mlflow", "prefect"):
+        at = work.progress(key)
+        kill(name)
+        work.reach(key, at + 20)
+        back(stack)
+    assert work.progress(key) < STEPS, "killed too late to have mattered"
+    ended = work.flows.wait(run)
+    assert (ended["state_type"], ended["state_name"]) == ("COMPLETED", "Completed"), ended["state"]
+    assert outcome(work, key) == outcome(work, expected)
+    assert read_state(work.run(key))["attempt"] == 1
+    work.eventually(lambda: work.mlflow_status(key) == "FINISHED")
+    sent = work.mlflow_curve(key, "train/loss")
+    recorded = [(r.step, r.value) for r in read_journal(work.run(key)) if r.key == "train/loss"]
+    assert len(sent) == len({step for step, _ in sent}) > 100
+    assert set(sent) <= set(recorded)
+    assert sent == work.mlflow_curve(expected, "train/loss")
+    assert float(work.flows.artifacts(run)["pretrain"]["data"]) == 100.0
