@@ -30,9 +30,11 @@ def test_cancelled_while_training(work):
 
 def test_cancelled_while_waiting_for_resources(work):
     """Another job holds every CPU of the cluster."""
-    hold = "import ray, time; ray.init(); ray.get(ray.remote(num_cpus=2)(lambda: time.sleep(3600)).remote())"
+    task = "ray.remote(num_cpus=2)(lambda: (print('holds', flush=True), time.sleep(3600)))"
+    hold = f"import ray, time; ray.init(); ray.get({task}.remote())"
     work.jobs.submit("holds-all", [sys.executable, "-c", hold], env={}, metadata={"run_key": "holds-all"})
-    before = work.eventually(work.workers)
+    work.eventually(lambda: "holds\n" in work.jobs.logs("holds-all"))
+    before = work.workers()
     run = work.pretrain("cancel-queued", LONG)
     key = work.key(run)
     work.eventually(lambda: any("also at work: holds-all" in line for line in work.flows.lines(run)))
