@@ -35,7 +35,7 @@ STOP_MARGIN_S = 5.0
 # A cancelled job has nothing to write: its workers leave at the next step, and a driver that waits is told by signal.
 CANCEL_PATIENCE_S = 3.0
 # Without progress for so long, people want to know what the job waits for.
-WAITING_S = 20.0
+WAITING_S = 40.0
 LOG_LINES = 40
 # Age of the heartbeat after which a flow process counts as dead.
 FLOW_CLAIM_S = 30.0
