@@ -97,7 +97,7 @@ def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = 
         if shutil.which("npm")
         else "nothing (npm is absent: digits instead of emoji)"
     )
-    minutes = "about 6 minutes on 2 cores" if profile == "full" else "about 3 minutes"
+    minutes = "about 8 minutes on 2 cores" if profile == "full" else "about 3 minutes"
     say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
     say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
 

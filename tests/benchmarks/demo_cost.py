@@ -3,10 +3,11 @@
     .venv/bin/python tests/benchmarks/demo_cost.py [--profile smoke]
 
 Memory is the sum of unique set sizes (what no other process shares) over the demo, the stack's supervisor and all their
-descendants, twice a second. Downloads and the start of the stack are part of the first run; it is up for the second.
+descendants, once a second. Downloads and the start of the stack are part of the first run; it is up for the second.
 """
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -18,28 +19,25 @@ import psutil
 from infra.local.stack import find_stack
 from infra.settings import inherited_environment
 
-SAMPLE_S = 0.5
+SAMPLE_S = 1.0
 
 
-def found(pid: int) -> psutil.Process | None:
-    try:
-        return psutil.Process(pid)
-    except psutil.NoSuchProcess:
-        return None
+def family(*pids: int) -> set[psutil.Process]:
+    """The processes and all that descends from them, each once: the demo is the parent of a stack that it starts."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            found |= {process, *process.children(recursive=True)}
+    return found
 
 
-def unique_bytes(process: psutil.Process) -> int:
-    """Unique set size of a process and its descendants; those that end meanwhile count nothing."""
+def unique_bytes(processes: set[psutil.Process]) -> int:
+    """Unique set sizes; those that end meanwhile count nothing."""
     total = 0
-    try:
-        members = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    for member in members:
-        try:
-            total += member.memory_full_info().uss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            total += process.memory_full_info().uss
     return total
 
 
@@ -55,9 +53,7 @@ def run(folder: Path, profile: str) -> tuple[float, int]:
     demo = vitline(folder, "demo", "--profile", profile)
     while demo.poll() is None:
         stack = find_stack(folder / ".vitline" / "stack")
-        parents = [demo.pid, *([stack.supervisor_pid] if stack else [])]
-        members = [process for pid in parents if (process := found(pid)) is not None]
-        peak = max(peak, sum(unique_bytes(process) for process in members))
+        peak = max(peak, unique_bytes(family(demo.pid, *([stack.supervisor_pid] if stack else []))))
         time.sleep(SAMPLE_S)
     if demo.wait():
         raise SystemExit(f"the demo ended with {demo.returncode}")
