@@ -28,6 +28,8 @@ from infra.settings import Settings
 
 POLL_S = 1.0
 LOOK_BACK = 50
+# A flow process sends its last lines after its last state, in its own time; one that was killed sends none.
+LAST_LINES_S = 10.0
 CHECKS: dict[str, Callable[[str, Any], object]] = {
     "prepare-corpus": lambda root, request: resolve_prepare(request),
     "pretrain": resolve_pretrain,
@@ -80,14 +82,17 @@ def follow(run_id: UUID) -> FlowRun:
     not the run. A server that is away is waited for, at most AWAY_PATIENCE_S; then RuntimeError."""
     shown: set[UUID] = set()
     away_since: float | None = None
+    ended_at: float | None = None
     while True:
         try:
             with client() as api:
                 run = api.read_flow_run(run_id)
-                print_new_lines(api, run, shown)
+                complete = print_new_lines(api, run, shown)
             away_since = None
             if run.state is not None and run.state.is_final():
-                return run
+                ended_at = ended_at or time.monotonic()
+                if complete or time.monotonic() - ended_at > LAST_LINES_S:
+                    return run
         except (OSError, httpx.HTTPError) as error:
             if away_since is None:
                 away_since = time.monotonic()
@@ -100,16 +105,19 @@ def follow(run_id: UUID) -> FlowRun:
         time.sleep(POLL_S)
 
 
-def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> None:
-    """What has been logged since the last look, below warnings of libraries."""
+def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> bool:
+    """What has been logged since the last look, below warnings of libraries; whether it was the last line of the run."""
     children = api.read_flow_runs(
         flow_run_filter=FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id]))
     )
     ids = [run.id, *(child.id for child in children)]
     # A page from a little before the last line: lines of two processes may arrive out of order.
     wanted, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=ids)), max(0, len(shown) - LOOK_BACK)
+    last = False
     for entry in api.read_logs(wanted, offset=start, sort=LogSort.TIMESTAMP_ASC):
         if entry.id not in shown:
             shown.add(entry.id)
             if entry.name == "prefect.flow_runs":
                 console.say(f"  {entry.message}")
+                last = last or (entry.flow_run_id == run.id and entry.message.startswith("Finished in state"))
+    return last

@@ -62,6 +62,7 @@ def test_a_run_is_started_followed_and_its_end_is_the_exit_code(trigger, flows, 
     assert (code, report["state"]) == (0, "Completed"), err
     assert report["message"] == found["state"]["message"] == "2 runs side by side"
     assert "Beginning flow run" in err
+    assert "Finished in state Completed" in err
 
 
 def test_without_the_deployment_or_a_server_the_next_step_is_named(trigger, flows, monkeypatch):
