@@ -83,11 +83,12 @@ def follow(run_id: UUID) -> FlowRun:
     shown: set[UUID] = set()
     away_since: float | None = None
     ended_at: float | None = None
+    complete = False
     while True:
         try:
             with client() as api:
                 run = api.read_flow_run(run_id)
-                complete = print_new_lines(api, run, shown)
+                complete |= print_new_lines(api, run, shown)
             away_since = None
             if run.state is not None and run.state.is_final():
                 ended_at = ended_at or time.monotonic()
