@@ -35,8 +35,17 @@ class Session:
 
     def restart(self):
         """A new cluster that knows nothing of earlier jobs."""
+        before = set(psutil.Process().children())
         self.cluster = Cluster(Settings(root=self.root), self.logs)
         self.jobs = self.cluster.jobs
+        self.processes = set(psutil.Process().children()) - before
+
+    def kill(self):
+        """Everything of this cluster with -9, and nothing of the stack that other tests may have started."""
+        for parent in self.processes:
+            for process in [*reversed(parent.children(recursive=True)), parent]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def submit(self, config):
         spec = make_spec(config, self.root)
@@ -175,9 +184,7 @@ def test_everything_killed_at_once_goes_on_in_a_new_cluster(session, slow_config
     config = slow_config("all-killed")
     run, claim = session.submit(config)
     wait_for_step(run, KILL_AT)
-    for process in reversed(psutil.Process().children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
+    session.kill()
     session.cluster.__exit__()
     session.restart()
     run, claim = session.submit(config)  # waits until the heartbeat of the lost attempt counts as dead
