@@ -10,6 +10,7 @@ import urllib.request
 
 import pytest
 
+from flows.heartbeat import BEAT_S, beats, forget
 from flows.stage import run_store
 from infra.claims import read_claim
 from infra.ray_jobs import RayJobs
@@ -106,6 +107,13 @@ class Servers:
         beat = f"flow-runs/{flow_run_id}.json"
         self.root.write_json(beat, {**self.root.read_json(beat), "heartbeat": time.time() - 3600})
 
+    def nobody_at_work(self):
+        """Whether no flow process is alive; forgets those that earlier tests killed."""
+        for flow_run_id, heartbeat in beats(self.root).items():
+            if time.time() - heartbeat > 6 * BEAT_S:
+                forget(self.root, flow_run_id)
+        return not beats(self.root)
+
     def reconcile(self, *arguments):
         """Findings about what this test made, by the first word of what they speak of."""
         found = self.vitline("ops", "reconcile", "--quiet-minutes", "0", *arguments)["findings"]
@@ -119,7 +127,7 @@ def servers(stack, digits, monkeypatch):
     deployment = found.ask("/deployments/name/reconcile/default")
     for schedule in deployment["schedules"]:  # a test that meets a scheduled run would find nothing left to do
         found.ask(f"/deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": False}, "PATCH")
-    eventually(lambda: not found.root.list("flow-runs/"))
+    eventually(found.nobody_at_work)
     yield found
     for process in found.processes:
         process.kill()
