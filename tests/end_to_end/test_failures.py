@@ -16,7 +16,9 @@ def damaged(work):
         work.root.write(f"corpora/damaged/1/{key.removeprefix(source)}", work.root.read(key))
     (shard,) = work.root.list("corpora/damaged/1/train/")
     work.root.write(shard, work.root.read(shard)[:1000])
-    return work.root.uri_of("corpora/damaged/1")
+    yield work.root.uri_of("corpora/damaged/1")
+    for key in work.root.list("corpora/damaged/"):
+        work.root.delete(key)
 
 
 def test_the_first_failing_rank_and_the_last_lines_of_its_log_are_on_the_page(work, damaged):

@@ -46,7 +46,8 @@ def outcome(work, key):
 def test_store_mlflow_and_prefect_are_killed_in_mid_training(work, stack, kill):
     undisturbed = work.pretrain("undisturbed", STEPS)
     expected = work.key(undisturbed)
-    assert work.flows.wait(undisturbed)["state_name"] == "Completed"
+    ended = work.flows.wait(undisturbed)
+    assert ended["state_name"] == "Completed", ended["state"]
 
     run = work.pretrain("disturbed", STEPS)
     key = work.key(run)
