@@ -36,8 +36,7 @@ def run_own_pictures(
         plan = plan_training(config)
         seconds = estimate(config, corpus.manifest.num_classes)
         console.say(
-            f"recipe: ViT of width {config.recipe.model.embed_dim}, depth {config.recipe.model.depth}, "
-            f"{config.recipe.model.image_size_px} px; {plan['steps']:,} steps = {plan['epochs']:.0f} passes; "
+            f"recipe: {config.recipe.model.summary}; {plan['steps']:,} steps = {plan['epochs']:.0f} passes; "
             f"estimated {console.duration(seconds)} here with {config.execution.num_workers} workers"
         )
         if confirm and not as_json and console.ERR.is_terminal and not typer.confirm("Start?", default=True, err=True):

@@ -28,7 +28,7 @@ def write_report(
         title=f"vitline: {record.key}",
         lead=f"Pre-trained on {corpora[0].manifest.name}, transferred to "
         + " and ".join(c.manifest.name for c in corpora[1:])
-        + f". Run {trained}, {network.depth} blocks of width {network.embed_dim}.",
+        + f". Run {trained}, {network.summary}.",
         stages=record.stages,
         scores=scores,
         plots=[*training_plots(run), *transfer_plots(store, evaluation)],

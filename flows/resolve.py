@@ -19,8 +19,9 @@ from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, Pr
 from infra.config import FrozenConfig, digest_of, replace
 from infra.keys import run_key
 from infra.storage import open_store
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
 from vit.input.plan import propose_num_lanes
+from vit.models.config import NetworkConfig, field_path, network_config
 from vit.recipes import recipe_named
 from vit.vtab.evaluate import TaskRef
 from vit.vtab.protocols import Protocol, protocol_named
@@ -103,9 +104,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
     published = open_store(model).read_json("config.json")
     contract = ImageContract.model_validate(open_store(model).read_json("image_contract.json"))
     size = request.image_size_px or published["model"]["image_size_px"]
-    network = ViTConfig.model_validate(
-        published["model"] | {"image_size_px": size, "pre_logits": False, "head_bias_init": 0.0}
-    )
+    network = network_config(network_config(published["model"]).for_transfer(size))
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)
     lanes = propose_num_lanes(
@@ -146,7 +145,7 @@ class EvaluationPlan(FrozenConfig):
     models: tuple[str | None, ...]
     """URIs; none is the control from scratch."""
     tasks: tuple[TaskRef, ...]
-    architecture: ViTConfig
+    architecture: NetworkConfig
     protocol: Protocol
     seed: int
 
@@ -158,7 +157,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
         tasks=tuple(TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri) for corpus in corpora),
-        architecture=ViTConfig.model_validate(open_store(uri).read_json("config.json")["model"]),
+        architecture=network_config(open_store(uri).read_json("config.json")["model"]),
         protocol=protocol_named(request.protocol),
         seed=request.seed,
     )
@@ -226,7 +225,7 @@ def mean_row_group_bytes(manifest: Manifest) -> int:
 
 def told(problem: Mapping[str, Any]) -> str:
     """One broken rule of a pydantic model as a sentence: field, expectation, value."""
-    where, given = ".".join(map(str, problem["loc"])), problem.get("input")
+    where, given = field_path(problem["loc"]), problem.get("input")
     text = problem["msg"].removeprefix("Value error, ").rstrip(".")
     if not isinstance(given, Mapping):
         text += f", not {given!r}"

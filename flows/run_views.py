@@ -21,6 +21,9 @@ Values = Mapping[str, tuple[float, int]]
 """Value and step by metric."""
 
 TRAIN_PARAMS = [
+    "model.architecture",
+    "model.stages",
+    "model.width_factor",
     "model.embed_dim",
     "model.depth",
     "model.num_heads",
@@ -28,6 +31,8 @@ TRAIN_PARAMS = [
     "model.patch_size_px",
     "model.image_size_px",
     "model.pool",
+    "model.pos_embed",
+    "model.stochastic_depth_rate",
     "model.dropout_rate",
     "input.global_batch_size",
     "input.num_lanes",
@@ -49,7 +54,17 @@ TRAIN_PARAMS = [
     "average_decay",
 ]
 EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
-MODEL_PARAMS = ("embed_dim", "depth", "num_heads", "mlp_dim", "patch_size_px", "image_size_px")
+MODEL_PARAMS = (
+    "architecture",
+    "stages",
+    "width_factor",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "mlp_dim",
+    "patch_size_px",
+    "image_size_px",
+)
 PROTOCOL_PARAMS = ("name", "total_steps", "global_batch_size", "learning_rates", "image_size_px")
 # Of one request: a form has at most 12 fields, a resolved config may have a hundred.
 MAX_REQUEST_PARAMS = 20
@@ -243,6 +258,9 @@ def show_training(view: View, root: Store, run: Store, spec: JSON, state: JSON) 
         view.model_inputs = makers([optional(open_store(config["init_model"]), "config.json")])
     if run.exists("inputs.png"):
         view.files = {**view.files, "inputs.png": run.read("inputs.png")}
+    # Pictures and their page; the numbers behind them are large and stay in the store.
+    figures = [key for key in state.get("inspection", ()) if key.endswith((".png", ".html"))]
+    view.files = {**view.files, **{key: run.read(key) for key in figures}}
     images = recipe["total_steps"] * recipe["input"]["global_batch_size"]
     view.facts += [
         f"**Plan:** {recipe['total_steps']:,} steps x {recipe['input']['global_batch_size']:,} = {images:,} images, "
@@ -258,7 +276,7 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
     init = config["init_model"]
     images = config["recipe"]["total_steps"] * config["recipe"]["input"]["global_batch_size"]
     return {
-        **{name: flat.get(name) for name in TRAIN_PARAMS},
+        **{name: plain(flat.get(name)) for name in TRAIN_PARAMS},
         **{f"execution.{name}": config["execution"].get(name) for name in EXECUTION_PARAMS},
         "corpus": manifest.get("name"),
         "corpus_version": manifest.get("version"),
@@ -299,7 +317,7 @@ def published(state: JSON, view: View) -> Published | None:
             "vitline.model_digest": config["digest"],
             "vitline.corpus_digest": view.tags["vitline.corpus_digest"],
         },
-        params={name: config["model"][name] for name in MODEL_PARAMS}
+        params={name: plain(config["model"][name]) for name in MODEL_PARAMS if name in config["model"]}
         | {"num_classes": config["num_classes"], "images_seen": images},
         files={"pointer.json": json_bytes(pointer), "card.md": store.read("card.md")},
         summary=f"{scored}{images:,} images seen; weights at {store.uri}",
@@ -312,7 +330,7 @@ def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON
     configs = {model: optional(open_store(model), "config.json") or {} for model in models}
     view.params = {
         **{f"protocol.{name}": plain(protocol.get(name)) for name in PROTOCOL_PARAMS},
-        **{f"model.{name}": spec["architecture"].get(name) for name in MODEL_PARAMS},
+        **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
         "model": ", ".join("/".join(model.rstrip("/").split("/")[-2:]) for model in models) or None,
         "tasks": ", ".join(task["name"] for task in spec["tasks"]),
         "control": None in spec["models"],

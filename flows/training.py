@@ -12,7 +12,8 @@ from flows.requests import PretrainRequest
 from flows.resolve import mean_row_group_bytes, resolve_pretrain
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.config import TrainConfig, ViTConfig
+from vit.config import TrainConfig
+from vit.models.config import network_config
 from vit.recipes import recipe_named
 
 Plan = dict[str, Any]
@@ -47,7 +48,7 @@ def plan_training(config: TrainConfig) -> Plan:
     from data_prep.shard_format import load_manifest
     from vit.input.order import Order
     from vit.input.plan import plan_order
-    from vit.models.variants import forward_flops
+    from vit.models.flops import forward_flops
 
     recipe, manifest = config.recipe, load_manifest(open_store(config.corpus))
     split = manifest.split(config.split)
@@ -99,11 +100,11 @@ def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) ->
 
 def describe_model(uri: str) -> Mapping[str, Any]:
     """A published model without its weights: sizes, FLOPs, contract, provenance."""
-    from vit.models.variants import forward_flops
+    from vit.models.flops import forward_flops
 
     store = open_store(uri)
     config = store.read_json("config.json")
-    network = ViTConfig.model_validate(config["model"])
+    network = network_config(config["model"])
     sizes = [piece["end"] - piece["start"] for piece in config["tensors"]]
     return {
         "uri": store.uri,

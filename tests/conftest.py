@@ -22,8 +22,9 @@ from infra.local.processes import free_ports
 from infra.local.stack import stack_environment, start_stack, stop_stack
 from infra.settings import NO_TELEMETRY, Settings, join_environment
 from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe, ViTConfig
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
 from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
@@ -65,6 +66,7 @@ def train_config(digits):
                     "micro_batch_size": 8,
                     "save_every_steps": 10,
                     "log_every_steps": 1,
+                    "inspect_images": 0,
                     **execution,
                 }
             ),

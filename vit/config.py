@@ -9,43 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from infra.config import FrozenConfig, digest_of
 from vit.input.config import AugmentConfig
-
-
-class ViTConfig(FrozenConfig):
-    """A Vision Transformer (arXiv:2010.11929, Table 1)."""
-
-    image_size_px: PositiveInt = 224
-    """Side of the square input."""
-    patch_size_px: PositiveInt = 16
-    """Side of a patch. A remainder of the image is dropped, as the original's VALID convolution does."""
-    embed_dim: PositiveInt = 768
-    """Width of a token (D)."""
-    depth: PositiveInt = 12
-    """Number of encoder blocks (L)."""
-    num_heads: PositiveInt = 12
-    """Attention heads; must divide embed_dim."""
-    mlp_dim: PositiveInt = 3072
-    """Hidden width of the MLP."""
-    pool: Literal["token", "gap"] = "token"
-    """Class token (the paper's default) or mean over the patch tokens."""
-    pre_logits: bool = False
-    """A tanh layer before the head, as the paper pre-trains; dropped at fine-tuning."""
-    dropout_rate: float = Field(0.0, ge=0, lt=1)
-    """After the position embeddings, attention outputs and both MLP layers."""
-    head_bias_init: float = 0.0
-    """Initial bias of the head: 0 for softmax, -10 for sigmoid on 21k classes."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.embed_dim % self.num_heads:
-            raise ValueError(f"num_heads={self.num_heads} must divide embed_dim={self.embed_dim}.")
-        if self.image_size_px < self.patch_size_px:
-            raise ValueError(f"image_size_px={self.image_size_px} is less than patch_size_px={self.patch_size_px}.")
-        return self
-
-    @property
-    def num_patches(self) -> int:
-        return (self.image_size_px // self.patch_size_px) ** 2
+from vit.models.config import AnyNetworkConfig, ViTConfig
 
 
 class InputConfig(FrozenConfig):
@@ -95,7 +59,7 @@ class OptimConfig(FrozenConfig):
 class TrainRecipe(FrozenConfig):
     """Everything that may change a weight by more than float rounding."""
 
-    model: ViTConfig = ViTConfig()
+    model: AnyNetworkConfig = ViTConfig()
     """The network."""
     input: InputConfig = InputConfig()
     """Order, batch and augmentation."""
@@ -148,6 +112,8 @@ class ExecutionConfig(FrozenConfig):
     """Cadence of checkpoints."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints to keep."""
+    inspect_images: NonNegativeInt = 64
+    """Held-out images that the figures after pre-training show attention on; 0 draws none."""
     max_nonfinite_steps: NonNegativeInt = 5
     """Consecutive steps with a non-finite gradient, each skipped, before the run ends as diverged."""
     max_restarts_without_progress: PositiveInt = 3

@@ -7,7 +7,7 @@ import torch
 
 from vit.input.batches import Batch
 from vit.loss import LOSSES, num_correct, targets_of
-from vit.models.vit import VisionTransformer
+from vit.models.network import Network
 from vit.train import forward
 from vit.world import World
 
@@ -25,7 +25,7 @@ class Evaluation:
 
 @torch.inference_mode()
 def evaluate(
-    network: VisionTransformer,
+    network: Network,
     batches: Iterable[Batch],
     num_examples: int,
     *,

@@ -18,15 +18,20 @@ from data_prep.decode import DecodePolicy, decode
 from infra.config import FrozenConfig, digest_of
 from infra.storage import Store, open_store
 from vit.checkpoint import CheckpointError
-from vit.config import ViTConfig
 from vit.input.augment import evaluation_pixels
 from vit.input.config import AugmentConfig
-from vit.models.pos_embed import RESAMPLE_METHOD, resample_pos_embed
-from vit.models.vit import VisionTransformer
+from vit.models.build import build_network, network_with
+from vit.models.config import NetworkConfig, TransformerConfig, network_config
+from vit.models.network import Network
+from vit.models.pos_embed import resample_positions
 from vit.tensor_file import read_tensors, write_tensors
 
 SCHEMA_VERSION = 1
 HEAD = ("head.weight", "head.bias")
+# Settings that fine-tuning may change: they have no weights but the head's, or weights that can be resampled.
+ADAPTABLE = {
+    "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
+}  # fmt: skip
 
 
 class ImageContract(FrozenConfig):
@@ -48,7 +53,7 @@ class PublishedModel:
 
     uri: str
     digest: str
-    network: VisionTransformer
+    network: Network
     contract: ImageContract
     classes: tuple[str, ...]
     provenance: Mapping[str, Any]
@@ -60,21 +65,24 @@ class PublishedModel:
             return []
         decoded = (decode(_bytes(image), self.contract.decode) for image in images)
         pixels = np.stack([evaluation_pixels(image, self.contract.evaluation) for image in decoded])
-        low, high = self.contract.low, self.contract.high
-        # Divided and shifted, as in training: the usual contract gives bit for bit the same input.
-        normalised = torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255 / (high - low)).add_(low)
-        best = self.network(normalised).softmax(dim=-1).topk(min(top, len(self.classes)))
+        best = self.network(self.normalised(pixels)).softmax(dim=-1).topk(min(top, len(self.classes)))
         return [
             [(self.classes[int(k)], float(p)) for p, k in zip(probabilities, ids, strict=True)]
             for probabilities, ids in zip(best.values, best.indices, strict=True)
         ]
+
+    def normalised(self, pixels: np.ndarray) -> Tensor:
+        """The network's input (N, 3, H, W) of uint8 pixels (N, H, W, 3) that were resized as the contract asks."""
+        low, high = self.contract.low, self.contract.high
+        # Divided and shifted, as in training: the usual contract gives bit for bit the same input.
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255 / (high - low)).add_(low)
 
 
 def publish(
     models: Store,
     name: str,
     version: str,
-    network: VisionTransformer,
+    network: Network,
     contract: ImageContract,
     classes: Sequence[str],
     provenance: Mapping[str, Any],
@@ -92,11 +100,11 @@ def publish(
     pieces = write_tensors(store, "model.safetensors", weights)
     config = {
         "schema_version": SCHEMA_VERSION,
-        "architecture": "vit",
+        "architecture": network.config.architecture,
         "model": network.config.model_dump(mode="json"),
         "num_classes": network.num_classes,
-        "pos_embed_resample": RESAMPLE_METHOD,
         "tensors": pieces,
+        "probe": probe(network),
         "provenance": dict(provenance),
     }
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
@@ -116,6 +124,46 @@ def model_digest(config: Mapping[str, Any], contract: Mapping[str, Any], classes
     return digest_of([config["architecture"], config["model"], weights, contract, classes])
 
 
+PROBE_TOLERANCE = 1e-4
+"""Largest difference of a probe's logits on another machine or library version, over the largest logit."""
+
+
+@torch.inference_mode()
+def probe(network: Network, most: int = 16) -> list[float]:
+    """The first logits of a made-up image: what anybody who loads the weights can hold their own arithmetic against."""
+    side = network.config.image_size_px
+    y, x, c = torch.meshgrid(torch.arange(side), torch.arange(side), torch.arange(3), indexing="ij")
+    image = ((7 * x + 13 * y + 29 * c) % 256).permute(2, 0, 1)[None]
+    first = next(network.parameters())
+    training = network.training
+    logits = network.eval()(image.to(first.device).to(first.dtype) / 127.5 - 1)[0, :most]
+    network.train(training)
+    return [float(value) for value in logits]
+
+
+def verify_model(uri: str) -> dict[str, Any]:
+    """Reads a published model back, every tensor against its digest, and computes its probe again.
+
+    Raises CheckpointError, naming what differs: a file, a tensor, or the arithmetic of this machine.
+    """
+    model = load_model(uri)
+    config = open_store(uri).read_json("config.json")
+    expected, found = torch.tensor(config["probe"]), torch.tensor(probe(model.network))
+    difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+    if not difference <= PROBE_TOLERANCE:
+        raise CheckpointError(
+            f"{uri}: the weights are whole, but their logits differ from those at publishing by {difference:.1e} of the "
+            f"largest; up to {PROBE_TOLERANCE:g} is rounding. Compare the versions of torch and the device."
+        )
+    return {
+        "uri": model.uri,
+        "digest": model.digest,
+        "tensors": len(config["tensors"]),
+        "bytes": sum(piece["end"] - piece["start"] for piece in config["tensors"]),
+        "probe_difference": difference,
+    }
+
+
 def load_model(uri: str) -> PublishedModel:
     """A published model, its weights checked against their digests, in evaluation mode on the CPU.
 
@@ -130,8 +178,8 @@ def load_model(uri: str) -> PublishedModel:
         raise CheckpointError(
             f"{uri} is no published model: {error}. `vitline model ls` lists those there are."
         ) from error
-    if config.get("schema_version") != SCHEMA_VERSION or config.get("architecture") != "vit":
-        raise CheckpointError(f"{uri}/config.json is not of schema_version {SCHEMA_VERSION} with architecture 'vit'.")
+    if config.get("schema_version") != SCHEMA_VERSION:
+        raise CheckpointError(f"{uri}/config.json is not of schema_version {SCHEMA_VERSION}.")
     if config["digest"] != model_digest(config, contract, classes):
         found = {"image_contract.json": digest_of(contract), "classes.json": digest_of(classes)}
         changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
@@ -142,38 +190,38 @@ def load_model(uri: str) -> PublishedModel:
         tensors = read_tensors(store, "model.safetensors", config["tensors"])
     except (FileNotFoundError, ValueError) as error:
         raise CheckpointError(f"{uri}/model.safetensors: {error}") from error
-    network = VisionTransformer(ViTConfig.model_validate(config["model"]), len(classes))
-    network.load_state_dict(dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True)), strict=True)
+    weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
+    network = network_with(network_config(config["model"]), len(classes), weights)
     return PublishedModel(
         uri,
         config["digest"],
-        network.eval(),
+        network,
         ImageContract.model_validate(contract),
         tuple(classes),
         config["provenance"],
     )
 
 
-def adapt(
-    source: VisionTransformer, config: ViTConfig, num_classes: int, head_bias_init: float = 0.0
-) -> VisionTransformer:
+def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_init: float = 0.0) -> Network:
     """`source` made ready for fine-tuning: a zero-initialised linear head, positions resampled, no pre-logits layer.
 
     Source: arXiv:2010.11929, Sec. 3.2 and B.1.1. Raises ValueError naming each setting in which the two networks differ
     beyond resolution and head.
     """
-    config = ViTConfig.model_validate(config.model_dump() | {"pre_logits": False, "head_bias_init": head_bias_init})
-    free = {"image_size_px", "pre_logits", "head_bias_init", "dropout_rate"}
-    theirs, ours = source.config.model_dump(exclude=free), config.model_dump(exclude=free)
-    if changed := [f"{key}: {theirs[key]} -> {ours[key]}" for key in ours if theirs[key] != ours[key]]:
-        raise ValueError(f"The pre-trained network cannot become the asked one: {'; '.join(changed)}.")
-    network = VisionTransformer(config, num_classes)
+    config = config.for_transfer(head_bias_init=head_bias_init)
+    theirs, ours = source.config.model_dump(exclude=ADAPTABLE), config.model_dump(exclude=ADAPTABLE)
+    differ = [key for key in theirs | ours if theirs.get(key) != ours.get(key)]
+    if differ:
+        changed = "; ".join(f"{key}: {theirs.get(key)} -> {ours.get(key)}" for key in differ)
+        raise ValueError(f"The pre-trained network cannot become the asked one: {changed}.")
+    network = build_network(config, num_classes)
     weights: dict[str, Tensor] = {
         key: value
         for key, value in source.state_dict().items()
         if key not in HEAD and not key.startswith("pre_logits.")
     }
-    weights["pos_embed"] = resample_pos_embed(weights["pos_embed"], config.num_patches)
+    if isinstance(config, TransformerConfig):
+        weights = resample_positions(weights, config)
     missing, unexpected = network.load_state_dict(weights, strict=False)
     assert set(missing) == set(HEAD), missing
     assert not unexpected, unexpected
@@ -187,8 +235,7 @@ def card(name: str, version: str, config: Mapping[str, Any], contract: ImageCont
     made = "\n".join(f"- {key.replace('_', ' ')}: `{value}`" for key, value in provenance.items())
     return f"""# {name} {version}
 
-A Vision Transformer: width {model["embed_dim"]}, depth {model["depth"]}, {model["num_heads"]} heads, patches of \
-{model["patch_size_px"]} px, images of {model["image_size_px"]} px, {parameters:,} parameters, {len(classes):,} classes.
+{network_config(model).summary}; {parameters:,} parameters, {len(classes):,} classes.
 Digest `{config["digest"]}`.
 
 ## Made from
@@ -204,6 +251,9 @@ print(model.predict(["picture.jpg"]))
 Images go through `image_contract.json`: RGB, resized to {contract.evaluation.image_size_px} px \
 ({contract.evaluation.eval_resize}, antialias {"on" if contract.evaluation.antialias else "off"}), \
 values from {contract.low:g} to {contract.high:g}.
+
+Elsewhere: `vitline model convert <this folder> out --to timm`, then `timm.create_model("local-dir:out", pretrained=True)`;
+`--to huggingface`, then `ViTForImageClassification.from_pretrained("out")`; also `onnx`, `torch-export` and `mlflow`.
 """
 
 

@@ -12,10 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from infra.run_state import RunState
 from vit.config import ExecutionConfig, TrainRecipe
+from vit.device_peak import maker_peak
 from vit.input.batches import Batch
 from vit.input.keyed import derive_key
 from vit.loss import LOSSES, num_correct, targets_of
-from vit.models.vit import VisionTransformer
+from vit.models.build import build_network
+from vit.models.flops import forward_flops
+from vit.models.network import Network
 from vit.optim import build_optimizer, lr_at, set_lr
 from vit.world import World
 
@@ -26,16 +29,16 @@ Metrics = Mapping[str, float]
 class TrainState:
     """What a checkpoint holds, beside the recipe: `step` updates are done."""
 
-    model: VisionTransformer
+    model: Network
     optimizer: torch.optim.Optimizer
     step: int = 0
     average: dict[str, Tensor] | None = None
 
-    def evaluation_model(self) -> VisionTransformer:
+    def evaluation_model(self) -> Network:
         """The network to score and publish: the averaged weights where the recipe keeps an average."""
         if self.average is None:
             return self.model
-        copy = VisionTransformer(self.model.config, self.model.num_classes).to(next(self.model.parameters()).device)
+        copy = build_network(self.model.config, self.model.num_classes).to(next(self.model.parameters()).device)
         copy.load_state_dict(self.average)
         return copy
 
@@ -43,11 +46,11 @@ class TrainState:
 def initial_state(recipe: TrainRecipe, num_classes: int, device: torch.device) -> TrainState:
     """Step 0: weights drawn from the paper's initial distribution, keyed by the seed alone."""
     torch.manual_seed(torch_seed(recipe.seed, "init"))
-    model = VisionTransformer(recipe.model, num_classes).to(device)
+    model = build_network(recipe.model, num_classes).to(device)
     return with_optimizer(model, recipe)
 
 
-def with_optimizer(model: VisionTransformer, recipe: TrainRecipe) -> TrainState:
+def with_optimizer(model: Network, recipe: TrainRecipe) -> TrainState:
     """Step 0 of a run that starts from the weights of `model`."""
     average = {n: p.detach().clone() for n, p in model.state_dict().items()} if recipe.average_decay else None
     return TrainState(model, build_optimizer(model, recipe.optim), average=average)
@@ -84,7 +87,7 @@ def train_step(
         last = index == len(micro_batches) - 1
         sync = nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync()
         with sync:
-            if recipe.model.dropout_rate:
+            if recipe.model.is_stochastic:
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
             labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
             logits = forward(network, batch.images, recipe.precision, world.device)
@@ -109,10 +112,15 @@ def train_step(
 
 def forward(network: nn.Module, images: Tensor, precision: str, device: torch.device) -> Tensor:
     """Logits of uint8 images (n, H, W, 3): normalised to [-1, 1] on the device, channels last."""
-    pixels = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+    pixels = pixels_of(images, device)
     autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:
         return network(pixels)
+
+
+def pixels_of(images: Tensor, device: torch.device) -> Tensor:
+    """uint8 (n, H, W, 3) -> float32 (n, 3, H, W) in [-1, 1] on the device, channels last in memory."""
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
 @torch.no_grad()
@@ -163,6 +171,7 @@ def train(
     """
     network = wrap(state.model, execution, world)
     clock, nonfinite, total = Clock(), 0, recipe.total_steps
+    ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
         micro_batches = clock.measured("data_wait", lambda: next(batches))
         result = clock.measured("step", lambda mb=micro_batches: train_step(state, network, mb, recipe, world))
@@ -173,7 +182,7 @@ def train(
         if nonfinite > execution.max_nonfinite_steps:
             return "diverged"
         if due(state.step, every=execution.log_every_steps, total=total):
-            report(state.step, measure(state.step, result, recipe, world, clock))
+            report(state.step, measure(state.step, result, recipe, world, clock, ideal_s))
             clock.restart()
         stop = agreed_stop(stop_requested, world)
         if stop == "cancelled":
@@ -194,19 +203,29 @@ def agreed_stop(stop_requested: Callable[[], RunState | None], world: World) -> 
     return STOP_CODES[world.agree(STOP_CODES.index(stop_requested()) if world.rank == 0 else 0)]
 
 
-def measure(step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock) -> dict[str, float]:
+def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
+    """Seconds that one image's training would take at the device's peak; None where no peak is known."""
+    peak = maker_peak(device, recipe.precision)
+    return 3 * forward_flops(recipe.model, model.num_classes) / peak if peak else None
+
+
+def measure(
+    step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock, ideal_s: float | None
+) -> dict[str, float]:
     """The metrics of one step over all ranks; one all-reduce."""
     local = [float(result.loss_sum), float(result.correct), clock.spent["data_wait"], sum(clock.spent.values())]
     loss, correct, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
     batch = recipe.input.global_batch_size
-    return {
+    images_per_s = batch * clock.steps * world.size / elapsed
+    mfu = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
+    return mfu | {
         "train/loss": loss / batch,
         "train/top1": correct / batch,
         "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
         "optim/grad_norm": result.grad_norm,
         "progress/images_seen": float(step * batch),
         "time/data_wait_fraction": waited / elapsed,
-        "throughput/images_per_s": batch * clock.steps * world.size / elapsed,
+        "throughput/images_per_s": images_per_s,
     }
 
 

@@ -17,7 +17,7 @@ from infra.ray_jobs import Job, JobLost, JobServerAway
 from infra.run_state import OUTCOMES, read_state, read_stop, write_state
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.config import ViTConfig
+from vit.models.config import ViTConfig
 
 KEY = "birds-0123456789ab"
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from vit.config import InputConfig, OptimConfig, TrainRecipe, ViTConfig
+from vit.config import InputConfig, OptimConfig, TrainRecipe
 from vit.input.batches import Batch
 from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
 
 NUM_CLASSES = 5
 

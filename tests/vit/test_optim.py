@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from vit.config import OptimConfig, ViTConfig
+from vit.config import OptimConfig
+from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.optim import build_optimizer, is_decayed, lr_at, set_lr
 

@@ -14,8 +14,8 @@ from data_prep.decode import DecodePolicy
 from infra.config import replace
 from infra.storage import open_store
 from vit.checkpoint import CheckpointError
-from vit.config import ViTConfig
 from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, adapt, load_model, publish
 from vit.train import forward
@@ -210,5 +210,21 @@ assert not {{"sklearn", "prefect", "mlflow", "fsspec.implementations.local"}} & 
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=bare, capture_output=True, text=True, encoding="utf-8"
     )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() in CLASSES
+
+
+def test_the_base_install_and_torch_are_enough(published):
+    """Three lines of Python, without Ray, MLflow, Prefect, S3 or anything to draw with."""
+    absent = ("ray", "mlflow", "prefect", "s3fs", "boto3", "matplotlib", "timm", "transformers", "sklearn", "scipy")
+    code = f"""
+import sys
+for name in {absent!r}:
+    sys.modules[name] = None
+from vit.published import load_model
+model = load_model({published!r})
+print(model.predict([{png()!r}])[0][0][0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() in CLASSES

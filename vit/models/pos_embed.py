@@ -1,20 +1,31 @@
-"""Position embeddings for another patch grid: one resampler for fine-tuning, conversion and evaluation."""
+"""Position embeddings: the fixed one, and one resampler for fine-tuning, conversion and evaluation."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
-# What a published model records, so that two scores can be told apart by it.
-RESAMPLE_METHOD = "bilinear-align-corners"
+from vit.models.config import ResampleMethod, TransformerConfig
+
+# Arguments of F.interpolate. The first is the original's scipy zoom of order 1; the others are what ports use.
+METHODS: dict[str, dict[str, object]] = {
+    "bilinear-align-corners": {"mode": "bilinear", "align_corners": True},
+    "bilinear": {"mode": "bilinear", "align_corners": False},
+    "bicubic": {"mode": "bicubic", "align_corners": False},
+    "bicubic-antialias": {"mode": "bicubic", "align_corners": False, "antialias": True},
+}
 
 
-def resample_pos_embed(pos_embed: Tensor, num_patches: int) -> Tensor:
-    """A position table (1, T, D) resampled to `num_patches` patches, raster order; a class token's entry is kept.
+def resample_pos_embed(
+    pos_embed: Float[Tensor, "n T D"], num_patches: int, method: ResampleMethod = "bilinear-align-corners"
+) -> Float[Tensor, "n U D"]:
+    """Position tables resampled to `num_patches` patches in raster order; a class token's entry is kept.
 
-    The table holds side * side patch entries, and one more in front if the model has a class token. Bilinear with
-    aligned corners and without antialiasing: equal to the original's scipy zoom of order 1 (arXiv:2010.11929,
+    A table holds side * side patch entries, and one more in front if the model has a class token. The default, bilinear
+    with aligned corners and without antialiasing, equals the original's scipy zoom of order 1 (arXiv:2010.11929,
     Sec. 3.2 and the official code). Raises ValueError if either grid is not a square.
     """
     side, prefix = grid_side(pos_embed.shape[1])
@@ -25,9 +36,40 @@ def resample_pos_embed(pos_embed: Tensor, num_patches: int) -> Tensor:
         return pos_embed
     tokens, grid = pos_embed[:, :prefix], pos_embed[:, prefix:]
     grid = grid.transpose(1, 2).unflatten(2, (side, side))
-    grid = F.interpolate(grid.float(), size=(new_side, new_side), mode="bilinear", align_corners=True)
+    grid = F.interpolate(_float(grid), size=(new_side, new_side), **METHODS[method])  # type: ignore[arg-type]
     grid = grid.flatten(2).transpose(1, 2).to(pos_embed.dtype)
     return torch.cat([tokens, grid], dim=1)
+
+
+def resample_positions(weights: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
+    """The weights with their position tables resampled to the grid of `config`, by the method it names.
+
+    Raises ValueError where that has no meaning: the offsets of relative positions belong to one grid.
+    """
+    moved = dict(weights)
+    for name, table in weights.items():
+        leaf = name.rsplit(".", 1)[-1]
+        if leaf == "pos_embed":
+            moved[name] = resample_pos_embed(table, config.num_patches, config.pos_embed_resample)
+        elif leaf in ("pos_embed_x", "pos_embed_y"):
+            moved[name] = resample_axis(table, config.grid_side, config.pos_embed_resample)
+        elif leaf == "pos_embed_offsets" and len(table) != 2 * config.num_tokens - 1:
+            raise ValueError(
+                f"not supported: relative position embeddings at another resolution. {name} has {len(table)} offsets, "
+                f"images of {config.image_size_px} px would need {2 * config.num_tokens - 1}; keep the resolution."
+            )
+    return moved
+
+
+def resample_axis(
+    table: Float[Tensor, "n S D"], side: int, method: ResampleMethod = "bilinear-align-corners"
+) -> Float[Tensor, "n U D"]:
+    """One axis of a 2-D embedding, resampled to `side` entries as `resample_pos_embed` does along that axis."""
+    if table.shape[1] == side:
+        return table
+    grid = _float(table).transpose(1, 2)[:, :, None, :].expand(-1, -1, 2, -1)  # two equal rows: only x is resampled
+    grid = F.interpolate(grid, size=(2, side), **METHODS[method])  # type: ignore[arg-type]
+    return grid[:, :, 0].transpose(1, 2).to(table.dtype)
 
 
 def grid_side(num_entries: int) -> tuple[int, int]:
@@ -37,3 +79,19 @@ def grid_side(num_entries: int) -> tuple[int, int]:
         if side > 0 and side**2 == num_entries - prefix:
             return side, prefix
     raise ValueError(f"{num_entries} position embeddings are neither n*n nor n*n + 1; the grid is not a square.")
+
+
+def sincos_2d(side: int, embed_dim: int) -> Float[Tensor, "1 P D"]:
+    """Fixed embeddings sin(x), cos(x), sin(y), cos(y), each with D/4 frequencies from 1 to 1/10000; float64.
+
+    Source: arXiv:2205.01580, Sec. 2.1, as big_vision computes them.
+    """
+    num = embed_dim // 4
+    omega = 10_000.0 ** (-torch.arange(num, dtype=torch.float64) / max(num - 1, 1))
+    at = torch.arange(side, dtype=torch.float64)[:, None] * omega
+    x, y = at.repeat(side, 1), at.repeat_interleave(side, dim=0)
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None]
+
+
+def _float(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()

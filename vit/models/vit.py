@@ -1,6 +1,6 @@
 """The Vision Transformer, top to bottom: patches -> tokens -> encoder -> pooled token -> logits.
 
-Source: arXiv:2010.11929, Sec. 3.1 and App. A, with the initialisation, epsilons and tanh-approximated GELU of the
+Source: arXiv:2010.11929, Sec. 3.1 and App. A and D.4, with the initialisation, epsilons and tanh-approximated GELU of the
 original JAX code. One module tree per paper symbol, so that the file can be held against the paper.
 """
 
@@ -11,85 +11,201 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vit.config import ViTConfig
+from vit.models.config import TransformerConfig, ViTConfig
+from vit.models.network import Network, drop_branch, lecun_normal_
+from vit.models.pos_embed import sincos_2d
 
-# The original's LayerNorm epsilon; PyTorch's default of 1e-5 shifts logits visibly in deep models.
-LAYER_NORM_EPS = 1e-6
+POS_EMBED_STD = 0.02
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with fused q, k, v; softmax(q k^T / sqrt(head dim)) v. Paper, App. A."""
+    """Multi-head self-attention with fused q, k, v; softmax(q k^T / sqrt(head dim)) v. Paper, App. A.
 
-    def __init__(self, embed_dim: int, num_heads: int):
+    With relative positions, the queries also meet a learned key per offset p_q - p_k of places in the sequence, and the
+    products are added to the logits (App. D.4). The paper leaves open how; here each block has one table of 2T - 1
+    offsets for all its heads, the class token is place 0, and the products are scaled as the others are.
+    """
+
+    def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.num_heads = num_heads
-        self.qkv = nn.Linear(embed_dim, 3 * embed_dim)
-        self.out = nn.Linear(embed_dim, embed_dim)
+        dim = config.embed_dim
+        self.num_heads, self.head_dim = config.num_heads, dim // config.num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=config.qkv_bias)
+        self.out = nn.Linear(dim, dim)
+        relative = config.pos_embed == "relative"
+        offsets = 2 * config.num_tokens - 1
+        self.pos_embed_offsets = nn.Parameter(torch.zeros(offsets, self.head_dim)) if relative else None
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        batch, tokens, dim = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, dim // self.num_heads)
+        q, k, v = self.heads(x)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.offset_logits(q))
+        return self.out(x.transpose(1, 2).flatten(2))
+
+    def weights(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T T"]:
+        """The softmax over keys of every head and query, written out; for looking at, not for training."""
+        q, k, _ = self.heads(x)
+        logits = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)
+        bias = self.offset_logits(q)
+        return (logits if bias is None else logits + bias).softmax(dim=-1)
+
+    def heads(self, x: Float[Tensor, "B T D"]) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k and v, each (B, H, T, head dim)."""
+        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-        x = F.scaled_dot_product_attention(q, k, v)
-        return self.out(x.transpose(1, 2).reshape(batch, tokens, dim))
+        return q, k, v
+
+    def offset_logits(self, q: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T T"] | None:
+        """What relative positions add to the logits; None without them."""
+        if self.pos_embed_offsets is None:
+            return None
+        place = torch.arange(q.shape[2], device=q.device)
+        offset = place[:, None] - place[None, :] + (q.shape[2] - 1)
+        by_offset = q @ self.pos_embed_offsets.to(q.dtype).T / math.sqrt(self.head_dim)
+        return by_offset.gather(3, offset.expand(*q.shape[:2], -1, -1))
 
 
 class Block(nn.Module):
     """Pre-norm encoder block. Dropout after the attention output and both MLP layers, never on attention weights."""
 
-    def __init__(self, config: ViTConfig):
+    def __init__(self, config: TransformerConfig, drop_rate: float = 0.0):
         super().__init__()
         dim = config.embed_dim
-        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
-        self.attention = SelfAttention(dim, config.num_heads)
-        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.norm1 = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.attention = SelfAttention(config)
+        self.norm2 = nn.LayerNorm(dim, eps=config.norm_eps)
         self.fc1 = nn.Linear(dim, config.mlp_dim)
         self.fc2 = nn.Linear(config.mlp_dim, dim)
         self.dropout = nn.Dropout(config.dropout_rate)
+        self.drop_rate, self.approximate = drop_rate, "tanh" if config.gelu == "tanh" else "none"
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        hidden = self.dropout(F.gelu(self.fc1(self.norm2(x)), approximate="tanh"))
-        return x + self.dropout(self.fc2(hidden))
+        branch = self.dropout(self.attention(self.norm1(x)))
+        x = x + drop_branch(branch, self.drop_rate, self.training)
+        hidden = self.dropout(F.gelu(self.fc1(self.norm2(x)), approximate=self.approximate))
+        return x + drop_branch(self.dropout(self.fc2(hidden)), self.drop_rate, self.training)
 
 
-class VisionTransformer(nn.Module):
-    """Images (B, 3, H, W) in [-1, 1] -> logits (B, num_classes).
+class AttentionPool(nn.Module):
+    """One learned query attends to all tokens, then a residual MLP: big_vision's MAP head. No dropout."""
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        dim = config.embed_dim
+        self.num_heads, self.head_dim = config.num_heads, dim // config.num_heads
+        self.probe = nn.Parameter(torch.zeros(1, 1, dim))
+        self.query, self.key_value = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim)
+        self.out = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.fc1 = nn.Linear(dim, config.mlp_dim)
+        self.fc2 = nn.Linear(config.mlp_dim, dim)
+        self.approximate = "tanh" if config.gelu == "tanh" else "none"
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        q = (
+            self.query(self.probe.expand(x.shape[0], -1, -1))
+            .unflatten(2, (self.num_heads, self.head_dim))
+            .transpose(1, 2)
+        )
+        kv = self.key_value(x).unflatten(2, (2, self.num_heads, self.head_dim))
+        k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
+        x = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
+        return x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate=self.approximate))
+
+
+class Transformer(Network):
+    """Tokens -> logits: the part that the Vision Transformer and the hybrid share. A stem makes the tokens.
 
     `pool="token"`: class token with its own position embedding. `pool="gap"`: mean over the patch tokens after the
-    final norm; there is no class token and the position table has one entry per patch.
+    final norm. `pool="map"`: attention pool after the final norm. The last two have no class token, and their position
+    tables have one entry per patch.
     """
 
-    def __init__(self, config: ViTConfig, num_classes: int):
+    config: TransformerConfig
+
+    def __init__(self, config: TransformerConfig, num_classes: int, channels_in: int, patch_size: int):
         super().__init__()
         dim = config.embed_dim
         self.config, self.num_classes = config, num_classes
-        self.patch_embed = nn.Conv2d(3, dim, kernel_size=config.patch_size_px, stride=config.patch_size_px)
-        has_token = config.pool == "token"
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if has_token else None
-        self.pos_embed = nn.Parameter(torch.zeros(1, config.num_patches + has_token, dim))
+        self.patch_embed = nn.Conv2d(channels_in, dim, kernel_size=patch_size, stride=patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim)) if config.pool == "token" else None
+        self._add_positions(config)
         self.dropout = nn.Dropout(config.dropout_rate)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        last = max(config.depth - 1, 1)
+        rates = [config.stochastic_depth_rate * i / last for i in range(config.depth)]
+        self.blocks = nn.ModuleList(Block(config, rate) for rate in rates)
+        self.norm = nn.LayerNorm(dim, eps=config.norm_eps)
+        self.pool = AttentionPool(config) if config.pool == "map" else None
         self.pre_logits = nn.Linear(dim, dim) if config.pre_logits else None
         self.head = nn.Linear(dim, num_classes)
-        self.init_weights()
 
-    def features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
-        """What the head sees: the pooled, normed token, after tanh where the model has a pre-logits layer."""
-        # Patchify is a matrix product: channels_last keeps each patch contiguous for it.
-        x = self.patch_embed(images).flatten(2).transpose(1, 2)
-        if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1)
-        x = self.dropout(x + self.pos_embed)
-        for block in self.blocks:
+    def _add_positions(self, config: TransformerConfig) -> None:
+        """Tables (n, entries, width): n is the depth where every layer has its own, else 1."""
+        n, dim = config.depth if config.pos_embed_at == "every-layer" else 1, config.embed_dim
+        if config.pos_embed == "learned-1d":
+            self.pos_embed = nn.Parameter(torch.zeros(n, config.num_tokens, dim))
+        elif config.pos_embed == "learned-2d":
+            self.pos_embed_x = nn.Parameter(torch.zeros(n, config.grid_side, dim // 2))
+            self.pos_embed_y = nn.Parameter(torch.zeros(n, config.grid_side, dim // 2))
+        elif config.pos_embed == "sincos-2d":
+            self.register_buffer("pos_embed_fixed", sincos_2d(config.grid_side, dim), persistent=False)
+
+    def stem(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D h w"]:
+        """The grid of patch embeddings."""
+        return self.patch_embed(images)
+
+    def positions(self) -> Float[Tensor, "n T D"] | None:
+        """Position tables for the whole sequence; None where nothing is added to tokens.
+
+        The 2-D and fixed ones leave the class token alone: it is learned, and has no place in the grid.
+        """
+        if self.config.pos_embed == "learned-1d":
+            return self.pos_embed
+        if self.config.pos_embed == "sincos-2d":
+            assert isinstance(self.pos_embed_fixed, Tensor)
+            table = self.pos_embed_fixed.to(self.norm.weight.dtype)
+        elif self.config.pos_embed == "learned-2d":
+            side = self.config.grid_side
+            x = self.pos_embed_x[:, None].expand(-1, side, -1, -1)
+            y = self.pos_embed_y[:, :, None].expand(-1, -1, side, -1)
+            table = torch.cat([x, y], dim=3).flatten(1, 2)
+        else:
+            return None
+        return table if self.cls_token is None else F.pad(table, (0, 0, 1, 0))
+
+    def tokens(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
+        """The encoder's input before position embeddings: class token, if any, and patches in raster order."""
+        x = self.stem(images).flatten(2).transpose(1, 2)
+        return x if self.cls_token is None else torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
+
+    def encode(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Tokens after position embeddings, every block and the final norm."""
+        tables = self.positions()
+        if tables is not None and x.shape[1] != tables.shape[1]:
+            raise ValueError(
+                f"The image gives {x.shape[1]} tokens, the position embeddings are for {tables.shape[1]}: this network "
+                f"takes images of {self.config.image_size_px} px. Load it for another resolution, which resamples them."
+            )
+        if tables is not None:
+            x = x + tables[0]
+        x = self.dropout(x)
+        for i, block in enumerate(self.blocks):
+            if tables is not None and i > 0 and self.config.pos_embed_at != "stem":
+                x = x + tables[i if len(tables) > 1 else 0]
             x = block(x)
-        x = self.norm(x)
-        x = x[:, 0] if self.cls_token is not None else x.mean(dim=1)
+        return self.norm(x)
+
+    def pooled(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        """What stands for the image, of its encoded tokens; after tanh where the model has a pre-logits layer."""
+        if self.pool is not None:
+            x = self.pool(x)
+        elif self.cls_token is not None:
+            x = x[:, 0]
+        else:
+            x = x.mean(dim=1)
         return torch.tanh(self.pre_logits(x)) if self.pre_logits is not None else x
 
-    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
-        return self.head(self.features(images))
+    def features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D"]:
+        return self.pooled(self.encode(self.tokens(images)))
 
     def encoder(self) -> list[Block]:
         """The blocks, typed."""
@@ -103,25 +219,41 @@ class VisionTransformer(nn.Module):
         lecun_normal_(self.patch_embed.weight)
         if self.patch_embed.bias is not None:
             nn.init.zeros_(self.patch_embed.bias)
-        nn.init.normal_(self.pos_embed, std=0.02)
+        for name, parameter in self.named_parameters():
+            if "pos_embed" in name:
+                nn.init.normal_(parameter, std=POS_EMBED_STD)
         for block in self.encoder():
             for projection in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):
                 nn.init.xavier_uniform_(projection)
-            nn.init.zeros_(block.attention.qkv.bias)
+            if block.attention.qkv.bias is not None:
+                nn.init.zeros_(block.attention.qkv.bias)
             nn.init.zeros_(block.attention.out.bias)
-            for layer in (block.fc1, block.fc2):
-                nn.init.xavier_uniform_(layer.weight)
-                nn.init.normal_(layer.bias, std=1e-6)
+            init_mlp(block.fc1, block.fc2)
+        if self.pool is not None:
+            nn.init.xavier_uniform_(self.pool.probe[0])
+            for projection in (self.pool.query.weight, *self.pool.key_value.weight.chunk(2), self.pool.out.weight):
+                nn.init.xavier_uniform_(projection)
+            for layer in (self.pool.query, self.pool.key_value, self.pool.out):
+                nn.init.zeros_(layer.bias)
+            init_mlp(self.pool.fc1, self.pool.fc2)
         if self.pre_logits is not None:
             lecun_normal_(self.pre_logits.weight)
             nn.init.zeros_(self.pre_logits.bias)
-        nn.init.zeros_(self.head.weight)
-        nn.init.constant_(self.head.bias, self.config.head_bias_init)
+        self.init_head()
 
 
-def lecun_normal_(weight: Tensor) -> None:
-    """Truncated normal (+-2 sigma) with variance 1 / fan_in after truncation: flax's default for Dense and Conv."""
-    fan_in = weight[0].numel()
-    # 0.8796... is the standard deviation of a unit normal cut at +-2; flax divides by it, so do we.
-    std = math.sqrt(1.0 / fan_in) / 0.87962566103423978
-    nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+class VisionTransformer(Transformer):
+    """The paper's network: its stem cuts the image into patches and projects each."""
+
+    config: ViTConfig
+
+    def __init__(self, config: ViTConfig, num_classes: int):
+        super().__init__(config, num_classes, channels_in=3, patch_size=config.patch_size_px)
+        self.init_weights()
+
+
+def init_mlp(*layers: nn.Linear) -> None:
+    """Xavier-uniform kernels; biases all but zero, as the originals."""
+    for layer in layers:
+        nn.init.xavier_uniform_(layer.weight)
+        nn.init.normal_(layer.bias, std=1e-6)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vit.config import ExecutionConfig, TrainRecipe
+from vit.models.variants import spelled
 from vit.recipes import digits, emoji, paper
 
 
@@ -15,11 +16,22 @@ class Recipe:
     make: Callable[[], tuple[TrainRecipe, ExecutionConfig]]
 
 
+def prefixed(variant: str) -> str:
+    """`b16` -> `vit-b16`, `r50_b16` -> `r50-b16`, `bit_r50x1` -> `bit-r50x1`."""
+    return variant.replace("_", "-") if "_" in variant else f"vit-{variant}"
+
+
 def _i21k(variant: str, epochs: int = 90) -> Recipe:
-    name = f"ViT-{variant[0].upper()}/{variant[1:]}"
     return Recipe(
-        f"{name} on ImageNet-21k, {epochs} epochs (paper, Table 3)",
+        f"{spelled(variant)} on ImageNet-21k, {epochs} epochs (paper, Table 3)",
         lambda: (paper.i21k(variant, epochs), paper.cluster_execution()),
+    )
+
+
+def _jft(variant: str) -> Recipe:
+    return Recipe(
+        f"{spelled(variant)} on a corpus like JFT-300M, {paper.JFT[variant][1]} epochs (paper, Table 3)",
+        lambda: (paper.jft(variant), paper.cluster_execution()),
     )
 
 
@@ -33,6 +45,7 @@ RECIPES: dict[str, Recipe] = {
         "ViT-B/16 from scratch on ImageNet, 300 epochs (paper, Table 3)",
         lambda: (paper.imagenet("b16"), paper.cluster_execution()),
     ),
+    **{f"{prefixed(variant)}-jft": _jft(variant) for variant in paper.JFT},
     "digits": Recipe(
         "the same network on digits, where the emoji cannot be fetched", lambda: (digits.pretrain(), emoji.execution())
     ),

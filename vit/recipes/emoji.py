@@ -1,7 +1,8 @@
 """The demo: a small ViT on emoji, minutes on two CPU cores. Measured choices; see tests/benchmarks/demo_seeds.py."""
 
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe, ViTConfig
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
 from vit.vtab.protocols import Protocol
 
 IMAGE_SIZE_PX = 32

@@ -10,7 +10,8 @@ from data_prep.shard_format import load_manifest
 from infra.config import FrozenConfig, digest_of
 from infra.semantics import SEMANTICS
 from infra.storage import Lost, Store, open_store
-from vit.config import TrainRecipe, ViTConfig
+from vit.config import TrainRecipe
+from vit.models.config import AnyNetworkConfig
 from vit.vtab.protocols import Protocol
 from vit.vtab.tasks import TaskSplits, find_task_splits
 from vit.vtab.trials import Trial, TrialResult, finished_result
@@ -34,7 +35,7 @@ class EvaluationSpec(FrozenConfig):
     tasks: tuple[TaskRef, ...]
     models: tuple[str | None, ...]
     """URIs of published models; none is the control, trained from scratch with the same steps and settings."""
-    architecture: ViTConfig
+    architecture: AnyNetworkConfig
     """Network of the control; that of the models."""
     protocol: Protocol
     seed: int = 0

@@ -5,8 +5,9 @@ VTAB allows no task-dependent logic.
 """
 
 from infra.config import FrozenConfig, digest_of
-from vit.config import InputConfig, OptimConfig, TrainRecipe, ViTConfig
+from vit.config import InputConfig, OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig
+from vit.models.config import NetworkConfig, network_config
 
 
 class Protocol(FrozenConfig):
@@ -28,12 +29,10 @@ class Protocol(FrozenConfig):
     def digest(self) -> str:
         return digest_of(self)
 
-    def settings(self, model: ViTConfig, seed: int) -> tuple[TrainRecipe, ...]:
+    def settings(self, model: NetworkConfig, seed: int) -> tuple[TrainRecipe, ...]:
         """One recipe per setting, for a network of this architecture."""
         size = self.image_size_px or model.image_size_px
-        network = ViTConfig.model_validate(
-            model.model_dump() | {"image_size_px": size, "pre_logits": False, "head_bias_init": 0.0}
-        )
+        network = network_config(model.for_transfer(size))
         augment = AugmentConfig.model_validate(self.augment.model_dump() | {"image_size_px": size})
         data = InputConfig(
             global_batch_size=self.global_batch_size, num_lanes=self.num_lanes, shuffle_window=4, augment=augment

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from vit.config import ViTConfig
+from infra.config import replace
+from vit.models.build import at_resolution
+from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 
 SIZES = {
@@ -92,3 +94,114 @@ def test_forward_is_the_formula_of_the_paper():
         z = z + block.fc2(gelu(block.fc1(norm(z, block.norm2))))
     expected = model.head(torch.tanh(model.pre_logits(norm(z, model.norm)[:, 0])))
     torch.testing.assert_close(model(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def perturbed(config, num_classes=7):
+    """Weights that are not near zero, float64."""
+    torch.manual_seed(1)
+    network = VisionTransformer(config, num_classes).double().eval()
+    for parameter in network.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return network
+
+
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16, dtype=torch.float64).reshape(2, 3, 16, 16).sin()
+
+
+def with_positions(network, table):
+    """The logits with `table[i]` (T, D) added to the input of block i, by hand."""
+    x = network.tokens(IMAGES)
+    for i, block in enumerate(network.blocks):
+        x = block(x + table[i] if i < len(table) else x)
+    return network.head(network.pooled(network.norm(x)))
+
+
+def test_positions_per_layer_shared_and_at_the_stem():
+    stem = perturbed(replace(TINY, pos_embed_at="stem"))
+    torch.testing.assert_close(stem(IMAGES), with_positions(stem, stem.pos_embed))
+    shared = perturbed(replace(TINY, pos_embed_at="shared"))
+    torch.testing.assert_close(shared(IMAGES), with_positions(shared, [shared.pos_embed[0]] * 2))
+    layers = perturbed(replace(TINY, pos_embed_at="every-layer"))
+    assert layers.pos_embed.shape == (2, 5, 64)
+    torch.testing.assert_close(layers(IMAGES), with_positions(layers, layers.pos_embed))
+    assert not torch.allclose(layers(IMAGES), with_positions(layers, layers.pos_embed[:1]))
+
+
+def test_two_dimensional_positions_are_the_sum_of_a_column_and_a_row():
+    network = perturbed(replace(TINY, pos_embed="learned-2d"))
+    table = network.positions()[0]
+    assert not table[0].any()  # the class token has no place in the grid
+    x, y = network.pos_embed_x[0], network.pos_embed_y[0]
+    for row in (0, 1):
+        for column in (0, 1):
+            assert torch.equal(table[1 + 2 * row + column], torch.cat([x[column], y[row]]))
+    torch.testing.assert_close(network(IMAGES), with_positions(network, [table]))
+
+
+def test_relative_positions_add_a_key_per_offset():
+    network = perturbed(replace(TINY, pos_embed="relative"))
+    attention = network.blocks[0].attention
+    x = torch.randn(2, 5, 64, dtype=torch.float64)
+    q, k, v = attention.heads(x)
+    offsets = attention.pos_embed_offsets
+    assert offsets.shape == (9, 16)
+    out = torch.zeros_like(q)
+    for i in range(5):
+        logits = torch.stack([(q[:, :, i] * (k[:, :, j] + offsets[i - j + 4])).sum(-1) for j in range(5)], dim=-1)
+        out[:, :, i] = ((logits / 4).softmax(-1)[..., None] * v).sum(2)
+    expected = attention.out(out.transpose(1, 2).reshape(2, 5, 64))
+    torch.testing.assert_close(attention(x), expected)
+    torch.testing.assert_close(attention.weights(x) @ v, out)
+
+
+def test_without_positions_the_order_of_patches_does_not_matter():
+    network = perturbed(replace(TINY, pos_embed="none"))
+    swapped = torch.cat([IMAGES[..., 8:], IMAGES[..., :8]], dim=-1)
+    torch.testing.assert_close(network(swapped), network(IMAGES))
+    assert not torch.allclose(perturbed(TINY)(swapped), perturbed(TINY)(IMAGES))
+
+
+def test_stochastic_depth_drops_whole_branches_more_often_with_depth():
+    network = perturbed(replace(TINY, depth=3, stochastic_depth_rate=0.8)).train()
+    assert [block.drop_rate for block in network.blocks] == pytest.approx([0.0, 0.4, 0.8])
+    block, x = network.blocks[2], torch.randn(1, 5, 64, dtype=torch.float64).expand(400, -1, -1)
+    out = block(x)
+    kept = ~torch.isclose(out, x).all(dim=(1, 2))  # neither branch was added
+    assert kept.double().mean() == pytest.approx(1 - 0.8**2, abs=0.08)
+    whole = block.eval()(x[:1])
+    both = torch.isclose(out, whole).all(dim=(1, 2)).double().mean()  # what is kept is not scaled up
+    assert both == pytest.approx(0.2**2, abs=0.04)
+
+
+def test_bfloat16_stays_within_its_rounding():
+    network = perturbed(replace(TINY, depth=6)).float()
+    exact = network(IMAGES.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = network(IMAGES.float())
+    assert (rounded - exact).abs().max() / exact.abs().max() < 0.03
+
+
+def test_another_resolution_is_named_and_can_be_loaded():
+    network = perturbed(TINY)
+    with pytest.raises(ValueError, match=r"The image gives 10 tokens, the position embeddings are for 5: .* 16 px"):
+        network(torch.zeros(1, 3, 24, 24, dtype=torch.float64))
+    larger = at_resolution(network, 24)
+    assert larger.pos_embed.shape == (1, 10, 64)
+    assert larger(torch.zeros(1, 3, 24, 24, dtype=torch.float64)).shape == (1, 7)
+    assert torch.equal(at_resolution(network, 17)(IMAGES), network(IMAGES))  # the same grid: a remainder is dropped
+    with pytest.raises(ValueError, match="not supported: relative position embeddings at another resolution"):
+        at_resolution(perturbed(replace(TINY, pos_embed="relative")), 24)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_heads": 5}, "num_heads=5 must divide embed_dim=64"),
+        ({"pos_embed": "sincos-2d", "embed_dim": 66, "num_heads": 2}, "needs an embed_dim divisible by 4: 66"),
+        ({"pos_embed": "none", "pos_embed_at": "shared"}, "pos_embed=none is not added to tokens"),
+        ({"image_size_px": 7}, "image_size_px=7 is less than patch_size_px=8"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **changes)

@@ -12,8 +12,8 @@ from infra.claims import take_claim
 from infra.run_state import read_state, request_stop
 from infra.storage import open_store
 from vit import ray_workers
-from vit.config import ViTConfig
 from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, publish
 from vit.vtab import evaluate

@@ -1,0 +1,56 @@
+"""From a config to its network."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from infra.config import replace
+from vit.models.bit import BiTResNet
+from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vit.models.hybrid import HybridTransformer
+from vit.models.network import Network
+from vit.models.pos_embed import resample_positions, sincos_2d
+from vit.models.vit import Transformer, VisionTransformer
+
+
+def build_network(config: NetworkConfig, num_classes: int) -> Network:
+    """The network of a config with weights from its initial distribution, drawn from torch's global generator."""
+    if isinstance(config, HybridConfig):
+        return HybridTransformer(config, num_classes)
+    if isinstance(config, BiTConfig):
+        return BiTResNet(config, num_classes)
+    assert isinstance(config, ViTConfig), config
+    return VisionTransformer(config, num_classes)
+
+
+def meta_network(config: NetworkConfig, num_classes: int) -> Network:
+    """The network without memory: names and shapes."""
+    with torch.device("meta"):
+        return build_network(config, num_classes)
+
+
+def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, Tensor]) -> Network:
+    """The network that owns these weights, in evaluation mode; nothing is drawn or copied.
+
+    Raises RuntimeError, from torch, where names or shapes are not the network's.
+    """
+    network = meta_network(config, num_classes)
+    network.load_state_dict(dict(weights), strict=True, assign=True)
+    if isinstance(network, Transformer) and network.config.pos_embed == "sincos-2d":
+        network.pos_embed_fixed = sincos_2d(network.config.grid_side, network.config.embed_dim)
+    return network.eval()
+
+
+def at_resolution(network: Network, image_size_px: int) -> Network:
+    """The same network for images of another side: positions resampled by the method its config names, all else shared.
+
+    Raises ValueError where its positions cannot move (relative ones).
+    """
+    if image_size_px == network.config.image_size_px:
+        return network
+    config = replace(network.config, image_size_px=image_size_px)
+    weights: dict[str, Tensor] = dict(network.state_dict())
+    if isinstance(config, TransformerConfig):
+        weights = resample_positions(weights, config)
+    return network_with(config, network.num_classes, weights)

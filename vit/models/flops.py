@@ -1,0 +1,70 @@
+"""Floating-point operations of a forward pass: what MFU and the compute axis of reports are reckoned with."""
+
+from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+
+
+def forward_flops(config: NetworkConfig, num_classes: int) -> int:
+    """Operations of one image's forward pass (2 per multiply-add); matrix products and convolutions only.
+
+    Training is three times that (arXiv:2010.11929, Table 6 counts so). Norms, GELU, softmax, biases and the
+    standardisation of kernels are left out, as in the usual MFU accounting.
+    """
+    if isinstance(config, BiTConfig):
+        macs, channels = _bit_macs(config)
+        return 2 * (macs + channels * num_classes)
+    assert isinstance(config, TransformerConfig)
+    return 2 * (_stem_macs(config) + _encoder_macs(config) + _head_macs(config, num_classes))
+
+
+def _stem_macs(config: TransformerConfig) -> int:
+    if isinstance(config, ViTConfig):
+        return config.num_patches * 3 * config.patch_size_px**2 * config.embed_dim
+    assert isinstance(config, HybridConfig)
+    width = 64 * config.width_factor
+    side = _half(config.image_size_px)
+    macs = 7 * 7 * 3 * width * side**2
+    macs, channels = _stages_macs(macs, config.stages, width, _half(side))
+    return macs + config.num_patches * channels * config.patch_size**2 * config.embed_dim
+
+
+def _encoder_macs(config: TransformerConfig) -> int:
+    tokens, dim = config.num_tokens, config.embed_dim
+    projections = tokens * (4 * dim * dim + 2 * dim * config.mlp_dim)
+    attention = 2 * tokens * tokens * dim
+    if config.pos_embed == "relative":
+        attention += tokens * (2 * tokens - 1) * dim
+    return config.depth * (projections + attention)
+
+
+def _head_macs(config: TransformerConfig, num_classes: int) -> int:
+    dim, tokens = config.embed_dim, config.num_tokens
+    macs = dim * num_classes + (dim * dim if config.pre_logits else 0)
+    if config.pool == "map":
+        macs += 2 * dim * dim * (1 + tokens) + 2 * tokens * dim + 2 * dim * config.mlp_dim
+    return macs
+
+
+def _bit_macs(config: BiTConfig) -> tuple[int, int]:
+    width = 64 * config.width_factor
+    side = _half(config.image_size_px)
+    return _stages_macs(7 * 7 * 3 * width * side**2, config.stages, width, _half(side))
+
+
+def _stages_macs(macs: int, stages: tuple[int, ...], width: int, side: int) -> tuple[int, int]:
+    """Adds the bottlenecks of every stage to `macs`; also gives the channels that come out."""
+    channels = width
+    for i, blocks in enumerate(stages):
+        mid, out = width * 2**i, 4 * width * 2**i
+        for j in range(blocks):
+            before = side
+            side = _half(side) if i > 0 and j == 0 else side
+            if channels != out or (i > 0 and j == 0):
+                macs += channels * out * side**2
+            macs += channels * mid * before**2 + (9 * mid * mid + mid * out) * side**2
+            channels = out
+    return macs, channels
+
+
+def _half(side: int) -> int:
+    """The side after a stride of 2: both paddings in use round up."""
+    return -(-side // 2)
