@@ -1,0 +1,71 @@
+"""The peers, and networks whose weights are nowhere near zero."""
+
+import types
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+@pytest.fixture(scope="session")
+def _torchvision():
+    """timm and transformers import torchvision; its compiled operators need not be there, but must be declared. Neither
+    peer is to ask anybody on the network."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        try:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        except RuntimeError:  # a torchvision whose operators did load
+            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield library
+
+
+@pytest.fixture(scope="session")
+def timm(_torchvision) -> types.ModuleType:
+    import timm
+
+    return timm
+
+
+@pytest.fixture(scope="session")
+def transformers(_torchvision) -> types.ModuleType:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
+
+
+@pytest.fixture(scope="session")
+def scatter():
+    """scatter(module, seed): weights of ordinary size, so that attention is uneven and logits are of order 1."""
+
+    def scatter(module: nn.Module, seed: int = 0) -> nn.Module:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for name, value in module.named_parameters():
+                drawn = torch.randn(value.shape, generator=generator)
+                if value.ndim == 1:
+                    value.copy_(drawn * 0.2 + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
+                elif "pos_embed" in name or "token" in name or "latent" in name or "probe" in name:
+                    value.copy_(drawn)
+                else:  # each output channel of another size, as after training
+                    size = torch.exp(0.3 * torch.randn(len(value), generator=generator)).reshape(
+                        -1, *[1] * (value.ndim - 1)
+                    )
+                    value.copy_(drawn * size / value[0].numel() ** 0.5)
+        return module.eval()
+
+    return scatter
+
+
+@pytest.fixture(scope="session")
+def far():
+    """far(ours, theirs): the largest difference, in units of their largest value."""
+
+    def far(ours: Tensor, theirs: Tensor) -> float:
+        assert ours.shape == theirs.shape
+        return float((ours - theirs).abs().max() / theirs.abs().max())
+
+    return far
