@@ -339,7 +339,9 @@ class Tracking:
         folder = tempfile.TemporaryDirectory(prefix="vitline-tracking-")
         for name, data in files.items():
             clean = self._clean(data.decode(), None).encode() if name.endswith(_TEXT) else data
-            Path(folder.name, name).write_bytes(clean)
+            path = Path(folder.name, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(clean)
         return folder
 
     def _clean_all(self, texts: Mapping[str, Any]) -> dict[str, str]:
@@ -362,3 +364,55 @@ def thinned(points: Sequence[Point], seen: dict[str, set[int]], total_steps: int
             taken.add(part)
             kept.append(point)
     return kept
+
+
+# A model that MLflow itself can serve
+
+
+def save_served_model(
+    directory: str | Path,
+    code: str,
+    artifacts: Mapping[str, str],
+    example: bytes,
+    requirements: Sequence[str],
+    metadata: Mapping[str, Any],
+) -> None:
+    """An MLflow model folder, from code and without a pickle: rows with `image` in, rows with `classes` and
+    `probabilities`, best first, out. `code` calls `serve_images`; `artifacts` are copied in; `example` is one image.
+
+    Raises MlflowException where the folder is not empty or the code does not run.
+    """
+    # Only here: mlflow-skinny, which the shipper has, comes without pandas.
+    import pandas
+    from mlflow.models import ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types.schema import Array, ColSpec, DataType, Schema
+
+    columns = [ColSpec(Array(DataType.string), "classes"), ColSpec(Array(DataType.double), "probabilities")]
+    with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder:
+        file = Path(folder, "served_model.py")
+        file.write_text(code, encoding="utf-8")
+        save_model(
+            path=directory,
+            python_model=file,
+            artifacts=dict(artifacts),
+            signature=ModelSignature(Schema([ColSpec(DataType.binary, "image")]), Schema(columns)),
+            input_example=pandas.DataFrame({"image": [example]}),
+            pip_requirements=list(requirements),
+            metadata=dict(metadata),
+        )
+
+
+def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]]]]) -> None:
+    """For the code of a served model: `load` makes of the artifact `model` a function from images to answers."""
+    from mlflow.models import set_model
+    from mlflow.pyfunc import PythonModel
+
+    class ServedModel(PythonModel):
+        def load_context(self, context):
+            self.answer = load(context.artifacts["model"])
+
+        def predict(self, context, model_input, params=None):  # MLflow takes types here for a schema of its own
+            return self.answer(list(model_input["image"]))
+
+    set_model(ServedModel())

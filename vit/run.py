@@ -31,6 +31,8 @@ from infra.system_metrics import SystemSampler
 from vit.checkpoint import CheckpointSaver, list_checkpoints, resume
 from vit.evaluate import evaluate
 from vit.input.batches import Batch, eval_batches, train_batches
+from vit.inspect_run import inspect_run
+from vit.models.network import Network
 from vit.published import ImageContract, adapt, load_model, publish
 from vit.run_spec import RunSpec
 from vit.train import Metrics, TrainState, initial_state, torch_seed, train, with_optimizer
@@ -194,7 +196,18 @@ class TrainingRun:
                     "images_seen": self._images(state),
                 },
             )
+            detail["inspection"] = self._inspect(network, manifest)
         return detail
+
+    def _inspect(self, network: Network, manifest: Manifest) -> list[str]:
+        """The paper's figures of a pre-trained network."""
+        num_images = self.config.execution.inspect_images
+        if self.config.stage != "pretrain" or num_images == 0:
+            return []
+        split = self.config.val_split if self.config.val_split in manifest.splits else self.config.split
+        augment, size = self.recipe.input.augment, min(num_images, self.config.execution.micro_batch_size)
+        with eval_batches(self.corpus, manifest, str(split), augment, batch_size=size) as batches:
+            return inspect_run(self.run, network, batches, num_images, title=self.spec.run_key)
 
     def _meta(self, manifest: Manifest) -> dict[str, Any]:
         return {

@@ -4,15 +4,18 @@ import itertools
 import math
 
 import pytest
+import torch
 
 from infra.claims import take_claim
+from infra.config import replace
 from infra.journal import list_segments, read_journal
 from infra.run_state import read_state, request_stop
 from infra.stopping import StopWatch
 from infra.storage import open_store
 from vit.checkpoint import CheckpointError, list_checkpoints
 from vit.config import TrainConfig
-from vit.published import load_model
+from vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vit.published import adapt, load_model
 from vit.run import Reporter, TrainingRun, system_metrics
 from vit.run_spec import make_spec
 from vit.world import World
@@ -37,7 +40,7 @@ def losses(run):
 
 
 def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_config, digits):
-    run, attempt = start(train_config("whole"))
+    run, attempt = start(train_config("whole", inspect_images=5))
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     state = read_state(run)
     assert state["state"] == "finished"
@@ -46,11 +49,39 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
     assert sorted(losses(run)) == list(range(1, 21))
     assert list_checkpoints(run)[0].startswith("checkpoints/step-000000020")
     assert run.exists("inputs.png")
+    assert "inspection/index.html" in state["inspection"]
+    assert run.read("inspection/attention-rollout.png").startswith(b"\x89PNG")
     assert {r.step for r in read_journal(run) if r.key == "system/node0/memory_used_bytes"} <= set(range(21))
     assert any(r.key == "system/node0/memory_used_bytes" for r in read_journal(run))
     model = load_model(state["model"])
     assert len(model.classes) == 10
     assert model.provenance["corpus_digest"] == run.read_json("config.json")["inputs"]["corpus"]
+
+
+SMALL = {"image_size_px": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        HybridConfig(stages=(1,), patch_size=2, **SMALL),
+        BiTConfig(image_size_px=16, stages=(1,)),
+        ViTConfig(patch_size_px=8, pool="map", pos_embed="relative", stochastic_depth_rate=0.1, **SMALL),
+        ViTConfig(patch_size_px=8, pos_embed="learned-2d", pos_embed_at="every-layer", pre_logits=True, **SMALL),
+    ],
+    ids=["hybrid", "bit", "map-relative", "2d-every-layer"],
+)
+def test_every_network_trains_is_published_and_can_be_fine_tuned(start, train_config, model):
+    run, attempt = start(replace(train_config("networks", steps=4, inspect_images=2), **{"recipe.model": model}))
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    state = read_state(run)
+    assert all(math.isfinite(loss) for loss in losses(run).values())
+    assert "inspection/patch-filters.png" in state["inspection"]
+    source = load_model(state["model"]).network
+    tuned = adapt(source, model.for_transfer(), 3)
+    assert tuned.head.weight.shape[0] == 3
+    kept = set(tuned.state_dict()) - {"head.weight", "head.bias"}
+    assert all(torch.equal(tuned.state_dict()[name], source.state_dict()[name]) for name in kept)
 
 
 def test_every_machine_reports_its_load_once(root):
