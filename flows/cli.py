@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from flows import console, stack_commands
-from infra.settings import Settings
+from flows import console, model_commands, stack_commands
+from flows.command_line import Json, Root, Set, cell, settings, show_one, show_rows
+from vit.models.config import field_path
 
 app = typer.Typer(
     name="vitline",
@@ -34,22 +35,9 @@ finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.
 vtab = group("vtab", "Scores on tasks by the VTAB-1k protocol.")
 runs = group("runs", "Runs: list, show, compare.")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
-model_app = group("model", "Published models: list, show.")
+app.add_typer(model_commands.app, name="model")
 app.add_typer(stack_commands.app, name="stack")
 ops = group("ops", "The state of this machine and of what it is connected to.")
-
-Root = Annotated[
-    str | None,
-    typer.Option("--root", help="Where corpora, runs and models live: a path or URI. Default: $VITLINE_ROOT."),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
-]
-
-
-def settings(root: str | None) -> Settings:
-    return Settings(root=root) if root else Settings()
 
 
 @app.command()
@@ -366,28 +354,6 @@ def flows_trigger(
         raise typer.Exit(1)
 
 
-@model_app.command("ls")
-def model_ls(root: Root = None, json: Json = False) -> None:
-    """The published models. Example: `vitline model ls`"""
-    from flows.catalog import list_models
-
-    where = settings(root).root
-    columns = ["name", "version", "classes", "image_size_px", "run", "digest"]
-    empty = f"No model below {where} yet; a finished `vitline pretrain run` publishes one."
-    show_rows("models", list_models(where), columns, json, empty)
-
-
-@model_app.command("show")
-def model_show(
-    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
-) -> None:
-    """Shape, parameters, FLOPs, image contract and provenance of a model. Example: `vitline model show birds`"""
-    from flows.catalog import find_model
-    from flows.training import describe_model
-
-    show_one(describe_model(find_model(settings(root).root, name)), json)
-
-
 @ops.command("doctor")
 def ops_doctor(root: Root = None, json: Json = False) -> None:
     """Check versions, store, conditional writes, memory, disk and Ray; say what to do about each failure.
@@ -459,43 +425,9 @@ def ops_preempt(
     show_one(preempt(settings(root).root, key), json)
 
 
-def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
-    """Rows as a table, or as {what: rows}; where there are none, `empty` says how to get one."""
-    if as_json:
-        console.emit({what: rows})
-    elif not rows:
-        console.say(empty)
-    else:
-        console.table("", columns, [[cell(row.get(column)) for column in columns] for row in rows])
-
-
-def show_one(value: Mapping[str, Any], as_json: bool) -> None:
-    """A nested dict as a two-column table of dotted fields, or as JSON."""
-    from infra.config import flatten
-
-    if as_json:
-        console.emit(value)
-        return
-    console.table("", ["field", "value"], [[key, cell(v)] for key, v in flatten(value).items()])
-
-
-def cell(value: Any) -> str:
-    """A value as a table shows it; long lists and digests are cut."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {cell(v)}" for k, v in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(cell, value[:8])) + (f", ... ({len(value)})" if len(value) > 8 else "")
-    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-    return text[:12] if len(text) == 64 and all(c in "0123456789abcdef" for c in text) else text
-
-
 def told(problem: Mapping[str, Any]) -> str:
     """One broken rule of a config as a sentence: field, expectation, value, and how to change it."""
-    where, given = ".".join(map(str, problem["loc"])), problem.get("input")
+    where, given = field_path(problem["loc"]), problem.get("input")
     text = problem["msg"].removeprefix("Value error, ").rstrip(".")
     rule_between_fields = isinstance(given, Mapping)
     if not rule_between_fields:

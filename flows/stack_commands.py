@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import console
+from flows.command_line import Json
 from infra.local.paths import local_dir
 from infra.settings import NO_TELEMETRY, Settings, join_environment
 
@@ -15,7 +16,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
 Port = Annotated[int | None, typer.Option(help="Default: that of the last start, the well-known one, or a free one.")]
 # What a process has of another store, or another cluster, would not open this one.
 FOREIGN = ("AWS_", "RAY_AUTH_")

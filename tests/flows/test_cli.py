@@ -15,42 +15,9 @@ from infra.storage import open_store
 from vit.run_spec import make_spec
 
 COMMANDS = """demo, run, data prep, data ls, data show, data verify, pretrain run, pretrain plan, finetune run, vtab run,
-vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, ops doctor, ops reconcile,
+vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, model variants,
+model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
 ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
-
-
-@pytest.fixture
-def vitline(monkeypatch, capsys):
-    """vitline(*arguments): exit code, stdout and stderr of the command, run in this process."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["vitline", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
-
-
-@pytest.fixture
-def refused(vitline):
-    """refused(*arguments): the one sentence with which a mistake is answered, after checking that it is one."""
-
-    def call(*arguments):
-        code, out, err = vitline(*arguments)
-        assert code == 2, err
-        assert out == ""
-        assert "Traceback" not in err
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        assert len(err) < 400
-        return err
-
-    return call
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -59,7 +26,7 @@ def test_every_command_has_help_with_an_example(command):
     assert result.exit_code == 0
     text = re.sub(r"[\s│]+", " ", result.output)
     assert f"Example: vitline {command}" in text
-    assert command == "demo" or command.startswith("stack") or "--root" in text
+    assert command in ("demo", "model variants", "model bench") or command.startswith("stack") or "--root" in text
     assert "--json" in text
 
 

@@ -1,5 +1,6 @@
 """`vitline flows trigger`: starts what the UI would start, and refuses it before Prefect hears of it."""
 
+import functools
 import json
 import sys
 
@@ -12,20 +13,9 @@ DEMO = "pretrain-then-transfer/demo"
 
 
 @pytest.fixture
-def trigger(in_stack, monkeypatch, capsys):
+def trigger(in_stack, vitline):
     """trigger(*arguments): exit code, stdout and stderr of the command in the stack's environment."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["vitline", "flows", "trigger", *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
+    return functools.partial(vitline, "flows", "trigger")
 
 
 def test_what_the_form_or_the_flow_would_refuse_is_not_submitted(trigger, flows):
@@ -33,7 +23,7 @@ def test_what_the_form_or_the_flow_would_refuse_is_not_submitted(trigger, flows)
     for changes, says in [
         (["seed=three"], "seed: Input should be a valid integer, unable to parse string as an integer, not 'three'"),
         (["seed=-1"], "seed: Input should be greater than or equal to 0, not -1"),
-        (["recipe=vit-g"], "or 'vit-b16-imagenet', not 'vit-g'"),
+        (["recipe=vit-g"], "or 'bit-r152x2-jft', not 'vit-g'"),
         (["seeed=1"], "seeed: Extra inputs are not permitted, not 1"),
         (["tasks=[]"], "tasks: Tuple should have at least 1 item"),
         (["corpus=brids"], "There is no corpus 'brids' below s3://vitline; there are: "),
