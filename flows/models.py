@@ -20,7 +20,7 @@ from vit.inspection_page import write_inspection
 from vit.models.network import Network
 from vit.models.variants import network_variant
 from vit.published import PublishedModel, publish
-from vit.weights import Weights, load_weights
+from vit.weights import UNPUBLISHED, Weights, load_weights
 
 BATCH = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
@@ -72,6 +72,11 @@ def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
 
         write_huggingface(model.network, out, model.classes, model.contract)
     elif to == "mlflow":
+        if model.digest == UNPUBLISHED:
+            raise ValueError(
+                f"{model.uri} is not a published model at this resolution, and MLflow serves published ones. First "
+                "`vitline model convert ... NAME` without --to, then convert NAME."
+            )
         from vit.serving import save_mlflow_model
 
         save_mlflow_model(model, out)

@@ -6,6 +6,7 @@ method raises MlflowException where the server is away or refuses; the caller tr
 
 import json
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -384,19 +385,25 @@ def save_served_model(
     """
     # Only here: mlflow-skinny, which the shipper has, comes without pandas.
     import pandas
+    from mlflow.environment_variables import MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR
     from mlflow.models import ModelSignature
     from mlflow.pyfunc import save_model
-    from mlflow.types.schema import Array, ColSpec, DataType, Schema
+    from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
 
-    columns = [ColSpec(Array(DataType.string), "classes"), ColSpec(Array(DataType.double), "probabilities")]
-    with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder:
+    answer: list[ColSpec | TensorSpec] = [
+        ColSpec(Array(DataType.string), "classes"),
+        ColSpec(Array(DataType.double), "probabilities"),
+    ]
+    MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.set(False)
+    with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Add type hints")  # the signature says what they would
         file = Path(folder, "served_model.py")
         file.write_text(code, encoding="utf-8")
         save_model(
             path=directory,
             python_model=file,
             artifacts=dict(artifacts),
-            signature=ModelSignature(Schema([ColSpec(DataType.binary, "image")]), Schema(columns)),
+            signature=ModelSignature(Schema([ColSpec(DataType.binary, "image")]), Schema(answer)),
             input_example=pandas.DataFrame({"image": [example]}),
             pip_requirements=list(requirements),
             metadata=dict(metadata),

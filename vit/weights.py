@@ -39,10 +39,11 @@ def load_weights(
     config = _folder_config(uri)
     if config is not None and "schema_version" in config:
         model = load_model(uri)
-        network = at_resolution(model.network, image_size_px or model.network.config.image_size_px)
-        contract = at_size(model.contract, network.config.image_size_px)
-        moved = PublishedModel(model.uri, model.digest, network, contract, model.classes, model.provenance)
-        return Weights(moved, None)
+        if image_size_px in (None, model.network.config.image_size_px):
+            return Weights(model, None)
+        network = at_resolution(model.network, image_size_px)
+        contract, provenance = at_size(model.contract, image_size_px), {"made_from": model.digest}
+        return Weights(PublishedModel(uri, UNPUBLISHED, network, contract, model.classes, provenance), None)
     huggingface = config is not None and (config.get("model_type") == "vit" or "hidden_size" in config)
     done = read_huggingface(uri, num_classes=num_classes) if huggingface else read_timm(uri, num_classes=num_classes)
     if variant is not None:

@@ -160,6 +160,8 @@ def test_weights_that_are_none_are_refused(refused, official, names, root):
     (official / "pickled").mkdir()
     (official / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert "is a pickle" in refused("model", "predict", f"{official}/pickled", official / "a.png")
+    says = refused("model", "convert", official / "tiny.npz", official / "served", "--to", "mlflow")
+    assert "is not a published model" in says
     names.write_text("one\ntwo\n")
     says = refused("model", "convert", official / "tiny.npz", "x", "--classes", names, "--root", root)
     assert "has a head of 7 classes, not 2" in says

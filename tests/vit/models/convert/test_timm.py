@@ -336,7 +336,7 @@ def test_pickles_and_other_folders_are_refused_unopened(tmp_path):
     for name in ("pytorch_model.bin", "weights.pth", "a.ckpt", "a.pkl", "a.pt"):
         (tmp_path / name).write_bytes(b"anything")
         for place in (tmp_path, tmp_path / name):
-            with pytest.raises(ConversionError, match=r"is a pickle.*torch\.load.*weights_only=True.*save_file"):
+            with pytest.raises(ConversionError, match=r"is a pickle.*save_file.*torch\.load.*weights_only=True"):
                 read_timm(place)
         (tmp_path / name).unlink()
     with pytest.raises(ConversionError, match=r"holds no model\.safetensors, but nothing"):
