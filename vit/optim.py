@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from vit.config import OptimConfig
 
-# Tables of embeddings are no kernels: the original decays names that end in "/kernel" only.
-NEVER_DECAYED = ("pos_embed", "cls_token")
+# Learned tokens and tables of embeddings are no kernels: the original decays names that end in "/kernel" only.
+TOKENS, TABLES = ("cls_token", "probe", "mask_token"), "pos_embed"
 
 
 def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
@@ -25,8 +25,9 @@ def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
 
 
 def is_decayed(name: str, parameter: Tensor) -> bool:
-    """Matrices and convolutions decay; biases, norms, class token and position embeddings do not."""
-    return parameter.ndim >= 2 and name.rsplit(".", 1)[-1] not in NEVER_DECAYED
+    """Matrices and convolutions decay; biases, norms, learned tokens and position embeddings do not."""
+    leaf = name.rsplit(".", 1)[-1]
+    return parameter.ndim >= 2 and leaf not in TOKENS and not leaf.startswith(TABLES)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:

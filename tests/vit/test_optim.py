@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from vit.config import OptimConfig
-from vit.models.config import ViTConfig
+from vit.models.build import meta_network
+from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.optim import build_optimizer, is_decayed, lr_at, set_lr
 
@@ -38,6 +39,25 @@ def test_only_kernels_decay():
         "blocks.0.fc2.weight",
         "head.weight",
     }
+
+
+SMALL = {"image_size_px": 16, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ViTConfig(patch_size_px=4, pool="map", pos_embed="relative", **SMALL),
+        ViTConfig(patch_size_px=4, pos_embed="learned-2d", pos_embed_at="every-layer", pre_logits=True, **SMALL),
+        HybridConfig(stages=(1,), **SMALL),
+        BiTConfig(image_size_px=16, stages=(1,)),
+    ],
+)
+def test_of_every_network_what_the_original_calls_a_kernel_decays(config):
+    named = dict(meta_network(config, 3).named_parameters())
+    kernels = {name for name, p in named.items() if name.endswith(".weight") and p.ndim >= 2}
+    assert {name for name, p in named.items() if is_decayed(name, p)} == kernels
+    assert len(kernels) < len(named)
 
 
 def test_decay_is_relative_to_the_learning_rate():
