@@ -454,6 +454,9 @@ def main() -> None:
     except ValueError as error:
         console.say(f"error: {error}")
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        console.say(f"error: this command needs the package {error.name}: `pip install 'vitline[train,flows]'`.")
+        sys.exit(1)
     except (RuntimeError, OSError) as error:
         from flows.stage import Skipped
 

@@ -59,8 +59,8 @@ def model_variants(json: Json = False) -> None:
 def model_show(
     name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of a model, or a variant such as `b16`")],
     root: Root = None,
-    num_classes: Annotated[int, typer.Option(min=1, help="Of a variant: classes of the head.")] = 1000,
-    image_size: Annotated[int, typer.Option(min=1, help="Of a variant: side of the images.")] = 224,
+    num_classes: Annotated[int | None, typer.Option(min=1, help="Of a variant: classes of the head; 1000.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Of a variant: side of the images; 224.")] = None,
     tensors: Annotated[bool, typer.Option("--tensors", help="Also every tensor with its shape.")] = False,
     json: Json = False,
 ) -> None:
@@ -68,21 +68,26 @@ def model_show(
 
     Example: `vitline model show b16 --image-size 384`
     """
-    from flows.catalog import find_model
+    from flows.catalog import find_model, list_models
     from flows.training import describe_model
-    from vit.models.build import meta_network
     from vit.models.config import network_config
     from vit.models.variants import is_variant, network_variant
 
-    if is_variant(name):
-        config = network_variant(name, image_size_px=image_size)
-        shown: dict[str, Any] = {"variant": name, **sizes(config, num_classes), "model": config.model_dump(mode="json")}
+    where = settings(root).root
+    published = any(name in (row["name"], f"{row['name']}/{row['version']}") for row in list_models(where))
+    if is_variant(name) and not published:
+        config, classes = network_variant(name, image_size_px=image_size or 224), num_classes or 1000
+        shown: dict[str, Any] = {"variant": name, **sizes(config, classes), "model": config.model_dump(mode="json")}
     else:
-        shown = dict(describe_model(find_model(settings(root).root, name)))
-        config, num_classes = network_config(shown["model"]), shown["classes"]
-        shown |= sizes(config, num_classes)
+        if num_classes or image_size:
+            raise ValueError(f"{name} is a model: its classes and its resolution are its own. Leave the options out.")
+        shown = dict(describe_model(find_model(where, name)))
+        config, classes = network_config(shown["model"]), shown["classes"]
+        shown |= {"network": config.summary, "memory_bytes": memory_bytes(shown["parameters"])}
     if tensors:
-        network = meta_network(config, num_classes)
+        from vit.models.build import meta_network
+
+        network = meta_network(config, classes)
         shown["tensors"] = {key.replace(".", "/"): list(value.shape) for key, value in network.state_dict().items()}
     show_one(shown, json)
 
@@ -108,9 +113,8 @@ def model_convert(
     weights = opened(source, root, variant, classes, image_size)
     written = convert_to(weights.model, to, out, where)
     shown: dict[str, Any] = {"written": written, "to": to, "network": weights.model.network.config.summary}
-    if weights.report is not None:
-        report = weights.report.as_json()
-        shown["report"] = report if json else {**report, "loaded": f"{len(report['loaded'])} parameters"}
+    report = weights.report.as_json()
+    shown["report"] = report if json else {**report, "loaded": f"{len(report['loaded'])} parameters"}
     show_one(shown, json)
 
 
@@ -136,8 +140,9 @@ def model_forward(
     logits: np.ndarray = forward_array(model.model.network, pixels)
     with out.open("wb") as file:  # np.save would add a suffix to another name
         np.save(file, logits)
-    adapted = model.report.adapted if model.report is not None else []
-    show_one({"written": str(out), "shape": list(logits.shape), "adapted": adapted}, json)
+    done = model.report.as_json()
+    told = {key: done[key] for key in ("adapted", "missing", "skipped")}
+    show_one({"written": str(out), "shape": list(logits.shape), **told}, json)
 
 
 @app.command("predict")
@@ -236,7 +241,16 @@ def sizes(config: Any, num_classes: int) -> dict[str, Any]:
         "network": config.summary,
         "parameters": count,
         "forward_gflop_per_image": forward_flops(config, num_classes) / 1e9,
-        "memory_bytes": {"weights_float32": 4 * count, "weights_bfloat16": 2 * count, "training_with_adam": 16 * count},
+        "memory_bytes": memory_bytes(count),
+    }
+
+
+def memory_bytes(parameters: int) -> dict[str, int]:
+    """Of weights, and of weights, gradients and Adam's two moments."""
+    return {
+        "weights_float32": 4 * parameters,
+        "weights_bfloat16": 2 * parameters,
+        "training_with_adam": 16 * parameters,
     }
 
 

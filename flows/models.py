@@ -1,6 +1,8 @@
 """What `vitline model` does, as functions: open any weights, run them on arrays and files, write them for others."""
 
+import hashlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,16 @@ import torch
 from data_prep.decode import ImageRejected, decode
 from flows import console
 from flows.catalog import find_model, is_location
+from infra.config import canonical_json
 from infra.storage import open_store
-from vit.bench import Precision, bench, peak_flops
+from vit.bench import bench
+from vit.device_peak import Precision, peak_flops
 from vit.input.augment import evaluation_pixels
 from vit.inspection import MAX_IMAGES, inspect_network
 from vit.inspection_page import write_inspection
 from vit.models.network import Network
 from vit.models.variants import network_variant
+from vit.models.vit import Transformer
 from vit.published import PublishedModel, publish
 from vit.weights import UNPUBLISHED, Weights, load_weights
 
@@ -41,25 +46,36 @@ def open_weights(
 
     Raises ValueError for what is not there, for another variant, and for names that are not one for each class.
     """
-    uri = source
-    if not source.endswith((".npz", ".safetensors")) and not is_folder(source):
-        uri = find_model(root, source)
+    num_classes = len(classes) if classes else None
     weights = load_weights(
-        uri, variant=variant, num_classes=len(classes) if classes else None, image_size_px=image_size_px
+        place_of(root, source), variant=variant, num_classes=num_classes, image_size_px=image_size_px
     )
-    if classes is None:
+    if classes is None or tuple(classes) == weights.model.classes:
         return weights
-    return replace(weights, model=replace(weights.model, classes=tuple(classes)))
+    return replace(weights, model=replace(weights.model, classes=tuple(classes), digest=UNPUBLISHED))
 
 
-def is_folder(source: str) -> bool:
-    """Whether it is the place of a model, rather than its name."""
-    return is_location(source) or os.path.isdir(os.path.expanduser(source))
+def place_of(root: str, source: str) -> str:
+    """A file or folder as it is; the URI of a published model by its name, which goes before a folder of that name."""
+    if source.endswith((".npz", ".safetensors")) or is_location(source):
+        return source
+    try:
+        return find_model(root, source)
+    except ValueError:
+        if os.path.isdir(source):
+            return source
+        raise
 
 
 def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
     """Writes the model in another form and returns where. Raises ValueError where the form cannot hold it."""
+    if to != "vitline":
+        out = out.removeprefix("file://")
+        if "://" in out:
+            raise ValueError(f"{out}: `--to {to}` writes to this machine's disk; give a path, and copy it from there.")
     if to == "vitline":
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", out):
+            raise ValueError(f"{out!r} is no name of a model: lower case, digits, dots and dashes, without a slash.")
         version = weights_digest(model)[:12]
         models = open_store(f"{root.rstrip('/')}/models")
         return publish(models, out, version, model.network, model.contract, model.classes, model.provenance)
@@ -88,10 +104,9 @@ def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
 
 
 def weights_digest(model: PublishedModel) -> str:
-    """Of the values alone, whatever the names of classes: the version that a converted model is published under."""
-    import hashlib
-
-    digest = hashlib.sha256(model.network.config.model_dump_json().encode())
+    """Of everything that makes it another model: the version that a converted one is published under."""
+    about = [model.network.config, model.contract, model.classes]
+    digest = hashlib.sha256(canonical_json(about).encode())
     for name, value in sorted(model.network.state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().contiguous().numpy().tobytes())
@@ -123,10 +138,11 @@ def forward_array(network: Network, images: np.ndarray) -> np.ndarray:
     """float32 logits (N, K) of float32 images (N, H, W, 3), on the GPU if there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = network.to(device).eval()
-    parts = [
-        network(torch.from_numpy(images[i : i + BATCH]).to(device).permute(0, 3, 1, 2)).float().cpu().numpy()
-        for i in range(0, len(images), BATCH)
-    ]
+    with torch.backends.cudnn.flags(allow_tf32=False):  # float32 is asked for, whatever a GPU would rather do
+        parts = [
+            network(torch.from_numpy(images[i : i + BATCH]).to(device).permute(0, 3, 1, 2)).float().cpu().numpy()
+            for i in range(0, len(images), BATCH)
+        ]
     return np.concatenate(parts) if parts else np.zeros((0, network.num_classes), np.float32)
 
 
@@ -154,6 +170,8 @@ def inspect_files(model: PublishedModel, images: Sequence[Path], out: Path, titl
             )
         except (ImageRejected, OSError) as error:
             console.say(f"left out: {path}: {error}")
+    if not pixels and isinstance(model.network, Transformer):
+        raise ValueError("attention is shown on images, and there is none: `--images FILE` or `--images FOLDER`.")
     side = model.network.config.image_size_px
     stacked = np.stack(pixels) if pixels else np.zeros((0, side, side, 3), np.uint8)
     inspection = inspect_network(model.network, model.normalised(stacked))
@@ -180,12 +198,20 @@ def bench_rows(
     """A row for every variant, resolution and mode; and what the device's peak is reckoned from."""
     names = variants or (PAPER_VARIANTS if torch.cuda.is_available() else SMALL_VARIANTS)
     configs = {name: [network_variant(name, image_size_px=size) for size in sizes_px] for name in names}
-    rows = []
-    for speed in bench(
-        configs, modes=modes, precision=precision, batch_size=batch_size, steps=steps, compiled=compiled
-    ):
-        console.say(f"{speed.variant} {speed.image_size_px} px {speed.mode}: {speed.images_per_s:.1f} images/s")
-        rows.append(vars(speed))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     peak, source = peak_flops(device, precision)
+    rows = []
+    for speed in bench(
+        configs,
+        device=device,
+        peak=peak,
+        modes=modes,
+        precision=precision,
+        batch_size=batch_size,
+        steps=steps,
+        compiled=compiled,
+    ):
+        shown = f"{speed.images_per_s:.1f} images/s" if speed.images_per_s else "not even one image fits"
+        console.say(f"{speed.variant} {speed.image_size_px} px {speed.mode}: {shown}")
+        rows.append(vars(speed))
     return rows, f"peak: {peak / 1e12:.2f} TFLOP/s ({source})" if peak else f"no MFU: {source}"

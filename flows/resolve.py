@@ -21,7 +21,7 @@ from infra.keys import run_key
 from infra.storage import open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
 from vit.input.plan import propose_num_lanes
-from vit.models.config import NetworkConfig, field_path, network_config
+from vit.models.config import AnyNetworkConfig, field_path, network_config
 from vit.recipes import recipe_named
 from vit.vtab.evaluate import TaskRef
 from vit.vtab.protocols import Protocol, protocol_named
@@ -145,7 +145,7 @@ class EvaluationPlan(FrozenConfig):
     models: tuple[str | None, ...]
     """URIs; none is the control from scratch."""
     tasks: tuple[TaskRef, ...]
-    architecture: NetworkConfig
+    architecture: AnyNetworkConfig
     protocol: Protocol
     seed: int
 

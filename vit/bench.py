@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vit.device_peak import Precision, peak_flops
+from vit.device_peak import Precision
 from vit.models.build import build_network
 from vit.models.config import NetworkConfig
 from vit.models.flops import forward_flops
@@ -28,11 +28,12 @@ class Speed:
     mode: str
     precision: str
     batch_size: int
-    images_per_s: float
+    images_per_s: float | None
+    """None where not even one image fits."""
     mfu: float | None
     """Share of the device's peak: forward FLOPs (training: three times those) over peak; None where no peak is known."""
     largest_batch: int | None
-    """Most images that fit into the device's memory, to the next power of two; None on a CPU, which has no limit."""
+    """Most images that fit into the device's memory uncompiled, to the next power of two; None on a CPU."""
 
 
 def step_of(network: Network, images: Tensor, mode: str, precision: Precision):
@@ -101,6 +102,8 @@ def measure(
     network = network.train(mode == "training")
     side = config.image_size_px
     largest = largest_batch(network, side, mode, precision)
+    if largest == 0:
+        return Speed(variant, side, mode, precision, 0, None, None, 0)
     batch = batch_size or (min(256, max(1, largest // 4)) if largest else 8)
     images = torch.rand(batch, 3, side, side, device=device).mul_(2).sub_(1)
     if compiled:
@@ -115,19 +118,20 @@ def measure(
 def bench(
     configs: dict[str, list[NetworkConfig]],
     *,
+    device: torch.device,
+    peak: float | None,
     modes: tuple[str, ...],
     precision: Precision,
     batch_size: int | None = None,
     steps: int = 5,
     compiled: bool = False,
 ) -> Iterator[Speed]:
-    """A line for every variant, resolution and mode, as it is measured; on the GPU if there is one."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    peak, _ = peak_flops(device, precision)
+    """A line for every variant, resolution and mode, as it is measured; float32 is float32, without TF32."""
     for variant, sizes in configs.items():
         for config in sizes:
             for mode in modes:
-                yield measure(
-                    variant, config, device=device, mode=mode, precision=precision, batch_size=batch_size, steps=steps,
-                    compiled=compiled, peak=peak,
-                )  # fmt: skip
+                with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+                    yield measure(
+                        variant, config, device=device, mode=mode, precision=precision, batch_size=batch_size,
+                        steps=steps, compiled=compiled, peak=peak,
+                    )  # fmt: skip

@@ -1,5 +1,6 @@
 """The most operations a second that a device can do: what model FLOPs utilisation (MFU) is a share of."""
 
+import re
 import time
 from typing import Literal
 
@@ -31,7 +32,7 @@ def maker_peak(device: torch.device, precision: Precision) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    peaks = next((peaks for key, peaks in GPU_PEAKS.items() if key in name), None)
+    peaks = next((peaks for key, peaks in GPU_PEAKS.items() if re.search(rf"\b{key}\b", name)), None)
     return None if peaks is None else peaks[precision == "float32"]
 
 

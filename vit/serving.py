@@ -46,7 +46,9 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
         raise ValueError(f"{directory} is not empty; an MLflow model wants a folder of its own.")
     try:
         from infra.tracking import save_served_model
-    except ModuleNotFoundError as error:
+
+        needed = requirements()
+    except (ModuleNotFoundError, importlib.metadata.PackageNotFoundError) as error:
         raise RuntimeError(f"MLflow models need the package mlflow: {error}. pip install 'vitline[local]'.") from error
     store = open_store(model.uri)
     with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder:
@@ -57,7 +59,7 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
         if (found := load_model(str(copy)).digest) != model.digest:
             raise ValueError(f"{model.uri} holds {found[:12]} by now, not {model.digest[:12]}; load the model again.")
         about = {"vitline_model_digest": model.digest, "vitline_version": importlib.metadata.version("vitline")}
-        save_served_model(directory, CODE, {"model": str(copy)}, _example(model), requirements(), about)
+        save_served_model(directory, CODE, {"model": str(copy)}, _example(model), needed, about)
     (directory / "README.md").write_text(_readme(model), encoding="utf-8")
     return directory
 

@@ -162,6 +162,32 @@ def test_weights_that_are_none_are_refused(refused, official, names, root):
     assert "is a pickle" in refused("model", "predict", f"{official}/pickled", official / "a.png")
     says = refused("model", "convert", official / "tiny.npz", official / "served", "--to", "mlflow")
     assert "is not a published model" in says
+    assert "there is none: `--images" in refused("model", "inspect", official / "tiny.npz", official / "figures")
+    says = refused("model", "convert", official / "tiny.npz", "s3://bucket/x", "--to", "torch-export")
+    assert "writes to this machine's disk" in says
+    assert "is no name of a model" in refused("model", "convert", official / "tiny.npz", "a/b", "--root", root)
     names.write_text("one\ntwo\n")
     says = refused("model", "convert", official / "tiny.npz", "x", "--classes", names, "--root", root)
     assert "has a head of 7 classes, not 2" in says
+
+
+def test_a_published_model_keeps_its_names_and_tells_of_another_resolution(
+    vitline, refused, official, names, drawn, root
+):
+    def convert(*options):
+        code, out, err = vitline("model", "convert", official / "tiny.npz", "p", "--root", root, "--json", *options)
+        assert code == 0, err
+        return json.loads(out)["written"]
+
+    first, second = convert("--classes", names), convert()
+    assert first != second  # other class names are another model, which replaces none
+    np.save(official / "large.npy", drawn.random_images(1, 48, seed=1))
+    code, out, err = vitline("model", "forward", first, official / "large.npy", official / "out.npy", "--json")
+    assert code == 0, err
+    assert json.loads(out)["adapted"] == ["pos_embed: resampled from 4 x 4 to 6 x 6 patches (bilinear-align-corners)"]
+    says = refused("model", "forward", first, official / "large.npy", official / "out.npy", "--variant", "h14")
+    assert "is not h14: " in says
+    names.write_text("one\ntwo\n")
+    assert "has a head of 7 classes, not 2" in refused(
+        "model", "predict", first, official / "a.png", "--classes", names
+    )

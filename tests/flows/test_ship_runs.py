@@ -124,7 +124,7 @@ def until(condition, seconds=200):
 def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
     settings, begin, tracked, client, tables, tmp_path, digits
 ):
-    run, key, attempt = begin()
+    run, key, attempt = begin(inspect_images=2)
     beside = Journal(run, attempt, tmp_path, writer="node-1")
     beside.record({"system/node1/cpu_fraction": 0.5}, 3)
     with Shipper(settings, tmp_path / "logs") as shipper:
@@ -151,7 +151,10 @@ def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
     assert {"vitline.run_key": key, "vitline.ray_job_id": f"{key}-a1", "mlflow.user": "ann", "vitline.trigger": "command",
             "vitline.corpus_digest": config_digest, "vitline.model_uri": state["model"]}.items() <= data.tags.items()  # fmt: skip
     assert f"http://127.0.0.1:8265/#/jobs/{key}-a1" in data.tags["mlflow.note.content"]
-    assert {f.path for f in client.list_artifacts(info.run_id)} == {"config.json", "state.json", "inputs.png"}
+    files = {f.path for f in client.list_artifacts(info.run_id)}
+    assert files == {"config.json", "state.json", "inputs.png", "inspection"}
+    figures = {f.path.removeprefix("inspection/") for f in client.list_artifacts(info.run_id, "inspection")}
+    assert {"index.html", "attention-distance.png", "patch-filters.png"} < figures
     assert {(i.dataset.name, i.dataset.digest) for i in seen.inputs.dataset_inputs} == {
         ("digits", manifest["digest"][:36]),
         ("digits/val", manifest["digest"][:36]),

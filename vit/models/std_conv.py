@@ -37,7 +37,7 @@ class StdConv2d(nn.Conv2d):
     def forward(self, x: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K h w"]:
         if self.same:
             x = pad_same(x, self.kernel_size[0], self.stride[0])
-        weight = self.standardize(self.weight)
+        weight = self.standardize(self.weight).to(self.weight.dtype)
         return F.conv2d(x, weight, None, self.stride, self.padding)
 
     def reset_parameters(self) -> None:
@@ -56,7 +56,9 @@ def pad_same(x: Float[Tensor, "B C H W"], kernel: int, stride: int, value: float
 def standardize_by_std(weight: Tensor, eps: float) -> Tensor:
     """(w - mean) / (std + eps), biased: the hybrid's."""
     centred, variance = _centred(weight)
-    return centred / (torch.sqrt(variance) + eps)
+    # Of a kernel without variance the root has no finite gradient; it stays zero, whatever it is divided by.
+    std = torch.sqrt(torch.where(variance > 0, variance, 1.0))
+    return centred / (std + eps)
 
 
 def standardize_by_variance(weight: Tensor, eps: float) -> Tensor:

@@ -179,10 +179,10 @@ class Transformer(Network):
 
     def encode(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Tokens after position embeddings, every block and the final norm."""
-        tables = self.positions()
-        if tables is not None and x.shape[1] != tables.shape[1]:
+        tables, expected = self.positions(), self.config.num_tokens
+        if x.shape[1] != expected and self.config.pos_embed != "none":
             raise ValueError(
-                f"The image gives {x.shape[1]} tokens, the position embeddings are for {tables.shape[1]}: this network "
+                f"The image gives {x.shape[1]} tokens, the position embeddings are for {expected}: this network "
                 f"takes images of {self.config.image_size_px} px. Load it for another resolution, which resamples them."
             )
         if tables is not None:

@@ -7,6 +7,7 @@ import io
 import math
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -31,58 +32,55 @@ def read_npz(
     resolution of files that have none. Raises ConversionError naming entries and shapes; pickled entries are refused.
     """
     report = ConversionReport(source=uri, family="")
-    entries = spelled_as_today(_read(uri, report), report)
+    entries = spelled_as_today(_read(uri), report)
     arrays = {name: array for name, (_, array) in entries.items()}
-    config = _bit_config(arrays) if "root_block/conv_root/kernel" in arrays else _transformer_config(arrays, report)
+    is_bit = "root_block/conv_root/kernel" in arrays
+    config = _bit_config(arrays, report) if is_bit else _transformer_config(arrays, report)
     if variant is not None:
-        check_variant(config, variant, report)
+        check_variant(config, variant, uri)
     config, classes = _settle(config, arrays, report, num_classes, image_size_px)
     weights: dict[str, Tensor] = {}
     used: set[str] = set()
     for name, sources, make in _recipes(config):
         if all(source in arrays for source in sources):
             used.update(sources)
-            weights[name] = make(*(arrays[source] for source in sources)).contiguous()
+            weights[name] = _made(make, sources, arrays, report)
             report.loaded[name] = ", ".join(entries[source][0] for source in sources)
     if isinstance(config, TransformerConfig):
         weights |= _positions(config, weights, report)
-    if "head.weight" not in weights and num_classes is not None and "head/kernel" not in arrays:
-        weights["head.weight"], weights["head.bias"] = _zero_head(config, weights, num_classes)
+    if num_classes is not None and "head/kernel" not in arrays and "norm.weight" in weights:
+        width = len(weights["norm.weight"])
+        weights |= {"head.weight": torch.zeros(num_classes, width), "head.bias": torch.zeros(num_classes)}
         report.missing |= {"head.weight": "zeros: the file has no head", "head.bias": "zeros: the file has no head"}
     unused = {entries[name][0] for name in set(arrays) - used}
     return finish(config, classes, weights, report, unused)
 
 
+def _made(make: Callable[..., Tensor], sources: tuple[str, ...], arrays: Arrays, report: ConversionReport) -> Tensor:
+    try:
+        return make(*(arrays[source] for source in sources)).contiguous()
+    except (ValueError, IndexError, RuntimeError) as error:
+        shapes = ", ".join(f"{source} {arrays[source].shape}" for source in sources)
+        raise ConversionError(f"{report.source}: shapes that do not fit together: {shapes}.") from error
+
+
 # The file.
 
 
-def _read(uri: str, report: ConversionReport) -> Arrays:
+def _read(uri: str) -> Arrays:
     try:
-        store, _, key = uri.rpartition("/")
-        with np.load(io.BytesIO(open_store(store or ".").read(key)), allow_pickle=False) as file:
-            return {name: _float32(name, file[name], report) for name in file.files}
+        folder, slash, key = uri.rpartition("/")
+        with np.load(io.BytesIO(open_store(folder or slash or ".").read(key)), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
     except FileNotFoundError as error:
         raise ConversionError(f"There is no file {uri}.") from error
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, ConversionError):
-            raise
+    except (ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConversionError(
             f"{uri} is no whole .npz file without pickled entries: {error}. Fetch it again, and compare its size."
         ) from error
-
-
-def _float32(name: str, array: np.ndarray, report: ConversionReport) -> np.ndarray:
-    """What networks hold; bfloat16 is stored as two opaque bytes."""
-    if array.dtype == np.float32:
-        return array
-    kind = "bfloat16" if array.dtype.kind == "V" and array.dtype.itemsize == 2 else str(array.dtype)
-    if array.dtype.kind != "f" and kind != "bfloat16":
-        raise ConversionError(f"{report.source}: entry {name} has dtype {kind}; floating-point numbers were expected.")
-    if (note := f"{kind} became float32") not in report.adapted:
-        report.adapted.append(note)
-    if kind == "bfloat16":
-        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float32)
+    if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ConversionError(f"{uri} is no .npz file: {strange[0]} is no array. Convert a torch file to safetensors.")
+    return arrays
 
 
 # What the file is.
@@ -90,42 +88,62 @@ def _float32(name: str, array: np.ndarray, report: ConversionReport) -> np.ndarr
 
 def _transformer_config(arrays: Arrays, report: ConversionReport) -> TransformerConfig:
     kernel = _need(arrays, "embedding/kernel", report, dims=4)
-    query = _need(arrays, f"{BLOCK}0/MultiHeadDotProductAttention_0/query/kernel", report, dims=3)
     mlp = _need(arrays, f"{BLOCK}0/MlpBlock_0/Dense_0/kernel", report, dims=2)
     depth = 1 + max(int(m[1]) for name in arrays if (m := re.match(rf"{BLOCK}(\d+)/", name)))
     pool = "token" if "cls" in arrays else "map" if "MAPHead_0/probe" in arrays else "gap"
     common: dict[str, Any] = {
         "embed_dim": kernel.shape[3],
         "depth": depth,
-        "num_heads": query.shape[1],
+        "num_heads": _num_heads(arrays, report),
         "mlp_dim": mlp.shape[1],
         "pool": pool,
         "pre_logits": "pre_logits/kernel" in arrays,
         "qkv_bias": f"{BLOCK}0/MultiHeadDotProductAttention_0/query/bias" in arrays,
         "pos_embed": "learned-1d" if "pos_embedding" in arrays else "sincos-2d",
     }
-    side = grid_side(arrays["pos_embedding"].shape[1])[0] if "pos_embedding" in arrays else None
+    side, patch = _grid_side(arrays, report), max(kernel.shape[0], 1)
     if "conv_root/kernel" not in arrays:
-        patch = kernel.shape[0]
         return _checked(ViTConfig, report, patch_size_px=patch, image_size_px=(side or 224 // patch) * patch, **common)
-    units = [(int(m[1]), int(m[2])) for name in arrays if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
-    stages = tuple(max(u for b, u in units if b == block) for block in sorted({b for b, _ in units}))
-    stride, patch = 4 * 2 ** max(0, len(stages) - 1), kernel.shape[0]
-    return _checked(
-        HybridConfig,
-        report,
-        stages=stages,
-        width_factor=arrays["conv_root/kernel"].shape[3] // 64,
-        patch_size=patch,
-        image_size_px=(side or 224 // (stride * patch)) * stride * patch,
-        **common,
+    stages, width = _stages(arrays), _need(arrays, "conv_root/kernel", report, dims=4).shape[3] // 64
+    stride = 4 * 2 ** max(0, len(stages) - 1)
+    size = (side or 224 // (stride * patch)) * stride * patch
+    sizes = {"stages": stages, "width_factor": width, "patch_size": patch, "image_size_px": size}
+    return _checked(HybridConfig, report, **sizes, **common)
+
+
+def _bit_config(arrays: Arrays, report: ConversionReport) -> BiTConfig:
+    report.missing["(resolution)"] = (
+        "224 px unless another is asked for: a BiT file does not say what it was trained at"
     )
+    width = _need(arrays, "root_block/conv_root/kernel", report, dims=4).shape[3] // 64
+    return _checked(BiTConfig, report, stages=_stages(arrays), width_factor=width)
 
 
-def _bit_config(arrays: Arrays) -> BiTConfig:
+def _stages(arrays: Arrays) -> tuple[int, ...]:
+    """Blocks of each stage of a ResNet."""
     units = [(int(m[1]), int(m[2])) for name in arrays if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
-    stages = tuple(max(u for b, u in units if b == block) for block in sorted({b for b, _ in units}))
-    return BiTConfig(stages=stages, width_factor=arrays["root_block/conv_root/kernel"].shape[3] // 64)
+    return tuple(max(u for b, u in units if b == block) for block in sorted({b for b, _ in units}))
+
+
+def _num_heads(arrays: Arrays, report: ConversionReport) -> int:
+    """Heads of the first block. Raises ConversionError where another projection has others."""
+    first = f"{BLOCK}0/MultiHeadDotProductAttention_0/query/kernel"
+    shape = _need(arrays, first, report, dims=3).shape
+    for name, array in arrays.items():
+        if re.search(r"Attention_0/(query|key|value)/kernel$", name) and array.shape != shape:
+            raise ConversionError(f"{report.source}: {name} has the shape {array.shape}, {first} has {shape}.")
+    return shape[1]
+
+
+def _grid_side(arrays: Arrays, report: ConversionReport) -> int | None:
+    """Side of the grid of the position embeddings; None where the file has none."""
+    if "pos_embedding" not in arrays:
+        return None
+    table = _need(arrays, "pos_embedding", report, dims=3)
+    try:
+        return grid_side(table.shape[1])[0]
+    except ValueError as error:
+        raise ConversionError(f"{report.source}: pos_embedding has the shape {table.shape}. {error}") from error
 
 
 def _checked(kind: type[Any], report: ConversionReport, **fields: Any) -> Any:
@@ -153,6 +171,11 @@ def _settle(
     if image_size_px is not None:
         config = _checked(type(config), report, **config.model_dump() | {"image_size_px": image_size_px})
     if isinstance(config, TransformerConfig) and config.pos_embed == "sincos-2d":
+        if image_size_px is None or config.pool == "token":
+            raise ConversionError(
+                f"{report.source} has no position embeddings. Networks without class token that compute fixed ones are "
+                "read where their resolution is given; any other file has lost its own."
+            )
         report.missing["(positions)"] = (
             f"fixed sin-cos embeddings of {config.grid_side} x {config.grid_side} patches: the file has none"
         )
@@ -160,6 +183,8 @@ def _settle(
         if num_classes is None:
             raise ConversionError(f"{report.source} has no head; say how many classes the new one is to have.")
         return config, num_classes
+    if kernel.ndim not in (2, 4):
+        raise ConversionError(f"{report.source}: head/kernel has the shape {kernel.shape}; 2 axes were expected.")
     if num_classes is not None and num_classes != kernel.shape[-1]:
         raise ConversionError(f"{report.source} has a head of {kernel.shape[-1]} classes, not {num_classes}.")
     return config, kernel.shape[-1]
@@ -180,11 +205,6 @@ def _positions(config: TransformerConfig, weights: Mapping[str, Tensor], report:
             f"({config.pos_embed_resample})"
         )
     return resample_positions({"pos_embed": table}, config)
-
-
-def _zero_head(config: NetworkConfig, weights: Mapping[str, Tensor], num_classes: int) -> tuple[Tensor, Tensor]:
-    name = "norm.weight"
-    return torch.zeros(num_classes, len(weights[name])), torch.full((num_classes,), config.head_bias_init)
 
 
 # What each of our parameters is made of.

@@ -66,9 +66,23 @@ def _unpacked(file: Arrays, report: ConversionReport) -> Iterator[tuple[str, str
     report.family = container[1] if container else "a model checkpoint"
     for entry, array in file.items():
         if container is None or entry.startswith(container[0]):
-            yield entry.removeprefix(container[0] if container else ""), entry, array
+            yield entry.removeprefix(container[0] if container else ""), entry, _float32(entry, array, report)
         else:
             report.skipped[entry] = f"not part of the network: {report.family} holds more"
+
+
+def _float32(name: str, array: np.ndarray, report: ConversionReport) -> np.ndarray:
+    """What networks hold; bfloat16 is stored as two opaque bytes."""
+    if array.dtype == np.float32:
+        return array
+    kind = "bfloat16" if array.dtype.kind == "V" and array.dtype.itemsize == 2 else str(array.dtype)
+    if array.dtype.kind != "f" and kind != "bfloat16":
+        raise ConversionError(f"{report.source}: entry {name} has dtype {kind}; floating-point numbers were expected.")
+    if (note := f"{kind} became float32") not in report.adapted:
+        report.adapted.append(note)
+    if kind == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
 
 
 def _unstacked(
@@ -83,7 +97,7 @@ def _unstacked(
         note = "the blocks were stacked along a first axis (scanned layers)"
         if note not in report.adapted:
             report.adapted.append(note)
-        for i in range(len(array)):
+        for i in range(len(array) if array.ndim else 0):
             yield f"{BLOCK}{i}/{name.removeprefix(stacked)}", f"{entry}[{i}]", array[i]
 
 

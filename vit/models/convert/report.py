@@ -70,6 +70,8 @@ def finish(
         if found != wanted:
             entry = report.loaded.get(name, name)
             problems.append(f"{entry} gives {name} the shape {found}, {config.summary} has {wanted}")
+        elif not weights[name].isfinite().all():
+            problems.append(f"{report.loaded.get(name, name)} holds numbers that are not finite")
     if problems:
         raise ConversionError(
             f"{report.source} ({report.family}) does not become {config.summary}: {'; '.join(problems)}. "
@@ -83,14 +85,14 @@ SIZES = {
 }  # fmt: skip
 
 
-def check_variant(config: NetworkConfig, variant: str, report: ConversionReport) -> None:
+def check_variant(config: NetworkConfig, variant: str, source: str) -> None:
     """Raises ConversionError, naming sizes, where what was found is not the variant that was asked for."""
     found, wanted = config.model_dump(include=SIZES), network_variant(variant).model_dump(include=SIZES)
     differ = [
         f"{n}: {found.get(n)} instead of {wanted.get(n)}" for n in found | wanted if found.get(n) != wanted.get(n)
     ]
     if differ:
-        raise ConversionError(f"{report.source} is not {variant}: {'; '.join(differ)}. It is {config.summary}.")
+        raise ConversionError(f"{source} is not {variant}: {'; '.join(differ)}. It is {config.summary}.")
 
 
 def _some(names: set[str], most: int = 6) -> str:
