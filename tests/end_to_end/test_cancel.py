@@ -83,7 +83,7 @@ def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work, pipelines):
 
 
 def test_a_killed_flow_process_leaves_the_job_and_a_second_run_finds_it_again(work):
-    steps = 400
+    steps = 250
     first = work.pretrain("flow-killed", steps)
     key = work.key(first)
     work.reach(key, 5)

@@ -13,7 +13,7 @@ from infra.run_state import read_state
 from vit.published import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS = 300
+STEPS = 240
 
 
 @pytest.fixture
