@@ -79,6 +79,6 @@ class BiTResNet(Network):
 
     def init_weights(self) -> None:
         for module in self.modules():
-            if isinstance(module, StdConv2d | nn.GroupNorm):
-                module.reset_parameters()
+            if isinstance(module, StdConv2d):
+                module.init_weights()
         self.init_head()

@@ -78,8 +78,8 @@ class ResNet(nn.Module):
     def init_weights(self) -> None:
         """flax's default for kernels; the last norm of a block starts at zero, so that the block passes its input on."""
         for module in self.modules():
-            if isinstance(module, StdConv2d | nn.GroupNorm):
-                module.reset_parameters()
+            if isinstance(module, StdConv2d):
+                module.init_weights()
         for module in self.modules():
             if isinstance(module, Bottleneck):
                 nn.init.zeros_(module.norm3.weight)

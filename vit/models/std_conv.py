@@ -41,6 +41,9 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(x, weight, None, self.stride, self.padding)
 
     def reset_parameters(self) -> None:
+        """Nothing: torch asks for it when a layer is made, and the network draws its weights once it is whole."""
+
+    def init_weights(self) -> None:
         lecun_normal_(self.weight)
 
 

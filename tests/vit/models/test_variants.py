@@ -157,13 +157,13 @@ def test_every_variant_builds_and_runs(variant):
     assert torch.equal(logits, torch.zeros(2, 5))  # the head starts at zero
 
 
+LARGE = [v for v in REGISTERED if LARGEST < count(meta_network(small(v), 5)) < 600_000_000]  # H, g, G, R152x4: meta
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", REGISTERED)
+@pytest.mark.parametrize("variant", LARGE)
 def test_every_large_variant_runs(variant):
     config = small(variant)
-    size = count(meta_network(config, 5))
-    if not LARGEST < size < 120_000_000:
-        pytest.skip(f"{size:,} parameters: run elsewhere")
     network = build_network(config, 5).eval()
     features = network.features(torch.rand(1, 3, config.image_size_px, config.image_size_px))
     assert features.isfinite().all()
