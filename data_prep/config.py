@@ -5,7 +5,7 @@ A field is in `recipe` (or in the source) if it decides what the corpus holds; `
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.decode import DecodePolicy
 from infra.config import FrozenConfig
@@ -15,13 +15,114 @@ CorpusName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 
 
 class ClassFolders(FrozenConfig):
-    """A folder of class folders of any depth. Top-level train, val and test folders are taken as splits."""
+    """Folders of pictures, one per class, of any depth. Top-level train, val and test folders are taken as splits."""
 
     kind: Literal["class_folders"] = "class_folders"
     path: str
-    """The folder, on a disk that every worker sees."""
-    links: Literal["follow", "skip"] = "follow"
-    """Symbolic links: read what they point to, or list them as refused."""
+    """The folder, or one archive of it (.tar, .tar.gz, .tgz, .zip); a path that every worker sees, file:// or s3://."""
+    links: Literal["follow", "second_label", "skip"] = "follow"
+    """Symbolic links: read what they point to as examples of their own; take their folder as a further label of the
+    picture they point to, so that the corpus has several labels a picture; or list them as refused."""
+
+
+class ImageNet21k(FrozenConfig):
+    """ImageNet-21k as distributed: a tar of one tar per synset, or a folder of these tars."""
+
+    kind: Literal["imagenet21k"] = "imagenet21k"
+    path: str
+    """The archive (fall11_whole.tar, winter21_whole.tar.gz) or the folder of n01440764.tar and so on."""
+
+
+class Ilsvrc2012(FrozenConfig):
+    """ImageNet-1k as distributed: training and validation archives and the development kit with the labels."""
+
+    kind: Literal["ilsvrc2012"] = "ilsvrc2012"
+    path: str
+    """Folder of ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz."""
+    validation_is: Literal["val", "test"] = "test"
+    """Split of the 50,000 validation images. Test: val is hashed off train by val_fraction, as the paper does."""
+
+
+class LabelTable(FrozenConfig):
+    """A table of image locations and labels, as JFT is: CSV, JSON lines or Parquet, one or several labels an image."""
+
+    kind: Literal["table"] = "table"
+    path: str
+    """The table, or a folder of tables of one kind."""
+    images: str = ""
+    """Folder or prefix that relative locations start from. Empty: the folder of the table."""
+    image_column: str = "image"
+    """Column of the location: a path, or a URI."""
+    labels_column: str = "labels"
+    """Column of the labels: a list, or one text."""
+    label_separator: str = ""
+    """What separates several labels in one text, such as a blank. Empty: the text is one label."""
+    weights_column: str = ""
+    """Column of the confidences, one for each label, in the same form. Empty: none."""
+    id_column: str = ""
+    """Column of the example id. Empty: the location is the id."""
+    split_column: str = ""
+    """Column of the split (train, val, test). Empty: splits are hashed."""
+    group_column: str = ""
+    """Column of what belongs together in one split. Empty: nothing does."""
+    single_label: bool = False
+    """Whether every image has exactly one label."""
+
+
+class WebDataset(FrozenConfig):
+    """WebDataset tars: files of one base name are one example."""
+
+    kind: Literal["webdataset"] = "webdataset"
+    path: str
+    """A tar, or a folder of tars; sub-folders train, val and test, or such a word in the name of a tar, are splits."""
+    image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "ppm")
+    """Endings of the image, the first that an example has."""
+    label_key: str = "cls"
+    """Ending of the label: a number or text (cls, txt), or json."""
+    label_field: str = "label"
+    """Field of a json label: a number, a text or a list of them."""
+    single_label: bool = True
+    """Whether every image has exactly one label."""
+
+
+class ParquetImages(FrozenConfig):
+    """Parquet files with an image column: bytes, or the Hugging Face struct of bytes and path."""
+
+    kind: Literal["parquet"] = "parquet"
+    path: str
+    """A file, or a folder of files; splits by the names of folders and files, as on the Hugging Face Hub."""
+    image_column: str = "image"
+    label_column: str = "label"
+    """A number, a text or a list of them. Names of numbers are taken from a declared ClassLabel."""
+    id_column: str = ""
+    """Column of the example id. Empty: file and row number."""
+    single_label: bool = True
+    """Whether every image has exactly one label."""
+
+
+class TfdsDirectory(FrozenConfig):
+    """A directory written by TensorFlow Datasets (with dataset_info.json), read without TensorFlow."""
+
+    kind: Literal["tfds"] = "tfds"
+    path: str
+    """The directory of one version, as in oxford_flowers102/2.1.1."""
+    image_feature: str = "image"
+    label_feature: str = "label"
+    """A ClassLabel, an integer, or a sequence of either."""
+    splits: dict[str, Literal["train", "val", "test"]] = {"train": "train", "validation": "val", "test": "test"}
+    """Splits to take, and what they are here."""
+    single_label: bool = True
+    """Whether every image has exactly one label."""
+
+
+class ImageArrays(FrozenConfig):
+    """Pixel arrays, stored as lossless PNG: CIFAR's binary archives, idx files as of MNIST, npz."""
+
+    kind: Literal["arrays"] = "arrays"
+    path: str
+    """cifar-10-binary.tar.gz or cifar-100-binary.tar.gz; a folder of idx files (plain or .gz); an .npz of images and
+    labels (x_train, y_train, x_test, y_test, or images and labels)."""
+    layout: Literal["cifar10", "cifar100", "cifar100_coarse", "idx", "npz"]
 
 
 class Emoji(FrozenConfig):
@@ -53,7 +154,19 @@ class Digits(FrozenConfig):
     """What is left after train and val is test."""
 
 
-Source = Annotated[ClassFolders | Emoji | Digits, Field(discriminator="kind")]
+Source = Annotated[
+    ClassFolders
+    | ImageNet21k
+    | Ilsvrc2012
+    | LabelTable
+    | WebDataset
+    | ParquetImages
+    | TfdsDirectory
+    | ImageArrays
+    | Emoji
+    | Digits,
+    Field(discriminator="kind"),
+]
 
 
 class ShardingConfig(FrozenConfig):
@@ -82,6 +195,16 @@ class CorpusRecipe(FrozenConfig):
     """Pictures with the same pixels: keep one, or all that are in one split. Two splits never share a picture."""
     min_images_per_class: PositiveInt = 1
     """Classes with fewer accepted pictures are left out."""
+    val_per_class: PositiveInt | None = None
+    """So many pictures of every class are val, in place of val_fraction, where the source names no val split. Those of
+    a class that has not twice as many stay in train. (50 in ImageNet-21k-P.)"""
+    class_map: str = ""
+    """Classes to keep and the order of their ids: a release of ImageNet-21k by name, or the URI of a file: a classes.json,
+    or one source id a line. Empty: all classes of the source, by source id."""
+    near_duplicates: Literal["keep", "drop"] = "keep"
+    """Pictures of this corpus that look alike (scaled, recompressed, mirrored...): keep all, or one of each."""
+    decontaminate: tuple[str, ...] = ()
+    """Prepared corpora, NAME or NAME/VERSION, whose test and val pictures, and what looks like them, are left out here."""
     sharding: ShardingConfig = ShardingConfig()
 
     @model_validator(mode="after")
@@ -98,7 +221,13 @@ class PrepareExecution(FrozenConfig):
     """How the corpus is computed; the result is the same for every choice."""
 
     examples_per_chunk: PositiveInt = 512
-    """Examples examined by one task: the unit of restart."""
+    """Examples examined by one task: the unit of restart. An archive inside the source is one task, whatever it holds."""
+    rows_per_bucket: PositiveInt = 250_000
+    """Records sorted at once when shards are planned; a few hundred bytes of memory each."""
+    image_timeout_s: PositiveFloat = 60.0
+    """Longest decoding of one image; it is refused as decoder_crash behind it."""
+    decode_memory_bytes: Annotated[int, Field(ge=1 << 30)] = 4 << 30
+    """Address space of the process that decodes, whose death costs one image."""
     max_refused_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Above this share of refused pictures nothing is published. Duplicates and files that are no pictures by their
     name do not count."""

@@ -17,10 +17,14 @@ from data_prep.labels import ClassInfo
 from infra.config import FrozenConfig
 from infra.storage import Store
 
-RejectReason = DecodeReason | Literal["unreadable", "ignored_file", "no_label", "duplicate", "small_class"]
-"""Every reason in rejects.parquet."""
+RejectReason = (
+    DecodeReason
+    | Literal["unreadable", "damaged_archive", "unsafe_path", "ignored_file", "no_label", "decoder_crash"]
+    | Literal["duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"]
+)
+"""Every reason in rejects.parquet: of a file, and of an example whose picture is good."""
 
-NOT_COUNTED = frozenset({"ignored_file", "duplicate", "small_class"})
+NOT_COUNTED = frozenset({"ignored_file", "duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
 """Reasons that say nothing about the health of a source, and do not count against `max_refused_fraction`."""
 
 WORK = "_work"

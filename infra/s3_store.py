@@ -23,7 +23,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from infra.settings import Settings
-from infra.storage import Keys, Lost, Store, StoreFailed, checked_key
+from infra.storage import Keys, Listed, Lost, Store, StoreFailed, checked_key
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -102,13 +102,16 @@ class S3Store(Store):
             raise
 
     def list(self, prefix: str = "") -> Keys:
-        keys: Keys = []
+        return sorted(found.key for found in self.scan(prefix))
+
+    def scan(self, prefix: str = "") -> Iterator[Listed]:
         go_on: dict[str, str] | None = {}
         while go_on is not None:
             page = self._page("list_objects_v2", prefix, go_on)
-            keys += [entry["Key"][len(self._prefix) :] for entry in page.get("Contents", ())]
+            for entry in page.get("Contents", ()):
+                if not entry["Key"].endswith("/"):  # the folders of a console are no objects
+                    yield Listed(entry["Key"][len(self._prefix) :], entry["Size"], entry["ETag"])
             go_on = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else None
-        return sorted(key for key in keys if not key.endswith("/"))  # the folders of a console are no objects
 
     def delete(self, key: str) -> None:
         self._call("delete_object", key)

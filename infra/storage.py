@@ -12,12 +12,14 @@ import io
 import json
 import math
 import os
+import stat
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -44,6 +46,15 @@ class StoreFailed(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str(self), self.status, self.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An object as a listing shows it. `tag` is another text when the object was replaced: ETag, or time in ns."""
+
+    key: str
+    size: int
+    tag: str
 
 
 class Store(ABC):
@@ -84,6 +95,10 @@ class Store(ABC):
     @abstractmethod
     def list(self, prefix: str = "") -> Keys:
         """Every key that starts with `prefix`, sorted. The prefix is plain text: it may end inside a name."""
+
+    @abstractmethod
+    def scan(self, prefix: str = "") -> Iterator[Listed]:
+        """As `list`, with sizes and in the order of the service, a page at a time: for folders of millions of objects."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
@@ -308,6 +323,26 @@ class FileStore(Store):
             keys += [below + name for name in names if not name.startswith((_TEMPORARY, _LOCK))]
         return sorted(key for key in keys if key.startswith(prefix))
 
+    def scan(self, prefix: str = "") -> Iterator[Listed]:
+        folder = prefix.rpartition("/")[0]
+        yield from self._scan(self._path(folder) if folder else self._directory, f"{folder}/" if folder else "", prefix)
+
+    def _scan(self, folder: Path, below: str, prefix: str) -> Iterator[Listed]:
+        try:
+            found = [*os.scandir(folder)]
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for entry in sorted(found, key=lambda entry: entry.name):
+            key = below + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                if key.startswith(prefix) or prefix.startswith(f"{key}/"):
+                    yield from self._scan(Path(entry.path), f"{key}/", prefix)
+            elif key.startswith(prefix) and not entry.name.startswith((_TEMPORARY, _LOCK)):
+                with contextlib.suppress(FileNotFoundError):  # a link to nothing
+                    status = entry.stat()
+                    if stat.S_ISREG(status.st_mode):
+                        yield Listed(key, status.st_size, str(status.st_mtime_ns))
+
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             self._path(key).unlink()
@@ -418,6 +453,11 @@ class MemoryStore(Store):
         with _OBJECTS_LOCK:
             start = f"{self.uri}/{prefix}"
             return sorted(uri[len(self.uri) + 1 :] for uri in _OBJECTS if uri.startswith(start))
+
+    def scan(self, prefix: str = "") -> Iterator[Listed]:
+        for key in self.list(prefix):
+            data, tag = self.read_tagged(key)
+            yield Listed(key, len(data), tag)
 
     def delete(self, key: str) -> None:
         with _OBJECTS_LOCK:

@@ -1,10 +1,18 @@
-"""What every source gives: a list of examples that says where their bytes are, made without reading an image."""
+"""What every source gives: parts that a worker can read by itself, and examples that say where their bytes are."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import JsonValue, NonNegativeInt
+
+from data_prep.config import CorpusRecipe
 from data_prep.labels import ClassInfo
+from data_prep.splits import hashed_split
+from infra.config import FrozenConfig
 from infra.storage import Store
 
 
@@ -24,10 +32,38 @@ class RawExample:
     weights: tuple[float, ...] | None = None
     refused: tuple[str, str] | None = None
     """Reason and detail where the source knows without reading that this is no example."""
+    data: bytes | None = None
+    """The bytes, where finding the example has read them anyway, as in an archive."""
+
+
+class Part(FrozenConfig):
+    """A piece of a source that one worker lists and reads by itself: the unit of restart."""
+
+    name: str
+    """Unique in the source and equal at every listing, such as the name of an archive."""
+    num_bytes: NonNegativeInt = 0
+    """About as many as have to be read; for the progress."""
+    num_examples: NonNegativeInt = 0
+    """Where known without reading; else 0."""
+    where: dict[str, JsonValue] = {}
+    """What the source needs to find the part again."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a source keeps what it needs while its corpus is prepared."""
+
+    root: Store
+    """What is fetched stays below `sources/` of it."""
+    work: Store
+    """Of this corpus alone: lists, and below `spill/` bytes that have no range of their own in the source, such as the
+    members of a compressed archive. The spill is deleted when the corpus is published."""
+    examples_per_part: int
+    """Of sources that choose the size of their parts."""
 
 
 class RawCorpus(ABC):
-    """One source, opened by its config."""
+    """One source, opened by its config, of the same content wherever it is opened."""
 
     origin: str
     """Where the images come from, written beside every row."""
@@ -44,16 +80,151 @@ class RawCorpus(ABC):
         Raises ValueError where the source does not exist."""
 
     @abstractmethod
-    def examples(self, root: Store, spill: Store) -> Iterator[RawExample]:
-        """Every example, in an order that the source fixes, without reading image bytes.
+    def parts(self, place: Place) -> Iterator[Part]:
+        """Every part, without reading images; at least one file or archive member to a part.
+        Raises ValueError where the source is not what it should be, FetchUnavailable where it cannot be had."""
 
-        What has no bytes of its own in a store is written to `spill`; what is fetched is kept under `root`.
-        Raises ValueError where the source is not what it should be.
+    @abstractmethod
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        """The examples of a part, those that cannot be read or are none by their name among them as refused.
+
+        Whatever is in the source, an example or a refusal comes of it. Raises OSError and StoreFailed of the store.
         """
 
     def class_info(self, source_id: str) -> ClassInfo:
         """How a label of `examples` is called and what it is a kind of."""
         return ClassInfo(name=source_id, source_id=source_id)
+
+
+class ListedCorpus(RawCorpus):
+    """A source that is one list of places. Its parts are stretches of the list, kept in the work folder."""
+
+    @abstractmethod
+    def listing(self, place: Place) -> Iterator[RawExample]:
+        """Every example, in an order that the source fixes, without `data`. Raises as `parts`."""
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        batch: list[RawExample] = []
+        number = 0
+        for example in self.listing(place):
+            batch.append(example)
+            if len(batch) == place.examples_per_part:
+                yield self._kept(place, number, batch)
+                batch, number = [], number + 1
+        if batch:
+            yield self._kept(place, number, batch)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        with place.work.open(_list_key(part.name)) as file:
+            yield from examples_of(pq.read_table(file))
+
+    @staticmethod
+    def _kept(place: Place, number: int, batch: list[RawExample]) -> Part:
+        name = f"{number:06d}"
+        sink = pa.BufferOutputStream()
+        pq.write_table(table_of(batch), sink, compression="zstd")
+        place.work.write(_list_key(name), sink.getvalue().to_pybytes())
+        return Part(name=name, num_bytes=sum(example.length or 0 for example in batch), num_examples=len(batch))
+
+
+def _list_key(name: str) -> str:
+    return f"lists/{name}.parquet"
+
+
+EXAMPLE_SCHEMA = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("labels", pa.list_(pa.string()), nullable=False),
+        pa.field("weights", pa.list_(pa.float32())),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("group", pa.string()),
+        pa.field("base", pa.string(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("length", pa.int64()),
+        pa.field("reason", pa.string()),
+        pa.field("detail", pa.string()),
+    ]
+)
+_FIELDS = [field.name for field in fields(RawExample) if field.name not in ("refused", "data")]
+
+
+def row_of(example: RawExample) -> dict[str, Any]:
+    """An example as a row of EXAMPLE_SCHEMA, without its bytes."""
+    row: dict[str, Any] = {name: getattr(example, name) for name in _FIELDS}
+    row["reason"], row["detail"] = example.refused or (None, None)
+    return row
+
+
+def table_of(examples: list[RawExample]) -> pa.Table:
+    """Examples as a table of EXAMPLE_SCHEMA."""
+    return pa.Table.from_pylist([row_of(example) for example in examples], schema=EXAMPLE_SCHEMA)
+
+
+def examples_of(table: pa.Table) -> Iterator[RawExample]:
+    """The examples of a table of EXAMPLE_SCHEMA."""
+    for row in table.to_pylist():
+        reason, detail = row.pop("reason"), row.pop("detail")
+        labels, weights = tuple(row.pop("labels")), row.pop("weights")
+        yield RawExample(
+            **row,
+            labels=labels,
+            weights=None if weights is None else tuple(weights),
+            refused=None if reason is None else (reason, detail),
+        )
+
+
+class Spill:
+    """Bytes of examples that have no range of their own in the source, end to end in one object of the work folder.
+
+    `with Spill(place, part) as spill`: visible at a clean exit; written again whole when the part is read again.
+    """
+
+    def __init__(self, place: Place, part: Part) -> None:
+        self.key = f"spill/{part.name}"
+        self.base, self._writer, self._position = place.work.uri, place.work.writer(self.key), 0
+
+    def __enter__(self) -> "Spill":
+        self._file = self._writer.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._writer.__exit__(*raised)
+
+    def keep(self, data: bytes) -> int:
+        """Append and give the offset: `RawExample(base=spill.base, key=spill.key, offset=..., length=len(data))`."""
+        offset = self._position
+        self._file.write(data)
+        self._position += len(data)
+        return offset
+
+
+class SplitRule:
+    """Where an example goes by its hash, and by the splits that its source names."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "train": "train",
+        "training": "train",
+        "val": "val",
+        "valid": "val",
+        "validation": "val",
+        "dev": "val",
+        "test": "test",
+        "testing": "test",
+    }
+    """How sources call their splits."""
+
+    def __init__(self, recipe: CorpusRecipe, present: frozenset[str] = frozenset()) -> None:
+        """`present` are the splits that the source names by itself: what it lacks is hashed off train, val where there
+        is no val, test where there is neither val nor test."""
+        self._test_fraction = 0.0 if present & {"val", "test"} else recipe.test_fraction
+        self._val_fraction = 0.0 if "val" in present else recipe.val_fraction
+
+    def place(self, group_key: str, named: str | None = None) -> str:
+        """The split of an example. `group_key` is the example id unless several examples belong together."""
+        if named in ("val", "test"):
+            return named
+        return hashed_split(group_key, self._val_fraction, self._test_fraction)
 
 
 class FetchUnavailable(RuntimeError):

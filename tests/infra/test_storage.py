@@ -66,6 +66,19 @@ def test_list_takes_a_flat_prefix_and_shows_objects_only(store):
     assert store.list("runs/a/st") == keys[:2]
     assert store.list("none") == store.list("none/at/all") == []
     assert store.child("runs/ab").list() == ["step-2"]
+    for prefix in ("", "runs/a", "runs/a/st", "none"):
+        assert sorted((found.key, found.size) for found in store.scan(prefix)) == [
+            (key, store.size(key)) for key in store.list(prefix)
+        ]
+
+
+def test_scan_gives_another_tag_for_a_replaced_object(store):
+    for key in ("d/b", "d-b", "d.b", "da"):
+        store.write(key, b"1")
+    before = {found.key: found.tag for found in store.scan()}
+    store.write("d-b", b"other")
+    after = {found.key: found.tag for found in store.scan()}
+    assert {key for key in before if before[key] != after[key]} == {"d-b"}
 
 
 def test_a_writer_shows_nothing_before_a_clean_exit(store):
