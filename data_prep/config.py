@@ -109,7 +109,9 @@ class TfdsDirectory(FrozenConfig):
     image_feature: str = "image"
     label_feature: str = "label"
     """A ClassLabel, an integer, or a sequence of either."""
-    splits: dict[str, Literal["train", "val", "test"]] = {"train": "train", "validation": "val", "test": "test"}
+    splits: dict[str, Literal["train", "val", "test"]] = Field(
+        default_factory=lambda: {"train": "train", "validation": "val", "test": "test"}
+    )
     """Splits to take, and what they are here."""
     single_label: bool = True
     """Whether every image has exactly one label."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import JsonValue, NonNegativeInt
+from pydantic import Field, JsonValue, NonNegativeInt
 
 from data_prep.config import CorpusRecipe
 from data_prep.labels import ClassInfo
@@ -45,7 +45,7 @@ class Part(FrozenConfig):
     """About as many as have to be read; for the progress."""
     num_examples: NonNegativeInt = 0
     """Where known without reading; else 0."""
-    where: dict[str, JsonValue] = {}
+    where: dict[str, JsonValue] = Field(default_factory=dict)
     """What the source needs to find the part again."""
 
 
