@@ -11,6 +11,7 @@ from data_prep.decode import DecodePolicy
 from infra.config import FrozenConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+SplitName = Literal["train", "val", "test"]
 CorpusName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 
 
@@ -101,7 +102,8 @@ class ParquetImages(FrozenConfig):
 
 
 class TfdsDirectory(FrozenConfig):
-    """A directory written by TensorFlow Datasets (with dataset_info.json), read without TensorFlow."""
+    """A directory written by TensorFlow Datasets (with dataset_info.json), read without TensorFlow. Ids are positions in
+    its order, as in train/00000799."""
 
     kind: Literal["tfds"] = "tfds"
     path: str
@@ -109,8 +111,8 @@ class TfdsDirectory(FrozenConfig):
     image_feature: str = "image"
     label_feature: str = "label"
     """A ClassLabel, an integer, or a sequence of either."""
-    splits: dict[str, Literal["train", "val", "test"]] = Field(
-        default_factory=lambda: {"train": "train", "validation": "val", "test": "test"}
+    splits: dict[str, SplitName] = Field(
+        default_factory=lambda: dict[str, SplitName](train="train", validation="val", test="test")
     )
     """Splits to take, and what they are here."""
     single_label: bool = True
@@ -201,8 +203,9 @@ class CorpusRecipe(FrozenConfig):
     """So many pictures of every class are val, in place of val_fraction, where the source names no val split. Those of
     a class that has not twice as many stay in train. (50 in ImageNet-21k-P.)"""
     class_map: str = ""
-    """Classes to keep and the order of their ids: a release of ImageNet-21k by name, or the URI of a file: a classes.json,
-    or one source id a line. Empty: all classes of the source, by source id."""
+    """Classes to keep and the order of their ids: a release of ImageNet by name (imagenet21k-fall11, -google, -p ...), the
+    URI of a file (a classes.json, or one source id a line), or NAME=URI, a file that is checked to be that release.
+    Empty: all classes of the source, by source id."""
     near_duplicates: Literal["keep", "drop"] = "keep"
     """Pictures of this corpus that look alike (scaled, recompressed, mirrored...): keep all, or one of each."""
     decontaminate: tuple[str, ...] = ()
@@ -216,6 +219,10 @@ class CorpusRecipe(FrozenConfig):
                 f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on; "
                 "their sum must be below 1."
             )
+        if self.near_duplicates == "drop" and self.duplicates == "keep":
+            raise ValueError(
+                "near_duplicates 'drop' with duplicates 'keep' would keep equal pictures and drop similar ones."
+            )
         return self
 
 
@@ -224,8 +231,8 @@ class PrepareExecution(FrozenConfig):
 
     examples_per_chunk: PositiveInt = 512
     """Examples examined by one task: the unit of restart. An archive inside the source is one task, whatever it holds."""
-    rows_per_bucket: PositiveInt = 250_000
-    """Records sorted at once when shards are planned; a few hundred bytes of memory each."""
+    sort_bytes: PositiveInt = 64 * 1024 * 1024
+    """Bytes of record files, some 250 an image, that one planning task sorts; it needs about four times that in memory."""
     image_timeout_s: PositiveFloat = 60.0
     """Longest decoding of one image; it is refused as decoder_crash behind it."""
     decode_memory_bytes: Annotated[int, Field(ge=1 << 30)] = 4 << 30
@@ -242,4 +249,7 @@ class CorpusConfig(FrozenConfig):
     """Name under which the corpus is found."""
     source: Source
     recipe: CorpusRecipe = CorpusRecipe()
+    add_to: str = ""
+    """A prepared corpus of this name, NAME/VERSION, that gets these images as a further segment; its shards are listed
+    unchanged. Empty: a corpus of its own."""
     execution: PrepareExecution = PrepareExecution()

@@ -51,7 +51,7 @@ def _layout(split: SplitInfo, shard_digests: Mapping[str, str]) -> dict[str, Any
             "split": segment.split,
             "name": segment.name,
             "num_rows": segment.num_rows,
-            "shards": [shard_digests[key] for key in segment_keys(segment)],
+            "shards": [shard_digests[key] for key in segment_keys(segment)[: split.shards_in_use(segment)]],
         }
         for segment in split.segments
     ]

@@ -4,6 +4,7 @@ Every oddity of image files has one declared policy; the policy travels in the c
 as preparation did. What the policy cannot take is refused with a reason of a closed list, never altered silently.
 """
 
+import contextlib
 import functools
 import io
 import re
@@ -30,8 +31,9 @@ DecodeReason = Literal[
     "corrupt",
     "unsupported_mode",
     "refused_by_policy",
+    "decoder_crash",
 ]
-"""Why an image is refused; the closed list of this module."""
+"""Why an image is refused; the closed list. `decoder_crash` is found from outside: `data_prep/decode_child.py`."""
 
 # Pillow itself raises above twice its limit; our own limit is checked first and may not exceed that.
 _PILLOW_PIXEL_CEILING = 2 * 89_478_485
@@ -46,15 +48,16 @@ class DecodePolicy(FrozenConfig):
     """What is done with each oddity of image files. Recorded in the manifest; part of a corpus's identity."""
 
     formats: tuple[Format, ...] = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-    """Recognised by content, whatever the file name says. MPO (a camera's JPEG with more pictures behind) is JPEG."""
+    """Recognised by content, whatever the file name says. MPO (a camera's JPEG with more pictures behind) is JPEG, and
+    no animation."""
     background: tuple[Level, Level, Level] = (255, 255, 255)
     """RGB colour under transparent pixels. Dropping alpha instead would turn many drawings into one flat colour."""
     exif_orientation: Literal["apply", "ignore"] = "apply"
-    """Turn the picture as its EXIF tag asks."""
+    """Turn the picture as its EXIF tag asks. XMP, which may hold such a tag too, is not asked."""
     cmyk: Literal["convert", "reject"] = "convert"
     """Four-colour images: converted without their colour profile. Profiles of other images are ignored too."""
     sixteen_bit: Literal["high_byte", "reject"] = "high_byte"
-    """16 bits per channel: the high byte is kept."""
+    """16 bits per channel: the high byte is kept. JPEG 2000 and AVIF colours are read as 8 bits whatever they have."""
     animation: Literal["first_frame", "reject"] = "first_frame"
     """Images of several frames or pages."""
     max_bytes: PositiveInt = 64 * 1024 * 1024
@@ -91,16 +94,16 @@ class DecodedImage:
 
 
 def decode(data: bytes, policy: DecodePolicy | None = None) -> np.ndarray:
-    """Pixels (height, width, 3), uint8 RGB, of one image file. Raises ImageRejected.
+    """Pixels (height, width, 3), uint8 RGB, of one image file.
 
-    Safe in threads; the decoders release the GIL. RGB and grey JPEG go to libjpeg-turbo through simplejpeg, the rest
-    to Pillow.
+    Raises ImageRejected, and MemoryError where a decoder asks for more memory than there is. Safe in threads; the
+    decoders release the GIL. RGB and grey JPEG go to libjpeg-turbo through simplejpeg, the rest to Pillow.
     """
     return decode_image(data, policy).pixels
 
 
 def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImage:
-    """As `decode`, with the format and colour mode of the file. Raises ImageRejected."""
+    """As `decode`, with the format and colour mode of the file. Raises ImageRejected and MemoryError."""
     policy = policy or DEFAULT_POLICY
     if not data:
         raise ImageRejected("empty", "the file has no bytes")
@@ -136,6 +139,8 @@ def _decode_plain_jpeg(data: bytes, policy: DecodePolicy) -> DecodedImage | None
         padding = _EXTRANEOUS_BYTES.search(str(error))
         if padding and int(padding[1]) <= _MAX_PADDING_BYTES:
             return None  # Pillow overlooks padding, and still refuses a truncated file
+        if _NO_MEMORY.search(str(error)):
+            raise MemoryError(str(error)) from error
         raise ImageRejected("truncated" if "Premature end" in str(error) else "corrupt", str(error)) from error
     return DecodedImage(pixels, "JPEG", "L" if colorspace == "Gray" else "RGB")
 
@@ -151,14 +156,12 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     except Exception as error:
         raise _broken(error) from error
     with image:
-        file_format, mode = image.format or "", image.mode
+        file_format, mode = "JPEG" if image.format == "MPO" else image.format or "", image.mode
         _check_size(image.width, image.height, policy)
-        if policy.animation == "reject" and getattr(image, "is_animated", False):
+        if policy.animation == "reject" and image.format != "MPO" and getattr(image, "is_animated", False):
             raise ImageRejected("refused_by_policy", f"{getattr(image, 'n_frames', 'several')} frames")
         try:
-            orientation = _orientation(image) if policy.exif_orientation == "apply" else 1
-            image.load()
-            pixels = np.array(_turned(_as_rgb(image, policy), orientation))
+            pixels = np.array(_upright(image, policy))
         except ImageRejected:
             raise
         except Image.DecompressionBombError as error:
@@ -168,7 +171,13 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     return DecodedImage(pixels, file_format, mode)
 
 
-def _broken(error: Exception) -> ImageRejected:
+# What libjpeg and Pillow call it; other libraries do not tell it from a broken file.
+_NO_MEMORY = re.compile(r"insufficient memory|out of memory", re.IGNORECASE)
+
+
+def _broken(error: Exception) -> ImageRejected | MemoryError:
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        return MemoryError(str(error))
     truncated = "truncated" in str(error).lower() or isinstance(error, EOFError)
     return ImageRejected("truncated" if truncated else "corrupt", f"{type(error).__name__}: {error}")
 
@@ -176,6 +185,10 @@ def _broken(error: Exception) -> ImageRejected:
 @functools.cache
 def _available(formats: tuple[Format, ...]) -> tuple[str, ...]:
     Image.init()  # Pillow may be built without the rarer formats, and answers KeyError to a name it lacks
+    with contextlib.suppress(ImportError):
+        from PIL import AvifImagePlugin
+
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # a thread for every core of the machine would serve one picture
     return tuple(name for name in formats if name in Image.OPEN)
 
 
@@ -191,13 +204,48 @@ def _check_size(width: int, height: int, policy: DecodePolicy) -> None:
         raise ImageRejected("aspect_ratio", f"{size}, longest allowed {policy.max_aspect_ratio:g} to 1")
 
 
-def _as_rgb(image: Image.Image, policy: DecodePolicy) -> Image.Image:
+def _upright(image: Image.Image, policy: DecodePolicy) -> Image.Image:
+    bits = _bits_per_channel(image)
+    if bits > 8 and policy.sixteen_bit == "reject":
+        raise ImageRejected("refused_by_policy", "16 bits per channel")
+    _scale_transparent_colour(image, bits)
+    stored = _orientation(image)  # of a PNG it loads the pixels
+    image.load()
+    rgb = _as_rgb(image, policy, bits)
+    left = _orientation(image)  # Pillow turns TIFF by itself and takes the tag away
+    if policy.exif_orientation == "apply":
+        return _turned(rgb, left)
+    return rgb if left == stored else _turned(rgb, _BACK.get(stored, stored))
+
+
+_BITS = re.compile(r"^(?:L|I|LA|RGB|RGBA|RGBX|CMYK);(\d+)")
+
+
+def _bits_per_channel(image: Image.Image) -> int:
+    """As stored in the file, as far as Pillow tells it; of an image that is not loaded yet."""
+    found = [1 if image.mode == "1" else 16 if image.mode.startswith("I;16") else 8]
+    for tile in getattr(image, "tile", ()):
+        args = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
+        if image.format == "PPM" and isinstance(args[-1], int):  # the largest value
+            found.append(16 if args[-1] > 255 else 8)
+        found += [int(match[1]) for arg in args if isinstance(arg, str) and (match := _BITS.match(arg))]
+    return found[-1]
+
+
+def _scale_transparent_colour(image: Image.Image, bits: int) -> None:
+    # Pillow scales the levels of a PNG to 8 bits, but not the level that stands for transparent.
+    key = image.info.get("transparency")
+    if isinstance(key, tuple) and bits == 16:
+        image.info["transparency"] = tuple(level >> 8 for level in key)
+    elif isinstance(key, int) and image.mode in ("1", "L") and key < 1 << bits < 256:
+        image.info["transparency"] = key * 255 // ((1 << bits) - 1)
+
+
+def _as_rgb(image: Image.Image, policy: DecodePolicy, bits: int) -> Image.Image:
     mode = image.mode
-    if mode.startswith("I;16"):
-        if policy.sixteen_bit == "reject":
-            raise ImageRejected("refused_by_policy", "16 bits per channel")
-        # Pillow keeps the high byte of 16-bit colour by itself, but clips 16-bit grey; do to grey as to colour.
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    # 16-bit grey; Pillow calls that of a PPM "I".
+    if mode.startswith("I;16") or (mode == "I" and image.format == "PPM"):
+        return _high_byte(image, policy, bits)
     if mode == "CMYK" and policy.cmyk == "reject":
         raise ImageRejected("refused_by_policy", "CMYK")
     if mode in ("I", "F", "LAB", "HSV"):
@@ -206,6 +254,22 @@ def _as_rgb(image: Image.Image, policy: DecodePolicy) -> Image.Image:
         ground = Image.new("RGBA", image.size, (*policy.background, 255))
         return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
     return image if mode == "RGB" else image.convert("RGB")
+
+
+_TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO = 262, 0
+
+
+def _high_byte(image: Image.Image, policy: DecodePolicy, bits: int) -> Image.Image:
+    """Grey of 12 or 16 bits. Pillow keeps the high byte of 16-bit colour by itself, but clips grey; do to grey as to
+    colour. It does not heed a transparent level or a TIFF that counts from white, either."""
+    levels = np.asarray(image)
+    grey = (levels >> (bits - 8)).astype(np.uint8)
+    if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO:
+        grey = 255 - grey
+    rgb = np.repeat(grey[..., None], 3, axis=2)
+    if isinstance(transparent := image.info.get("transparency"), int):
+        rgb[levels == transparent] = policy.background
+    return Image.fromarray(rgb)
 
 
 _TURNS = {
@@ -217,6 +281,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+_BACK = {6: 8, 8: 6}  # the others undo themselves
 
 
 def _turned(image: Image.Image, orientation: int) -> Image.Image:
@@ -225,8 +290,12 @@ def _turned(image: Image.Image, orientation: int) -> Image.Image:
 
 def _orientation(image: Image.Image) -> int:
     # A broken EXIF block is common in photographs that are otherwise whole: it then says nothing.
+    for xmp in ("xmp", "XML:com.adobe.xmp"):
+        image.info.pop(xmp, None)  # where Pillow would look, too
     try:
         return int(image.getexif().get(0x0112, 1))
+    except MemoryError:
+        raise
     except Exception:
         return 1
 

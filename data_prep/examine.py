@@ -1,35 +1,38 @@
-"""The first pass: list a source into chunks, then read and decode every example of a chunk once."""
+"""The first pass: list a source into parts, then read and decode every example of a part once."""
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import RawExample
-from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.images import examine_image
-from data_prep.records import RECORD_SCHEMA, WORK, Chunks, SourcePlan, batched, plan_table, read_table, write_table
+from data_prep.corpora.raw import RawExample, row_of
+from data_prep.decode import ImageRejected
+from data_prep.decode_child import Examiner
+from data_prep.images import Examined
+from data_prep.records import RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
 from data_prep.splits import order_key
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 _READ_THREADS = 8
+_ROWS_PER_WRITE = 4096
+
+Row = dict[str, Any]
+Read = Callable[[], bytes]
 
 
 class ChunkTask(FrozenConfig):
-    """Everything that examining one chunk needs; the same task gives the same records wherever it runs."""
+    """One part to examine; the same task gives the same records wherever it runs. The request lies in the corpus."""
 
     corpus: str
+    root: str
     chunk: int
-    examples_per_chunk: int
-    order_seed: int
-    policy: DecodePolicy
 
 
 class ChunkDone(FrozenConfig):
@@ -39,124 +42,128 @@ class ChunkDone(FrozenConfig):
     num_examples: int
     num_refused: int
     num_bytes: int
-    seconds: float
 
 
-def list_source(config: CorpusConfig, root: Store, corpus: Store) -> SourcePlan:
-    """The plan of a corpus: from its work folder, else made by listing the source and written there.
+def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
+    """The parts of a source: from the work folder of its corpus, else listed now and written there.
 
-    Raises ValueError where two examples have one id, or there is none; FetchUnavailable from the source.
+    Raises ValueError where there is nothing to read, FetchUnavailable from the source.
     """
-    size = config.execution.examples_per_chunk
-    chunks = Chunks(corpus, size)
-    if plan := chunks.load_plan():
-        return plan
+    corpus.write_json(REQUEST_KEY, config.model_dump(mode="json"))
+    chunks = Chunks(corpus, config)
+    if listing := chunks.load_listing():
+        return listing
     source = open_source(config)
-    labels: set[str] = set()
-    num_examples = num_chunks = 0
-    examples = _checked(source.examples(root, corpus.child(f"{WORK}/spill")), source.single_label)
-    for batch in batched(examples, size):
-        labels.update(label for example in batch if not example.refused for label in example.labels)
-        write_table(corpus, chunks.plan_key(num_chunks), plan_table(batch))
-        num_examples, num_chunks = num_examples + len(batch), num_chunks + 1
-    if not labels:
-        raise ValueError(
-            f"{config.name}: no labelled picture among the {num_examples:,} files of {source.origin}. Expected are "
-            "pictures in one folder per class, as in cats/1.jpg and dogs/1.jpg."
-        )
-    plan = SourcePlan(
-        num_examples=num_examples,
-        num_chunks=num_chunks,
-        classes=tuple(source.class_info(label) for label in sorted(labels)),
-        single_label=source.single_label,
-        views=dict(source.views),
-        origin=source.origin,
-        credit=source.credit,
-    )
-    chunks.save_plan(plan)
-    return plan
-
-
-def _checked(examples: Iterator[RawExample], single_label: bool) -> Iterator[RawExample]:
-    """The examples as they come. Raises ValueError at the first that breaks a promise of sources."""
-    seen: set[str] = set()
-    weighted: set[bool] = set()
-    for example in examples:
-        example_id, num_labels = example.example_id, len(example.labels)
-        if example_id in seen:
-            raise ValueError(
-                f"two examples have the id {example_id!r} (ids are paths in Unicode NFC). Rename one of the files."
-            )
-        seen.add(example_id)
-        if not example.refused:
-            weighted.add(example.weights is not None)
-            right_number = num_labels == 1 if single_label else num_labels > 0
-            if not right_number or len(weighted) > 1 or len(example.weights or example.labels) != num_labels:
-                raise ValueError(
-                    f"{example_id!r} has {num_labels} labels and weights {example.weights}; the source promises "
-                    f"{'one label' if single_label else 'one or more labels'} for each example, and a weight for "
-                    "every label of every example or for none. Correct the source reader."
-                )
-        yield example
+    listing = chunks.save_listing(source.parts(chunks.place(root)))
+    if not listing.num_chunks:
+        raise ValueError(f"{config.name}: there is nothing at {source.origin}. Expected are labelled pictures.")
+    return listing
 
 
 def examine_chunk(task: ChunkTask) -> ChunkDone:
-    """Read, decode and hash every example of a chunk, and write its record file. Raises OSError from the store."""
-    start = time.monotonic()
+    """Read, decode and hash every example of a part, and write its record file. Raises OSError from the store."""
     corpus = open_store(task.corpus)
-    chunks = Chunks(corpus, task.examples_per_chunk)
-    planned = read_table(corpus, chunks.plan_key(task.chunk)).to_pylist()
-    rows = []
-    for row, data in _read_ahead(planned, task.policy.max_bytes):
-        row["order_key"] = order_key(task.order_seed, row["example_id"])
-        rows.append({**row, **_found(row, data, task.policy)})
-    write_table(corpus, chunks.records_key(task.chunk), pa.Table.from_pylist(rows, schema=RECORD_SCHEMA))
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    chunks = Chunks(corpus, config)
+    examples = open_source(config).examples(chunks.part(task.chunk), chunks.place(open_store(task.root)))
+    with chunks.records_writer(task.chunk) as writer:
+        records = _Records(writer)
+        examine_examples(examples, config, records.add)
+        records.flush()
     return ChunkDone(
         corpus=task.corpus,
-        num_examples=len(rows),
-        num_refused=sum(row["reason"] is not None for row in rows),
-        num_bytes=sum(row.get("num_bytes") or 0 for row in rows),
-        seconds=time.monotonic() - start,
+        num_examples=records.num_examples,
+        num_refused=records.num_refused,
+        num_bytes=records.num_bytes,
     )
 
 
-def _read_ahead(rows: Sequence[dict[str, Any]], max_bytes: int) -> Iterator[tuple[dict[str, Any], Callable[[], bytes]]]:
-    """Each row with what gives its bytes, or raises what reading raised. An object store answers a read in some 8 ms,
-    a fifth of that when several are under way; as many as are under way are in memory."""
-    stores = {base: open_store(base) for base in {row["base"] for row in rows}}
-    with ThreadPoolExecutor(_READ_THREADS) as threads:
-        waiting: deque[tuple[dict[str, Any], Future[bytes]]] = deque()
-        for row in rows:
-            if len(waiting) == _READ_THREADS:
-                first, read = waiting.popleft()
-                yield first, read.result
-            waiting.append((row, threads.submit(_read, row, stores[row["base"]], max_bytes)))
-        for row, read in waiting:
-            yield row, read.result
+class _Records:
+    """Counts records and writes them some thousand at a time."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer, self._rows = writer, list[Row]()
+        self.num_examples = self.num_refused = self.num_bytes = 0
+
+    def add(self, row: Row) -> None:
+        self.num_examples += 1
+        self.num_refused += row["reason"] is not None
+        self.num_bytes += row.get("num_bytes") or 0
+        self._rows.append(row)
+        if len(self._rows) == _ROWS_PER_WRITE:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=RECORD_SCHEMA))
+            self._rows = []
 
 
-def _read(row: dict[str, Any], store: Store, max_bytes: int) -> bytes:
-    return b"" if row["reason"] is not None else read_example(row, store, max_bytes)
+def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Row], None]) -> None:
+    """Hand over a record for every example. Refused ones, which nobody decodes, overtake others: records have no order."""
+    recipe, execution = config.recipe, config.execution
+
+    def readable() -> Iterator[tuple[Row, bytes]]:
+        for example, read in _read_ahead(examples, recipe.decode.max_bytes):
+            row = row_of(example)
+            row["order_key"] = order_key(recipe.order_seed, example.example_id)
+            data = _bytes_or_refusal(row, read)
+            if data is None:
+                add(row)
+            else:
+                row["num_bytes"] = len(data)
+                yield row, data
+
+    with Examiner(
+        recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
+    ) as examiner:
+        for row, outcome in examiner.run(readable()):
+            add({**row, **_found(outcome)})
 
 
-def _found(row: dict[str, Any], read: Callable[[], bytes], policy: DecodePolicy) -> dict[str, Any]:
+def _bytes_or_refusal(row: Row, read: Read) -> bytes | None:
+    """The bytes of an example, or None, the reason being in its row then."""
     if row["reason"] is not None:
-        return {}
+        return None
     try:
-        data = read()
+        return read()
     except (FileNotFoundError, PermissionError) as error:
         # Other failures of the store are not the example's fault: they end the job, which can be started again.
-        return {"reason": "unreadable", "detail": f"{type(error).__name__}: {error.strerror or error}"}
-    try:
-        return {"num_bytes": len(data), **asdict(examine_image(data, policy))}
-    except ImageRejected as rejected:
-        return {"num_bytes": len(data), "reason": rejected.reason, "detail": rejected.detail}
+        row["reason"], row["detail"] = "unreadable", f"{type(error).__name__}: {error.strerror or error}"
+        return None
 
 
-def read_example(row: dict[str, Any], store: Store, max_bytes: int | None = None) -> bytes:
-    """Bytes of an example by its locator. A file larger than `max_bytes` is cut one byte behind, to be refused."""
-    end = None if row["length"] is None else row["offset"] + row["length"]
+def _found(outcome: Examined | ImageRejected) -> Row:
+    if isinstance(outcome, ImageRejected):
+        return {"reason": outcome.reason, "detail": outcome.detail}
+    return vars(outcome)
+
+
+def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tuple[RawExample, Read]]:
+    """Each example with what gives its bytes. An object store answers a read in some 8 ms, a fifth of that when several
+    are under way; as many as are under way are in memory."""
+    stores: dict[str, Store] = {}
+    waiting: deque[tuple[RawExample, Read]] = deque()
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        for example in examples:
+            if example.refused is not None or example.data is not None:
+                waiting.append((example, partial(bytes, example.data or b"")))
+            else:
+                if example.base not in stores:
+                    stores[example.base] = open_store(example.base)
+                store = stores[example.base]
+                read = partial(read_located, store, example.key, example.offset, example.length, max_bytes)
+                waiting.append((example, threads.submit(read).result if store.reads_wait else read))
+            if len(waiting) > _READ_THREADS:
+                yield waiting.popleft()
+        yield from waiting
+
+
+def read_located(store: Store, key: str, offset: int, length: int | None, max_bytes: int | None = None) -> bytes:
+    """Bytes [offset, offset + length) of an object, or to its end. What is larger than `max_bytes` is cut one byte
+    behind, to be refused."""
+    end = None if length is None else offset + length
     if max_bytes is not None:
-        limit = row["offset"] + max_bytes + 1
+        limit = offset + max_bytes + 1
         end = limit if end is None else min(end, limit)
-    return store.read(row["key"], row["offset"], end)
+    return store.read(key, offset, end)

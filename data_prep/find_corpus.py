@@ -1,5 +1,6 @@
 """Where the corpus of a request stands, found before any work: the same request finds what is finished."""
 
+from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
@@ -8,26 +9,51 @@ from infra.keys import run_key
 from infra.storage import Store
 
 
-def corpus_version(config: CorpusConfig) -> str:
+def corpus_version(root: Store, config: CorpusConfig) -> str:
     """12 hex digits that follow from the recipe and the state of the source: paths, sizes and times of a folder, the
-    checksums of packages. Where the source lies and how the work is done are not in it.
+    checksums of packages; and from the corpora that the request names. Where the source lies and how the work is done
+    are not in it.
 
-    Raises ValueError where the source does not exist.
+    Raises ValueError where the source or a named corpus does not exist.
     """
     identity = {
         "source": config.source.model_dump(mode="json", exclude={"path", "cache"}),
         "recipe": config.recipe.model_dump(mode="json"),
     }
     inputs = {"source": open_source(config).fingerprint()}
+    if config.recipe.class_map:
+        inputs["class_map"] = load_class_map(config.recipe.class_map).digest
+    named = [*config.recipe.decontaminate, *([config.add_to] if config.add_to else [])]
+    inputs |= {name: load_manifest(prepared_corpus(root, name)).digest for name in named}
     return run_key(config.name, "prepare", digest_of(identity), inputs).rpartition("-")[2]
 
 
 def corpus_store(root: Store, config: CorpusConfig) -> Store:
     """The store of the corpus, finished or not."""
-    return root.child(f"corpora/{config.name}/{corpus_version(config)}")
+    return root.child(f"corpora/{config.name}/{corpus_version(root, config)}")
 
 
 def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
     """The manifest of the corpus if it is finished."""
     corpus = corpus_store(root, config)
     return load_manifest(corpus) if corpus.exists(MANIFEST_KEY) else None
+
+
+def prepared_corpora(root: Store) -> list[tuple[Store, Manifest]]:
+    """Every finished corpus below a root, by name, then from old to new."""
+    found = []
+    for key in root.list("corpora/"):
+        if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3:
+            corpus = root.child(key.removesuffix(f"/{MANIFEST_KEY}"))
+            found.append((corpus, load_manifest(corpus)))
+    return sorted(found, key=lambda each: (each[1].name, each[1].provenance.get("created_at", "")))
+
+
+def prepared_corpus(root: Store, name: str) -> Store:
+    """The finished corpus NAME (its newest version) or NAME/VERSION. Raises ValueError that lists those there are."""
+    every = prepared_corpora(root)
+    found = [corpus for corpus, manifest in every if name in (manifest.name, f"{manifest.name}/{manifest.version}")]
+    if not found:
+        known = ", ".join(sorted({manifest.name for _, manifest in every})) or "none yet"
+        raise ValueError(f"There is no corpus {name!r} below {root.uri}; there are: {known}. Prepare it first.")
+    return found[-1]

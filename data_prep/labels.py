@@ -38,6 +38,15 @@ class ClassMap(FrozenConfig):
     def source_ids(self) -> list[str]:
         return [info.source_id for info in self.classes]
 
+    def label_ids(self) -> dict[str, int]:
+        """The label id of every source id."""
+        return {info.source_id: label_id for label_id, info in enumerate(self.classes)}
+
     def as_file(self) -> dict[str, Any]:
         """Content of classes.json."""
         return {"digest": self.digest, "classes": [info.model_dump(mode="json") for info in self.classes]}
+
+
+def number_label(number: int) -> str:
+    """The label of a class that is only a number: filled with zeros, so that sorted labels are in order of number."""
+    return f"{number:06d}"

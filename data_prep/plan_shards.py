@@ -1,230 +1,373 @@
-"""From records to shards: which examples stay, what their labels are, and which rows each shard holds.
+"""From records to the plan of shards: which examples stay, what their labels are, and which rows each shard holds.
 
-Everything here is a function of the records alone, so every attempt and every machine plans the same shards. Only
-records are in memory.
+The driver sees counts only; the rows are sorted by the tasks of `sort_records.py` and stay on storage.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from data_prep.config import CorpusRecipe, ShardingConfig
-from data_prep.content_digest import corpus_digest, split_digest, table_content_digest
-from data_prep.dedup import exact_duplicates
+from data_prep.class_maps import applied, extended, load_class_map
+from data_prep.config import CorpusConfig, ShardingConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import RawCorpus
+from data_prep.corpus_stats import CorpusStats, merged
+from data_prep.executors import Executor, in_process
 from data_prep.labels import ClassMap
-from data_prep.records import NOT_COUNTED, SourcePlan
-from data_prep.shard_format import SegmentInfo, SplitInfo, segment_keys
-
-SEGMENT = "s000"
-SPLIT_ORDER = ("train", "val", "test")
-REJECTS_SCHEMA = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("source", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
-        pa.field("detail", pa.string(), nullable=False),
-        pa.field("kept_id", pa.string()),  # the example that stays instead, for duplicates
-    ]
+from data_prep.leakage import save_decontamination
+from data_prep.near_duplicates import band_bits
+from data_prep.near_records import NearTask, deal_bands, find_near, judge_near
+from data_prep.partitions import in_groups
+from data_prep.records import NOT_COUNTED, Chunks, read_table
+from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, segment_keys, segment_store
+from data_prep.sort_records import (
+    CLASSES_FILE,
+    VAL_FILE,
+    DealtOut,
+    Dropped,
+    Selected,
+    SortTask,
+    deal_out,
+    find_duplicates,
+    rejects_key,
+    select,
+    val_candidates,
 )
+from infra.storage import Store
+
+SPLIT_ORDER = ("train", "val", "test")
+_KNOWN_SHARDS_PER_TASK = 64
+
+
+@dataclass(frozen=True)
+class Base:
+    """The corpus that a segment is added to."""
+
+    corpus: Store
+    manifest: Manifest
+
+    def check(self, config: CorpusConfig) -> None:
+        """Raises ValueError where a request does not fit the corpus that it adds to."""
+        single_label = open_source(config).single_label
+        for what, asked, there in (
+            ("name", config.name, self.manifest.name),
+            ("recipe.order_seed", config.recipe.order_seed, self.manifest.order_seed),
+            ("recipe.decode", config.recipe.decode, self.manifest.decode_policy),
+            ("one label an image", single_label, self.manifest.single_label),
+        ):
+            if asked != there:
+                raise ValueError(
+                    f"{what}: {asked} is asked for, but {self.corpus.uri}, which is added to, has {there}. Ask for the "
+                    "same, or prepare a corpus of its own."
+                )
+
+    def class_map(self) -> ClassMap:
+        return ClassMap.model_validate({"classes": self.corpus.read_json(CLASSES_KEY)["classes"]})
+
+    def segments(self, split: str) -> tuple[SegmentInfo, ...]:
+        """Its segments as the new manifest lists them: where they lie."""
+        own = self.manifest.splits[split].segments if split in self.manifest.splits else ()
+        version = self.manifest.version
+        return tuple(s.model_copy(update={"version": s.version or version}) for s in own)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The accepted examples, whose labels are ids now, and the refused ones (rows of REJECTS_SCHEMA)."""
+    """The accepted examples by counts, and their classes. The rows lie in `buckets` files on storage, in order."""
 
-    accepted: pa.Table
-    rejects: pa.Table
     class_map: ClassMap
     single_label: bool
+    has_weights: bool
+    stats: CorpusStats
+    buckets: tuple[Selected, ...]
 
     @property
-    def has_weights(self) -> bool:
-        return self.accepted["weights"].null_count < self.accepted.num_rows
+    def num_rejects(self) -> int:
+        return sum(bucket.num_rejects for bucket in self.buckets)
 
-    def check_refused(self, name: str, limit: float) -> None:
-        """Raises ValueError, with the first refusals, where more than the share `limit` of the pictures is refused."""
-        counted = self.rejects.filter(pc.invert(pc.is_in(self.rejects["reason"], pa.array(sorted(NOT_COUNTED)))))
-        num_pictures = self.accepted.num_rows + counted.num_rows
-        if counted.num_rows > limit * num_pictures:
-            rows = counted.slice(0, 5).to_pylist()
-            first = "; ".join(f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows)
-            raise ValueError(
-                f"{name}: {counted.num_rows:,} of {num_pictures:,} pictures are refused, more than the share {limit:g} "
-                f"that max_refused_fraction allows, so nothing is published. The first: {first}. Repair or remove "
-                "them, or raise the limit."
-            )
+    def rows(self, split: str) -> list[int]:
+        """Rows of a split in every bucket."""
+        return [bucket.num_rows.get(split, 0) for bucket in self.buckets]
+
+    def num_rows(self, split: str) -> int:
+        return sum(self.rows(split))
+
+    def num_bytes(self, split: str) -> int:
+        return sum(bucket.num_bytes.get(split, 0) for bucket in self.buckets)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(map(self.num_rows, SPLIT_ORDER))
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard to write: its rows in order, and what it will say."""
+    """One shard to write: rows [start, stop) of one planned file after another."""
 
     split: str
     key: str
-    rows: pa.Table
-    content_digest: str
+    num_rows: int
+    pieces: tuple[tuple[int, int, int], ...]
+    """(bucket, start, stop)"""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a split become row groups and shards."""
+
+    rows_per_row_group: int
+    row_groups_per_shard: int
+
+    @property
+    def rows_per_shard(self) -> int:
+        return self.rows_per_row_group * self.row_groups_per_shard
 
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Every shard, every split (views too), and the digest that follows from them."""
+    """Every shard to write, and the segments and layout of every split; views are not among them."""
 
     shards: list[ShardPlan]
-    splits: dict[str, SplitInfo]
-    digest: str
+    segments: dict[str, tuple[SegmentInfo, ...]]
+    layouts: dict[str, Layout]
+    views: dict[str, tuple[str, ...]]
 
 
-def select_examples(records: pa.Table, source: SourcePlan, recipe: CorpusRecipe) -> Selection:
-    """Refuse duplicates and small classes, and give the others their label ids.
+def select_examples(
+    config: CorpusConfig, corpus: Store, root: Store, base: Base | None, executor: Executor
+) -> Selection:
+    """Sort the records, refuse duplicates and small classes, and give the others their label ids.
 
-    Raises ValueError where nothing is left to train on, or a group lies in two splits.
+    What one task can hold is planned in this process. Raises ValueError where too much is refused, nothing is left to
+    train on, ids repeat or a group lies in two splits.
     """
-    unread = pc.is_valid(records["reason"])
-    rejects = [_rejects(records.filter(unread))]
-    accepted = records.filter(pc.invert(unread))
+    tasks = _dealing(config, corpus, base)
+    run = executor if len(tasks) > 1 else in_process
+    if config.recipe.decontaminate:
+        save_decontamination(config, corpus, root)
+    dealt = list(run(deal_out, tasks))
+    buckets = [SortTask(corpus=t.corpus, number=t.number, num_files=len(tasks), num_buckets=len(tasks)) for t in tasks]
+    has_weights = _has_weights(dealt, base)
+    dropped = sorted(run(find_duplicates, buckets), key=lambda drops: drops.key)
+    leaks = [seen.leaks.key for seen in dealt if seen.leaks]
+    if config.recipe.near_duplicates == "drop":
+        num_accepted = sum(seen.num_accepted for seen in dealt)
+        known = [*leaks, *(drops.key for drops in dropped)]
+        dropped.append(_near_duplicates(buckets, known, num_accepted, run))
+    counts = Counter[str]()
+    for seen in dealt:
+        counts.update(seen.label_counts)
+    for drops in dropped:
+        counts.subtract(drops.label_counts)
+    source = open_source(config)
+    class_map = _class_map(config, source, counts, base, corpus)
+    corpus.write_json(CLASSES_FILE, class_map.as_file() | _outside(config, source))
+    every = (*leaks, *(drops.key for drops in dropped))
+    buckets = [t.model_copy(update={"drops": every}) for t in buckets]
+    last_hash: dict[str, int] = {}
+    if config.recipe.val_per_class is not None:
+        last_hash = _last_val_hashes(run(val_candidates, buckets), config.recipe.val_per_class)
+    corpus.write_json(VAL_FILE, last_hash)
+    selected, stats = _selected(run(select, buckets))
+    selection = Selection(
+        class_map=class_map,
+        single_label=source.single_label,
+        has_weights=has_weights,
+        stats=stats,
+        buckets=tuple(selected),
+    )
+    _check_refused(config, corpus, selection)
+    _check_left(selection, sum(seen.num_accepted for seen in dealt), source, base)
+    return selection
 
-    duplicates = exact_duplicates(accepted, recipe.duplicates)
-    rejects.append(_duplicate_rejects(accepted.take(duplicates["row"]), accepted.take(duplicates["kept"])))
-    accepted = _without(accepted, duplicates["row"].to_numpy())
 
-    counts = pc.value_counts(pc.list_flatten(accepted["labels"].combine_chunks())).to_pylist()
-    large = {entry["values"] for entry in counts if entry["counts"] >= recipe.min_images_per_class}
-    class_map = ClassMap.of(info for info in source.classes if info.source_id in large)
-    accepted = _with_label_ids(accepted, class_map)
-    small = np.flatnonzero(pc.equal(pc.list_value_length(accepted["labels"]), 0).to_numpy())
-    detail = f"no class with {recipe.min_images_per_class} accepted pictures"
-    rejects.append(_rejects(accepted.take(small), "small_class", detail))
-    accepted = _without(accepted, small)
+def _near_duplicates(buckets: Sequence[SortTask], drops: Sequence[str], num_accepted: int, run: Executor) -> Dropped:
+    """What looks like another picture of the corpus, after equal ones have gone."""
+    bits = band_bits(num_accepted)
+    tasks = [NearTask(**(task.model_dump() | {"drops": tuple(drops), "band_bits": bits})) for task in buckets]
+    for _ in run(deal_bands, tasks):
+        pass
+    pairs = tuple(sorted(run(find_near, tasks)))
+    (judged,) = run(judge_near, [tasks[0].model_copy(update={"pairs": pairs})])
+    return judged
 
-    _check_groups(accepted)
-    if not pc.any(pc.equal(accepted["split"], "train")).as_py():
+
+def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[SortTask]:
+    """Tasks that deal out so many records each as a bucket shall hold; hence as many buckets as tasks."""
+    sizes = Chunks(corpus, config).finished()
+    numbers = list(sizes)
+    chunks = [tuple(numbers[i] for i in group) for group in in_groups([*sizes.values()], config.execution.sort_bytes)]
+    known = _known_shards(base) if base else []
+    parts = [tuple(known[i : i + _KNOWN_SHARDS_PER_TASK]) for i in range(0, len(known), _KNOWN_SHARDS_PER_TASK)]
+    given = [(group, ()) for group in chunks] + [((), part) for part in parts]
+    return [
+        SortTask(
+            corpus=corpus.uri, number=i, num_files=len(given), num_buckets=len(given), chunks=group, known=tuple(part)
+        )
+        for i, (group, part) in enumerate(given)
+    ]
+
+
+def _known_shards(base: Base) -> list[tuple[str, str, str]]:
+    found: dict[tuple[str, str, str], None] = {}
+    for name in SPLIT_ORDER:
+        for segment in base.segments(name):
+            store = segment_store(base.corpus, segment)
+            found.update({(store.uri, key, name): None for key in segment_keys(segment)})
+    return list(found)
+
+
+def _class_map(
+    config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None, corpus: Store
+) -> ClassMap:
+    """The classes of a corpus: those of its map; or those of its base and the new ones; or all that are large enough."""
+    if config.recipe.class_map:
+        return applied(load_class_map(config.recipe.class_map), (source.class_info(label) for label in counts))
+    large = (label for label, count in counts.items() if count >= config.recipe.min_images_per_class)
+    found = ClassMap.of(source.class_info(label) for label in large)
+    return extended(base.class_map(), found.classes) if base else found
+
+
+def _outside(config: CorpusConfig, source: RawCorpus) -> dict[str, object]:
+    """What the tasks have to know of labels beside the class map."""
+    recipe = config.recipe
+    reason, detail = "small_class", f"no class with {recipe.min_images_per_class} accepted pictures"
+    if recipe.class_map:
+        reason, detail = "unknown_class", f"no class of {recipe.class_map}"
+    return {"outside": {"reason": reason, "detail": detail}, "single_label": source.single_label}
+
+
+def _last_val_hashes(candidates: Iterator[dict[str, list[int]]], per_class: int) -> dict[str, int]:
+    """For every class with at least twice as many pictures the largest split hash that is val."""
+    smallest: dict[str, list[int]] = {}
+    for found in candidates:
+        for label, values in found.items():
+            smallest[label] = sorted([*smallest.get(label, ()), *values])[: 2 * per_class]
+    return {label: values[per_class - 1] for label, values in smallest.items() if len(values) >= 2 * per_class}
+
+
+def _has_weights(dealt: Sequence[DealtOut], base: Base | None) -> bool:
+    num_weighted, num_accepted = sum(d.num_weighted for d in dealt), sum(d.num_accepted for d in dealt)
+    if num_weighted not in (0, num_accepted):
         raise ValueError(
-            f"{source.origin}: no accepted picture is left for train; {sum(map(len, rejects)):,} of {len(records):,} "
+            f"{num_weighted:,} of {num_accepted:,} examples have weights; the source promises a weight for every label "
+            "of every example or for none. Correct the source."
+        )
+    weighted = num_weighted > 0
+    if base and base.manifest.has_weights != weighted:
+        raise ValueError(
+            f"{base.corpus.uri} has {'' if base.manifest.has_weights else 'no '}weights of labels, the added images "
+            "differ. Prepare them as a corpus of their own."
+        )
+    return weighted
+
+
+def _selected(buckets: Iterator[Selected]) -> tuple[list[Selected], CorpusStats]:
+    """The buckets in order, and their statistics as one: merged as they come, since each is large."""
+    found, stats = [], None
+    for each in buckets:
+        own = CorpusStats.from_json(each.stats)
+        stats = merged(stats, own) if stats else own
+        found.append(each.model_copy(update={"stats": {}}))
+    assert stats is not None
+    return sorted(found, key=lambda each: each.bucket), stats
+
+
+def _check_refused(config: CorpusConfig, corpus: Store, selection: Selection) -> None:
+    """Raises ValueError, with the first refusals, where more than the allowed share of the pictures is refused."""
+    limit = config.execution.max_refused_fraction
+    counted = sum(bucket.num_counted for bucket in selection.buckets)
+    num_pictures = selection.num_accepted + counted
+    if counted > limit * num_pictures:
+        rows: list[dict[str, Any]] = []
+        for bucket in selection.buckets:
+            found = read_table(corpus, rejects_key(bucket.bucket)).to_pylist()
+            rows += [row for row in found if row["reason"] not in NOT_COUNTED][: 5 - len(rows)]
+            if len(rows) == 5:
+                break
+        first = "; ".join(f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows)
+        raise ValueError(
+            f"{config.name}: {counted:,} of {num_pictures:,} pictures are refused, more than the share {limit:g} "
+            f"that max_refused_fraction allows, so nothing is published. The first: {first}. Repair or remove "
+            "them, or raise the limit."
+        )
+
+
+def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base: Base | None) -> None:
+    found = selection.num_accepted + selection.num_rejects
+    if not num_labelled:
+        raise ValueError(
+            f"no labelled picture among the {found:,} files of {source.origin}. Expected are pictures with labels; in "
+            "class folders, one folder per class, as in cats/1.jpg and dogs/1.jpg."
+        )
+    if not selection.num_rows("train") and base is None:
+        raise ValueError(
+            f"{source.origin}: no accepted picture is left for train; {selection.num_rejects:,} of {found:,} "
             "files were refused or are duplicates. Add pictures, or lower val_fraction and test_fraction."
         )
-    refused = pa.concat_tables(rejects).sort_by("example_id")
-    return Selection(accepted, refused, class_map, source.single_label)
 
 
-def plan_corpus(selection: Selection, views: Mapping[str, tuple[str, ...]], sharding: ShardingConfig) -> CorpusPlan:
+def plan_corpus(
+    selection: Selection, views: Mapping[str, tuple[str, ...]], sharding: ShardingConfig, base: Base | None
+) -> CorpusPlan:
     """Rows in their global random order, cut into row groups and shards."""
-    rows = selection.accepted.sort_by([("order_key", "ascending"), ("example_id", "ascending")])
-    tables = {name: rows.filter(pc.equal(rows["split"], name)) for name in SPLIT_ORDER}
-    tables = {name: table for name, table in tables.items() if table.num_rows}
-    views = {name: members for name, members in views.items() if all(member in tables for member in members)}
-    layouts = _layouts(tables, views, sharding)
-    shards, digests, segments = [], {}, {}
-    for name, table in tables.items():
-        rows_per_shard = layouts[name].rows_per_row_group * layouts[name].row_groups_per_shard
-        num_shards = -(-table.num_rows // rows_per_shard)
-        segments[name] = SegmentInfo(split=name, name=SEGMENT, num_rows=table.num_rows, num_shards=num_shards)
-        for i, key in enumerate(segment_keys(segments[name])):
-            part = table.slice(i * rows_per_shard, rows_per_shard)
-            digests[key] = table_content_digest(part)
-            shards.append(ShardPlan(name, key, part, digests[key]))
-    class_digest = selection.class_map.digest
-    splits = {}
-    for name, members in {**{name: (name,) for name in tables}, **views}.items():
-        info = SplitInfo(
-            num_rows=sum(segments[member].num_rows for member in members),
-            rows_per_row_group=layouts[members[0]].rows_per_row_group,
-            row_groups_per_shard=layouts[members[0]].row_groups_per_shard,
-            segments=tuple(segments[member] for member in members),
-            digest="",
-        )
-        splits[name] = info.model_copy(update={"digest": split_digest(info, class_digest, digests)})
-    return CorpusPlan(shards, splits, corpus_digest(class_digest, splits, digests))
+    present = [name for name in SPLIT_ORDER if selection.num_rows(name)]
+    old = {name: base.segments(name) for name in SPLIT_ORDER} if base else {}
+    known = [name for name in SPLIT_ORDER if name in present or old.get(name)]
+    views = {name: members for name, members in views.items() if all(member in known for member in members)}
+    layouts = _layouts(selection, present, views, sharding)
+    if base:
+        splits = base.manifest.splits
+        kept = {name: Layout(s.rows_per_row_group, s.row_groups_per_shard) for name, s in splits.items()}
+        layouts |= {name: layout for name, layout in kept.items() if name in SPLIT_ORDER}
+    segment = f"s{len({s.name for parts in old.values() for s in parts}):03d}"
+    shards: list[ShardPlan] = []
+    segments = {}
+    for name in known:
+        num_rows, size = selection.num_rows(name), layouts[name].rows_per_shard
+        own = SegmentInfo(split=name, name=segment, num_rows=max(1, num_rows), num_shards=max(1, -(-num_rows // size)))
+        segments[name] = (*old.get(name, ()), *([own] if num_rows else []))
+        if num_rows:
+            starts = np.concatenate([[0], np.cumsum(selection.rows(name))])
+            for i, key in enumerate(segment_keys(own)):
+                stop = min((i + 1) * size, num_rows)
+                shards.append(ShardPlan(name, key, stop - i * size, _pieces(starts, i * size, stop)))
+    return CorpusPlan(shards, segments, {name: layouts[name] for name in known}, views)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    rows_per_row_group: int
-    row_groups_per_shard: int
+def _pieces(starts: np.ndarray, start: int, stop: int) -> tuple[tuple[int, int, int], ...]:
+    """Where rows [start, stop) of a split lie, as (bucket, start, stop) in the buckets that begin at `starts`."""
+    first, last = np.searchsorted(starts, start, side="right") - 1, np.searchsorted(starts, stop, side="left")
+    pieces = []
+    for bucket in range(int(first), int(last)):
+        low, high = max(start, int(starts[bucket])), min(stop, int(starts[bucket + 1]))
+        if high > low:
+            pieces.append((bucket, low - int(starts[bucket]), high - int(starts[bucket])))
+    return tuple(pieces)
 
 
 def _layouts(
-    tables: Mapping[str, pa.Table], views: Mapping[str, tuple[str, ...]], sharding: ShardingConfig
-) -> dict[str, _Layout]:
+    selection: Selection, present: Sequence[str], views: Mapping[str, tuple[str, ...]], sharding: ShardingConfig
+) -> dict[str, Layout]:
     """R and row groups per shard of every split. Splits that a view joins share both, as one split has one R."""
     joined = {member for members in views.values() if len(members) > 1 for member in members}
-    layouts: dict[str, _Layout] = {}
-    for name in tables:
-        family = sorted(joined) if name in joined else [name]
+    rows = {name: selection.num_rows(name) for name in present}
+    mean_bytes = {name: max(1.0, selection.num_bytes(name) / rows[name]) for name in present}
+    layouts: dict[str, Layout] = {}
+    for name in present:
+        family = sorted(joined & set(present)) if name in joined else [name]
         # A split with fewer rows than min_row_groups asks for nothing: it does not make the others' groups small.
-        asking = [member for member in family if tables[member].num_rows >= sharding.min_row_groups] or family
-        rows_per_group = min(_rows_per_row_group(tables[member], sharding) for member in asking)
-        mean_bytes = max(_mean_bytes(tables[member]) for member in family)
-        layouts[name] = _Layout(rows_per_group, max(1, int(sharding.shard_bytes // (rows_per_group * mean_bytes))))
+        asking = [member for member in family if rows[member] >= sharding.min_row_groups] or family
+        per_group = min(_rows_per_row_group(rows[member], mean_bytes[member], sharding) for member in asking)
+        largest = max(mean_bytes[member] for member in family)
+        layouts[name] = Layout(per_group, max(1, int(sharding.shard_bytes // (per_group * largest))))
     return layouts
 
 
-def _rows_per_row_group(table: pa.Table, sharding: ShardingConfig) -> int:
-    by_bytes = int(sharding.row_group_bytes // _mean_bytes(table))
-    by_count = table.num_rows // sharding.min_row_groups
+def _rows_per_row_group(num_rows: int, mean_bytes: float, sharding: ShardingConfig) -> int:
+    by_bytes = int(sharding.row_group_bytes // mean_bytes)
+    by_count = num_rows // sharding.min_row_groups
     return max(1, min(by_bytes, by_count))
-
-
-def _mean_bytes(table: pa.Table) -> float:
-    return max(1.0, pc.sum(table["num_bytes"]).as_py() / table.num_rows)
-
-
-def _rejects(rows: pa.Table, reason: str | None = None, detail: str | None = None) -> pa.Table:
-    location = pc.binary_join_element_wise(rows["base"], rows["key"], "/")
-    columns = {
-        "example_id": rows["example_id"],
-        "source": location,
-        "reason": rows["reason"] if reason is None else pa.repeat(reason, rows.num_rows),
-        "detail": rows["detail"] if detail is None else pa.repeat(detail, rows.num_rows),
-        "kept_id": pa.nulls(rows.num_rows, pa.string()),
-    }
-    return pa.table(columns).cast(REJECTS_SCHEMA)
-
-
-def _duplicate_rejects(goes: pa.Table, stays: pa.Table) -> pa.Table:
-    details = []
-    columns = ("example_id", "sha256", "split", "labels")
-    pairs = zip(goes.select(columns).to_pylist(), stays.select(columns).to_pylist(), strict=True)
-    for gone, kept in pairs:
-        text = f"{'same file' if gone['sha256'] == kept['sha256'] else 'same pixels'} as {kept['example_id']}"
-        if gone["split"] != kept["split"]:
-            text += f", which stays in {kept['split']} and would be in {gone['split']} too"
-        if gone["labels"] != kept["labels"]:
-            text += f", labelled {kept['labels']} and here {gone['labels']}"
-        details.append(text)
-    table = _rejects(goes, "duplicate", "").drop_columns(["detail", "kept_id"])
-    table = table.append_column("detail", pa.array(details, pa.string())).append_column("kept_id", stays["example_id"])
-    return table.cast(REJECTS_SCHEMA)
-
-
-def _without(table: pa.Table, positions: np.ndarray) -> pa.Table:
-    keep = np.ones(table.num_rows, dtype=bool)
-    keep[positions] = False
-    return table.filter(pa.array(keep))
-
-
-def _with_label_ids(table: pa.Table, class_map: ClassMap) -> pa.Table:
-    """Label names -> ids. Labels of classes that the map lacks are left out, with their weights."""
-    names = table["labels"].combine_chunks()
-    ids = pc.index_in(pc.list_flatten(names), pa.array(class_map.source_ids, pa.string()))
-    known = pc.is_valid(ids).to_numpy(zero_copy_only=False)
-    owner = pc.list_parent_indices(names).to_numpy()
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[known], minlength=len(names)))]).astype(np.int32)
-    labels = pa.ListArray.from_arrays(pa.array(offsets), ids.filter(pa.array(known)).cast(pa.int32()))
-    table = table.set_column(table.column_names.index("labels"), "labels", labels)
-    if table["weights"].null_count == table.num_rows:
-        return table
-    kept = pc.list_flatten(table["weights"].combine_chunks()).filter(pa.array(known))
-    weights = pa.ListArray.from_arrays(pa.array(offsets), kept)
-    return table.set_column(table.column_names.index("weights"), "weights", weights)
-
-
-def _check_groups(accepted: pa.Table) -> None:
-    grouped = accepted.filter(pc.is_valid(accepted["group"])).group_by("group").aggregate([("split", "count_distinct")])
-    if crossing := grouped.filter(pc.greater(grouped["split_count_distinct"], 1))["group"].to_pylist():
-        raise ValueError(
-            f"{len(crossing):,} groups lie in more than one split, {crossing[0]!r} for one: variants of one object "
-            "would be trained on and tested on. The source must give a group one split."
-        )

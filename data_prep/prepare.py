@@ -19,16 +19,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpus_stats import CorpusStats, merged
 from data_prep.examine import ChunkTask, examine_chunk, list_source
 from data_prep.executors import Executor, in_process
-from data_prep.find_corpus import corpus_store
-from data_prep.plan_shards import CorpusPlan, Selection, plan_corpus, select_examples
+from data_prep.find_corpus import corpus_store, prepared_corpus
+from data_prep.leakage import PlannedCorpus, find_leaks
+from data_prep.plan_shards import Base, CorpusPlan, Selection, ShardPlan, plan_corpus, select_examples
 from data_prep.progress import Progress
-from data_prep.publish import publish
-from data_prep.records import Chunks, SourcePlan
+from data_prep.publish import Finished, publish
+from data_prep.records import Chunks, Listing
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from data_prep.sort_records import rows_key
 from data_prep.verify_shards import ShardSpec
-from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard, finished_info, save_plan
+from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard
 from infra.claims import ClaimHolder
 from infra.config import FrozenConfig
 from infra.redact import cleaned
@@ -44,23 +48,25 @@ _MAX_BLOCKS = 4096  # of one execution: more tasks than this share blocks
 
 
 @dataclass
-class _Listed:
-    """A corpus at work: its chunks are known."""
+class _AtWork:
+    """A corpus that is being prepared."""
 
     config: CorpusConfig
     store: Store
-    source: SourcePlan
+    base: Base | None
+    listing: Listing
     seconds: dict[str, float]
 
 
 @dataclass
 class _Planned:
-    """A corpus at work: its shards are known, and more and more of them finished."""
+    """A corpus whose shards are known, and more and more of them finished."""
 
-    corpus: _Listed
+    work: _AtWork
     selection: Selection
     plan: CorpusPlan
-    finished: dict[str, ShardInfo] = field(default_factory=dict)
+    stats: CorpusStats
+    shards: dict[str, ShardInfo] = field(default_factory=dict)
 
 
 def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process) -> list[Manifest]:
@@ -69,96 +75,124 @@ def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in
     Raises ValueError for a source or request that cannot be prepared, with the file or field at fault,
     FetchUnavailable where a source cannot be fetched, and RuntimeError where the world changed under the work.
     """
-    base = open_store(root)
-    stores = [corpus_store(base, config) for config in requests]
+    top = open_store(root)
+    stores = [corpus_store(top, config) for config in requests]
     missing = {s: config for s, config in zip(stores, requests, strict=True) if not s.exists(MANIFEST_KEY)}
-    listed = [_list(config, base, store) for store, config in missing.items()]
-    _examine(listed, executor)
-    planned = [_plan(corpus) for corpus in listed]  # the refusals of all are judged before a shard of any is written
+    at_work = [_list(config, top, store) for store, config in missing.items()]
+    _examine(at_work, top, executor)
+    # The refusals of all are judged before a shard of any is written.
+    planned = [_plan(work, top, executor) for work in at_work]
+    _look_for_leaks(planned, top, executor)
     _gather(planned, executor)
     for each in planned:
-        corpus = each.corpus
-        publish(corpus.store, corpus.config, corpus.source, each.selection, each.plan, each.finished, corpus.seconds)
+        _publish(each)
     return [load_manifest(store) for store in stores]
 
 
-def _list(config: CorpusConfig, root: Store, store: Store) -> _Listed:
+def _list(config: CorpusConfig, root: Store, store: Store) -> _AtWork:
     start = time.monotonic()
     Progress(store, "list", 0, "files")
-    source = list_source(config, root, store)
-    return _Listed(config, store, source, {"list": time.monotonic() - start})
+    base = None
+    if config.add_to:
+        corpus = prepared_corpus(root, config.add_to)
+        base = Base(corpus, load_manifest(corpus))
+        base.check(config)
+    listing = list_source(config, root, store)
+    return _AtWork(config, store, base, listing, {"list": time.monotonic() - start})
 
 
-def _examine(listed: Sequence[_Listed], executor: Executor) -> None:
+def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> None:
     """Every chunk without records, of all corpora, in one execution."""
     start, tasks, progress = time.monotonic(), [], {}
-    for corpus in listed:
-        recipe, size = corpus.config.recipe, corpus.config.execution.examples_per_chunk
-        todo = Chunks(corpus.store, size).unfinished(corpus.source)
-        uri, total = corpus.store.uri, corpus.source.num_examples
-        left = sum(min(size, total - chunk * size) for chunk in todo)
-        progress[uri] = Progress(corpus.store, "examine", total, "examples", done=total - left)
-        tasks += [
-            ChunkTask(
-                corpus=uri, chunk=chunk, examples_per_chunk=size, order_seed=recipe.order_seed, policy=recipe.decode
-            )
-            for chunk in todo
-        ]
+    for work in at_work:
+        uri, num_chunks = work.store.uri, work.listing.num_chunks
+        finished = Chunks(work.store, work.config).finished()
+        todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
+        progress[uri] = Progress(work.store, "examine", num_chunks, "parts", done=num_chunks - len(todo))
+        tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk) for chunk in todo]
     for done in _run(executor, examine_chunk, tasks):
-        progress[done.corpus].add(done.num_examples, done.num_refused)
-    for corpus in listed:
-        corpus.seconds["examine"] = time.monotonic() - start
+        progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
+    for work in at_work:
+        work.seconds["examine"] = time.monotonic() - start
 
 
-def _plan(corpus: _Listed) -> _Planned:
-    start, config = time.monotonic(), corpus.config
-    records = Chunks(corpus.store, config.execution.examples_per_chunk).load_records(corpus.source)
-    selection = select_examples(records, corpus.source, config.recipe)
-    selection.check_refused(config.name, config.execution.max_refused_fraction)
-    planned = _Planned(corpus, selection, plan_corpus(selection, corpus.source.views, config.recipe.sharding))
-    corpus.seconds["plan"] = time.monotonic() - start
-    return planned
+def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
+    start, config = time.monotonic(), work.config
+    Progress(work.store, "plan", 1, "corpus")
+    selection = select_examples(config, work.store, root, work.base, executor)
+    plan = plan_corpus(selection, open_source(config).views, config.recipe.sharding, work.base)
+    work.seconds["plan"] = time.monotonic() - start
+    return _Planned(work, selection, plan, selection.stats)
+
+
+def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
+    """Compare what is trained on with the test and val pictures of every corpus, prepared or at work here."""
+    start = time.monotonic()
+    for each, stats in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor), strict=True):
+        each.stats = merged(each.stats, stats) if stats else each.stats
+        each.work.seconds["leakage"] = time.monotonic() - start
+
+
+def _by_rows(planned: _Planned) -> PlannedCorpus:
+    store, selection = planned.work.store, planned.selection
+    keys = {
+        split: [rows_key(split, i) for i, num in enumerate(selection.rows(split)) if num]
+        for split in planned.plan.segments
+    }
+    name, version = store.uri.split("/")[-2:]
+    return PlannedCorpus(store, name, version, len(selection.class_map.classes), keys)
 
 
 def _gather(planned: Sequence[_Planned], executor: Executor) -> None:
-    """Every unfinished shard, of all corpora, in one execution."""
+    """Every shard, of all corpora, in one execution; those that lie there are only looked at."""
     start, tasks, at_work, progress = time.monotonic(), [], {}, {}
     for each in planned:
-        store, shard_tasks = each.corpus.store, _shard_tasks(each)
-        for task, shard in zip(shard_tasks, each.plan.shards, strict=True):
-            if info := finished_info(task):
-                each.finished[info.key] = info
-            else:
-                save_plan(task, shard)
-                tasks.append(task)
-        at_work[store.uri] = each
-        refused, done = each.selection.rejects.num_rows, len(each.finished)
-        progress[store.uri] = Progress(store, "gather", len(shard_tasks), "shards", done, refused)
+        uri, shards = each.work.store.uri, each.plan.shards
+        tasks += [_shard_task(each, shard) for shard in shards]
+        at_work[uri] = each
+        refused = each.selection.num_rejects
+        progress[uri] = Progress(each.work.store, "gather", len(shards), "shards", refused=refused)
     for info in _run(executor, ensure_shard, tasks):
-        at_work[info.corpus].finished[info.key] = info
-        progress[info.corpus].add(1)
+        at_work[info.corpus].shards[info.key] = info
+        progress[info.corpus].add(1, images=info.num_rows, num_bytes=info.num_bytes)
     for each in planned:
-        each.corpus.seconds["gather"] = time.monotonic() - start
+        each.work.seconds["gather"] = time.monotonic() - start
 
 
-def _shard_tasks(planned: _Planned) -> list[ShardTask]:
-    selection, source = planned.selection, planned.corpus.source
-    return [
-        ShardTask(
-            corpus=planned.corpus.store.uri,
-            spec=ShardSpec(
-                key=shard.key,
-                num_rows=shard.rows.num_rows,
-                rows_per_row_group=planned.plan.splits[shard.split].rows_per_row_group,
-                num_classes=len(selection.class_map.classes),
-                single_label=selection.single_label,
-                has_weights=selection.has_weights,
-            ),
-            content_digest=shard.content_digest,
-            origin=source.origin,
+def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
+    selection = planned.selection
+    return ShardTask(
+        corpus=planned.work.store.uri,
+        spec=ShardSpec(
+            key=shard.key,
+            num_rows=shard.num_rows,
+            rows_per_row_group=planned.plan.layouts[shard.split].rows_per_row_group,
+            num_classes=len(selection.class_map.classes),
+            single_label=selection.single_label,
+            has_weights=selection.has_weights,
+        ),
+        pieces=shard.pieces,
+        origin=open_source(planned.work.config).origin,
+    )
+
+
+def _publish(planned: _Planned) -> None:
+    work = planned.work
+    progress = Progress(work.store, "publish", 1, "corpus", refused=planned.selection.num_rejects)
+    publish(
+        Finished(
+            config=work.config,
+            corpus=work.store,
+            base=work.base,
+            selection=planned.selection,
+            stats=planned.stats,
+            plan=planned.plan,
+            shards=planned.shards,
+            seconds=work.seconds,
         )
-        for shard in planned.plan.shards
-    ]
+    )
+    Chunks(work.store, work.config).delete_spill()
+    progress.add(1)
 
 
 def _run(executor: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Iterator[R]:

@@ -1,34 +1,43 @@
 """The last step: class map, refused examples, shard list, report, and then the manifest that makes the corpus exist."""
 
+import dataclasses
 import importlib.metadata
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
-from data_prep.plan_shards import CorpusPlan, Selection
-from data_prep.progress import Progress
-from data_prep.records import SourcePlan, write_table
-from data_prep.report import ReportData, render_report
+from data_prep.content_digest import corpus_digest, split_digest
+from data_prep.corpora.open_source import open_source
+from data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
+from data_prep.examine import read_located
+from data_prep.leakage import LEAKAGE_SCHEMA, leak_lists
+from data_prep.plan_shards import Base, CorpusPlan, Selection
+from data_prep.records import read_table, write_table
+from data_prep.report import render_report
 from data_prep.shard_format import (
     CLASSES_KEY,
+    LEAKAGE_KEY,
     MANIFEST_KEY,
     REJECTS_KEY,
     REPORT_KEY,
     SHARDS_KEY,
     Counts,
     Manifest,
+    SplitInfo,
 )
-from data_prep.write_shards import ShardInfo
-from infra.storage import Store
+from data_prep.sort_records import REJECTS_SCHEMA, rejects_key
+from data_prep.write_shards import HashingSink, ShardInfo
+from infra.storage import Store, open_store
 
-_SHARDS_SCHEMA = pa.schema(
+SHARDS_SCHEMA = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
+        pa.field("version", pa.string(), nullable=False),  # the version whose folder holds it; empty: this one
         pa.field("num_rows", pa.int64(), nullable=False),
         pa.field("num_bytes", pa.int64(), nullable=False),
         pa.field("sha256", pa.string(), nullable=False),
@@ -38,63 +47,127 @@ _SHARDS_SCHEMA = pa.schema(
 _LIBRARIES = ("pyarrow", "pillow", "simplejpeg", "numpy")
 
 
-def publish(
-    corpus: Store,
-    config: CorpusConfig,
-    source: SourcePlan,
-    selection: Selection,
-    plan: CorpusPlan,
-    shards: Mapping[str, ShardInfo],
-    seconds: Mapping[str, float],
-) -> Manifest:
+@dataclasses.dataclass(frozen=True)
+class Finished:
+    """A corpus whose shards are all written: what is published of it."""
+
+    config: CorpusConfig
+    corpus: Store
+    base: Base | None
+    selection: Selection
+    stats: CorpusStats
+    plan: CorpusPlan
+    shards: Mapping[str, ShardInfo]
+    seconds: Mapping[str, float]
+
+
+def publish(done: Finished) -> Manifest:
     """Write everything beside the shards, the manifest last. Writing it again gives the same corpus."""
-    progress = Progress(corpus, "publish", 1, "corpus", refused=selection.rejects.num_rows)
-    lines = [shards[shard.key].model_dump() for shard in plan.shards]
-    write_table(corpus, SHARDS_KEY, pa.Table.from_pylist(lines, schema=_SHARDS_SCHEMA))
-    write_table(corpus, REJECTS_KEY, selection.rejects)
-    corpus.write_json(CLASSES_KEY, selection.class_map.as_file())
-    manifest = _manifest(corpus, config, source, selection, plan, seconds)
-    report = render_report(ReportData(manifest, selection.class_map, selection.accepted, selection.rejects))
-    corpus.write(REPORT_KEY, report.encode())
+    corpus, class_map = done.corpus, done.selection.class_map
+    lines = list(_shard_lines(done))
+    write_table(corpus, SHARDS_KEY, pa.Table.from_pylist(lines, schema=SHARDS_SCHEMA))
+    _write_rejects(done)
+    _write_tables(corpus, LEAKAGE_KEY, LEAKAGE_SCHEMA, leak_lists(corpus))
+    corpus.write_json(CLASSES_KEY, class_map.as_file())
+    stats = done.stats
+    if done.base:
+        known = CorpusStats.from_json(done.base.corpus.read_json(STATS_KEY))
+        stats = merged(_widened(known, len(class_map.classes)), stats)
+    corpus.write_json(STATS_KEY, stats.to_json())
+    manifest = _manifest(done, stats, {line["key"]: line["content_digest"] for line in lines})
+    corpus.write(REPORT_KEY, render_report(manifest, class_map, stats, load_picture).encode())
     corpus.write_json(MANIFEST_KEY, manifest.model_dump(mode="json"))
-    progress.add(1)
     return manifest
 
 
-def _manifest(
-    corpus: Store,
-    config: CorpusConfig,
-    source: SourcePlan,
-    selection: Selection,
-    plan: CorpusPlan,
-    seconds: Mapping[str, float],
-) -> Manifest:
-    accepted, rejects = selection.accepted, selection.rejects
+def load_picture(row: SampleRow) -> bytes:
+    """The bytes of a picture that statistics remember. Raises FileNotFoundError where they are not there any more."""
+    return read_located(open_store(row.base), row.key, row.offset, row.length)
+
+
+def _shard_lines(done: Finished) -> Iterator[dict[str, Any]]:
+    """The lines of shards.parquet: those of the base, which stay as they are, and the new ones."""
+    if done.base:
+        for line in read_table(done.base.corpus, SHARDS_KEY).to_pylist():
+            yield {**line, "version": line["version"] or done.base.manifest.version}
+    for shard in done.plan.shards:
+        yield {**done.shards[shard.key].model_dump(), "version": ""}
+
+
+def _write_rejects(done: Finished) -> None:
+    buckets = (bucket.bucket for bucket in done.selection.buckets if bucket.num_rejects)
+    tables = (read_table(done.corpus, rejects_key(bucket)) for bucket in buckets)
+    _write_tables(done.corpus, REJECTS_KEY, REJECTS_SCHEMA, tables)
+
+
+def _write_tables(corpus: Store, key: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """One Parquet file of many tables, of which one is in memory at a time."""
+    with corpus.writer(key) as file, pq.ParquetWriter(HashingSink(file), schema, compression="zstd") as writer:
+        writer.write_table(schema.empty_table())
+        for table in tables:
+            writer.write_table(table.select(schema.names).cast(schema))
+
+
+def _widened(stats: CorpusStats, num_classes: int) -> CorpusStats:
+    """The statistics of a corpus whose class map was extended."""
+
+    def wider(counts: np.ndarray) -> np.ndarray:
+        return np.concatenate([counts, np.zeros(num_classes - len(counts), counts.dtype)])
+
+    splits = {
+        name: dataclasses.replace(split, class_counts=wider(split.class_counts)) for name, split in stats.splits.items()
+    }
+    return dataclasses.replace(stats, num_classes=num_classes, splits=splits)
+
+
+def _splits(plan: CorpusPlan, class_digest: str, digests: Mapping[str, str]) -> dict[str, SplitInfo]:
+    splits = {}
+    for name, members in {**{name: (name,) for name in plan.segments}, **plan.views}.items():
+        segments = tuple(segment for member in members for segment in plan.segments[member])
+        info = SplitInfo(
+            num_rows=sum(segment.num_rows for segment in segments),
+            rows_per_row_group=plan.layouts[members[0]].rows_per_row_group,
+            row_groups_per_shard=plan.layouts[members[0]].row_groups_per_shard,
+            segments=segments,
+            digest="",
+        )
+        splits[name] = info.model_copy(update={"digest": split_digest(info, class_digest, digests)})
+    return splits
+
+
+def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) -> Manifest:
+    config, selection, base = done.config, done.selection, done.base
+    source = open_source(config)
+    refused = {reason: found.count for reason, found in sorted(stats.refused.items())}
     provenance: dict[str, Any] = {
         "request": config.model_dump(mode="json"),
         "origin": source.origin,
         "credit": source.credit,
         "libraries": {name: importlib.metadata.version(name) for name in _LIBRARIES},
-        "seconds": {step: round(value, 3) for step, value in seconds.items()},
+        "seconds": {step: round(value, 3) for step, value in done.seconds.items()},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    if base:
+        provenance["added_to"] = {"version": base.manifest.version, "digest": base.manifest.digest}
+    class_digest = selection.class_map.digest
+    splits = _splits(done.plan, class_digest, digests)
     return Manifest(
         name=config.name,
-        version=corpus.uri.rpartition("/")[2],
-        digest=plan.digest,
-        class_map_digest=selection.class_map.digest,
+        version=done.corpus.uri.rpartition("/")[2],
+        digest=corpus_digest(class_digest, splits, digests),
+        class_map_digest=class_digest,
         num_classes=len(selection.class_map.classes),
         single_label=selection.single_label,
         has_weights=selection.has_weights,
         order_seed=config.recipe.order_seed,
-        splits=plan.splits,
+        splits=splits,
         decode_policy=config.recipe.decode,
         counts=Counts(
-            num_found=source.num_examples,
-            num_accepted=accepted.num_rows,
-            num_refused=rejects.num_rows,
-            num_bytes=pc.sum(accepted["num_bytes"]).as_py(),
-            refused=dict(sorted(Counter(rejects["reason"].to_pylist()).items())),
+            num_found=stats.num_rows + stats.num_refused,
+            num_accepted=stats.num_rows,
+            num_refused=stats.num_refused,
+            num_bytes=stats.num_bytes,
+            refused=refused,
         ),
         provenance=provenance,
     )

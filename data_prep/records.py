@@ -1,19 +1,20 @@
 """One small record per example: where its bytes are, where it belongs, what was found. Images are never in here.
 
-A chunk of examples is one file of the plan (written when the source is listed) and one file of records (written when
-the chunk has been examined). The record file is the unit of restart, and what later questions are asked of.
+A source is listed as parts; each part is one chunk, examined by one task, which leaves one file of records. That file is
+the unit of restart, and what later questions are asked of.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+import contextlib
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.corpora.raw import RawExample
+from data_prep.config import CorpusConfig
+from data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, Place
 from data_prep.decode import DecodeReason
-from data_prep.labels import ClassInfo
 from infra.config import FrozenConfig
 from infra.storage import Store
 
@@ -29,25 +30,14 @@ NOT_COUNTED = frozenset({"ignored_file", "duplicate", "near_duplicate", "leakage
 
 WORK = "_work"
 """Folder of a corpus for what preparation keeps: records, progress, shard plans, spill."""
+PLAN = f"{WORK}/plan"
+"""Folder of what planning keeps."""
+REQUEST_KEY = f"{WORK}/request.json"
+"""The request, for the tasks."""
 
-PLAN_SCHEMA = pa.schema(
-    [
-        pa.field("example_id", pa.string(), nullable=False),
-        pa.field("labels", pa.list_(pa.string()), nullable=False),
-        pa.field("weights", pa.list_(pa.float32())),
-        pa.field("split", pa.string(), nullable=False),
-        pa.field("group", pa.string()),
-        pa.field("base", pa.string(), nullable=False),
-        pa.field("key", pa.string(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("length", pa.int64()),
-        pa.field("reason", pa.string()),
-        pa.field("detail", pa.string()),
-    ]
-)
 RECORD_SCHEMA = pa.schema(
     [
-        *PLAN_SCHEMA,
+        *EXAMPLE_SCHEMA,
         pa.field("order_key", pa.uint64(), nullable=False),
         pa.field("num_bytes", pa.int64()),
         pa.field("sha256", pa.binary()),
@@ -60,74 +50,126 @@ RECORD_SCHEMA = pa.schema(
         pa.field("mode", pa.string()),
     ]
 )
+_PARTS_SCHEMA = pa.schema([pa.field("part", pa.string(), nullable=False)])
+_PARTS_PER_FILE = 4096
 
 
-class SourcePlan(FrozenConfig):
-    """What listing a source gave; written after its chunks, so that a restart lists nothing again."""
+class Listing(FrozenConfig):
+    """What listing a source gave; written after its parts, so that a restart lists nothing again."""
 
-    num_examples: int
     num_chunks: int
-    classes: tuple[ClassInfo, ...]
-    single_label: bool
-    views: dict[str, tuple[str, ...]]
-    origin: str
-    credit: str
+    num_bytes: int
+    num_examples: int
+    """0 where archives have to be read to know it."""
 
 
 class Chunks:
     """The chunk files of one corpus. Chunks of another size lie elsewhere, so a changed size mixes nothing."""
 
-    def __init__(self, corpus: Store, examples_per_chunk: int) -> None:
+    def __init__(self, corpus: Store, config: CorpusConfig) -> None:
         self._corpus = corpus
-        self._prefix = f"{WORK}/chunks-of-{examples_per_chunk}"
+        self._prefix = f"{WORK}/chunks-of-{config.execution.examples_per_chunk}"
+        self._size = config.execution.examples_per_chunk
+        self._spill = f"{self._prefix}/source/spill/"
 
-    def plan_key(self, chunk: int) -> str:
-        return f"{self._prefix}/plan-{chunk:06d}.parquet"
+    def place(self, root: Store) -> Place:
+        """Where the source keeps what it needs."""
+        return Place(root, self._corpus.child(f"{self._prefix}/source"), self._size)
 
     def records_key(self, chunk: int) -> str:
-        return f"{self._prefix}/records-{chunk:06d}.parquet"
+        return f"{self._prefix}/records-{chunk:07d}.parquet"
 
-    def load_plan(self) -> SourcePlan | None:
+    def load_listing(self) -> Listing | None:
         """What was listed before, if that was finished."""
         try:
-            return SourcePlan.model_validate(self._corpus.read_json(f"{self._prefix}/plan.json"))
+            return Listing.model_validate(self._corpus.read_json(f"{self._prefix}/listing.json"))
         except FileNotFoundError:
             return None
 
-    def save_plan(self, plan: SourcePlan) -> None:
-        self._corpus.write_json(f"{self._prefix}/plan.json", plan.model_dump(mode="json"))
+    def save_listing(self, parts: Iterable[Part]) -> Listing:
+        """Keep the parts of a source. Holds some thousand of them at a time."""
+        num_chunks = num_bytes = num_examples = 0
+        known, batch = True, []
+        for part in parts:
+            batch.append(part.model_dump_json())
+            num_chunks, num_bytes = num_chunks + 1, num_bytes + part.num_bytes
+            num_examples, known = num_examples + part.num_examples, known and part.num_examples > 0
+            if len(batch) == _PARTS_PER_FILE:
+                self._save_parts(num_chunks - len(batch), batch)
+                batch = []
+        self._save_parts(num_chunks - len(batch), batch)
+        listing = Listing(num_chunks=num_chunks, num_bytes=num_bytes, num_examples=num_examples if known else 0)
+        self._corpus.write_json(f"{self._prefix}/listing.json", listing.model_dump())
+        return listing
 
-    def unfinished(self, plan: SourcePlan) -> list[int]:
-        """Numbers of the chunks that have no record file."""
-        finished = set(self._corpus.list(f"{self._prefix}/records-"))
-        return [chunk for chunk in range(plan.num_chunks) if self.records_key(chunk) not in finished]
+    def _save_parts(self, first: int, batch: list[str]) -> None:
+        if batch:
+            write_table(self._corpus, self._parts_key(first), pa.table({"part": batch}, schema=_PARTS_SCHEMA))
 
-    def load_records(self, plan: SourcePlan) -> pa.Table:
-        """All records of the corpus, columns of RECORD_SCHEMA."""
-        keys = (self.records_key(chunk) for chunk in range(plan.num_chunks))
-        return pa.concat_tables([read_table(self._corpus, key) for key in keys])
+    def _parts_key(self, chunk: int) -> str:
+        return f"{self._prefix}/parts-{chunk // _PARTS_PER_FILE:04d}.parquet"
+
+    def part(self, chunk: int) -> Part:
+        """The part that a chunk examines."""
+        parts = read_table(self._corpus, self._parts_key(chunk))["part"]
+        return Part.model_validate_json(parts[chunk % _PARTS_PER_FILE].as_py())
+
+    def finished(self) -> dict[int, int]:
+        """The chunks that have records, and the bytes of the record files."""
+        found = {}
+        for listed in self._corpus.scan(f"{self._prefix}/records-"):
+            if number := re.search(r"records-(\d+)\.parquet$", listed.key):
+                found[int(number[1])] = listed.size
+        return dict(sorted(found.items()))
+
+    @contextlib.contextmanager
+    def records_writer(self, chunk: int) -> Iterator[pq.ParquetWriter]:
+        """Takes the records of a chunk table by table; they become visible together at a clean exit."""
+        with (
+            self._corpus.writer(self.records_key(chunk)) as file,
+            pq.ParquetWriter(_open_file(file), RECORD_SCHEMA, compression="zstd") as writer,
+        ):
+            yield writer
+
+    def load_records(self, chunks: Iterable[int]) -> pa.Table:
+        """The records of some chunks, columns of RECORD_SCHEMA."""
+        tables = (read_table(self._corpus, self.records_key(chunk)) for chunk in chunks)
+        return pa.concat_tables([RECORD_SCHEMA.empty_table(), *tables])
+
+    def delete_spill(self) -> None:
+        """Remove the bytes that sources spilled, as every shard has been written from them, and the records of those
+        parts: should a shard have to be written again, they are examined again."""
+        names = {listed.key.partition("/source/spill/")[2] for listed in self._corpus.scan(self._spill)}
+        listing = self.load_listing() if names else None
+        for first in range(0, listing.num_chunks if listing else 0, _PARTS_PER_FILE):
+            parts = read_table(self._corpus, self._parts_key(first))["part"].to_pylist()
+            for chunk, part in enumerate(parts, start=first):
+                if Part.model_validate_json(part).name in names:
+                    self._corpus.delete(self.records_key(chunk))
+        for name in names:
+            self._corpus.delete(f"{self._spill}{name}")
 
 
-def plan_table(examples: Sequence[RawExample]) -> pa.Table:
-    """Examples as rows of PLAN_SCHEMA."""
-    rows = []
-    for example in examples:
-        row: dict[str, Any] = asdict(example)
-        row["reason"], row["detail"] = row.pop("refused") or (None, None)
-        rows.append(row)
-    return pa.Table.from_pylist(rows, schema=PLAN_SCHEMA)
+def _open_file(file: Any) -> pa.PythonFile:
+    return pa.PythonFile(_KeptOpen(file), mode="w")
 
 
-def batched(examples: Iterator[RawExample], size: int) -> Iterator[list[RawExample]]:
-    """Lists of `size` examples, the last one shorter."""
-    batch: list[RawExample] = []
-    for example in examples:
-        batch.append(example)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+class _KeptOpen:
+    """A file that Parquet's writer may close; the store closes it, and makes it visible."""
+
+    closed = False
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def read_table(store: Store, key: str) -> pa.Table:

@@ -1,189 +1,358 @@
 """report.html: one page that opens anywhere and shows what is in a corpus. No scripts, no files beside it."""
 
-import base64
-import html
-import io
+import itertools
 import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from PIL import Image
 
-from data_prep.decode import decode
-from data_prep.examine import read_example
+from data_prep.corpus_stats import (
+    ASPECT_RATIO,
+    FILE_BYTES,
+    SIDE_PX,
+    CorpusStats,
+    Finding,
+    Findings,
+    LogScale,
+    SampleRow,
+)
+from data_prep.decode import DecodePolicy
 from data_prep.labels import ClassMap
+from data_prep.report_html import (
+    Axis,
+    bar_plot,
+    duration,
+    num_bytes,
+    page,
+    rank_plot,
+    stacked_bars,
+    table,
+    text,
+)
+from data_prep.report_pictures import Pictures, leaks_by_size, load_pictures
 from data_prep.shard_format import Manifest
-from infra.storage import open_store
 
-_MAX_SAMPLE_CLASSES, _SAMPLES_PER_CLASS, _THUMBNAIL_PX = 24, 6, 64
-_MAX_BARS, _MAX_REJECTS_SHOWN = 200, 8
-_STYLE = """
-:root { color-scheme: light dark; --line: #8883; --soft: #777; --bar: #4a7dbd }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem }
-.soft { color: var(--soft); font-size: .85rem; overflow-wrap: anywhere }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem 2.5rem; margin: 1.2rem 0 }
-.figures b { display: block; font-size: 1.5rem }
-table { border-collapse: collapse } td, th { text-align: left; padding: .25rem 1.2rem .25rem 0; vertical-align: top }
-tr + tr { border-top: 1px solid var(--line) } td.n { text-align: right; font-variant-numeric: tabular-nums }
-svg { width: 100%; height: 110px; display: block } svg rect { fill: var(--bar) }
-.two { display: grid; grid-template-columns: 1fr 1fr; gap: 2rem }
-.axis { display: flex; justify-content: space-between }
-.sheet { display: grid; grid-template-columns: repeat(auto-fill, minmax(13.5rem, 1fr)); gap: 1rem }
-.sheet img { width: 64px; height: 64px; object-fit: contain; background: #fff; border: 1px solid var(--line) }
-pre { white-space: pre-wrap; font-size: .8rem }
-"""
+_MAX_CLASS_BARS, _MAX_CLASSES_NAMED, _MAX_LIST_CHARS = 40, 20, 800_000
+
+_SPLIT_ORDER = ("train", "val", "test")
+_ADJECTIVE = {"train": "training", "val": "validation"}
+_KINDS = {
+    "same_file": "the same file",
+    "same_pixels": "other bytes, the same pixels",
+    "near": "look alike",
+    "conflicting_labels": "of these, with other labels than the one that stays",
+    "across_splits": "of these, in another split than the one that stays",
+}
 
 
-@dataclass(frozen=True)
-class ReportData:
-    """What the report shows: the manifest, and the examples as `select_examples` gives them."""
+def render_report(
+    manifest: Manifest,
+    class_map: ClassMap,
+    stats: CorpusStats,
+    load: Callable[[SampleRow], bytes],
+) -> str:
+    """The page, self-contained, below 3 MB.
 
-    manifest: Manifest
-    class_map: ClassMap
-    accepted: pa.Table
-    rejects: pa.Table
-
-
-def render_report(data: ReportData) -> str:
-    """The page, self-contained. Reads the source images of the sample sheet."""
-    manifest, counts = data.manifest, data.manifest.counts
-    figures = {
-        "pictures": f"{counts.num_accepted:,}",
-        "classes": f"{manifest.num_classes:,}",
-        "bytes of pictures": _bytes(counts.num_bytes),
-        "refused": f"{counts.num_refused:,}",
-    }
-    steps = [(step, f"{value:.1f} s") for step, value in manifest.provenance["seconds"].items()]
+    `load` gives the bytes of a picture and is called from 16 threads; where it raises, the reason stands in the place
+    of the picture.
+    """
+    pictures = load_pictures(stats, manifest.decode_policy, load)
+    title = f"{manifest.name}/{manifest.version}"
+    credit = manifest.provenance.get("credit") or manifest.provenance.get("origin", "")
     sections = [
-        ("Splits", _splits(manifest)),
-        ("Classes, from large to small", _classes(data)),
-        ("Sizes", _sizes(data.accepted)),
-        ("Refused", _refused(data.rejects)),
-        ("Sample of the classes", _sample_sheet(data)),
-        ("Time of the steps", _table(steps)),
-        ("How it was made", f"<pre>{_text(json.dumps(manifest.provenance, indent=1, ensure_ascii=False))}</pre>"),
+        ("Leakage", _leakage(stats, pictures)),
+        ("Splits", _splits(manifest, stats)),
+        ("Classes", _classes(class_map, stats)),
+        ("Sizes", sizes_section(stats)),
+        ("Formats", formats_section(stats)),
+        ("Refused", refused_section(stats, pictures)),
+        ("Duplicates", _duplicates(stats, pictures)),
+        ("Sample of the classes", sample_sheet(class_map, stats, pictures)),
+        ("Time of the steps", _times(manifest)),
+        ("How pictures are decoded", _decode_policy(manifest.decode_policy)),
+        ("How it was made", _provenance(manifest)),
     ]
-    title = _text(f"{manifest.name}/{manifest.version}")
     body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
-    tiles = "".join(f"<div><b>{value}</b>{_text(name)}</div>" for name, value in figures.items())
+    head = f'<h1>{text(title)}</h1><div class="soft">digest {manifest.digest}<br>{text(credit)}</div>'
+    return page(title, head + _tiles(manifest, stats) + body)
+
+
+def _tiles(manifest: Manifest, stats: CorpusStats) -> str:
+    leaked = sum(found.count - found.num_left_out for found in stats.leakage.values())
+    tiles = [
+        ("pictures", f"{manifest.counts.num_accepted:,}", ""),
+        ("classes", f"{manifest.num_classes:,}", ""),
+        ("bytes of pictures", num_bytes(manifest.counts.num_bytes), ""),
+        ("refused", f"{manifest.counts.num_refused:,}", ""),
+    ]
+    if not manifest.single_label:
+        numbers = stats.labels_per_image
+        tiles.append(("labels a picture", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f}", ""))
+    tiles.append(("leaked", f"{leaked:,}", " class=bad" if leaked else "") if stats.compared else ("leaked", "?", ""))
+    return f'<div class="tiles">{"".join(f"<div{mark}><b>{v}</b>{text(name)}</div>" for name, v, mark in tiles)}</div>'
+
+
+def _leakage(stats: CorpusStats, pictures: Pictures) -> str:
+    leaks = leaks_by_size(stats)
+    parts = []
+    for leak, found, with_pictures in leaks:
+        where = f"the {leak.corpus_split} split of {leak.corpus}"
+        kept = found.count - found.num_left_out
+        if not kept:
+            after = "All of them are left out of this corpus."
+        elif found.num_left_out:
+            after = f"{found.num_left_out:,} of them are left out, {kept:,} are still in this corpus."
+        else:
+            after = "They are still in this corpus: scores on that split would be too good."
+        who = f"{_ADJECTIVE.get(leak.own_split, leak.own_split)} image{'s match' if found.count > 1 else ' matches'}"
+        mark = "bad" if kept else "plain"
+        parts.append(
+            f'<p class="banner {mark}"><strong>{found.count:,} {text(who)} {text(where)}.</strong> {after}</p>'
+        )
+        if with_pictures:
+            parts.append(_pairs(found, pictures, f"{leak.own_split} here", f"{leak.corpus_split} there"))
+    if any(found.count > found.num_left_out for _, found, _ in leaks):
+        parts.append(
+            "<p>To leave such pictures out, name the evaluation corpora in <code>decontaminate</code> of the recipe "
+            "and prepare again.</p>"
+        )
+    return "".join(parts) + _compared(stats)
+
+
+def _compared(stats: CorpusStats) -> str:
+    if not stats.compared:
+        return (
+            '<p class="banner plain"><strong>Not looked for.</strong> This corpus was compared with no evaluation set: '
+            "none other was prepared under its root when it was made. Whether test pictures are among its pictures is not "
+            "known.</p>"
+        )
+    clean = sorted(stats.compared - {(leak.corpus, leak.corpus_split) for leak in stats.leakage})
+    if not clean:
+        return ""
+    listed = ", ".join(f"{corpus} ({split})" for corpus, split in clean)
+    start = "None found" if not stats.leakage else "Nothing found in the others"
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>{title}</title><style>{_STYLE}</style><h1>{title}</h1>"
-        f'<div class="soft">digest {manifest.digest}<br>{_text(manifest.provenance["credit"])}</div>'
-        f'<div class="figures">{tiles}</div>{body}</html>\n'
+        f'<p class="banner"><strong>{start}.</strong> No picture of this corpus looks like one of the evaluation '
+        f"pictures that it was compared with: {text(listed)}.</p>"
     )
 
 
-def _splits(manifest: Manifest) -> str:
+def _splits(manifest: Manifest, stats: CorpusStats) -> str:
     rows = []
     for name, split in manifest.splits.items():
         owners = [segment.split for segment in split.segments]
         shards = sum(segment.num_shards for segment in split.segments)
-        note = "" if owners == [name] else "view of " + " + ".join(owners)
-        rows.append((name, f"{split.num_rows:,}", f"{split.num_row_groups:,}", f"{shards:,}", note))
-    return _table(rows, ("split", "pictures", "row groups", "shards", ""))
+        note = "" if set(owners) == {name} else "view of " + " + ".join(dict.fromkeys(owners))
+        size = num_bytes(stats.splits[name].num_bytes) if name in stats.splits else ""
+        rows.append((name, f"{split.num_rows:,}", size, f"{split.num_row_groups:,}", f"{shards:,}", note))
+    return table(rows, ("split", "pictures", "bytes", "row groups", "shards", ""))
 
 
-def _classes(data: ReportData) -> str:
-    names = [info.name for info in data.class_map.classes]
-    counts = np.bincount(pc.list_flatten(data.accepted["labels"]).to_numpy(), minlength=len(names))
-    order = np.argsort(-counts, kind="stable")
-    shown = counts[order]
-    if len(shown) > _MAX_BARS:  # a bar is then the mean of neighbours in rank
-        shown = np.array([part.mean() for part in np.array_split(shown, _MAX_BARS)])
-    ends = [f"{names[i]}: {counts[i]:,}" for i in (order[0], order[-1])]
-    return _bars(shown.tolist(), *ends)
+def _classes(class_map: ClassMap, stats: CorpusStats) -> str:
+    names = [info.name for info in class_map.classes]
+    by_split = {name: stats.splits[name].class_counts for name in _by_order(stats.splits)}
+    total = stats.class_counts
+    order = np.argsort(-total, kind="stable")
+    if len(names) <= _MAX_CLASS_BARS:
+        return stacked_bars([names[i] for i in order], {name: counts[order] for name, counts in by_split.items()})
+    ranked = {}
+    for name, counts in by_split.items():
+        ranked[name] = -np.sort(-counts)
+    plot = rank_plot(ranked, f"sizes of {len(names):,} classes, from {total.max():,} to {total.min():,} pictures")
 
+    def listed(labels: np.ndarray) -> str:
+        rows = ((names[i], *(f"{counts[i]:,}" for counts in (total, *by_split.values()))) for i in labels.tolist())
+        return table(rows, ("class", "all", *by_split))
 
-def _sizes(accepted: pa.Table) -> str:
-    width = accepted["width_px"].to_numpy().astype(float)
-    height = accepted["height_px"].to_numpy().astype(float)
-    formats = Counter(zip(accepted["format"].to_pylist(), accepted["mode"].to_pylist(), strict=True))
+    top = min(_MAX_CLASSES_NAMED, len(names) // 2)
     return (
-        f'<div class="two"><div>{_histogram(np.sqrt(width * height), "square root of the pixels: {:.0f}")}</div>'
-        f"<div>{_histogram(width / height, 'width over height: {:.2f}')}</div></div>"
-        + _table([(f"{name} {mode}", f"{count:,}") for (name, mode), count in formats.most_common()])
+        plot
+        + _class_quantiles({"all": total, **by_split})
+        + f'<div class="two"><div><h3>The {top} largest</h3>{listed(order[:top])}</div>'
+        + f"<div><h3>The {top} smallest</h3>{listed(order[::-1][:top])}</div></div>"
+        + _class_list(class_map, total)
     )
 
 
-def _histogram(values: np.ndarray, label: str) -> str:
-    edges = np.geomspace(values.min() * 0.999, values.max() * 1.001, 33)
-    return _bars(np.histogram(values, edges)[0].tolist(), label.format(values.min()), f"{values.max():.4g}")
-
-
-def _refused(rejects: pa.Table) -> str:
-    if not rejects.num_rows:
-        return "<p>None.</p>"
+def _class_quantiles(counts: Mapping[str, np.ndarray]) -> str:
     rows = []
-    for reason, count in Counter(rejects["reason"].to_pylist()).most_common():
-        first = rejects.filter(pc.equal(rejects["reason"], reason)).slice(0, _MAX_REJECTS_SHOWN).to_pylist()
-        lines = (f"{_text(row['example_id'])} <span class=soft>{_text(row['detail'])}</span>" for row in first)
-        examples = "<br>".join(lines)
-        rows.append(f"<tr><td>{reason}<td class=n>{count:,}<td>{examples}")
-    return f"<table><tr><th>reason<th>files<th>the first of them{''.join(rows)}</table>"
+    for name, own in counts.items():
+        quantiles = np.quantile(own, (0, 0.1, 0.25, 0.5, 0.75, 0.9, 1), method="inverted_cdf").astype(int).tolist()
+        largest_first = np.cumsum(-np.sort(-own))
+        half = int(np.searchsorted(largest_first, largest_first[-1] / 2)) + 1
+        rows.append((name, *(f"{q:,}" for q in quantiles), f"{half:,}", f"{(own == 0).sum():,}"))
+    head = ("pictures in a class", "least", "10 %", "25 %", "median", "75 %", "90 %", "most")
+    return table(rows, (*head, "classes with half of all", "empty classes"))
 
 
-def _sample_sheet(data: ReportData) -> str:
-    """Classes spread evenly over the class list, each with its first pictures in the order of the corpus."""
-    rows = data.accepted.sort_by("order_key")
-    first_label = pc.list_element(rows["labels"], 0)
-    num_classes = len(data.class_map.classes)
-    chosen = np.unique(np.linspace(0, num_classes - 1, min(num_classes, _MAX_SAMPLE_CLASSES)).astype(int))
-    parts = []
-    for label in chosen.tolist():
-        own = rows.filter(pc.equal(first_label, label)).slice(0, _SAMPLES_PER_CLASS).to_pylist()
-        images = "".join(
-            f'<img alt="" title="{_text(row["example_id"])}" src="{_thumbnail(row, data.manifest)}">' for row in own
+def _class_list(class_map: ClassMap, counts: np.ndarray) -> str:
+    """Every class on a line of plain text, which the search of a browser finds. Tables of 21,841 rows are slow."""
+    order = sorted(range(len(counts)), key=lambda i: (class_map.classes[i].name.casefold(), i))
+    lines, room = [], _MAX_LIST_CHARS
+    for i in order:
+        info = class_map.classes[i]
+        source_id = f" ({info.source_id})" if info.source_id != info.name else ""
+        lines.append(text(f"{info.name[:80]}{source_id[:40]} {counts[i]:,}"))
+        room -= len(lines[-1])
+        if room < 0:
+            lines.append(f"... {len(order) - len(lines):,} more; classes.json and stats.json have all")
+            break
+    return f"<details><summary>All {len(order):,} classes by name</summary><pre class=list>{chr(10).join(lines)}</pre></details>"
+
+
+def sizes_section(stats: CorpusStats) -> str:
+    """Histograms of sides, aspect ratios and file sizes."""
+    powers_of_two, powers_of_ten = 2.0 ** np.arange(-8, 33), 10.0 ** np.arange(13)
+    plots = [
+        _histogram(stats.side_px, SIDE_PX, "√(width × height), px", powers_of_two, "{:.0f}".format),
+        _histogram(stats.aspect_ratio, ASPECT_RATIO, "width over height", powers_of_two, "{:.3g}".format),
+        _histogram(stats.file_bytes, FILE_BYTES, "bytes of a file", powers_of_ten, num_bytes),
+    ]
+    return f'<div class="three">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'
+
+
+def _histogram(counts: np.ndarray, scale: LogScale, title: str, ticks: np.ndarray, name: Callable[[float], str]) -> str:
+    """The octaves that hold anything, on a log scale."""
+    used = np.flatnonzero(counts)
+    if not len(used):
+        return "<p>No pictures.</p>"
+    step = scale.bins_per_octave
+    low, high = used[0] // step * step, min(len(counts), (used[-1] // step + 1) * step)
+    edges = scale.edges[low : high + 1]
+    places = np.log(ticks / edges[0]) / np.log(edges[-1] / edges[0])
+    inside = np.flatnonzero((places > -0.001) & (places < 1.001))
+    shown = inside[:: max(1, round(len(inside) / 7))]  # on a phone there is no room for more
+    marks = [(float(places[i]), name(float(ticks[i]))) for i in shown]
+    names = [f"{name(a)} to {name(b)}" for a, b in itertools.pairwise(edges)]
+    quantiles = (name(scale.quantile(counts, q)) for q in (0.05, 0.5, 0.95))
+    said = "<p class=soft>about: 5 % {}, median {}, 95 % {}</p>".format(*quantiles)
+    return bar_plot(counts[low:high], names, Axis(f"{title}, log scale", marks), title) + said
+
+
+def formats_section(stats: CorpusStats) -> str:
+    """Formats and modes, and labels an image where there are several."""
+    total = max(1, sum(stats.kinds.values()))
+    rows = [
+        (kind, f"{n:,}", f"{100 * n / total:.3g} %") for kind, n in sorted(stats.kinds.items(), key=lambda k: -k[1])
+    ]
+    labels = ""
+    if stats.labels_per_image[2:].any():
+        last = len(stats.labels_per_image) - 1
+        numbers = (
+            (f"{n}{' or more' if n == last else ''}", f"{count:,}") for n, count in enumerate(stats.labels_per_image)
         )
-        parts.append(f"<div>{images}<div class=soft>{_text(data.class_map.classes[label].name)}</div></div>")
+        labels = f"<div>{table((row for row in numbers if row[1] != '0'), ('labels', 'pictures'))}</div>"
+    return f'<div class="two"><div>{table(rows, ("format and mode", "pictures", "share"))}</div>{labels}</div>'
+
+
+def refused_section(stats: CorpusStats, pictures: Pictures) -> str:
+    """What was refused, by reason, with the first pictures of each."""
+    if not stats.refused:
+        return "<p>None.</p>"
+    ordered = sorted(stats.refused.items(), key=lambda item: (-item[1].count, item[0]))
+    parts = [table([(reason.replace("_", " "), f"{found.count:,}") for reason, found in ordered], ("reason", "files"))]
+    # Those that repeat another picture stand beside it, under these sections.
+    pairs = {"duplicate": stats.duplicates, "near_duplicate": stats.duplicates, "leakage": stats.leakage}
+    for reason, found in ordered:
+        if pairs.get(reason):
+            continue
+        shown = "".join(
+            f"<div>{pictures.show(each.picture, reason)}<div class=soft>{text(each.picture.example_id)}<br>"
+            f"{text(each.detail)}</div></div>"
+            for each in found.first
+        )
+        more = f", {len(found.first)} of {found.count:,}" if found.count > len(found.first) else ""
+        parts.append(f'<h3>{text(reason.replace("_", " "))}{more}</h3><div class="found">{shown}</div>')
+    return "".join(parts)
+
+
+def _duplicates(stats: CorpusStats, pictures: Pictures) -> str:
+    ordered = [(kind, stats.duplicates[kind]) for kind in _KINDS if kind in stats.duplicates]
+    if not ordered:
+        return "<p>None.</p>"
+    rows = ((_KINDS[kind], f"{found.count:,}", f"{found.num_left_out:,}") for kind, found in ordered)
+    parts = [table(rows, ("what", "pictures", "left out"))]
+    for kind, found in ordered:
+        parts.append(f"<h3>{text(kind.replace('_', ' '))}</h3>{_pairs(found, pictures, 'repeats', 'stays')}")
+    return "".join(parts)
+
+
+def _pairs(found: Findings, pictures: Pictures, left: str, right: str) -> str:
+    shown = "".join(_pair(each, pictures, left, right) for each in found.first)
+    more = f'<p class="soft">{len(found.first)} of {found.count:,}</p>' if found.count > len(found.first) else ""
+    return f'<div class="pairs">{shown}</div>{more}'
+
+
+def _pair(found: Finding, pictures: Pictures, left: str, right: str) -> str:
+    other = found.other
+    second = pictures.show(other) if other else ""
+    second_id = f"<br>{text(right)}: {text(other.example_id)}" if other else ""
+    return (
+        f'<div><div class="strip">{pictures.show(found.picture)}{second}</div>'
+        f"<div class=soft>{text(left)}: {text(found.picture.example_id)}{second_id}<br>"
+        f"{text(_KINDS.get(found.detail, found.detail))}</div></div>"
+    )
+
+
+def sample_sheet(class_map: ClassMap, stats: CorpusStats, pictures: Pictures) -> str:
+    """A few pictures of some classes."""
+    total = stats.class_counts
+    parts = []
+    for label in stats.rule.labels(stats.num_classes).tolist():
+        shown = "".join(pictures.show(row) for row in stats.sheet.get(label, ()))
+        name = class_map.classes[label].name
+        parts.append(
+            f'<div><div class="strip">{shown}</div><div class=soft>{text(name)} · {total[label]:,}</div></div>'
+        )
     return f'<div class="sheet">{"".join(parts)}</div>'
 
 
-def _thumbnail(row: dict[str, object], manifest: Manifest) -> str:
-    pixels = decode(read_example(row, open_store(str(row["base"]))), manifest.decode_policy)
-    image = Image.fromarray(pixels)
-    image.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
-    file = io.BytesIO()
-    image.save(file, "WEBP", quality=80)
-    return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+def _times(manifest: Manifest) -> str:
+    counts = manifest.counts
+    rows = []
+    for step, seconds in manifest.provenance.get("seconds", {}).items():
+        number = counts.num_found if step in ("list", "examine") else counts.num_accepted
+        rate = f"{number / seconds:,.0f}/s" if seconds > 0 else ""
+        moved = f"{num_bytes(counts.num_bytes / seconds)}/s" if step in ("examine", "gather") and seconds > 0 else ""
+        rows.append((step, duration(seconds), rate, moved))
+    return table(rows, ("step", "time", "pictures", "bytes of pictures"))
 
 
-def _bars(values: Sequence[float], left: str, right: str) -> str:
-    top, step = max([*values, 1e-9]), 1000 / max(len(values), 1)
-    heights = [100 * value / top for value in values]
-    width = min(max(step * 0.9, 1), 40)
-    rects = "".join(
-        f'<rect x="{i * step:.1f}" y="{100 - height:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
-        for i, height in enumerate(heights)
-    )
-    return (
-        f'<svg viewBox="0 0 1000 100" preserveAspectRatio="none">{rects}</svg>'
-        f'<div class="axis soft"><span>{_text(left)}</span><span>{_text(right)}</span></div>'
-    )
+def _decode_policy(policy: DecodePolicy) -> str:
+    rows = []
+    for name, field in type(policy).model_fields.items():
+        value = getattr(policy, name)
+        said = (
+            ", ".join(map(str, value))
+            if isinstance(value, tuple)
+            else f"{value:,}"
+            if isinstance(value, int)
+            else value
+        )
+        meaning = " ".join((field.description or "").split())
+        rows.append((name.replace("_", " "), f"{said}", meaning))
+    return table(rows, ("what", "policy", "meaning"))
 
 
-def _table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    titles = "<tr>" + "".join(f"<th>{_text(name)}" for name in head) if head else ""
-    lines = ("<tr>" + "".join(_cell(cell) for cell in row) for row in rows)
-    return f"<table>{titles}{''.join(lines)}</table>"
+def _provenance(manifest: Manifest) -> str:
+    provenance = manifest.provenance
+    known = ("request", "seconds", "libraries", "credit")
+    libraries = ", ".join(f"{name} {version}" for name, version in provenance.get("libraries", {}).items())
+    rows = [
+        ("digest", manifest.digest),
+        ("class map digest", manifest.class_map_digest),
+        ("order seed", f"{manifest.order_seed}"),
+        ("libraries", libraries),
+        *((name.replace("_", " "), _plain(value)) for name, value in provenance.items() if name not in known),
+    ]
+    request = json.dumps(provenance.get("request", {}), indent=1, ensure_ascii=False)
+    lines = "".join(f"<tr><th>{text(name)}<td>{text(value)}" for name, value in rows if value)
+    return f'<table class="wrap">{lines}</table><h3>Request</h3><pre>{text(request)}</pre>'
 
 
-def _cell(text: str) -> str:
-    return f"<td{' class=n' if text[:1].isdigit() else ''}>{_text(text)}"
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
+def _by_order(names: Iterable[str]) -> list[str]:
+    return sorted(names, key=lambda name: (_SPLIT_ORDER.index(name) if name in _SPLIT_ORDER else 3, name))

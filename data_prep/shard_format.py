@@ -20,11 +20,12 @@ from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from data_prep.decode import DecodePolicy
 from infra.config import FrozenConfig
-from infra.storage import Store
+from infra.storage import Store, open_store
 
 SCHEMA_VERSION = 1
 MANIFEST_KEY, CLASSES_KEY = "manifest.json", "classes.json"
 REJECTS_KEY, SHARDS_KEY, REPORT_KEY = "rejects.parquet", "shards.parquet", "report.html"
+LEAKAGE_KEY = "leakage.parquet"
 
 
 def shard_schema(*, single_label: bool, has_weights: bool) -> pa.Schema:
@@ -67,7 +68,17 @@ class SegmentInfo(FrozenConfig):
     """The split whose folder holds the shards."""
     name: str
     num_rows: PositiveInt
+    """Rows that belong to the split: the first of those that are stored."""
     num_shards: PositiveInt
+    """Shards that were written, as their names say."""
+    version: str = ""
+    """The version of this corpus whose folder holds the shards; empty: the manifest's own."""
+    rows_left_out: NonNegativeInt = 0
+    """Rows stored behind the last one that belongs to the split, as in a view on the first rows."""
+
+    @property
+    def stored_rows(self) -> int:
+        return self.num_rows + self.rows_left_out
 
 
 class SplitInfo(FrozenConfig):
@@ -96,14 +107,19 @@ class SplitInfo(FrozenConfig):
                 start = group * self.rows_per_row_group
                 shard, group_in_shard = divmod(group, self.row_groups_per_shard)
                 rows = min(self.rows_per_row_group, segment.num_rows - start)
-                return RowGroupPlace(segment, shard, group_in_shard, first_row + start, rows)
+                stored = min(self.rows_per_row_group, segment.stored_rows - start)
+                return RowGroupPlace(segment, shard, group_in_shard, first_row + start, rows, stored)
             group, first_row = group - num_groups, first_row + segment.num_rows
         raise IndexError(f"row group {row_group} of {self.num_row_groups}")
 
     def shard_rows(self, segment: SegmentInfo, shard: int) -> int:
         """Rows that shard number `shard` of a segment holds."""
         rows_per_shard = self.rows_per_row_group * self.row_groups_per_shard
-        return min(rows_per_shard, segment.num_rows - shard * rows_per_shard)
+        return min(rows_per_shard, segment.stored_rows - shard * rows_per_shard)
+
+    def shards_in_use(self, segment: SegmentInfo) -> int:
+        """How many shards of a segment hold rows of this split, from the first on."""
+        return -(-segment.num_rows // (self.rows_per_row_group * self.row_groups_per_shard))
 
     def _num_groups(self, segment: SegmentInfo) -> int:
         return -(-segment.num_rows // self.rows_per_row_group)
@@ -118,9 +134,12 @@ class RowGroupPlace:
     group_in_shard: int
     first_row: int
     num_rows: int
+    stored_rows: int
+    """Rows that the row group holds in the file, of which the first `num_rows` belong to the split."""
 
     @property
     def key(self) -> str:
+        """Key of the shard below `segment_store`."""
         return shard_key(self.segment.split, self.segment.name, self.shard, self.segment.num_shards)
 
 
@@ -131,7 +150,7 @@ class Counts(FrozenConfig):
     num_accepted: NonNegativeInt
     num_refused: NonNegativeInt
     num_bytes: NonNegativeInt
-    """Of the accepted images."""
+    """Of the accepted images; in a view on some rows, their share of it."""
     refused: dict[str, NonNegativeInt]
 
 
@@ -199,8 +218,13 @@ def load_class_names(corpus: Store) -> list[str]:
         raise RuntimeError(f"There is no corpus at {corpus.uri}: {CLASSES_KEY} is absent.") from error
 
 
+def segment_store(corpus: Store, segment: SegmentInfo) -> Store:
+    """Where the shards of a segment lie: in the corpus, or in the version of it that wrote them."""
+    return open_store(f"{corpus.uri.rpartition('/')[0]}/{segment.version}") if segment.version else corpus
+
+
 def segment_keys(segment: SegmentInfo) -> list[str]:
-    """Keys of the shards of a segment, in order."""
+    """Keys of the shards of a segment, in order, below `segment_store`."""
     return [shard_key(segment.split, segment.name, i, segment.num_shards) for i in range(segment.num_shards)]
 
 
@@ -225,8 +249,9 @@ class ShardReader:
     """
 
     def __init__(self, corpus: Store, manifest: Manifest, split: str, max_open_files: int = 32) -> None:
-        self._corpus, self._schema, self._max_open = corpus, manifest.arrow_schema(), max_open_files
+        self._schema, self._max_open = manifest.arrow_schema(), max_open_files
         self.split: SplitInfo = manifest.split(split)
+        self._homes = {segment.version: segment_store(corpus, segment) for segment in self.split.segments}
         self._idle: OrderedDict[str, list[pq.ParquetFile]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -243,11 +268,11 @@ class ShardReader:
                 )
             except (OSError, pa.ArrowException) as error:
                 # OSError is what Parquet raises for a page whose checksum differs
-                raise ShardError(self._corpus.uri_of(place.key), f"has a damaged page ({_one_line(error)})") from error
-        if table.num_rows != place.num_rows:
-            found = f"holds {table.num_rows} rows in row group {place.group_in_shard}, expected {place.num_rows}"
-            raise ShardError(self._corpus.uri_of(place.key), found)
-        return table
+                raise ShardError(self._uri(place), f"has a damaged page ({_one_line(error)})") from error
+        if table.num_rows != place.stored_rows:
+            found = f"holds {table.num_rows} rows in row group {place.group_in_shard}, expected {place.stored_rows}"
+            raise ShardError(self._uri(place), found)
+        return table.slice(0, place.num_rows)
 
     def close(self) -> None:
         """Close the files that no thread is reading."""
@@ -263,10 +288,17 @@ class ShardReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _store(self, place: RowGroupPlace) -> Store:
+        return self._homes[place.segment.version]
+
+    def _uri(self, place: RowGroupPlace) -> str:
+        return self._store(place).uri_of(place.key)
+
     @contextlib.contextmanager
     def _file(self, place: RowGroupPlace) -> Iterator[pq.ParquetFile]:
+        uri = self._uri(place)
         with self._lock:
-            idle = self._idle.get(place.key)
+            idle = self._idle.get(uri)
             file = idle.pop() if idle else None
         if file is None:
             file = self._open(place)
@@ -275,12 +307,12 @@ class ShardReader:
         except BaseException:
             file.close(force=True)
             raise
-        self._put_back(place.key, file)
+        self._put_back(uri, file)
 
-    def _put_back(self, key: str, file: pq.ParquetFile) -> None:
+    def _put_back(self, uri: str, file: pq.ParquetFile) -> None:
         with self._lock:
-            self._idle.setdefault(key, []).append(file)
-            self._idle.move_to_end(key)
+            self._idle.setdefault(uri, []).append(file)
+            self._idle.move_to_end(uri)
             surplus = []
             while sum(map(len, self._idle.values())) > self._max_open:
                 oldest = next(name for name, idle in self._idle.items() if idle)
@@ -291,8 +323,8 @@ class ShardReader:
             old.close(force=True)
 
     def _open(self, place: RowGroupPlace) -> pq.ParquetFile:
-        uri = self._corpus.uri_of(place.key)
-        file = open_shard(self._corpus, place.key)
+        uri = self._uri(place)
+        file = open_shard(self._store(place), place.key)
         try:
             num_rows = self.split.shard_rows(place.segment, place.shard)
             check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)

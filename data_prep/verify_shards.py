@@ -14,6 +14,7 @@ from data_prep.labels import ClassMap
 from data_prep.records import WORK, read_table
 from data_prep.shard_format import (
     CLASSES_KEY,
+    LEAKAGE_KEY,
     REJECTS_KEY,
     SHARDS_KEY,
     Manifest,
@@ -22,13 +23,14 @@ from data_prep.shard_format import (
     load_manifest,
     open_shard,
     segment_keys,
+    segment_store,
     shard_schema,
 )
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 _BLOCK_BYTES = 1 << 20
-_TABLES = (REJECTS_KEY, SHARDS_KEY)
+_TABLES = (REJECTS_KEY, SHARDS_KEY, LEAKAGE_KEY)
 
 
 class ShardSpec(FrozenConfig):
@@ -95,7 +97,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyRepor
         listed = {line["key"]: line for line in read_table(corpus, SHARDS_KEY).to_pylist()}
     except (OSError, pa.ArrowException, KeyError):
         listed = {}  # named below: it gives no digest
-    specs = {spec.key: spec for spec in shard_specs(manifest)}
+    specs = shard_specs(corpus, manifest)
     digests = {key: line["content_digest"] for key, line in listed.items()}
     whole = digests.keys() >= specs.keys()
     if not whole or corpus_digest(manifest.class_map_digest, manifest.splits, digests) != manifest.digest:
@@ -104,19 +106,19 @@ def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyRepor
         if not key.startswith(f"{WORK}/") and key.endswith(".parquet") and key not in specs and key not in _TABLES:
             problems[corpus.uri_of(key)] = "is not listed in the manifest: an extra shard"
     tasks = [
-        VerifyTask(corpus=corpus.uri, spec=spec, sha256=listed[key]["sha256"], content_digest=digests[key])
-        for key, spec in specs.items()
+        VerifyTask(corpus=store.uri, spec=spec, sha256=listed[key]["sha256"], content_digest=digests[key])
+        for key, (store, spec) in specs.items()
         if key in listed
     ]
     label_counts: Counter[int] = Counter()
     for check in executor(verify_shard, tasks):
         label_counts.update(check.label_counts)
         if check.problem:
-            problems[corpus.uri_of(check.key)] = check.problem
+            problems[specs[check.key][0].uri_of(check.key)] = check.problem
     return VerifyReport(
         corpus=corpus.uri,
         num_shards=len(specs),
-        num_rows=sum(spec.num_rows for spec in specs.values()),
+        num_rows=sum(spec.num_rows for _, spec in specs.values()),
         label_counts=dict(sorted(label_counts.items())),
         problems=dict(sorted(problems.items())),
     )
@@ -130,13 +132,13 @@ def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
     return classes.digest == manifest.class_map_digest
 
 
-def shard_specs(manifest: Manifest) -> list[ShardSpec]:
-    """What every shard of a corpus must be, each once although views list it again."""
+def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec]]:
+    """What every shard of a corpus must be and where it lies, by key; each once although views list it again."""
     specs = {}
     for split in manifest.splits.values():
         for segment in split.segments:
-            for i, key in enumerate(segment_keys(segment)):
-                specs[key] = ShardSpec(
+            for i, key in enumerate(segment_keys(segment)[: split.shards_in_use(segment)]):
+                spec = ShardSpec(
                     key=key,
                     num_rows=split.shard_rows(segment, i),
                     rows_per_row_group=split.rows_per_row_group,
@@ -144,7 +146,8 @@ def shard_specs(manifest: Manifest) -> list[ShardSpec]:
                     single_label=manifest.single_label,
                     has_weights=manifest.has_weights,
                 )
-    return list(specs.values())
+                specs[key] = segment_store(corpus, segment), spec
+    return specs
 
 
 def verify_shard(task: VerifyTask) -> ShardCheck:
@@ -174,7 +177,7 @@ def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
         raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
     finally:
         file.close(force=True)
-    return ReadBack(_file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
+    return ReadBack(file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
 
 
 def _checked_rows(file: pq.ParquetFile, uri: str, spec: ShardSpec, label_counts: Counter[int]) -> Iterator[RowContent]:
@@ -195,7 +198,8 @@ def _checked_rows(file: pq.ParquetFile, uri: str, spec: ShardSpec, label_counts:
             yield example_id, row["sha256"], labels, row.get("weights")
 
 
-def _file_sha256(corpus: Store, key: str) -> str:
+def file_sha256(corpus: Store, key: str) -> str:
+    """Of an object as it lies in the store, read in blocks."""
     digest = hashlib.sha256()
     with corpus.open(key) as file:
         while block := file.read(_BLOCK_BYTES):

@@ -3,21 +3,23 @@
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from data_prep.examine import read_example
-from data_prep.plan_shards import ShardPlan
-from data_prep.records import WORK, read_table, write_table
-from data_prep.verify_shards import ShardSpec, read_back
+from data_prep.content_digest import table_content_digest
+from data_prep.examine import read_located
+from data_prep.records import WORK
+from data_prep.sort_records import rows_key
+from data_prep.verify_shards import ShardSpec, file_sha256
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 _READ_THREADS = 8
 _MIN_ROWS_AT_ONCE = 32
+_PLACE = ["example_id", "base", "key", "offset", "length", "sha256"]
 _STATISTICS = ["example_id", "label", "width_px", "height_px"]
 
 
@@ -26,7 +28,8 @@ class ShardTask(FrozenConfig):
 
     corpus: str
     spec: ShardSpec
-    content_digest: str
+    pieces: tuple[tuple[int, int, int], ...]
+    """(bucket, start, stop): rows of the planned files, one after another."""
     origin: str
 
 
@@ -42,82 +45,105 @@ class ShardInfo(FrozenConfig):
     content_digest: str
 
 
-def finished_info(task: ShardTask) -> ShardInfo | None:
-    """What is known of the shard of a task if it is finished and lies there in full size."""
+def ensure_shard(task: ShardTask) -> ShardInfo:
+    """The finished shard of a task, written unless it lies there already, in full size and of the planned rows."""
     corpus = open_store(task.corpus)
+    rows = _planned_rows(corpus, task)
+    digest = table_content_digest(rows)
+    return _finished_info(corpus, task, digest) or write_shard(task, rows, digest)
+
+
+def _finished_info(corpus: Store, task: ShardTask, digest: str) -> ShardInfo | None:
     try:
         info = ShardInfo.model_validate(corpus.read_json(_info_key(task.spec.key)))
-        same = info.content_digest == task.content_digest and info.rows_per_row_group == task.spec.rows_per_row_group
+        same = (info.content_digest, info.rows_per_row_group) == (digest, task.spec.rows_per_row_group)
         return info if same and corpus.size(task.spec.key) == info.num_bytes else None
     except FileNotFoundError:
         return None
 
 
-def save_plan(task: ShardTask, plan: ShardPlan) -> None:
-    """Put the rows of a shard where `ensure_shard` finds them."""
-    write_table(open_store(task.corpus), _plan_key(task.spec.key), plan.rows)
+def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:
+    """The rows of a shard, columns of ROW_SCHEMA. Only the parts of the planned files that hold them are read."""
+    split = task.spec.key.partition("/")[0]
+    tables = []
+    for bucket, start, stop in task.pieces:
+        with corpus.open(rows_key(split, bucket)) as file:
+            planned = pq.ParquetFile(file)
+            size = planned.metadata.row_group(0).num_rows
+            first, last = start // size, -(-stop // size)
+            table = planned.read_row_groups(range(first, last), use_threads=False)
+            tables.append(table.slice(start - first * size, stop - start))
+    return pa.concat_tables(tables)
 
 
-def ensure_shard(task: ShardTask) -> ShardInfo:
-    """The finished shard of a task, written unless it is there already."""
-    return finished_info(task) or write_shard(task)
-
-
-def write_shard(task: ShardTask) -> ShardInfo:
+def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
     """Write a shard, read it back from the store, then note that it is finished.
 
     Raises RuntimeError where the source changed since it was examined, or the shard does not read back.
     """
     corpus = open_store(task.corpus)
-    schema = task.spec.arrow_schema()
-    rows = read_table(corpus, _plan_key(task.spec.key)).to_pylist()
     with corpus.writer(task.spec.key) as file:
-        sink = _HashingSink(file)
-        # Parquet's own writer keeps the image bytes as they are: no compression, dictionary or statistics on them.
-        with pq.ParquetWriter(
-            sink,
-            schema,
-            compression={path: "NONE" if path == "image.bytes" else "ZSTD" for path in _leaf_paths(schema)},
-            use_dictionary=False,
-            write_statistics=[name for name in _STATISTICS if name in schema.names],
-            write_page_checksum=True,
-        ) as writer:
-            for table in _tables(rows, schema, task):
+        sink = HashingSink(file)
+        with shard_writer(sink, task.spec.arrow_schema()) as writer:
+            for table in _tables(planned, task):
                 writer.write_table(table, row_group_size=task.spec.rows_per_row_group)
     info = ShardInfo(
         corpus=corpus.uri,
         key=task.spec.key,
-        num_rows=len(rows),
+        num_rows=len(planned),
         rows_per_row_group=task.spec.rows_per_row_group,
         num_bytes=sink.num_bytes,
         sha256=sink.sha256.hexdigest(),
-        content_digest=task.content_digest,
+        content_digest=digest,
     )
-    found = read_back(corpus, task.spec)
-    if (found.sha256, found.content_digest) != (info.sha256, info.content_digest):
+    found = file_sha256(corpus, task.spec.key)
+    if found != info.sha256:
         raise RuntimeError(
-            f"{corpus.uri_of(task.spec.key)} does not read back as it was written (sha256 {found.sha256[:12]}, written "
+            f"{corpus.uri_of(task.spec.key)} does not read back as it was written (sha256 {found[:12]}, written "
             f"{info.sha256[:12]}): the store or the disk alters data. Check it before preparing again."
         )
     corpus.write_json(_info_key(task.spec.key), info.model_dump(mode="json"))
     return info
 
 
-def _tables(rows: list[dict[str, Any]], schema: pa.Schema, task: ShardTask) -> Iterator[pa.Table]:
+def shard_writer(sink: "HashingSink", schema: pa.Schema) -> pq.ParquetWriter:
+    """Parquet's own writer, told to keep image bytes as they are: no compression, dictionary or statistics on them."""
+    return pq.ParquetWriter(
+        sink,
+        schema,
+        compression={path: "NONE" if path == "image.bytes" else "ZSTD" for path in _leaf_paths(schema)},
+        use_dictionary=False,
+        write_statistics=[name for name in _STATISTICS if name in schema.names],
+        write_page_checksum=True,
+    )
+
+
+def _tables(planned: pa.Table, task: ShardTask) -> Iterator[pa.Table]:
     """The shard in parts of whole row groups; only one part's images are in memory."""
     size = task.spec.rows_per_row_group * -(-_MIN_ROWS_AT_ONCE // task.spec.rows_per_row_group)
-    stores = {base: open_store(base) for base in {row["base"] for row in rows}}
+    stores = {base: open_store(base) for base in planned["base"].unique().to_pylist()}
     with ThreadPoolExecutor(_READ_THREADS) as threads:
-        for start in range(0, len(rows), size):
-            part = rows[start : start + size]
-            images = list(threads.map(lambda row: _unchanged(row, stores[row["base"]]), part))
-            yield pa.Table.from_pylist(
-                [_shard_row(row, image, task) for row, image in zip(part, images, strict=True)], schema=schema
-            )
+        for start in range(0, len(planned), size):
+            part = planned.slice(start, size)
+            places = part.select(_PLACE).to_pylist()
+            read = threads.map if any(store.reads_wait for store in stores.values()) else map
+            images = list(read(lambda row: _unchanged(row, stores[row["base"]]), places))
+            yield shard_table(part, images, task.origin, task.spec.arrow_schema())
+
+
+def shard_table(rows: pa.Table, images: list[bytes], origin: str, schema: pa.Schema) -> pa.Table:
+    """Planned rows (columns of ROW_SCHEMA) and their images as rows of a shard."""
+    paths = [example_id.rpartition("/")[2] for example_id in rows["example_id"].to_pylist()]
+    columns = {name: rows[name] for name in schema.names if name in rows.column_names}
+    columns["image"] = pa.StructArray.from_arrays([pa.array(images, pa.binary()), pa.array(paths)], ["bytes", "path"])
+    columns["source"] = pa.repeat(origin, len(rows))
+    if "label" in schema.names:
+        columns["label"] = pc.list_element(rows["labels"], 0)
+    return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)
 
 
 def _unchanged(row: dict[str, Any], store: Store) -> bytes:
-    data = read_example(row, store)
+    data = read_located(store, row["key"], row["offset"], row["length"])
     if hashlib.sha256(data).digest() != row["sha256"]:
         raise RuntimeError(
             f"{store.uri}/{row['key']} ({row['example_id']}) changed after it was examined. Let the source rest and "
@@ -126,27 +152,17 @@ def _unchanged(row: dict[str, Any], store: Store) -> bytes:
     return data
 
 
-def _shard_row(row: dict[str, Any], image: bytes, task: ShardTask) -> dict[str, Any]:
-    # from_pylist takes the columns of the schema and leaves what else is in the row.
-    path = PurePosixPath(row["example_id"]).name
-    return {**row, "image": {"bytes": image, "path": path}, "label": row["labels"][0], "source": task.origin}
-
-
 def _leaf_paths(schema: pa.Schema) -> list[str]:
     lists = {field.name for field in schema if pa.types.is_list(field.type)}
     names = [f"{name}.list.element" if name in lists else name for name in schema.names if name != "image"]
     return ["image.bytes", "image.path", *names]
 
 
-def _plan_key(shard_key: str) -> str:
-    return f"{WORK}/gather/{shard_key.removesuffix('.parquet')}.plan.parquet"
-
-
 def _info_key(shard_key: str) -> str:
     return f"{WORK}/gather/{shard_key.removesuffix('.parquet')}.json"
 
 
-class _HashingSink:
+class HashingSink:
     """A file for pyarrow that counts and hashes what passes."""
 
     def __init__(self, file: BinaryIO) -> None:

@@ -1,9 +1,11 @@
 """What lies below a root: corpora, runs, models, as plain dicts for tables and `--json`. Reads small files only."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
-from data_prep.shard_format import MANIFEST_KEY, load_class_names, load_manifest
+from data_prep.corpus_stats import STATS_KEY, CorpusStats
+from data_prep.find_corpus import prepared_corpora
+from data_prep.shard_format import MANIFEST_KEY, Manifest, load_class_names, load_manifest
 from flows.records import PipelineRecord
 from infra.journal import read_journal
 from infra.run_state import read_state
@@ -18,31 +20,45 @@ def is_location(name: str) -> bool:
 
 
 def list_corpora(root: str) -> list[Row]:
-    """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI."""
-    store = open_store(root)
+    """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; of a view what it is of."""
     rows = []
-    for key in store.list("corpora/"):
-        if key.endswith("/manifest.json") and key.count("/") == 3:
-            corpus = store.child(key.removesuffix("/manifest.json"))
-            manifest = load_manifest(corpus)
-            rows.append(
-                {
-                    "name": manifest.name,
-                    "version": manifest.version,
-                    "digest": manifest.digest,
-                    "images": manifest.counts.num_accepted,
-                    "refused": manifest.counts.num_refused,
-                    "classes": manifest.num_classes,
-                    "bytes": manifest.counts.num_bytes,
-                    "splits": {name: split.num_rows for name, split in manifest.splits.items()},
-                    "uri": corpus.uri,
-                }
-            )
+    for corpus, manifest in prepared_corpora(open_store(root)):
+        rows.append(
+            {
+                "name": manifest.name,
+                "version": manifest.version,
+                "digest": manifest.digest,
+                "images": manifest.counts.num_accepted,
+                "refused": manifest.counts.num_refused,
+                "classes": manifest.num_classes,
+                "bytes": manifest.counts.num_bytes,
+                "splits": {name: split.num_rows for name, split in manifest.splits.items()},
+                "segments": num_segments(manifest),
+                "view_of": manifest.provenance.get("view_of"),
+                "made_of": made_of(manifest),
+                "uri": corpus.uri,
+            }
+        )
     return rows
 
 
+def num_segments(manifest: Manifest) -> int:
+    """How often images were put into the corpus: once, and for every addition."""
+    return len({segment.name for split in manifest.splits.values() for segment in split.segments})
+
+
+def made_of(manifest: Manifest) -> str:
+    """A view or an addition as people read it; nothing of a corpus that stands by itself."""
+    if view := manifest.provenance.get("view_of"):
+        return f"first {view['take']:,} of {view['split']} of {view['version']}"
+    if added := manifest.provenance.get("added_to"):
+        return f"{added['version']} and segment {num_segments(manifest)}"
+    return ""
+
+
 def find_corpus(root: str, name: str) -> Store:
-    """The corpus `NAME`, `NAME/VERSION` or a URI; of several versions the newest manifest by its own record.
+    """The corpus `NAME`, `NAME/VERSION` or a URI; of several versions the newest by its own record, views left out:
+    those are named by their versions.
 
     Raises ValueError that lists the corpora there are.
     """
@@ -53,20 +69,45 @@ def find_corpus(root: str, name: str) -> Store:
                 f"There is no corpus at {store.uri}: {MANIFEST_KEY} is absent. `vitline data prep` makes one."
             )
         return store
-    found = [row for row in list_corpora(root) if name in (row["name"], f"{row['name']}/{row['version']}")]
-    if not found:
-        known = ", ".join(sorted({row["name"] for row in list_corpora(root)})) or "none yet"
-        raise ValueError(
-            f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one."
-        )
-    newest = max(found, key=lambda row: load_manifest(open_store(row["uri"])).provenance.get("created_at", ""))
-    return open_store(newest["uri"])
+    every = prepared_corpora(open_store(root))
+    for corpus, manifest in reversed(every):
+        of_that_name = name == manifest.name and "view_of" not in manifest.provenance
+        if of_that_name or name == f"{manifest.name}/{manifest.version}":
+            return corpus
+    known = ", ".join(sorted({manifest.name for _, manifest in every})) or "none yet"
+    raise ValueError(f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one.")
 
 
 def show_corpus(corpus: Store) -> Row:
     """The manifest with class names."""
     manifest = load_manifest(corpus)
-    return {"uri": corpus.uri, **manifest.model_dump(mode="json"), "classes": load_class_names(corpus)}
+    return {
+        "uri": corpus.uri,
+        **manifest.model_dump(mode="json"),
+        "made_of": made_of(manifest),
+        "segments": num_segments(manifest),
+        "classes": load_class_names(corpus),
+    }
+
+
+class FoundStats(NamedTuple):
+    """The statistics of a corpus; of a view those of the corpus that it shows a part of, which `of` names."""
+
+    stats: CorpusStats
+    of: str
+
+
+def corpus_stats(corpus: Store) -> FoundStats | None:
+    """What stats.json says; None for a corpus of before there was one."""
+    manifest = load_manifest(corpus)
+    while view := manifest.provenance.get("view_of"):
+        corpus = open_store(f"{corpus.uri.rpartition('/')[0]}/{view['version']}")
+        manifest = load_manifest(corpus)
+    try:
+        found = corpus.read_json(STATS_KEY)
+    except FileNotFoundError:
+        return None
+    return FoundStats(CorpusStats.from_json(found), f"{manifest.name}/{manifest.version}")
 
 
 def list_pipelines(root: str) -> list[PipelineRecord]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from flows import console, model_commands, stack_commands
+from flows import console, data_commands, model_commands, stack_commands
 from flows.command_line import Json, Root, Set, cell, settings, show_one, show_rows
 from vit.models.config import field_path
 
@@ -29,7 +29,7 @@ def group(name: str, text: str) -> typer.Typer:
     return sub
 
 
-data = group("data", "Corpora: prepare, list, show, verify.")
+app.add_typer(data_commands.app, name="data")
 pretrain_app = group("pretrain", "Pre-training: plan and run.")
 finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.")
 vtab = group("vtab", "Scores on tasks by the VTAB-1k protocol.")
@@ -79,53 +79,6 @@ def run(
     from flows.own_pictures import run_own_pictures
 
     run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
-
-
-@data.command("prep")
-def data_prep(
-    source: Annotated[Path, typer.Option(help="Folder with one sub-folder per class, of any depth.")],
-    name: Annotated[str, typer.Option(help="Name of the corpus: lower case, digits, dashes.")],
-    root: Root = None,
-    json: Json = False,
-) -> None:
-    """Turn a folder of labelled images into verified Parquet shards.
-
-    Example: `vitline data prep --source ~/pictures/birds --name birds`
-    """
-    from flows.prepare_corpus import folder_request, prepare_and_show
-
-    prepare_and_show(settings(root), [folder_request(source, name)], as_json=json)
-
-
-@data.command("ls")
-def data_ls(root: Root = None, json: Json = False) -> None:
-    """The corpora there are. Example: `vitline data ls --json`"""
-    from flows.catalog import list_corpora
-
-    where = settings(root).root
-    columns = ["name", "version", "images", "refused", "classes", "splits", "digest"]
-    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` makes one."
-    show_rows("corpora", list_corpora(where), columns, json, empty)
-
-
-@data.command("show")
-def data_show(
-    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
-) -> None:
-    """The manifest of a corpus. Example: `vitline data show birds`"""
-    from flows.catalog import find_corpus, show_corpus
-
-    show_one(show_corpus(find_corpus(settings(root).root, name)), json)
-
-
-@data.command("verify")
-def data_verify(
-    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
-) -> None:
-    """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds`"""
-    from flows.prepare_corpus import verify_and_show
-
-    verify_and_show(settings(root), name, as_json=json)
 
 
 @pretrain_app.command("plan")

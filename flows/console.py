@@ -73,6 +73,8 @@ def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
     parts = [f"{title}: {p['step']:,}{of} {p.get('unit', 'steps')}"]
     if p.get("images_per_s"):
         parts.append(f"{p['images_per_s']:,.0f} images/s")
+    if p.get("bytes_per_s"):
+        parts.append(f"{p['bytes_per_s'] / 1e6:,.1f} MB/s")
     if p.get("loss") is not None:
         parts.append(f"loss {p['loss']:.3f}")
     if p.get("refused"):

@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import StateType
 from prefect.states import State
 
+from data_prep.shard_format import REPORT_KEY
 from flows.budget import check_deadline
 from flows.collect_garbage import collect_garbage
 from flows.compare_runs import compare_newest, comparison_rows
@@ -25,7 +26,7 @@ from flows.flow_states import outlive_the_worker, state_of, told_once
 from flows.heartbeat import beating
 from flows.prefect_runs import PrefectFlowRuns
 from flows.prefect_watch import PrefectWatch
-from flows.prepare_corpus import corpus_rows, prepare_corpora
+from flows.prepare_corpus import PreparedCorpus, corpus_rows, preparation_key, prepare_corpora
 from flows.pretrain import pretrain
 from flows.reconcile import Finding, reconcile
 from flows.report import SCORE_COLUMNS, score_rows, stage_time
@@ -106,8 +107,13 @@ def prepare_corpus(request: PrepareRequest) -> State:
     """Raw images to a corpus of verified Parquet shards. Finished corpora are found again."""
 
     def body(request: PrepareRequest, at_hand: Engines, this: FlowRun) -> str:
-        (corpus,), _, _ = prepare_corpora([resolve_prepare(request)], at_hand)
+        config = resolve_prepare(at_hand.root, request)
+        (corpus,), _, _ = prepare_corpora([config], at_hand)
         show(at_hand, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
+        if isinstance(at_hand.watch, PrefectWatch):
+            key = preparation_key([config], [open_store(corpus.uri)], at_hand.root)
+            links = corpus_links(corpus, at_hand.shipper.run_url(key))
+            at_hand.watch.links("report", f"What is in {corpus.manifest.name}", links)
         reused = " (finished before)" if corpus.reused else ""
         return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
@@ -231,6 +237,18 @@ def one_at_a_time(at_hand: Engines, this: FlowRun):
         if jobs:
             raise Skipped(f"{', '.join(jobs)} of an earlier scheduled run is still at work.")
         yield
+
+
+def corpus_links(corpus: PreparedCorpus, mlflow_url: str | None) -> dict[str, str]:
+    """Where a corpus and its report are to be seen; the run that made it, where MLflow has it."""
+    links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
+    if mlflow_url:
+        page = mlflow_url.split("?")[0]
+        links |= {
+            "report to read": f"[in MLflow]({page}/artifacts/{REPORT_KEY})",
+            "MLflow": f"[the preparation]({mlflow_url})",
+        }
+    return links
 
 
 def show_pipeline(result: PipelineResult, at_hand: Engines) -> None:

@@ -7,7 +7,7 @@ import typer
 
 from flows import console
 from flows.engines import engines
-from flows.prepare_corpus import folder_request, prepare_corpora, refusals
+from flows.prepare_corpus import prepare_corpora, refusals, source_request
 from flows.pretrain import pretrain
 from flows.training import plan_training
 from infra.settings import Settings
@@ -24,7 +24,7 @@ def run_own_pictures(
 ) -> None:
     """Prepares `source`, says what training will take, trains, and prints the score on the held-out pictures."""
     with engines(settings) as at_hand:
-        (corpus,), _, _ = prepare_corpora([folder_request(source, name)], at_hand)
+        (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], at_hand)
         counts = corpus.manifest.counts
         console.say(
             f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused"

@@ -1,21 +1,25 @@
 """raw corpora -> manifests of verified shards: several corpora in one Ray Data job."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from data_prep.config import CorpusConfig, Emoji
 from data_prep.corpora.emoji import PACKAGES, STYLES, fetch_style
+from data_prep.corpus_stats import CorpusStats
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec
-from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, Manifest, load_manifest
+from data_prep.progress import PROGRESS_KEY, STAGES
+from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
+from data_prep.subsets import take
 from data_prep.verify_shards import verify_corpus
 from flows import console
-from flows.catalog import find_corpus
+from flows.catalog import corpus_stats, find_corpus
 from flows.engines import Engines, engines
 from flows.requests import PrepareRequest
 from flows.resolve import resolve_prepare
@@ -35,15 +39,18 @@ class PreparedCorpus:
     reused: bool
 
 
-def folder_request(source: Path, name: str) -> CorpusConfig:
-    """The request for a folder of class folders. Raises ValueError for a name or folder that will not do."""
+def source_request(root: str, source: str, name: str | None, **fields: Any) -> CorpusConfig:
+    """The request for a corpus made from `source`; `fields` are others of the form. Raises ValueError for a name or
+    source that will not do."""
     try:
-        return resolve_prepare(PrepareRequest(folder=str(source), name=name))
+        return resolve_prepare(root, PrepareRequest.model_validate({"source": source, "name": name, **fields}))
     except ValidationError as error:
-        raise ValueError(
-            f"--name {name!r} cannot name a corpus; use up to 80 lower-case letters, digits, '-', '_' and '.', "
-            "as in 'birds-2026'."
-        ) from error
+        if any(problem["loc"] == ("name",) for problem in error.errors()):
+            raise ValueError(
+                f"--name {name!r} cannot name a corpus; use up to 80 lower-case letters, digits, '-', '_' and '.', "
+                "as in 'birds-2026'."
+            ) from error
+        raise
 
 
 def prepare_corpora(
@@ -65,6 +72,9 @@ def prepare_corpora(
         PreparedCorpus(store.uri, load_manifest(store), request not in missing)
         for request, store in zip(requests, stores, strict=True)
     ]
+    for corpus in prepared:
+        for leak in leaks_of(corpus.uri) or ():
+            engines.watch.say(f"warning: {corpus.manifest.name}: {leak}")
     return prepared, key, result
 
 
@@ -84,9 +94,7 @@ def run_preparation(
     requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines
 ) -> tuple[str, StageResult]:
     """One job for all corpora that are not finished. Its key follows from their versions."""
-    names = "-".join(request.name for request in requests)[:40].rstrip("-._")
-    versions = {corpus.uri.removeprefix(open_store(engines.root).uri): "" for corpus in corpora}
-    key = run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
+    key = preparation_key(requests, corpora, engines.root)
     result = run_stage(
         engines,
         run_store(engines.root, key),
@@ -102,23 +110,32 @@ def run_preparation(
     return key, result
 
 
+def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], root: str) -> str:
+    """The key of the run that prepares these corpora together."""
+    names = "-".join(request.name for request in requests)[:40].rstrip("-._")
+    versions = {corpus.uri.removeprefix(open_store(root).uri): "" for corpus in corpora}
+    return run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
+
+
 def preparation_progress(corpora: Sequence[Store]) -> dict | None:
     """The progress files of the corpora as one: what is done of the present stage."""
     parts = []
     for corpus in corpora:
-        try:
-            parts.append(corpus.read_json("_work/progress.json"))
-        except FileNotFoundError:
-            continue
+        with contextlib.suppress(FileNotFoundError):
+            parts.append(corpus.read_json(PROGRESS_KEY))
     if not parts:
         return None
-    stage = min(parts, key=lambda p: ("list", "examine", "gather", "publish").index(p["stage"]))["stage"]
+    # A corpus that is through with a stage waits for the others; while a source is listed, its size is not known.
+    at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
+    stage = min((p["stage"] for p in at_work), key=STAGES.index)
     now = [p for p in parts if p["stage"] == stage]
     done, total, rate = (sum(p[name] for p in now) for name in ("done", "total", "rate"))
     return {
         "step": done,
         "total_steps": total,
-        "unit": f"{now[0]['unit']} ({stage}{f', {rate:,.0f}/s' if rate else ''})",
+        "unit": f"{now[0]['unit']} ({stage})",
+        "images_per_s": sum(p["images_per_s"] for p in now),
+        "bytes_per_s": sum(p["bytes_per_s"] for p in now),
         "refused": sum(p["refused"] for p in parts),
         "remaining_s": (total - done) / rate if rate else None,
     }
@@ -133,34 +150,89 @@ def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
     return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
 
 
-def prepare_and_show(settings: Settings, requests: Sequence[CorpusConfig], *, as_json: bool) -> None:
-    """Prepares and prints counts, splits and what was refused with its reasons."""
+def prepare_and_show(
+    settings: Settings, requests: Sequence[CorpusConfig], *, take_rows: int | None = None, as_json: bool
+) -> None:
+    """Prepares and prints counts, splits and what was refused with its reasons; `take_rows` also makes a view."""
     started = time.monotonic()
     with engines(settings) as at_hand:
         corpora, _, _ = prepare_corpora(requests, at_hand)
+    views = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
     if as_json:
         shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
-        console.emit({"corpora": shown})
+        views_shown = {"views": [view.model_dump(mode="json") for view in views]} if views else {}
+        console.emit({"corpora": shown} | views_shown)
         return
     for corpus in corpora:
         rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
             console.tell(f"  {line}")
+    for view in views:
+        console.tell(told_view(view))
+
+
+def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
+    """A view on the first rows of a corpus, made or found again."""
+    corpus = find_corpus(settings.root, name)
+    view = take(corpus, num_rows, split)
+    if as_json:
+        console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{view.version}", **view.model_dump(mode="json")})
+    else:
+        console.tell(told_view(view))
+
+
+def told_view(view: Manifest) -> str:
+    """A view as a sentence."""
+    of, rows = view.provenance["view_of"], view.splits[view.provenance["view_of"]["split"]].num_rows
+    return (
+        f"{view.name}/{view.version}: the first {rows:,} of {of['split']} of {view.name}/{of['version']}, no byte copied; "
+        f"digest {view.digest}"
+    )
 
 
 def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
-    """A corpus as lines of a table: where, how many, which splits, what was refused."""
+    """A corpus as lines of a table: where, how many, which splits, what was refused, what leaks."""
     counts = corpus.manifest.counts
     splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
+    leaks = leaks_of(corpus.uri)
+    if leaks is None:
+        leaks = ["not looked for: there was no evaluation set, a corpus with a test split, to compare with"]
     return [
         ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
         ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
         ["splits", splits],
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
+        ["leakage", "; ".join(leaks) or "none"],
         ["digest", corpus.manifest.digest],
-        ["report", f"{corpus.uri}/report.html"],
+        ["report", f"{corpus.uri}/{REPORT_KEY}"],
     ]
+
+
+def leaks_of(uri: str) -> list[str] | None:
+    """What of a corpus is in evaluation sets, as sentences with the next step; None where nothing was compared."""
+    found = corpus_stats(open_store(uri))
+    if found is None or not found.stats.compared:
+        return None
+    return leak_lines(found.stats)
+
+
+_ADJECTIVE = {"train": "training", "val": "validation"}
+
+
+def leak_lines(stats: CorpusStats) -> list[str]:
+    """As "214 training images match the test split of pets; leave them out with --decontaminate pets (before
+    training)", the most images first. What was left out is not told."""
+    lines = []
+    for leak, found in sorted(stats.leakage.items(), key=lambda item: (-item[1].count, item[0])):
+        if (number := found.count - found.num_left_out) > 0:
+            name = leak.corpus.partition("/")[0]
+            images = f"{_ADJECTIVE.get(leak.own_split, leak.own_split)} image{'s match' if number > 1 else ' matches'}"
+            lines.append(
+                f"{number:,} {images} the {leak.corpus_split} split of {name}; leave {'them' if number > 1 else 'it'} out "
+                f"with --decontaminate {name} (before training)"
+            )
+    return lines
 
 
 def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:

@@ -21,6 +21,9 @@ RecipeName = Literal[
     "bit-r50x1-jft", "bit-r50x2-jft", "bit-r101x1-jft", "bit-r152x1-jft", "bit-r152x2-jft",
 ]  # fmt: skip
 ProtocolName = Literal["small-images", "vit-paper"]
+SourceKind = Literal[
+    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays"
+]  # fmt: skip
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
 
@@ -41,24 +44,33 @@ Overrides = dict[str, JsonValue]
 
 
 class PrepareRequest(FrozenConfig):
-    """Raw images to a corpus of verified Parquet shards."""
+    """Labelled images to a corpus of verified Parquet shards."""
 
     preset: PresetName | None = None
-    """A corpus that vitline can fetch by itself. Leave empty to prepare a folder."""
-    folder: Reference | None = None
-    """Folder with one sub-folder of images per class, on a disk that every worker sees. Leave empty for a preset."""
+    """A corpus that vitline can fetch by itself. Leave empty to prepare a source of your own."""
+    source: Reference | None = None
+    """Folder, archive, table or dataset of labelled images: a path that every worker sees, or an s3:// URI."""
+    kind: SourceKind = "class_folders"
+    """What lies there. Class folders: the folder of an image is its class; an archive of such folders will do, too."""
     name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")
-    """Name of the corpus, needed for a folder: lower case, digits, '-', '_', '.'."""
+    """Name of the corpus, needed for a source: lower case, digits, '-', '_', '.'."""
     val_fraction: Fraction = 0.1
-    """Share of a folder's images held out for validation, where it has no val folder."""
+    """Share of the images held out for validation, where the source names no such split."""
     test_fraction: Fraction = 0.1
-    """Share of a folder's images held out for the test, where it has no test folder."""
+    """Share of the images held out for the test, where the source names no such split."""
     duplicates: Literal["drop", "keep"] = "drop"
-    """Pictures of a folder with the same pixels: keep one, or all."""
+    """Images with the same pixels: keep one, or all of one split. Two splits never share an image."""
+    near_duplicates: Literal["keep", "drop"] = "keep"
+    """Images that look alike (scaled, recompressed, mirrored): keep all, or one of each."""
     min_images_per_class: PositiveInt = 1
-    """Classes of a folder with fewer pictures are left out."""
+    """Classes with fewer images are left out."""
+    decontaminate: tuple[Reference, ...] = Field((), max_length=100)
+    """Prepared corpora, NAME or NAME/VERSION, whose test and validation images, and what looks like them, are left out."""
+    add_to: Reference | None = None
+    """Prepared corpus, NAME/VERSION, that gets these images as a further segment. Empty: a corpus of its own."""
     overrides: Overrides = Field(default_factory=dict)
-    """Any other field by its dotted name, as in {"recipe.order_seed": 1, "execution.max_refused_fraction": 0.2}."""
+    """Any other field by its dotted name, as in {"source.labels_column": "tags", "recipe.class_map": "imagenet21k-p",
+    "recipe.val_per_class": 50, "execution.examples_per_chunk": 1024}."""
 
 
 class PretrainRequest(FrozenConfig):

@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from data_prep.config import CorpusConfig, CorpusRecipe, Source
 from data_prep.corpora.presets import PRESETS
-from data_prep.find_corpus import corpus_version
+from data_prep.find_corpus import corpus_version, prepared_corpus
+from data_prep.plan_shards import Base
 from data_prep.shard_format import Manifest, load_manifest
 from flows.catalog import find_corpus, find_model, is_location, list_corpora
 from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PrepareRequest, PretrainRequest
 from infra.config import FrozenConfig, digest_of, replace
 from infra.keys import run_key
-from infra.storage import open_store
+from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
 from vit.input.plan import propose_num_lanes
 from vit.models.config import AnyNetworkConfig, field_path, network_config
@@ -28,28 +29,87 @@ from vit.vtab.protocols import Protocol, protocol_named
 
 CorpusChoice = CorpusConfig | str
 """A corpus to prepare, or the URI of one that is there."""
+SOURCES = get_args(get_args(Source)[0])
+"""The forms of all kinds of sources."""
 
 
-def resolve_prepare(request: PrepareRequest) -> CorpusConfig:
-    """The request for a corpus. Of a preset, everything but `overrides` is fixed."""
-    if (request.preset is None) == (request.folder is None):
+def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
+    """The request for a corpus, of a source and of corpora that exist. Of a preset, all but `overrides` is fixed."""
+    if (request.preset is None) == (request.source is None):
         given = "both" if request.preset else "neither"
-        raise ValueError(f"Give either a preset or a folder; {given} was given.")
-    if request.preset is not None:
-        return replace(PRESETS[request.preset](), **request.overrides)
-    folder = Path(str(request.folder)).expanduser().resolve()
-    if not folder.is_dir():
-        raise ValueError(f"folder {folder} does not exist here; it holds one sub-folder of images per class.")
-    if request.name is None:
-        raise ValueError(f"name is empty; a corpus made from {folder} needs one, as in 'birds-2026'.")
-    recipe = CorpusRecipe(
-        val_fraction=request.val_fraction,
-        test_fraction=request.test_fraction,
-        duplicates=request.duplicates,
-        min_images_per_class=request.min_images_per_class,
+        raise ValueError(f"Give either a preset or a source; {given} was given.")
+    config = _preset(request) if request.preset else _of_source(request)
+    store = open_store(root)
+    corpus_version(store, config)  # looks for the source, the class map and the corpora that are named
+    for name in config.recipe.decontaminate:
+        manifest = load_manifest(prepared_corpus(store, name))
+        if "test" not in manifest.splits:
+            raise ValueError(
+                f"decontaminate: {name} has no test split ({', '.join(manifest.splits)}): there is nothing to keep out. "
+                "Name evaluation sets."
+            )
+    if config.add_to:
+        corpus = prepared_corpus(store, config.add_to)
+        Base(corpus, load_manifest(corpus)).check(config)
+    return config
+
+
+def _preset(request: PrepareRequest) -> CorpusConfig:
+    fixed = {name: getattr(request, name) for name in PrepareRequest.model_fields}
+    for name in fixed.keys() - {"preset", "source", "overrides"}:
+        if fixed[name] != PrepareRequest.model_fields[name].default:
+            raise ValueError(
+                f"{name} is a field for a source of your own; preset {request.preset!r} has its own. The overrides "
+                'change it, as in {"recipe.decontaminate": ["digits"]}.'
+            )
+    assert request.preset
+    return replace(PRESETS[request.preset](), **request.overrides)
+
+
+def _of_source(request: PrepareRequest) -> CorpusConfig:
+    name = request.name or (request.add_to or "").partition("/")[0]
+    if not name:
+        raise ValueError(f"name is empty; a corpus made from {request.source} needs one, as in 'birds-2026'.")
+    if request.add_to and "/" not in request.add_to:
+        raise ValueError(
+            f"add_to {request.add_to!r} names no version; name NAME/VERSION, so that the same request finds the same "
+            "corpus. `vitline data ls` lists them."
+        )
+    if settled := sorted({"name", "add_to", "source.kind", "source.path"} & request.overrides.keys()):
+        raise ValueError(f"{settled[0]!r} is no override: the form's own fields settle it.")
+    path = str(request.source)
+    if "://" not in path:
+        path = str(Path(path).expanduser().resolve())
+    config = CorpusConfig(
+        name=name,
+        source=_source(request.kind, path, request.overrides),
+        recipe=CorpusRecipe(
+            val_fraction=request.val_fraction,
+            test_fraction=request.test_fraction,
+            duplicates=request.duplicates,
+            near_duplicates=request.near_duplicates,
+            min_images_per_class=request.min_images_per_class,
+            decontaminate=request.decontaminate,
+        ),
+        add_to=request.add_to or "",
     )
-    config = CorpusConfig(name=request.name, source=ClassFolders(path=str(folder)), recipe=recipe)
     return replace(config, **request.overrides)
+
+
+def _source(kind: str, path: str, overrides: Mapping[str, Any]) -> Source:
+    """The source with those of its fields that must be given; the others are overridden later, with all else."""
+    form = next(form for form in SOURCES if form.model_fields["kind"].default == kind)
+    given = {"path": path}
+    for name, field in form.model_fields.items():
+        if field.is_required() and name not in given:
+            if f"source.{name}" not in overrides:
+                choices = ", ".join(map(str, get_args(field.annotation)))
+                raise ValueError(
+                    f"A source of the kind {kind} needs source.{name}{f', one of {choices}' if choices else ''}; set "
+                    f"it as an override (`--set source.{name}=VALUE`)."
+                )
+            given[name] = overrides[f"source.{name}"]
+    return form.model_validate(given)
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
@@ -187,7 +247,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
     protocol = replace(protocol_named(request.protocol), **changes)
     source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *request.tasks))
     identity = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
-    inputs = {f"{i}": corpus_identity(choice) for i, choice in enumerate((source, *tasks))}
+    inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((source, *tasks))}
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
     return PipelinePlan(key, request, source, tuple(tasks), training, protocol, night)
 
@@ -207,9 +267,10 @@ def choose_corpus(root: str, name: str) -> CorpusChoice:
         ) from error
 
 
-def corpus_identity(choice: CorpusChoice) -> str:
+def corpus_identity(root: Store, choice: CorpusChoice) -> str:
+    """What a pipeline's key has of a corpus: the version that will be made, or the digest of what is there."""
     if isinstance(choice, CorpusConfig):
-        return f"{choice.name}/{corpus_version(choice)}"
+        return f"{choice.name}/{corpus_version(root, choice)}"
     return load_manifest(open_store(choice)).digest
 
 

@@ -3,6 +3,8 @@
 Params are what people filter by and compare; the whole config goes along as a file. Imports no MLflow and no torch.
 """
 
+import contextlib
+import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -373,7 +375,8 @@ def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
 
 
 def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
-    """Corpora that were made: images taken and refused, bytes, seconds, rate; the step is the number of shards."""
+    """Corpora that were made: images taken and refused, bytes, leaks, seconds, rate; the step is the number of shards.
+    Report and statistics go along as files."""
     view.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
     for request in spec["requests"]:
         view.params[f"{request['name']}.source"] = request["source"]["kind"]
@@ -393,9 +396,12 @@ def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSO
     view.facts += [f"**Corpus {m['name']}:** `{uri}`" for uri, m in manifests.items()]
     shards = sum(s["num_shards"] for m in manifests.values() for p in m["splits"].values() for s in p["segments"])
     total: dict[str, float] = {}
-    for manifest in manifests.values():
-        counts = manifest["counts"]
+    for uri, manifest in manifests.items():
+        counts, files = manifest["counts"], corpus_files(uri)
         mine = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
+        mine |= likenesses(json.loads(files.get("stats.json", b"{}")))
+        folder = f"{manifest['name']}/" if len(manifests) > 1 else ""
+        view.files = {**view.files, **{folder + name: data for name, data in files.items()}}
         if len(manifests) > 1:
             view.values = {**view.values, **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in mine.items()}}
         for name, value in {**mine, "bytes": counts["num_bytes"]}.items():
@@ -405,6 +411,27 @@ def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSO
         seconds = max((view.end_ms - view.start_ms) / 1000, 1e-3)
         rate = (total["images_accepted"] + total["images_refused"]) / seconds
         view.values = {**view.values, "time/prepare_s": (seconds, shards), "throughput/images_per_s": (rate, shards)}
+
+
+def likenesses(stats: JSON) -> dict[str, float]:
+    """Pictures that repeat others, and training pictures still there that show one of an evaluation set."""
+    if not stats:
+        return {}
+    kinds = ("same_file", "same_pixels", "near")
+    leaks = [found["count"] - found["num_left_out"] for found in stats["leakage"].values()]
+    return {
+        "images_duplicate": sum(stats["duplicates"].get(kind, {"count": 0})["count"] for kind in kinds),
+        **({"images_leaked": sum(leaks)} if stats["compared"] else {}),
+    }
+
+
+def corpus_files(uri: str) -> dict[str, bytes]:
+    """Of a corpus what people read, as far as it is there."""
+    corpus, files = open_store(uri), {}
+    for name in ("report.html", "stats.json"):
+        with contextlib.suppress(FileNotFoundError):
+            files[name] = corpus.read(name)
+    return files
 
 
 def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:

@@ -31,7 +31,7 @@ LOOK_BACK = 50
 # A flow process sends its last lines after its last state, in its own time; one that was killed sends none.
 LAST_LINES_S = 10.0
 CHECKS: dict[str, Callable[[str, Any], object]] = {
-    "prepare-corpus": lambda root, request: resolve_prepare(request),
+    "prepare-corpus": resolve_prepare,
     "pretrain": resolve_pretrain,
     "finetune": resolve_finetune,
     "evaluate": resolve_evaluate,

@@ -128,6 +128,14 @@ class RayJobs:
         reply = self._ask("ask for its version", lambda client: client._do_request("GET", "/api/version"))
         return reply.json()["ray_version"]
 
+    def num_cpus(self) -> int:
+        """CPUs of the cluster's living nodes, as they were given to Ray."""
+        reply = self._ask(
+            "count its CPUs", lambda client: client._do_request("GET", "/api/v0/nodes?limit=10000&detail=1")
+        )
+        nodes = reply.json()["data"]["result"]["result"]
+        return round(sum(node["resources_total"].get("CPU", 0) for node in nodes if node["state"] == "ALIVE"))
+
     def page(self, job_id: str) -> str:
         """The job's page in the Ray dashboard."""
         return f"{self.address}/#/jobs/{job_id}"

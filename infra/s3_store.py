@@ -56,6 +56,8 @@ class S3Store(Store):
     StoreFailed with operation, object and number of attempts.
     """
 
+    reads_wait = True
+
     def __init__(self, bucket_and_prefix: str) -> None:
         self._bucket, _, prefix = bucket_and_prefix.partition("/")
         self._prefix = f"{prefix}/" if prefix else ""

@@ -1,31 +1,26 @@
-"""Class folders of any depth: the path below the folder is the class, and the hierarchy.
+"""Class folders of any depth, or one archive of them: the path below the folder is the class, and the hierarchy.
 
 Links, hidden files, AppleDouble files, empty files, foreign files, odd names and endings are ordinary life: what is
 no picture by its name is listed as refused, everything else is judged by its content.
 """
 
+import contextlib
 import hashlib
 import os
+import posixpath
 import unicodedata
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from data_prep.config import ClassFolders, CorpusRecipe
-from data_prep.corpora.raw import RawCorpus, RawExample
+from data_prep.corpora.archives import Member, archive_kind, index, link_target, read_members, stretches
+from data_prep.corpora.raw import ListedCorpus, Part, Place, RawExample, Spill, SplitRule
 from data_prep.labels import ClassInfo
-from data_prep.splits import hashed_split
-from infra.storage import Store, checked_key
+from infra.storage import checked_key, open_store
 
-SPLIT_FOLDERS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
+Refused = tuple[str, str]
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "icon\r"})
 # Files that lie beside pictures everywhere. Any other ending, and none, is judged by content.
 _NO_PICTURE_ENDINGS = frozenset(
@@ -37,6 +32,10 @@ _NO_PICTURE_ENDINGS = frozenset(
     )
     for ending in line.split()
 )
+_SURVEY_KEY = "archive.json"
+# Links among folders can multiply: so many names of one picture are looked at.
+_MAX_NAMES = 64
+_MAX_LINK_STEPS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,73 +44,98 @@ class Entry:
 
     path: str
     size: int = 0
-    mtime_ns: int = 0
-    refused: tuple[str, str] | None = None
+    tag: str = ""
+    """Another text when the file was replaced: mtime in ns, or ETag."""
+    refused: Refused | None = None
+    target: str | None = None
+    """Path below the folder that a link gives a second label; such a link is refused itself."""
 
 
-class ClassFolderCorpus(RawCorpus):
-    """A folder of class folders on a local or mounted disk."""
+class ClassFolderCorpus(ListedCorpus):
+    """A folder of class folders, local or in a store, or one archive of it.
+
+    In an archive one folder that holds everything, and no picture directly, is the folder itself: `tar cf pets.tar pets`.
+    Links in archives lead to other members only.
+    """
 
     # So that the corpus is a task too: a setting is chosen on train -> val, and the last training takes both.
     views: Mapping[str, tuple[str, ...]] = {"trainval": ("train", "val")}
 
     def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
-        if "://" in source.path and not source.path.startswith("file://"):
-            raise ValueError(
-                f"{source.path}: class folders are read from a local or mounted disk only. Copy or mount the folder."
-            )
-        self._folder = Path(os.path.abspath(source.path.removeprefix("file://")))
-        self._follow, self._recipe = source.links == "follow", recipe
-        self.origin = f"file://{self._folder}"
+        self._store, self._links, self._recipe = open_store(source.path), source.links, recipe
+        self.origin = self._store.uri
+        self.single_label = source.links != "second_label"
+        local = self.origin.startswith("file://")
+        self._folder = Path(self.origin.removeprefix("file://")) if local else None
+        self._archive: _Archive | None = None
+        if archive_kind(self.origin) and not (self._folder and self._folder.is_dir()):
+            self._archive = _Archive(self.origin, source.links, recipe)
 
     def fingerprint(self) -> str:
+        if self._archive:
+            return self._archive.fingerprint()
         digest = hashlib.sha256()
         for entry in self._walk():
-            text = f"{entry.path}\0{entry.size}\0{entry.mtime_ns}\0{entry.refused}\n"
+            text = f"{entry.path}\0{entry.size}\0{entry.tag}\0{entry.refused}\n"
             digest.update(text.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def examples(self, root: Store, spill: Store) -> Iterator[RawExample]:
-        split_folders = self._split_folders()
-        for entry in self._walk():
-            example_id = unicodedata.normalize(
-                "NFC", entry.path.encode(errors="surrogateescape").decode(errors="replace")
-            )
-            parts, refused = example_id.split("/"), entry.refused
-            split = split_folders.get(parts[0]) if len(parts) > 1 else None
-            classes = parts[1:-1] if split else parts[:-1]
-            if not classes and not refused:
-                refused = ("no_label", "lies in no class folder")
-            yield RawExample(
-                example_id=example_id,
-                labels=("/".join(classes),) if classes else (),
-                split=self._placed(example_id, split, set(split_folders.values())),
-                base=self.origin,
-                key=example_id if refused else entry.path,
-                refused=refused,
-            )
+    def parts(self, place: Place) -> Iterator[Part]:
+        return self._archive.parts(place) if self._archive else super().parts(place)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        return self._archive.examples(part, place) if self._archive else super().examples(part, place)
+
+    def listing(self, place: Place) -> Iterator[RawExample]:
+        entries = self._walk()
+        layout = Layout(self._split_folders())
+        split_rule = SplitRule(self._recipe, frozenset(layout.splits.values()))
+        with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
+        links = Links({entry.path: entry.target for entry in with_targets if entry.target})
+        for entry in entries:
+            names = [entry.path] if entry.refused else links.names_of(entry.path)
+            example = layout.example(names, split_rule, entry.refused)
+            key = example.example_id if entry.refused else entry.path
+            yield replace(example, base=self.origin, key=key, num_bytes=entry.size)
 
     def class_info(self, source_id: str) -> ClassInfo:
         return ClassInfo(name=source_id, source_id=source_id, parents=tuple(source_id.split("/")[:-1]))
 
-    def _placed(self, example_id: str, fixed: str | None, present: set[str]) -> str:
-        """The split that the folder names; what it lacks is hashed off train: val, and test where neither is there."""
-        if fixed in ("val", "test"):
-            return fixed
-        test_fraction = 0.0 if present & {"val", "test"} else self._recipe.test_fraction
-        val_fraction = 0.0 if "val" in present else self._recipe.val_fraction
-        return hashed_split(example_id, val_fraction, test_fraction)
-
     def _split_folders(self) -> dict[str, str]:
-        """Top-level folders that are splits: all of them or none, as a class may well be called 'train'."""
-        names = [entry.name for entry in os.scandir(self._folder) if entry.is_dir() and not _hidden(entry.name)]
-        found = {name: SPLIT_FOLDERS[name.lower()] for name in names if name.lower() in SPLIT_FOLDERS}
-        return found if len(found) == len(names) and "train" in found.values() else {}
+        """Top-level folders that are splits."""
+        tops = Tops()
+        if self._folder is not None:
+            names = (entry.name for entry in os.scandir(self._folder) if entry.is_dir() and not _hidden(entry.name))
+        else:
+            names = (
+                top for top, below, _ in (e.path.partition("/") for e in self._walk()) if below and not _hidden(top)
+            )
+        for name in names:
+            tops.add(name)
+            if tops.others:
+                return {}
+        return tops.as_splits()
 
     def _walk(self) -> Iterator[Entry]:
+        if self._folder is None:
+            return self._objects()
         if not self._folder.is_dir():
-            raise ValueError(f"{self._folder} is no folder; name one that holds a folder of pictures per class.")
+            raise ValueError(
+                f"{self._folder} is no folder and no archive (.tar, .tar.gz, .tgz, .zip); "
+                "name one that holds a folder of pictures per class."
+            )
         return self._below(self._folder, "", frozenset({os.path.realpath(self._folder)}))
+
+    def _objects(self) -> Iterator[Entry]:
+        """The objects of a store, in its order."""
+        found = False
+        for listed in self._store.scan():
+            found = True
+            yield Entry(listed.key, listed.size, listed.tag, refusal_by_name(listed.key) or _no_key(listed.key))
+        if not found:
+            raise ValueError(
+                f"{self.origin} holds no objects; name a prefix that holds a folder of pictures per class."
+            )
 
     def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[Entry]:
         try:
@@ -123,6 +147,8 @@ class ClassFolderCorpus(RawCorpus):
             path = prefix + child.name
             if refused := self._refused(child, path):
                 yield Entry(path, refused=refused)
+            elif child.is_symlink() and self._links == "second_label":
+                yield self._second_label(child, path)
             elif child.is_dir():
                 real = os.path.realpath(child.path)
                 if real in above:
@@ -131,13 +157,13 @@ class ClassFolderCorpus(RawCorpus):
                     yield from self._below(Path(child.path), path + "/", above | {real})
             else:
                 status = child.stat()
-                yield Entry(path, status.st_size, status.st_mtime_ns)
+                yield Entry(path, status.st_size, str(status.st_mtime_ns))
 
-    def _refused(self, child: os.DirEntry[str], path: str) -> tuple[str, str] | None:
+    def _refused(self, child: os.DirEntry[str], path: str) -> Refused | None:
         if _hidden(child.name):
             return "ignored_file", "hidden, or of the system"
         if child.is_symlink():
-            if not self._follow:
+            if self._links == "skip":
                 return "ignored_file", "symbolic link"
             if not os.path.exists(child.path):
                 return "unreadable", f"link to {os.readlink(child.path)!r}, which does not exist"
@@ -145,15 +171,301 @@ class ClassFolderCorpus(RawCorpus):
             return None
         if not child.is_file():
             return "ignored_file", "neither file nor folder"
-        ending = os.path.splitext(child.name)[1].lower()
-        if ending in _NO_PICTURE_ENDINGS:
-            return "ignored_file", f"no picture by its ending {ending}"
-        try:
-            checked_key(path)
-            path.encode()
-        except ValueError as error:  # UnicodeEncodeError is one
-            return "unreadable", f"file name: {error}"
-        return None
+        return refusal_by_name(path) or _no_key(path)
+
+    def _second_label(self, child: os.DirEntry[str], path: str) -> Entry:
+        target = os.path.relpath(os.path.realpath(child.path), os.path.realpath(self._folder or ""))
+        if target == ".." or target.startswith("../"):
+            return Entry(path, refused=("ignored_file", f"link to {os.readlink(child.path)!r}, outside of the folder"))
+        if target == "." or path.startswith(f"{target}/"):
+            return Entry(path, refused=("ignored_file", f"link to {target}, a folder that holds this one"))
+        return Entry(path, refused=("ignored_file", f"second label of {readable_id(target)}"), target=target)
+
+
+class _Archive:
+    """One archive of class folders: stretches of a tar or of a zip's directory, or a whole tar.gz, are parts."""
+
+    def __init__(self, uri: str, links: str, recipe: CorpusRecipe) -> None:
+        folder, _, self._key = uri.rpartition("/")
+        self._store, self._links, self._recipe = open_store(folder), links, recipe
+        self._kind = archive_kind(self._key)
+
+    def fingerprint(self) -> str:
+        for listed in self._store.scan(self._key):
+            if listed.key == self._key:
+                return hashlib.sha256(f"{listed.size}\0{listed.tag}".encode()).hexdigest()
+        raise ValueError(
+            f"{self._store.uri_of(self._key)} does not exist; name a folder or an archive of class folders."
+        )
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        self.fingerprint()  # raises where there is none
+        if self._kind == "tar.gz":
+            # No random access: one worker reads it, once for the layout (and once for links), once for the bytes.
+            yield Part(
+                name="000000", num_bytes=self._store.size(self._key), where={"start": 0, "end": None, "whole": True}
+            )
+            return
+        survey = Survey(self._links != "skip")
+        cut = list(stretches(survey.through(index(self._store, self._key)), place.examples_per_part))
+        if not survey.num_members:
+            raise ValueError(
+                f"{self._store.uri_of(self._key)} holds no members{survey.damage and ': '}{survey.damage}. "
+                "Name a folder, or an archive of class folders."
+            )
+        survey.find_targets(index(self._store, self._key))
+        place.work.write_json(_SURVEY_KEY, survey.as_json())
+        for number, stretch in enumerate(cut):
+            where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
+            yield Part(name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        survey = self._survey(place)
+        with contextlib.nullcontext() if self._kind == "tar" else Spill(place, part) as spill:
+            damage = survey.damage_path if part.where["whole"] else ""
+            stretch: Any = part.where
+            for member, data in read_members(
+                self._store, self._key, self._recipe.decode.max_bytes, **stretch, wanted=is_picture
+            ):
+                damage = "" if member.path == damage else damage
+                yield from self._of_member(survey, member, data, spill)
+            if damage:  # seen in the whole zip directory only
+                yield from self._of_member(survey, survey.damaged_member(), None, spill)
+
+    def _survey(self, place: Place) -> "Survey":
+        if self._kind != "tar.gz":
+            return Survey.from_json(place.work.read_json(_SURVEY_KEY))
+        survey = Survey(self._links != "skip")
+        for _ in survey.through(index(self._store, self._key)):
+            pass
+        survey.find_targets(index(self._store, self._key))
+        return survey
+
+    def _of_member(
+        self, survey: "Survey", member: Member, data: bytes | None, spill: Spill | None
+    ) -> Iterator[RawExample]:
+        """The examples or the refusal that come of a member."""
+        split_rule, layout = SplitRule(self._recipe, frozenset(survey.layout.splits.values())), survey.layout
+        refused = member.refused or (None if member.kind == "folder" else refusal_by_name(member.path))
+        if not refused and member.kind in ("link", "hard_link"):
+            refused = self._of_link(survey.links, member)
+        if refused:
+            example = layout.example([member.path], split_rule, refused)
+            yield replace(example, base=self._store.uri, key=self._key)
+        elif member.kind == "file" and data is not None:
+            names = [name for name in survey.links.names_of(member.path) if not refusal_by_name(name)]
+            groups = [names] if self._links == "second_label" else [[name] for name in names]
+            examples = [layout.example(group, split_rule, None) for group in groups]
+            read = not all(example.refused for example in examples)
+            locator = self._locator(member, data, spill if read else None)
+            for example in examples:
+                yield replace(example, **locator, data=None if example.refused else data)
+
+    def _locator(self, member: Member, data: bytes, spill: Spill | None) -> dict[str, Any]:
+        if member.offset is not None:
+            return {"base": self._store.uri, "key": self._key, "offset": member.offset, "length": member.size}
+        if spill is None or len(data) > self._recipe.decode.max_bytes:  # refused: never read again
+            return {"base": self._store.uri, "key": self._key}
+        return {"base": spill.base, "key": spill.key, "offset": spill.keep(data), "length": len(data)}
+
+    def _of_link(self, links: "Links", member: Member) -> Refused | None:
+        """Why a link is no example; none: its examples come with the member that it leads to."""
+        if self._links == "skip":
+            return "ignored_file", "symbolic link" if member.kind == "link" else "hard link"
+        target = link_target(member)
+        if target is None:
+            return "ignored_file", f"link to {member.target!r:.200}, outside of the archive"
+        if member.path.startswith(f"{target}/"):
+            return "ignored_file", f"link to {target}, a folder that holds this one"
+        found = links.resolved(member.path)
+        if found not in links.existing:
+            return "unreadable", f"link to {member.target!r:.200}, which does not exist"
+        return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How paths are read: the folder around everything, if there is one, and the folders below it that are splits."""
+
+    splits: dict[str, str]
+    wrapper: str = ""
+
+    def example(self, names: list[str], split_rule: SplitRule, refused: Refused | None) -> RawExample:
+        """The example of a file with these paths, without its place. Id and split are of the first, labels of all."""
+        example_id = readable_id(names[0])
+        labels = tuple(sorted({"/".join(classes) for name in names if (classes := self._read(readable_id(name))[1])}))
+        if not labels and not refused:
+            refused = ("no_label", "lies in no class folder")
+        split = split_rule.place(example_id, self._read(example_id)[0])
+        return RawExample(example_id=example_id, labels=labels, split=split, base="", key="", refused=refused)
+
+    def _read(self, example_id: str) -> tuple[str | None, list[str]]:
+        """The split that is named, and the folders that are the class."""
+        folders = example_id.split("/")[:-1]
+        if self.wrapper and folders[:1] == [self.wrapper]:
+            folders = folders[1:]
+        split = self.splits.get(folders[0]) if folders else None
+        return split, folders[1:] if split else folders
+
+
+class Tops:
+    """Top-level folders: they are splits all of them or none, as a class may well be called 'train'."""
+
+    def __init__(self) -> None:
+        self.splits: dict[str, str] = {}
+        self.others, self.first, self.several = False, "", False
+
+    def add(self, name: str) -> None:
+        self.several |= self.first not in ("", name)
+        self.first = self.first or name
+        if split := SplitRule.NAMES.get(name.lower()):
+            self.splits[name] = split
+        else:
+            self.others = True
+
+    def as_splits(self) -> dict[str, str]:
+        return self.splits if not self.others and "train" in self.splits.values() else {}
+
+
+class Links:
+    """Links of a source by their paths, and what each of them points to."""
+
+    def __init__(self, targets: dict[str, str], existing: Iterable[str] = ()) -> None:
+        self.targets, self.existing = targets, set(existing)
+        self._by_target: dict[str, list[str]] = {}
+        for link in sorted(targets):
+            if not link.startswith(f"{targets[link]}/"):  # a folder that holds the link
+                self._by_target.setdefault(targets[link], []).append(link)
+
+    def names_of(self, path: str) -> list[str]:
+        """Every path by which a file is reached, its own first: links to it, and to folders above it."""
+        found: dict[str, tuple[str, ...]] = {path: ()}
+        waiting = [path] if self._by_target else []
+        while waiting:
+            name = waiting.pop(0)
+            for target, rest in _beginnings(name):
+                through = (*found[name], target)
+                for link in self._by_target.get(target, ()):
+                    other = link + rest
+                    around = any(link == folder or link.startswith(f"{folder}/") for folder in through)
+                    if other not in found and not around and len(found) < _MAX_NAMES:
+                        found[other] = through
+                        waiting.append(other)
+        return [*found]
+
+    def resolved(self, path: str) -> str:
+        """Where a path leads when links are followed; itself, if it passes none."""
+        for _ in range(_MAX_LINK_STEPS):
+            link = next((link for link, _ in _beginnings(path) if link in self.targets), None)
+            if link is None:
+                break
+            path = posixpath.normpath(self.targets[link] + path[len(link) :])
+        return path
+
+
+class Survey:
+    """What one pass over the headers of an archive tells: the layout, and the links. Memory: that of the links."""
+
+    def __init__(self, with_links: bool) -> None:
+        self.num_members, self.damage, self.damage_path = 0, "", ""
+        self.layout, self.links = Layout({}), Links({})
+        self._with_links = with_links
+        self._outer, self._inner, self._bare = Tops(), Tops(), False
+
+    def through(self, members: Iterable[Member]) -> Iterator[Member]:
+        """The same members; when they are through, the survey is made."""
+        targets: dict[str, str] = {}
+        for member in members:
+            if member.kind == "damage":
+                self.damage, self.damage_path = (member.refused or ("", ""))[1], member.path
+            else:
+                self.num_members += 1
+                self._see(member)
+                target = link_target(member) if member.kind in ("link", "hard_link") else None
+                if self._with_links and target and not member.refused and not refusal_by_name(member.path):
+                    targets[member.path] = target
+            yield member
+        self.links = Links(targets)
+        splits, wrapper = self._outer.as_splits(), ""
+        if not splits and self._outer.first and self._inner.first and not self._outer.several and not self._bare:
+            splits, wrapper = self._inner.as_splits(), self._outer.first
+        self.layout = Layout(splits, wrapper)
+
+    def find_targets(self, members: Iterable[Member]) -> None:
+        """Which targets of links there are, by a second pass; none is made where there are no links."""
+        wanted = {self.links.resolved(link) for link in self.links.targets}
+        if wanted:
+            found = (name for member in members if not member.refused for name, _ in _beginnings(member.path))
+            self.links = Links(self.links.targets, {name for name in found if name in wanted})
+
+    def damaged_member(self) -> Member:
+        return Member(self.damage_path, kind="damage", refused=("damaged_archive", self.damage))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "splits": self.layout.splits,
+            "wrapper": self.layout.wrapper,
+            "targets": self.links.targets,
+            "existing": sorted(self.links.existing),
+            "damage": self.damage,
+            "damage_path": self.damage_path,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Survey":
+        survey = cls(True)
+        survey.layout = Layout(value["splits"], value["wrapper"])
+        survey.links = Links(value["targets"], value["existing"])
+        survey.damage, survey.damage_path = value["damage"], value["damage_path"]
+        return survey
+
+    def _see(self, member: Member) -> None:
+        path = readable_id(member.path)
+        folders = path.split("/") if member.kind == "folder" else path.split("/")[:-1]
+        if member.refused or not folders or any(_hidden(name) for name in folders):
+            return
+        self._outer.add(folders[0])
+        if len(folders) > 1:
+            self._inner.add(folders[1])
+        elif member.kind != "folder" and not refusal_by_name(path):
+            self._bare = True
+
+
+def refusal_by_name(path: str) -> Refused | None:
+    """Why a file is no picture by its path alone."""
+    *folders, name = path.split("/")
+    if _hidden(name) or any(_hidden(folder) for folder in folders):
+        return "ignored_file", "hidden, or of the system"
+    ending = os.path.splitext(name)[1].lower()
+    return ("ignored_file", f"no picture by its ending {ending}") if ending in _NO_PICTURE_ENDINGS else None
+
+
+def readable_id(path: str) -> str:
+    """A path as an example id: Unicode NFC."""
+    return unicodedata.normalize("NFC", path.encode(errors="surrogateescape").decode(errors="replace"))
+
+
+def is_picture(member: Member) -> bool:
+    """Whether the bytes of a member are worth reading, by its name."""
+    return refusal_by_name(member.path) is None
+
+
+def _no_key(path: str) -> Refused | None:
+    try:
+        checked_key(path)
+        path.encode()
+    except ValueError as error:  # UnicodeEncodeError is one
+        return "unreadable", f"file name: {error}"
+    return None
+
+
+def _beginnings(path: str) -> Iterator[tuple[str, str]]:
+    """(folder, rest) for every folder of a path from the top down, and the path itself: ('a', '/b'), ('a/b', '')."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at], path[at:]
+        at = path.find("/", at + 1)
+    yield path, ""
 
 
 def _hidden(name: str) -> bool:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from data_prep.config import Emoji
+from data_prep.config import CorpusRecipe, Emoji
 from data_prep.corpora.npm_package import Member, NpmPackage
-from data_prep.corpora.raw import RawCorpus, RawExample
+from data_prep.corpora.raw import ListedCorpus, Place, RawExample
 from data_prep.labels import ClassInfo
 from data_prep.splits import filled_splits
 from infra.storage import Store, open_store
@@ -36,6 +36,29 @@ _CREDITS = {
     "twitter": "Twemoji, Twitter, Inc and contributors, CC BY 4.0; emoji-data, Cal Henderson, MIT",
 }
 _DATA = "emoji.json"
+# The subcategories of Unicode's emoji-test.txt, as emoji.json has them. Here too, so that a class has its parent
+# where the packages are not at hand.
+_SUBCATEGORIES = {
+    "Activities": "arts & crafts, award-medal, event, game, sport",
+    "Animals & Nature": "animal-amphibian, animal-bird, animal-bug, animal-mammal, animal-marine, animal-reptile, "
+    "plant-flower, plant-other",
+    "Component": "skin-tone",
+    "Flags": "country-flag, flag, subdivision-flag",
+    "Food & Drink": "dishware, drink, food-asian, food-fruit, food-prepared, food-sweet, food-vegetable",
+    "Objects": "book-paper, clothing, computer, household, light & video, lock, mail, medical, money, music, "
+    "musical-instrument, office, other-object, phone, science, sound, tool, writing",
+    "People & Body": "body-parts, family, hand-fingers-closed, hand-fingers-open, hand-fingers-partial, hand-prop, "
+    "hand-single-finger, hands, person, person-activity, person-fantasy, person-gesture, person-resting, person-role, "
+    "person-sport, person-symbol",
+    "Smileys & Emotion": "cat-face, emotion, face-affection, face-concerned, face-costume, face-glasses, face-hand, "
+    "face-hat, face-negative, face-neutral-skeptical, face-sleepy, face-smiling, face-tongue, face-unwell, heart, "
+    "monkey-face",
+    "Symbols": "alphanum, arrow, av-symbol, currency, gender, geometric, keycap, math, other-symbol, punctuation, "
+    "religion, transport-sign, warning, zodiac",
+    "Travel & Places": "hotel, place-building, place-geographic, place-map, place-other, place-religious, "
+    "sky & weather, time, transport-air, transport-ground, transport-water",
+}
+CATEGORY_OF = {name: category for category, names in _SUBCATEGORIES.items() for name in names.split(", ")}
 # Joiner, variation selector, male and female sign say nothing about the motif.
 _DROPPED_CODES = frozenset({"200D", "FE0F", "2640", "2642"})
 _PEOPLE = frozenset({"1F468", "1F469", "1F9D1", "1F466", "1F467", "1F9D2"})
@@ -51,14 +74,13 @@ class BaseEmoji:
     pictures: tuple[str, ...]
 
 
-class EmojiCorpus(RawCorpus):
+class EmojiCorpus(ListedCorpus):
     """One style, as the pre-training corpus or as a task. Both hold to one split of the groups."""
 
-    def __init__(self, source: Emoji) -> None:
+    def __init__(self, source: Emoji, recipe: CorpusRecipe) -> None:
         self._source, package = source, PACKAGES[source.style]
         self.origin = f"npm:{package.name}@{package.version}"
         self.credit = _CREDITS[source.style]
-        self._categories: dict[str, str] = {}
         if source.role == "task":
             train, val = f"train{source.num_train}", f"val{source.num_val}"
             self.views = {train: ("train",), val: ("val",), train + val: ("train", "val")}
@@ -66,12 +88,11 @@ class EmojiCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return " ".join(PACKAGES[style].sha256 for style in STYLES)
 
-    def examples(self, root: Store, spill: Store) -> Iterator[RawExample]:
+    def listing(self, place: Place) -> Iterator[RawExample]:
         source = self._source
-        cache = open_store(source.cache) if source.cache else root.child("sources")
+        cache = open_store(source.cache) if source.cache else place.root.child("sources")
         members = {style: fetch_style(style, cache) for style in STYLES}
         bases = read_bases(cache, members["google"][_DATA])
-        self._categories = {base.subcategory: base.category for base in bases}
         pictures = {style: {name: kept.sha256 for name, kept in members[style].items()} for style in STYLES}
         groups = group_bases(bases, pictures)
         eligible = task_bases(bases, source.min_bases_per_class)
@@ -98,7 +119,7 @@ class EmojiCorpus(RawCorpus):
                 )
 
     def class_info(self, source_id: str) -> ClassInfo:
-        return ClassInfo(name=source_id, source_id=source_id, parents=(self._categories[source_id],))
+        return ClassInfo(name=source_id, source_id=source_id, parents=(CATEGORY_OF[source_id],))
 
 
 def fetch_style(style: str, cache: Store) -> dict[str, Member]:

@@ -34,6 +34,8 @@ class RawExample:
     """Reason and detail where the source knows without reading that this is no example."""
     data: bytes | None = None
     """The bytes, where finding the example has read them anyway, as in an archive."""
+    num_bytes: int = 0
+    """About how many, where `length` is none; for the progress of `ListedCorpus` only."""
 
 
 class Part(FrozenConfig):
@@ -124,11 +126,22 @@ class ListedCorpus(RawCorpus):
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(batch), sink, compression="zstd")
         place.work.write(_list_key(name), sink.getvalue().to_pybytes())
-        return Part(name=name, num_bytes=sum(example.length or 0 for example in batch), num_examples=len(batch))
+        num_bytes = sum(example.length or example.num_bytes for example in batch)
+        return Part(name=name, num_bytes=num_bytes, num_examples=len(batch))
+
+
+_LISTS = "lists/"
 
 
 def _list_key(name: str) -> str:
-    return f"lists/{name}.parquet"
+    return f"{_LISTS}{name}.parquet"
+
+
+def kept_lists(place: Place) -> Iterator[pa.Table]:
+    """The lists that `ListedCorpus.parts` has kept, as EXAMPLE_SCHEMA; none where a source keeps none."""
+    for listed in place.work.scan(_LISTS):
+        with place.work.open(listed.key) as file:
+            yield pq.read_table(file)
 
 
 EXAMPLE_SCHEMA = pa.schema(
@@ -146,7 +159,7 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("detail", pa.string()),
     ]
 )
-_FIELDS = [field.name for field in fields(RawExample) if field.name not in ("refused", "data")]
+_FIELDS = [field.name for field in fields(RawExample) if field.name not in ("refused", "data", "num_bytes")]
 
 
 def row_of(example: RawExample) -> dict[str, Any]:

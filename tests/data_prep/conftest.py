@@ -45,13 +45,17 @@ def fill_folder(picture):
 def request_for():
     """A request for a folder, with shards so small that there are several."""
 
-    def make(folder, *, links="follow", examples_per_chunk=16, max_refused_fraction=0.1, **recipe):
+    def make(folder, *, links="follow", examples_per_chunk=16, max_refused_fraction=0.1, sort_bytes=1 << 20, **recipe):
         sharding = ShardingConfig(row_group_bytes=4_000, min_row_groups=8, shard_bytes=16_000)
         return CorpusConfig(
             name="folder",
             source=ClassFolders(path=str(folder), links=links),
             recipe=CorpusRecipe(**{"sharding": sharding, **recipe}),
-            execution={"examples_per_chunk": examples_per_chunk, "max_refused_fraction": max_refused_fraction},
+            execution={
+                "examples_per_chunk": examples_per_chunk,
+                "max_refused_fraction": max_refused_fraction,
+                "sort_bytes": sort_bytes,
+            },
         )
 
     return make

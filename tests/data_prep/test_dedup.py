@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dedup import exact_duplicates
+from data_prep.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates
 
 pictures = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["train", "val", "test"])), max_size=30
@@ -27,8 +27,13 @@ def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
             "pixel_sha256": pa.array([digest(f"pixels {p}") for p, _, _ in rows], pa.binary()),
             "sha256": pa.array([digest(f"pixels {p} file {f}") for p, f, _ in rows], pa.binary()),
             "split": pa.array([split for _, _, split in rows], pa.string()),
+            "order_key": pa.array(range(len(rows)), pa.uint64()),
+            "labels": pa.array([["a"]] * len(rows), pa.list_(pa.string())),
+            "known": pa.array([False] * len(rows), pa.bool_()),
         }
     )
+    for field in LOCATOR_SCHEMA:
+        records = records.append_column(field, pa.nulls(len(rows), field.type))
     rank = {"test": 0, "val": 1, "train": 2}
     expected = {}
     for picture in {p for p, _, _ in rows}:
@@ -37,8 +42,8 @@ def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
         for i in members:
             if i != stays and (policy == "drop" or rows[i][2] != rows[stays][2]):
                 expected[i] = stays
-    found = exact_duplicates(records, policy).to_pydict()
-    assert dict(zip(found["row"], found["kept"], strict=True)) == expected
+    found = exact_duplicates(records.select(PIXELS_SCHEMA.names), policy).to_pydict()
+    assert {int(i): int(kept) for i, kept in zip(found["example_id"], found["other_id"], strict=True)} == expected
     left = {}
     for i, (picture, _, split) in enumerate(rows):
         if i not in expected:

@@ -14,8 +14,8 @@ from infra.run_state import write_state
 from infra.storage import open_store
 from vit.run_spec import make_spec
 
-COMMANDS = """demo, run, data prep, data ls, data show, data verify, pretrain run, pretrain plan, finetune run, vtab run,
-vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, model variants,
+COMMANDS = """demo, run, data prep, data ls, data show, data verify, data stats, data diff, data take, pretrain run,
+pretrain plan, finetune run, vtab run, vtab report, runs ls, runs show, runs compare, runs sync, model ls, model show, model variants,
 model convert, model forward, model predict, model verify, model inspect, model bench, ops doctor, ops reconcile,
 ops collect-garbage, ops preempt, stack up, stack down, stack status, stack restart""".replace("\n", " ").split(", ")
 
@@ -86,7 +86,7 @@ def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tm
         for wrong in (tmp_path / "absent", tmp_path / "file.png"):
             said = refused(*command, "--source", wrong, "--name", "birds", "--root", root)
             assert str(wrong) in said
-            assert "one sub-folder of images per class" in said
+            assert "one that holds a folder of pictures per class" in said
         said = refused(*command, "--source", tmp_path, "--name", "My Birds", "--root", root)
         assert "'My Birds'" in said
         assert "as in 'birds-2026'" in said
@@ -133,6 +133,8 @@ def test_an_empty_root_still_reports_the_papers_rows(vitline, root):
     [
         (("data", "ls"), {"corpora"}),
         (("data", "show", "digits"), {"uri", "digest", "splits", "classes", "counts"}),
+        (("data", "stats", "digits"), {"splits", "kinds", "refused", "leakage"}),
+        (("data", "diff", "digits", "digits"), {"differences", "examples"}),
         (("data", "verify", "digits"), {"num_shards", "num_rows", "problems"}),
         (("pretrain", "plan", "--corpus", "digits", "--recipe", "emoji"), {"steps", "epochs", "reading", "config_digest"}),
         (("runs", "ls"), {"runs"}),
@@ -201,3 +203,5 @@ def test_progress_reads_as_a_sentence():
     now = {"step": 120, "total_steps": 1200, "images_per_s": 640.4, "loss": 2.3061, "remaining_s": 70}
     assert line("pretrain", now, 3) == "pretrain: 120/1,200 steps, 640 images/s, loss 2.306, 1:10 left"
     assert "waiting for the job to start (0:03)" in line("pretrain", None, 3)
+    now = {"step": 3, "total_steps": 9, "unit": "parts (examine)", "bytes_per_s": 12_345_678, "refused": 2}
+    assert line("prepare", now, 3) == "prepare: 3/9 parts (examine), 12.3 MB/s, 2 refused"

@@ -8,6 +8,7 @@ from data_prep.corpora.presets import PRESETS
 from flows import requests
 from flows.flow_run import read_request
 from flows.requests import PipelineRequest, PrepareRequest, PretrainRequest
+from flows.resolve import SOURCES
 from infra.config import FrozenConfig
 from vit.recipes import RECIPES
 from vit.vtab.protocols import protocol_named
@@ -38,6 +39,7 @@ def bounds(form, field):
 def test_choices_and_bounds_are_in_the_schema():
     assert bounds(PipelineRequest, "recipe")["enum"] == list(get_args(requests.RecipeName))
     assert bounds(PrepareRequest, "preset")["enum"] == list(get_args(requests.PresetName))
+    assert bounds(PrepareRequest, "kind")["enum"] == list(get_args(requests.SourceKind))
     assert bounds(PipelineRequest, "protocol")["enum"] == list(get_args(requests.ProtocolName))
     assert bounds(PipelineRequest, "train_images")["exclusiveMinimum"] == 0
     assert bounds(PretrainRequest, "peak_lr")["exclusiveMinimum"] == 0
@@ -50,6 +52,8 @@ def test_choices_and_bounds_are_in_the_schema():
 def test_choices_are_those_there_are():
     assert set(get_args(requests.RecipeName)) == set(RECIPES)
     assert set(get_args(requests.PresetName)) == set(PRESETS)
+    kinds = {form.model_fields["kind"].default for form in SOURCES}
+    assert set(get_args(requests.SourceKind)) == kinds - {"emoji", "digits"}  # those two are presets
     with pytest.raises(ValueError, match=f"there are: {', '.join(reversed(get_args(requests.ProtocolName)))}"):
         protocol_named("none of them")
 

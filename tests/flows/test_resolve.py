@@ -5,8 +5,8 @@ from datetime import date
 import pytest
 
 from data_prep.config import CorpusConfig
-from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PretrainRequest
-from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_pretrain
+from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PrepareRequest, PretrainRequest
+from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
 from vit.recipes import recipe_named
 from vit.run_spec import make_spec
 
@@ -90,3 +90,57 @@ def test_models_must_be_there(digits_root):
         resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
     with pytest.raises(ValueError, match="no published model at file:///nowhere"):
         resolve_evaluate(digits_root, EvaluateRequest(model="/nowhere", tasks=("digits",)))
+
+
+@pytest.fixture
+def prepare(digits_root, tmp_path):
+    """prepare(**fields): what a form with them becomes; its source is an empty folder unless they say otherwise."""
+    (tmp_path / "cat").mkdir()
+
+    def make(**fields):
+        return resolve_prepare(digits_root, PrepareRequest(**{"source": str(tmp_path), "name": "cats"} | fields))
+
+    return make
+
+
+def test_a_source_of_any_kind_takes_its_fields_as_overrides(prepare, tmp_path):
+    (tmp_path / "t.csv").write_text("image,tags\na.jpg,cat\n")
+    overrides = {"source.labels_column": "tags", "recipe.val_per_class": 5, "execution.examples_per_chunk": 7}
+    table = prepare(kind="table", source=str(tmp_path / "t.csv"), near_duplicates="drop", overrides=overrides)
+    assert (table.source.kind, table.source.labels_column) == ("table", "tags")
+    assert (table.recipe.near_duplicates, table.recipe.val_per_class) == ("drop", 5)
+    assert table.execution.examples_per_chunk == 7
+    assert prepare(decontaminate=("digits",)).recipe.decontaminate == ("digits",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": None}, "name is empty; a corpus made from .* needs one"),
+        ({"preset": "digits"}, "both was given"),
+        ({"source": None}, "neither was given"),
+        ({"source": None, "preset": "digits"}, "name is a field for a source of your own; preset 'digits' has its own"),
+        ({"source": "/not/there"}, "/not/there is no folder and no archive"),
+        ({"source": "memory://nothing/here"}, "memory://nothing/here holds no objects"),
+        ({"kind": "arrays"}, "needs source.layout, one of cifar10, cifar100, .*--set source.layout=VALUE"),
+        ({"overrides": {"source.lynks": "skip"}}, r"no field 'source\.lynks'; here are: kind, links, path"),
+        ({"overrides": {"recipe.order_sed": 1}}, r"no field 'recipe\.order_sed'; here are: .*order_seed"),
+        ({"overrides": {"source.path": "/tmp"}}, "'source.path' is no override: the form's own fields settle it"),
+        ({"overrides": {"recipe.class_map": "imagenet21"}}, "imagenet21k-p"),
+        ({"decontaminate": ("pets",)}, "There is no corpus 'pets' below .*; there are: digits"),
+        ({"add_to": "digits"}, "add_to 'digits' names no version"),
+        ({"add_to": "digits/0123456789ab"}, "There is no corpus 'digits/0123456789ab' below"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_prepared_is_refused_in_one_sentence(prepare, fields, says):
+    with pytest.raises(ValueError, match=says) as told:
+        prepare(**fields)
+    assert "\n" not in str(told.value)
+
+
+def test_an_addition_has_the_name_of_its_corpus_and_has_to_fit_it(prepare, digits):
+    version = digits.uri.rpartition("/")[2]
+    added = prepare(name=None, add_to=f"digits/{version}")
+    assert (added.name, added.add_to) == ("digits", f"digits/{version}")
+    with pytest.raises(ValueError, match=r"recipe\.order_seed: 1 is asked for, but .* has 0"):
+        prepare(name=None, add_to=f"digits/{version}", overrides={"recipe.order_seed": 1})

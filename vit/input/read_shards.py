@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from data_prep.decode import DecodePolicy, decode
-from data_prep.shard_format import Manifest, ShardReader
+from data_prep.shard_format import Manifest, ShardReader, segment_store
 from infra.config import digest_of
 from infra.storage import Store
 from vit.input.decoded_cache import CachedExample, DecodedCache, Label
@@ -103,7 +103,8 @@ class SplitReader:
         """Shard and row, for messages."""
         place = self.info.place(int(RowGroups.of(self.info).group_of(np.array(row))))
         first_row = place.first_row - place.group_in_shard * self.info.rows_per_row_group
-        return f"{self.corpus.uri_of(place.key)}, row {row - first_row} (row {row} of split {self.name!r})"
+        uri = segment_store(self.corpus, place.segment).uri_of(place.key)
+        return f"{uri}, row {row - first_row} (row {row} of split {self.name!r})"
 
     def close(self) -> None:
         self._reader.close()

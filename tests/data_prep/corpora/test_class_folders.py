@@ -1,19 +1,44 @@
-"""Class folders as people have them."""
+"""Class folders as people have them, on disks, in stores and in archives."""
 
+import gzip
+import io
 import os
+import tarfile
 import unicodedata
+import uuid
+import zipfile
+from pathlib import Path
 
 import pytest
 
 from data_prep.config import ClassFolders, CorpusRecipe
 from data_prep.corpora.class_folders import ClassFolderCorpus
+from data_prep.corpora.raw import Place
 from infra.storage import open_store
 
 
-def listed(folder, links="follow", **recipe):
-    source = ClassFolderCorpus(ClassFolders(path=str(folder), links=links), CorpusRecipe(**recipe))
-    store = open_store("memory://unused")
-    return {example.example_id: example for example in source.examples(store, store)}
+def opened(path, links="follow", **recipe):
+    return ClassFolderCorpus(ClassFolders(path=str(path), links=links), CorpusRecipe(**recipe))
+
+
+def a_place(work=None, each=3):
+    return Place(open_store("memory://root"), open_store(work or f"memory://{uuid.uuid4().hex}"), each)
+
+
+def listed(path, links="follow", each=3, **recipe):
+    """Every example of a source by its id, read part by part by workers that share nothing but the store."""
+    place, found = a_place(each=each), {}
+    for part in opened(path, links, **recipe).parts(place):
+        for example in opened(path, links, **recipe).examples(part, place):
+            assert example.example_id not in found
+            found[example.example_id] = example
+    return found
+
+
+def located(example):
+    """The bytes of an example by its locator alone."""
+    end = None if example.length is None else example.offset + example.length
+    return open_store(example.base).read(example.key, example.offset, end)
 
 
 def put(folder, *names, data=b"x"):
@@ -32,7 +57,7 @@ def test_the_path_is_the_class_and_the_id(tmp_path):
         "cat/ünï 漢.png": ("cat",),
     }
     assert not any(e.refused for e in examples.values())
-    source = ClassFolderCorpus(ClassFolders(path=str(tmp_path)), CorpusRecipe())
+    source = opened(tmp_path)
     assert source.class_info("bird/owl/barn owl").parents == ("bird", "owl")
 
 
@@ -115,24 +140,258 @@ def test_splits_are_by_hash_and_do_not_move(tmp_path):
     assert before.items() <= splits_of(tmp_path).items()
 
 
-def fingerprint(folder):
-    return ClassFolderCorpus(ClassFolders(path=str(folder)), CorpusRecipe()).fingerprint()
-
-
 def test_the_fingerprint_changes_with_the_files(tmp_path):
     put(tmp_path, "a/cat/1.jpg", "a/cat/2.jpg")
-    first = fingerprint(tmp_path / "a")
-    assert fingerprint(tmp_path / "a") == first
+    first = opened(tmp_path / "a").fingerprint()
+    assert opened(tmp_path / "a").fingerprint() == first
     (tmp_path / "a").rename(tmp_path / "b")  # where the folder lies does not matter
-    assert fingerprint(tmp_path / "b") == first
+    assert opened(tmp_path / "b").fingerprint() == first
     put(tmp_path, "b/cat/2.jpg", data=b"longer")
-    second = fingerprint(tmp_path / "b")
+    second = opened(tmp_path / "b").fingerprint()
     (tmp_path / "b/cat/1.jpg").unlink()
-    assert len({first, second, fingerprint(tmp_path / "b")}) == 3
+    assert len({first, second, opened(tmp_path / "b").fingerprint()}) == 3
 
 
-def test_a_folder_that_is_none_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="is no folder"):
-        fingerprint(tmp_path / "missing")
-    with pytest.raises(ValueError, match="local or mounted disk only"):
-        fingerprint("s3://bucket/pictures")
+@pytest.mark.parametrize("name", ["objects", "pictures.tar"])
+def test_the_fingerprint_of_a_store_changes_with_its_objects(name):
+    uri = f"memory://{uuid.uuid4().hex}"
+    store, path = open_store(uri), f"{uri}/pictures.tar" if name == "pictures.tar" else uri
+    seen = []
+    for data in (b"one", b"two"):
+        store.write("pictures.tar", data)
+        seen += [opened(path).fingerprint(), opened(path).fingerprint()]
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+@pytest.mark.parametrize("path", ["missing", "missing.tar", "memory://missing", "memory://missing/a.zip"])
+def test_a_source_that_is_none_is_an_error(tmp_path, path):
+    path = path if "://" in path else tmp_path / path
+    for attempt in (opened(path).fingerprint, lambda: list(opened(path).parts(a_place()))):
+        with pytest.raises(ValueError, match=r"is no folder|holds no objects|does not exist"):
+            attempt()
+
+
+# Stores and archives --------------------------------------------------------------------------------------------------
+
+
+def packed(folder, archive, inside="."):
+    """The archive as usual tools make it of a folder, entry by entry with folders and links."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as out:
+            for number, name in enumerate(names):
+                path, info = folder / name, zipfile.ZipInfo((Path(inside) / name).as_posix())
+                info.compress_type = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
+                if path.is_symlink():
+                    info.create_system, info.external_attr = 3, 0o120777 << 16
+                    out.writestr(info, os.readlink(path))
+                elif path.is_file():
+                    out.writestr(info, path.read_bytes())
+    else:
+        with tarfile.open(archive, "w" if archive.suffix == ".tar" else "w:gz") as out:
+            out.add(folder, arcname=inside)
+
+
+KINDS = ["pictures.tar", "pictures.tgz", "pictures.zip"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree"
+    for number, name in enumerate(("cat/1.jpg", "cat/2 é.JPEG", "dog/a/3", "dog/b/4.png", "top.jpg", "dog/notes.txt")):
+        put(folder, name, data=bytes([number]) * (100 + number))
+    put(folder, "dog/.hidden.jpg", "cat/._1.jpg")
+    put(folder, "cat/empty.jpg", data=b"")
+    return folder
+
+
+def facts(examples):
+    return {i: (e.labels, e.split, e.refused) for i, e in examples.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("each", [1, 4, 100])
+def test_an_archive_is_the_folder(tree, tmp_path, kind, each):
+    packed(tree, tmp_path / kind)
+    found = listed(tmp_path / kind, each=each)
+    assert facts(found) == facts(listed(tree))
+    pictures = {i: e for i, e in found.items() if not e.refused}
+    assert len(pictures) == 5
+    for example_id, example in pictures.items():
+        assert example.data == located(example) == (tree / example_id).read_bytes()
+    assert all(e.data is None for e in found.values() if e.refused)
+
+
+def test_a_prefix_of_a_store_is_the_folder(tree):
+    uri = f"memory://{uuid.uuid4().hex}"
+    for path in tree.rglob("*"):
+        if path.is_file():
+            open_store(uri).write(path.relative_to(tree).as_posix(), path.read_bytes())
+    found = listed(uri)
+    assert facts(found) == facts(listed(tree))
+    assert all(located(e) == (tree / i).read_bytes() for i, e in found.items() if not e.refused)
+
+
+def test_parts_tell_what_they_hold(tree, tmp_path):
+    packed(tree, tmp_path / "pictures.tar")
+    sizes = {"pictures.tar": 100 + 101 + 102 + 103 + 104 + 105 + 1 + 1, "tree": 100 + 101 + 102 + 103 + 104}
+    for path in (tmp_path / "pictures.tar", tree):
+        parts = list(opened(path).parts(a_place(each=4)))
+        assert len({part.name for part in parts}) == len(parts) > 2
+        assert sum(part.num_bytes for part in parts) == sizes[path.name]
+        assert parts == list(opened(path).parts(a_place(each=4)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_splits_and_the_folder_around_everything_are_seen_in_archives(tmp_path, kind):
+    folder = tmp_path / "tree"
+    put(folder, "train/cat/1.jpg", "train/dog/2.jpg", "Val/cat/3.jpg", "readme.txt")
+    packed(folder, tmp_path / kind, inside="pets")
+    found = listed(tmp_path / kind)
+    assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
+        "pets/train/cat/1.jpg": (("cat",), "train"),
+        "pets/train/dog/2.jpg": (("dog",), "train"),
+        "pets/Val/cat/3.jpg": (("cat",), "val"),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_class_alone_is_a_class(tmp_path, kind):
+    put(tmp_path / "tree", "cat/1.jpg", "cat/black/2.jpg")
+    packed(tmp_path / "tree", tmp_path / kind)
+    assert [e.labels for e in listed(tmp_path / kind).values()] == [("cat",), ("cat/black",)]
+
+
+@pytest.fixture
+def linked(tmp_path):
+    folder = tmp_path / "tree"
+    put(folder, "animals/cat/1.jpg", "animals/dog/2.jpg", "top.jpg", "cars/3.jpg")
+    put(tmp_path, "outside.jpg")
+    for link, target in {
+        "pets/tom.jpg": "../animals/cat/1.jpg",
+        "black/tom.jpg": "../pets/tom.jpg",  # a link to a link
+        "pets/all dogs": "../animals/dog",
+        "tops/top.jpg": "../top.jpg",
+        "cars/again.jpg": "3.jpg",
+        "cars/out.jpg": "../../outside.jpg",
+        "cars/gone.jpg": "nowhere.jpg",
+        "cars/loop": "../cars",
+    }.items():
+        (folder / link).parent.mkdir(exist_ok=True)
+        (folder / link).symlink_to(target)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", *KINDS])
+def test_links_are_second_labels(linked, tmp_path, kind):
+    if kind != "folder":
+        packed(linked, tmp_path / kind)
+    path = linked if kind == "folder" else tmp_path / kind
+    found = listed(path, "second_label")
+    assert not opened(path, "second_label").single_label
+    assert {i: e.labels for i, e in found.items() if not e.refused} == {
+        "animals/cat/1.jpg": ("animals/cat", "black", "pets"),
+        "animals/dog/2.jpg": ("animals/dog", "pets/all dogs"),
+        "top.jpg": ("tops",),
+        "cars/3.jpg": ("cars",),
+    }
+    refused = {i: e.refused for i, e in found.items() if e.refused}
+    assert refused.pop("cars/gone.jpg") == ("unreadable", "link to 'nowhere.jpg', which does not exist")
+    assert {reason for reason, _ in refused.values()} == {"ignored_file"}
+    details = {i: detail for i, (_, detail) in refused.items()}
+    assert "'../../outside.jpg', outside" in details.pop("cars/out.jpg")
+    assert details == {
+        "pets/tom.jpg": "second label of animals/cat/1.jpg",
+        "black/tom.jpg": "second label of animals/cat/1.jpg",
+        "pets/all dogs": "second label of animals/dog",
+        "tops/top.jpg": "second label of top.jpg",
+        "cars/again.jpg": "second label of cars/3.jpg",
+        "cars/loop": "link to cars, a folder that holds this one",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_in_archives_are_followed_or_skipped(linked, tmp_path, kind):
+    packed(linked, tmp_path / kind)
+    (linked / "cars/out.jpg").unlink()  # on a disk it may be followed
+    on_disk = {i: e.labels for i, e in listed(linked).items() if not e.refused}
+    followed = {i: e for i, e in listed(tmp_path / kind).items() if not e.refused}
+    assert {i: e.labels for i, e in followed.items()} == on_disk
+    assert all(located(e) == e.data == b"x" for e in followed.values())
+    skipped = listed(tmp_path / kind, "skip")
+    assert {i for i, e in skipped.items() if not e.refused} == {"animals/cat/1.jpg", "animals/dog/2.jpg", "cars/3.jpg"}
+
+
+def test_hard_links_in_tars_are_links(tmp_path):
+    put(tmp_path / "tree", "a/1.jpg")
+    (tmp_path / "tree/b").mkdir()
+    os.link(tmp_path / "tree/a/1.jpg", tmp_path / "tree/b/1.jpg")
+    packed(tmp_path / "tree", tmp_path / "a.tar")
+    twice = listed(tmp_path / "a.tar", "second_label")
+    (picture,) = (e for e in twice.values() if not e.refused)
+    assert picture.labels == ("a", "b")
+    assert {i for i, e in listed(tmp_path / "a.tar").items() if not e.refused} == {"a/1.jpg", "b/1.jpg"}
+
+
+def test_links_that_go_round_end(tmp_path):
+    put(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
+    for link, target in {"a/to": "../b", "b/to": "../a", "c": "c", "a/d": "e", "a/e": "d"}.items():
+        (tmp_path / "tree" / link).symlink_to(target)
+    packed(tmp_path / "tree", tmp_path / "a.tar")
+    for path in (tmp_path / "tree", tmp_path / "a.tar"):
+        labels = {i: e.labels for i, e in listed(path, "second_label").items() if not e.refused}
+        assert labels == {"a/1.jpg": ("a", "b/to"), "b/2.jpg": ("a/to", "b")}
+
+
+@pytest.mark.parametrize("kind", ["a.tar", "a.tgz"])
+def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, kind):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in ("cat/1.jpg", "../../up.jpg", "/tmp/abs.jpg", "cat/2.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+        link = tarfile.TarInfo("cat/out")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        archive.addfile(link)
+        member = tarfile.TarInfo("cat/out/3.jpg")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"abc"))
+    (tmp_path / "a.tar").write_bytes(out.getvalue()[:-5000])  # and cut
+    (tmp_path / "a.tgz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
+    before = {path for path in tmp_path.rglob("*")}
+    place = a_place(str(tmp_path / "work"))
+    found = [e for part in opened(tmp_path / kind).parts(place) for e in opened(tmp_path / kind).examples(part, place)]
+    after = {path for path in tmp_path.rglob("*")} - before
+    assert {path.relative_to(tmp_path).parts[0] for path in after} == {"work"}
+    assert [e.example_id for e in found if not e.refused] == ["cat/1.jpg", "cat/2.jpg", "cat/out/3.jpg"]
+    reasons = [e.refused[0] for e in found if e.refused]
+    assert reasons == ["unsafe_path", "unsafe_path", "ignored_file", "damaged_archive"]
+
+
+def test_damage_is_refused_once_wherever_it_is_seen(tree, tmp_path):
+    packed(tree, tmp_path / "a.zip")
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[-22 + 10] -= 1  # the number of entries
+    (tmp_path / "a.zip").write_bytes(data)
+    refused = [e.refused for e in listed(tmp_path / "a.zip").values() if e.refused]
+    assert [reason for reason, _ in refused].count("damaged_archive") == 1
+    (tmp_path / "b.tar").write_bytes(b"no tar" * 200)
+    with pytest.raises(ValueError, match=r"holds no members: .* no tar header"):
+        list(opened(tmp_path / "b.tar").parts(a_place()))
+
+
+@pytest.mark.slow
+def test_folders_and_archives_on_s3(s3_uri, tree, tmp_path):
+    store = open_store(s3_uri)
+    for path in tree.rglob("*"):
+        if path.is_file():
+            store.write(f"tree/{path.relative_to(tree).as_posix()}", path.read_bytes())
+    assert facts(listed(f"{s3_uri}/tree")) == facts(listed(tree))
+    for kind in KINDS:
+        packed(tree, tmp_path / kind)
+        store.write(kind, (tmp_path / kind).read_bytes())
+        found = listed(f"{s3_uri}/{kind}")
+        assert facts(found) == facts(listed(tree))
+        assert all(located(e) == (tree / i).read_bytes() for i, e in found.items() if not e.refused)
+    assert opened(f"{s3_uri}/tree").fingerprint() == opened(f"{s3_uri}/tree").fingerprint()

@@ -2,9 +2,20 @@
 
 import pytest
 
-from data_prep.corpora.emoji import STYLES, BaseEmoji, fetch_style, group_bases, motif, read_bases, task_bases
+from data_prep.config import CorpusRecipe, Emoji
+from data_prep.corpora.emoji import (
+    CATEGORY_OF,
+    STYLES,
+    BaseEmoji,
+    EmojiCorpus,
+    fetch_style,
+    group_bases,
+    motif,
+    read_bases,
+    task_bases,
+)
 from data_prep.corpora.presets import noto_emoji, twitter_emoji
-from data_prep.corpora.raw import FetchUnavailable
+from data_prep.corpora.raw import FetchUnavailable, Place
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader, load_manifest
@@ -48,6 +59,21 @@ def real_packages(request):
     except FetchUnavailable as error:
         pytest.skip(f"the emoji packages cannot be fetched: {error}")
     return uri
+
+
+@pytest.mark.slow
+def test_listing_is_in_parts_and_classes_know_their_category_anywhere(real_packages, memory_root):
+    source = Emoji(style="google", role="pretrain", cache=real_packages)
+    place = Place(open_store(memory_root), open_store(f"{memory_root}/work"), 500)
+    parts = list(EmojiCorpus(source, CorpusRecipe()).parts(place))
+    fresh = EmojiCorpus(source, CorpusRecipe())
+    examples = [example for part in parts for example in fresh.examples(part, place)]
+    assert [part.num_examples for part in parts[:-1]] == [500] * (len(parts) - 1)
+    assert len({example.example_id for example in examples}) == len(examples) > 2000
+    assert all(open_store(e.base).read(e.key, e.offset, e.offset + 4) == b"\x89PNG" for e in examples[::100])
+    bases = read_bases(open_store(real_packages), fetch_style("google", open_store(real_packages))["emoji.json"])
+    assert {base.subcategory: base.category for base in bases} == CATEGORY_OF
+    assert fresh.class_info("face-smiling").parents == ("Smileys & Emotion",)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,215 @@
+"""Class maps from files and by the names of releases, and what one map keeps of another.
+
+A file is a classes.json of ours, or text with one source id a line, after a tab the name if there is one. Order is
+kept: line n is label id n.
+"""
+
+import hashlib
+import importlib.util
+import json
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_prep.labels import ClassInfo, ClassMap
+from infra.config import FrozenConfig
+from infra.storage import open_store
+
+
+class Release(FrozenConfig):
+    """A published set of classes. Its list is not ours to hand out; `list_file` is where the package timm has it."""
+
+    num_classes: int
+    what: str
+    list_file: str = ""
+    sha256: str = ""
+    """Of the source ids, joined by newlines. Empty: no list of it is known to us."""
+
+
+RELEASES = {
+    "imagenet1k": Release(
+        num_classes=1000,
+        what="ILSVRC2012",
+        list_file="imagenet_synsets.txt",
+        sha256="385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd",
+    ),
+    "imagenet12k": Release(
+        num_classes=11_821,
+        what="timm's part of the Fall 2011 release",
+        list_file="imagenet12k_synsets.txt",
+        sha256="009d4c9f19667ccf35878fb10718a90ccc9afe27004b4d42880d5feab073a3b1",
+    ),
+    "imagenet21k-fall11": Release(
+        num_classes=21_841,
+        what="ImageNet-21k of Fall 2011, all synsets of fall11_whole.tar",
+        list_file="imagenet22k_synsets.txt",
+        sha256="6320b72b72e43c09a768f0253d28c3b55707760bbf3b9d308887800b0d86658d",
+    ),
+    "imagenet21k-google": Release(
+        num_classes=21_843,
+        what="the label space of Google's models: Fall 2011 and n03931044, n09859684",
+        list_file="imagenet21k_goog_synsets.txt",
+        sha256="c03345e3490e010defaeac86b00012db28ecb79af13daba0b72525fa37c66e94",
+    ),
+    "imagenet21k-p": Release(
+        num_classes=11_221,
+        what="ImageNet-21k-P (arXiv:2104.10972) of Fall 2011",
+        list_file="imagenet21k_miil_synsets.txt",
+        sha256="e96927e3af1cf32cd60c35b4407ba6e16396a2696feefed66c4017b403c5596a",
+    ),
+    "imagenet21k-p-winter21": Release(
+        num_classes=10_450,
+        what="ImageNet-21k-P (arXiv:2104.10972) of Winter 2021",
+        list_file="imagenet21k_miil_w21_synsets.txt",
+        sha256="68202583aa200623fa7f326a1a4f8ff8f9a2e33ee8cd78ae16d52fb34e345dd4",
+    ),
+    "imagenet21k-winter21": Release(
+        num_classes=19_167, what="ImageNet-21k of Winter 2021, all synsets of winter21_whole.tar.gz"
+    ),
+}
+
+
+def load_class_map(named: str) -> ClassMap:
+    """The class map of a release by name, of a file by URI, or of NAME=URI: a file that has to be of that release.
+
+    Raises ValueError where there is none, or not the one of that name.
+    """
+    name, given, uri = named.partition("=")
+    if name in RELEASES:
+        return _release(name, uri if given else "")
+    return _read(named)
+
+
+def _release(name: str, uri: str) -> ClassMap:
+    release = RELEASES[name]
+    uri = uri or _list_of_timm(release)
+    expected = f"{name} ({release.what}) has {release.num_classes:,} classes"
+    if release.sha256:
+        expected += f"; the sha256 of its source ids, joined by newlines, is {release.sha256}"
+    if not uri:
+        where = (
+            f"timm/data/_info/{release.list_file} of the package timm" if release.list_file else "nowhere known to us"
+        )
+        raise ValueError(
+            f"The list of {name} is not here; it is to be had in {where}. Give a file of one synset id a line as "
+            f"{name}=URI. {expected}."
+        )
+    found = _read(uri)
+    digest = hashlib.sha256("\n".join(found.source_ids).encode()).hexdigest()
+    if len(found.classes) != release.num_classes or (release.sha256 and digest != release.sha256):
+        raise ValueError(
+            f"{uri} has {len(found.classes):,} classes of sha256 {digest}, but {expected}. Give the list of that "
+            "release, in its order, or take the file by its URI alone."
+        )
+    return found
+
+
+def _list_of_timm(release: Release) -> str:
+    """The path of the list, or nothing. timm is not imported: that takes torch."""
+    spec = importlib.util.find_spec("timm") if release.list_file else None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, "data", "_info", release.list_file)
+        if path.is_file():
+            return str(path)
+    return ""
+
+
+def _read(uri: str) -> ClassMap:
+    folder, _, key = uri.rpartition("/")
+    if not key:
+        raise ValueError(f"{uri!r} is neither a file of classes nor one of {', '.join(RELEASES)}.")
+    try:
+        data = open_store(folder or (".", "/")[uri.startswith("/")]).read(key)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"There is no class map {uri}. Give the URI of a classes.json or of a text of one source id a line, or one "
+            f"of {', '.join(RELEASES)}."
+        ) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{uri} is not UTF-8 ({error}). Store the class map as UTF-8 text.") from error
+    classes = _from_json(uri, text) if text.lstrip().startswith("{") else _from_lines(text)
+    if not classes:
+        raise ValueError(f"{uri} holds no classes. Expected is a classes.json, or one source id a line.")
+    at: dict[str, int] = {}
+    for label_id, info in enumerate(classes):
+        if (first := at.setdefault(info.source_id, label_id)) != label_id:
+            raise ValueError(f"{uri}: {info.source_id!r} is class {first} and class {label_id}. Remove one of them.")
+    return ClassMap(classes=classes)
+
+
+def _from_json(uri: str, text: str) -> tuple[ClassInfo, ...]:
+    try:
+        content = json.loads(text)
+        found = ClassMap.model_validate({"classes": content["classes"]})
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{uri} is no classes.json: {error}. Expected are 'digest' and 'classes'.") from error
+    if content.get("digest", found.digest) != found.digest:
+        raise ValueError(
+            f"{uri} has been changed since it was written: its classes are of digest {found.digest[:12]}, it says "
+            f"{content['digest']!s:.12}. If that was meant, remove the line 'digest'."
+        )
+    return found.classes
+
+
+def _from_lines(text: str) -> tuple[ClassInfo, ...]:
+    # NFC and inner blanks stay, as in the labels of folders.
+    lines = (unicodedata.normalize("NFC", line.rstrip("\r")) for line in text.split("\n"))
+    pairs = (line.partition("\t") for line in lines if line.strip())
+    return tuple(ClassInfo(name=name.strip() or source_id, source_id=source_id) for source_id, _, name in pairs)
+
+
+def applied(class_map: ClassMap, classes: Iterable[ClassInfo]) -> ClassMap:
+    """Exactly the classes of the map in its order, empty ones too; `classes` of a source lend names and parents where
+    the map has the source id alone."""
+    known = {info.source_id: info for info in classes}
+
+    def named(info: ClassInfo) -> ClassInfo:
+        bare = info.name == info.source_id and not info.parents
+        return known.get(info.source_id, info) if bare else info
+
+    return ClassMap(classes=tuple(named(info) for info in class_map.classes))
+
+
+def extended(class_map: ClassMap, new: Iterable[ClassInfo]) -> ClassMap:
+    """The map with those of `new` that it lacks behind it, by source id: every label id stays what it was."""
+    known = class_map.label_ids()
+    added = ClassMap.of(info for info in new if info.source_id not in known)
+    return ClassMap(classes=class_map.classes + added.classes)
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """What the label ids of one map are in another, by source id."""
+
+    label_ids: tuple[int | None, ...]
+    """For every label id of the one the label id in the other; none: it is lost."""
+    lost: tuple[str, ...]
+    """Source ids that only the one has."""
+    unmet: tuple[str, ...]
+    """Source ids that only the other has."""
+
+    @property
+    def summary(self) -> str:
+        """The numbers in one line, with the first few classes by name."""
+        kept = len(self.label_ids) - len(self.lost)
+        return f"{kept:,} classes are in both; only in the first: {_few(self.lost)}; only in the second: {_few(self.unmet)}"
+
+
+def _few(source_ids: tuple[str, ...]) -> str:
+    if not source_ids:
+        return "none"
+    more = ", ..." if len(source_ids) > 3 else ""
+    return f"{len(source_ids):,} ({', '.join(source_ids[:3])}{more})"
+
+
+def mapping(from_map: ClassMap, to_map: ClassMap) -> Mapping:
+    """How labels of `from_map` are to be read in `to_map`."""
+    to_ids, from_ids = to_map.label_ids(), from_map.label_ids()
+    return Mapping(
+        label_ids=tuple(to_ids.get(source_id) for source_id in from_map.source_ids),
+        lost=tuple(source_id for source_id in from_map.source_ids if source_id not in to_ids),
+        unmet=tuple(source_id for source_id in to_map.source_ids if source_id not in from_ids),
+    )

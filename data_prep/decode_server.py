@@ -1,0 +1,153 @@
+"""The program of the process that decodes: image files in at its standard input, verdicts out at its standard output.
+
+It handles bytes of strangers, so what it sends is of fixed form and never pickle: whoever breaks a decoder gains this
+process, whose memory and time are limited, and runs no code in the process that asked.
+
+In:  of each image 8 bytes of length (little endian), then the file.
+Out: of each answer 1 byte of kind, 4 of length, then what `Kind` says; first READY, then one for each image, in order.
+"""
+
+import contextlib
+import ctypes
+import enum
+import importlib
+import os
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from typing import cast, get_args
+
+from data_prep.decode import DecodePolicy, DecodeReason, ImageRejected
+from data_prep.images import Examined
+from infra.config import FrozenConfig
+
+REQUEST = struct.Struct("<Q")
+ANSWER = struct.Struct("<BI")
+MAX_ANSWER_BYTES = 64 * 1024
+"""A longer answer is damaged."""
+
+_EXAMINED = struct.Struct("<32s32s32s32sII")
+_MAX_TEXT = 4_000
+_LEAST_FREE_BYTES = 64 * 1024 * 1024
+_PR_SET_PDEATHSIG = 1
+
+Examine = Callable[[bytes, DecodePolicy], Examined]
+
+
+class Kind(enum.IntEnum):
+    """What an answer is."""
+
+    READY = 0
+    """Imports are done and limits set; empty."""
+    EXAMINED = 1
+    """An Examined: four hashes, width and height, then format and mode as text with a zero byte between."""
+    REJECTED = 2
+    """An ImageRejected: reason and detail with a zero byte between."""
+    FAILED = 3
+    """Text: what stopped the decoder, such as too little memory. The process ends behind it."""
+
+
+class ServerSettings(FrozenConfig):
+    """What the process is started with."""
+
+    policy: DecodePolicy
+    memory_bytes: int
+    """Limit of its address space."""
+    function: str
+    """Dotted name of what examines: takes bytes and policy, gives Examined or raises ImageRejected."""
+
+
+def serve(settings_json: str, parent: int) -> None:
+    """Answer until the input ends. `parent` is the process id of who started us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; our parent decides
+    _end_with(parent)
+    settings = ServerSettings.model_validate_json(settings_json)
+    module, _, name = settings.function.rpartition(".")
+    examine: Examine = getattr(importlib.import_module(module), name)
+    _limit(settings.memory_bytes)
+    answers = os.dup(sys.stdout.fileno())
+    # Decoders in C print what they like: a line in between would be taken for an answer.
+    with open(os.devnull, "wb") as nowhere:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(nowhere.fileno(), stream.fileno())
+    with contextlib.suppress(BrokenPipeError):
+        _send(answers, Kind.READY, b"")
+        _answer_all(answers, examine, settings)
+
+
+def _answer_all(answers: int, examine: Examine, settings: ServerSettings) -> None:
+    requests = sys.stdin.buffer
+    while len(head := requests.read(REQUEST.size)) == REQUEST.size:
+        (length,) = REQUEST.unpack(head)
+        data = requests.read(length)
+        if len(data) < length:
+            return
+        kind, body = _verdict(data, examine, settings)
+        _send(answers, kind, body)
+        if kind is Kind.FAILED:
+            return
+
+
+def _verdict(data: bytes, examine: Examine, settings: ServerSettings) -> tuple[Kind, bytes]:
+    try:
+        return Kind.EXAMINED, encode_examined(examine(data, settings.policy))
+    except ImageRejected as rejected:
+        return Kind.REJECTED, f"{rejected.reason}\0{rejected.detail[:_MAX_TEXT]}".encode(errors="replace")
+    except MemoryError as error:
+        text = f"the decoder asked for more than its {settings.memory_bytes:,} bytes of address space {error}"
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    return Kind.FAILED, text[:_MAX_TEXT].strip().encode(errors="replace")
+
+
+def _send(answers: int, kind: Kind, body: bytes) -> None:
+    message = memoryview(ANSWER.pack(kind, len(body)) + body)
+    while message:
+        message = message[os.write(answers, message) :]
+
+
+def encode_examined(examined: Examined) -> bytes:
+    """The body of an EXAMINED answer."""
+    hashes = (examined.sha256, examined.pixel_sha256, examined.phash, examined.phash_mirror)
+    fixed = _EXAMINED.pack(*hashes, examined.width_px, examined.height_px)
+    return fixed + f"{examined.format}\0{examined.mode}".encode()
+
+
+def decode_answer(kind: int, body: bytes) -> Examined | ImageRejected | str:
+    """What an answer to an image says; text is why the decoder failed. Raises ValueError for a damaged answer."""
+    if kind == Kind.EXAMINED and len(body) >= _EXAMINED.size:
+        sha256, pixel_sha256, phash, phash_mirror, width, height = _EXAMINED.unpack_from(body)
+        file_format, zero, mode = body[_EXAMINED.size :].decode(errors="replace").partition("\0")
+        if zero:
+            return Examined(sha256, pixel_sha256, phash, phash_mirror, width, height, file_format, mode)
+    elif kind == Kind.REJECTED:
+        reason, zero, detail = body.decode(errors="replace").partition("\0")
+        if zero and reason in get_args(DecodeReason):
+            return ImageRejected(cast(DecodeReason, reason), detail)
+    elif kind == Kind.FAILED:
+        return body.decode(errors="replace")
+    raise ValueError(f"a damaged answer of kind {kind}: {len(body):,} bytes that start with {body[:40]!r}")
+
+
+def _end_with(parent: int) -> None:
+    # A decoder in an endless loop does not see that its input has ended. The kernel of Linux does.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        raise SystemExit("the process that started this one has ended already")
+
+
+def _limit(memory_bytes: int) -> None:
+    import resource  # POSIX only; the module itself is imported where configs are made
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # macOS has the limit and may refuse to set it
+        resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    try:
+        bytearray(_LEAST_FREE_BYTES)
+    except MemoryError as error:
+        raise SystemExit(
+            f"a limit of {memory_bytes:,} bytes of address space leaves less than {_LEAST_FREE_BYTES:,} to decode in; "
+            "raise decode_memory_bytes"
+        ) from error

@@ -1,0 +1,120 @@
+"""Near duplicates within a corpus: the tasks of planning that find, confirm and judge them, when a request asks for it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_prep.config import CorpusConfig
+from data_prep.dedup import drops_table
+from data_prep.locate_pictures import PictureReader
+from data_prep.near_duplicates import as_words, band_keys, pairs_within, resolve
+from data_prep.partitions import bucket_of, read_partition, write_partitions
+from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from data_prep.sort_records import Dropped, SortTask, save_drops, survivors
+from infra.storage import Store, open_store
+
+CAP = 1000
+"""Pictures with one band that each picture is compared with; beyond it, as among thousands of flat images, no more."""
+_BAND_SCHEMA = pa.schema(
+    [
+        pa.field("band", pa.uint64()),
+        pa.field("sha256", pa.binary()),
+        pa.field("order_key", pa.uint64()),
+        pa.field("hash", pa.binary()),
+        pa.field("mirrored", pa.bool_()),
+    ]
+)
+_PAIR_SCHEMA = pa.schema(
+    [
+        pa.field("sha256", pa.binary()),
+        pa.field("order_key", pa.uint64()),
+        pa.field("other_sha256", pa.binary()),
+        pa.field("other_order_key", pa.uint64()),
+    ]
+)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: bands of all sizes fill all buckets
+
+
+class NearTask(SortTask):
+    """A step of finding near duplicates, with the width of the bands."""
+
+    band_bits: int = 16
+    pairs: tuple[str, ...] = ()
+    """Of judging: the files of pairs."""
+
+
+def deal_bands(task: NearTask) -> None:
+    """Deal the pictures that stay in one bucket, and their mirror images, out by the bands of their hashes."""
+    corpus = open_store(task.corpus)
+    rows = survivors(corpus, task)
+    tables = [_BAND_SCHEMA.empty_table()]
+    for column, mirrored in (("phash", False), ("phash_mirror", True)):
+        keys = band_keys(as_words(rows[column].to_pylist()), task.band_bits)
+        owner = pa.array(np.repeat(np.arange(len(rows)), keys.shape[1]))
+        columns = {
+            "band": pa.array(keys.ravel()),
+            "sha256": rows["sha256"].take(owner),
+            "order_key": rows["order_key"].take(owner),
+            "hash": rows[column].take(owner),
+            "mirrored": pa.repeat(mirrored, len(owner)),
+        }
+        tables.append(pa.table(columns).cast(_BAND_SCHEMA))
+    table = pa.concat_tables(tables)
+    buckets = bucket_of(table["band"].to_numpy() * _SPREAD, task.num_buckets)
+    write_partitions(corpus, f"{PLAN}/by-band/{task.own}", table, buckets, task.num_buckets)
+
+
+def find_near(task: NearTask) -> str:
+    """Pairs of one bucket of bands whose hashes are near; the key of the file that lists them."""
+    corpus = open_store(task.corpus)
+    rows = read_partition(corpus, task.files("by-band"), task.number, _BAND_SCHEMA)
+    rows = rows.sort_by([("band", "ascending"), ("sha256", "ascending"), ("mirrored", "ascending")])
+    mirrored = rows["mirrored"].to_numpy()
+    found = [_PAIR_SCHEMA.empty_table()]
+    for a, b in pairs_within(rows["band"].to_numpy(), as_words(rows["hash"].to_pylist()), CAP):
+        useful = ~(mirrored[a] & mirrored[b])  # two mirror images are near where the pictures are
+        first, second = (rows.take(pa.array(side[useful])) for side in (a, b))
+        columns = (first["sha256"], first["order_key"], second["sha256"], second["order_key"])
+        found.append(pa.table(list(columns), schema=_PAIR_SCHEMA))
+    pairs = pa.concat_tables(found)
+    pairs = pairs.filter(pc.not_equal(pairs["sha256"], pairs["other_sha256"]))
+    key = f"{PLAN}/near/{task.number:05d}.parquet"
+    write_table(corpus, key, pairs.group_by(_PAIR_SCHEMA.names).aggregate([]))
+    return key
+
+
+def judge_near(task: NearTask) -> Dropped:
+    """What goes of all pairs, confirmed on thumbnails. Holds the pairs, and the records of the pictures in them."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    pairs = pa.concat_tables([read_table(corpus, key) for key in task.pairs])
+    pairs = pairs.group_by(_PAIR_SCHEMA.names).aggregate([])
+    keys = pa.concat_arrays([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks])
+    rows = _records(corpus, task, pc.unique(keys) if len(keys) else pa.array([], pa.uint64()))
+    by_sha = {row["sha256"]: row for row in rows.to_pylist()}
+    found = zip(pairs["sha256"].to_pylist(), pairs["other_sha256"].to_pylist(), strict=True)
+    with PictureReader(config.recipe.decode) as pictures:
+        ordered = sorted({(min(pair), max(pair)) for pair in found})
+        confirmed = [(a, b) for a, b in ordered if pictures.same(by_sha[a], by_sha[b])]
+    goes = resolve(confirmed)
+    positions = {row: i for i, row in enumerate(rows["sha256"].to_pylist())}
+    left, stays = (rows.take(pa.array([positions[sha] for sha in side], pa.int64())) for side in (goes, goes.values()))
+    details = [
+        f"looks like {kept['example_id']}"
+        + ("" if gone["labels"] == kept["labels"] else f", labelled {kept['labels']}")
+        for gone, kept in zip(left.to_pylist(), stays.to_pylist(), strict=True)
+    ]
+    differ = [a != b for a, b in zip(left["labels"].to_pylist(), stays["labels"].to_pylist(), strict=True)]
+    drops = drops_table(
+        left, stays, reason="near_duplicate", kinds=["near"] * len(left), details=details, labels_differ=differ
+    )
+    return save_drops(corpus, "near.bin", drops, task.num_buckets)
+
+
+def _records(corpus: Store, task: NearTask, order_keys: pa.Array) -> pa.Table:
+    """The records with these order keys, one for each sha256, bucket by bucket."""
+    tables = []
+    for bucket in range(task.num_buckets):
+        rows = survivors(corpus, task.model_copy(update={"number": bucket}))
+        tables.append(rows.filter(pc.is_in(rows["order_key"], order_keys)))
+    return pa.concat_tables(tables)

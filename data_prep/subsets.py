@@ -1,0 +1,88 @@
+"""Subsets of a corpus as views: a manifest of their own over the same shards, and no copied byte (DESIGN 3.1)."""
+
+import time
+
+import pyarrow as pa
+
+from data_prep.content_digest import corpus_digest, split_digest
+from data_prep.records import read_table, write_table
+from data_prep.shard_format import (
+    CLASSES_KEY,
+    MANIFEST_KEY,
+    SHARDS_KEY,
+    Manifest,
+    SplitInfo,
+    load_manifest,
+    segment_keys,
+)
+from infra.config import digest_of
+from infra.storage import Store, open_store
+
+
+def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
+    """The first rows of a split as a corpus of the same name: nested by construction, as rows stand in random order.
+
+    The other splits stay whole. Its version follows from the digest of the corpus and the number, so a second request
+    finds it. Raises ValueError where the split does not exist or has no more rows than that.
+    """
+    manifest = load_manifest(corpus)
+    info = manifest.split(split)
+    if not 0 < num_rows < info.num_rows:
+        raise ValueError(
+            f"take {num_rows:,}: {split} of {manifest.name}/{manifest.version} has {info.num_rows:,} rows. Ask for fewer, "
+            "and for one at least; the whole corpus needs no view."
+        )
+    version = digest_of({"of": manifest.digest, "split": split, "take": num_rows})[:12]
+    view = open_store(f"{corpus.uri.rpartition('/')[0]}/{version}")
+    if view.exists(MANIFEST_KEY):
+        return load_manifest(view)
+    listed = read_table(corpus, SHARDS_KEY)
+    digests = dict(zip(listed["key"].to_pylist(), listed["content_digest"].to_pylist(), strict=True))
+    splits = {}
+    for name, whole in manifest.splits.items():
+        if name == split:
+            splits[name] = _shown(_first_rows(whole, num_rows), manifest, digests)
+        elif all(segment.split != split for segment in whole.segments):  # what was joined with it has other rows now
+            splits[name] = _shown(whole, manifest, digests)
+    rows = sum(part.num_rows for name, part in splits.items() if all(s.split == name for s in part.segments))
+    counts = manifest.counts
+    in_proportion = round(counts.num_bytes * rows / counts.num_accepted)
+    view_of = {"version": manifest.version, "digest": manifest.digest, "split": split, "take": num_rows}
+    taken = manifest.model_copy(
+        update={
+            "version": version,
+            "digest": corpus_digest(manifest.class_map_digest, splits, digests),
+            "splits": splits,
+            "counts": counts.model_copy(update={"num_accepted": rows, "num_bytes": in_proportion}),
+            "provenance": {**manifest.provenance, "view_of": view_of, "created_at": utc_now()},
+        }
+    )
+    keys = {key for part in splits.values() for s in part.segments for key in segment_keys(s)[: part.shards_in_use(s)]}
+    lines = [{**row, "version": row["version"] or manifest.version} for row in listed.to_pylist() if row["key"] in keys]
+    write_table(view, SHARDS_KEY, pa.Table.from_pylist(lines, schema=listed.schema))
+    view.write(CLASSES_KEY, corpus.read(CLASSES_KEY))
+    view.write_json(MANIFEST_KEY, taken.model_dump(mode="json"))
+    return taken
+
+
+def utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _first_rows(info: SplitInfo, num_rows: int) -> SplitInfo:
+    """The split cut behind its first rows."""
+    left, segments = num_rows, []
+    for segment in info.segments:
+        shown = min(left, segment.num_rows)
+        if shown:
+            left_out = segment.stored_rows - shown
+            segments.append(segment.model_copy(update={"num_rows": shown, "rows_left_out": left_out}))
+        left -= shown
+    return info.model_copy(update={"num_rows": num_rows, "segments": tuple(segments)})
+
+
+def _shown(info: SplitInfo, owner: Manifest, digests: dict[str, str]) -> SplitInfo:
+    """The split as another version lists it: with the place of its shards, and a digest of its own."""
+    segments = tuple(s.model_copy(update={"version": s.version or owner.version}) for s in info.segments)
+    placed = info.model_copy(update={"segments": segments})
+    return placed.model_copy(update={"digest": split_digest(placed, owner.class_map_digest, digests)})

@@ -1,0 +1,134 @@
+"""Damaged files of every format: each gives a verdict, whatever was done to it, and none ends the job."""
+
+import functools
+import io
+import struct
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from data_prep.decode import DecodePolicy, DecodeReason, ImageRejected
+from data_prep.decode_child import Examiner
+from data_prep.images import Examined, examine_image
+
+POLICY = DecodePolicy(max_pixels=100_000)  # whoever claims more pixels is refused by the header
+HUGE = (0, 1, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
+
+
+@functools.cache
+def originals():
+    """Whole files of a small photograph by name: every format, and what is odd in it."""
+    photos = pytest.importorskip("sklearn.datasets").load_sample_images().images
+    photo, other = (Image.fromarray(array).resize((40, 32)) for array in photos)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    rgba = photo.copy()
+    rgba.putalpha(other.convert("L"))
+    deep = Image.fromarray(np.asarray(photo.convert("L")).astype(np.uint16) * 257)
+    frames = {"save_all": True, "append_images": [other, photo]}
+    wanted = {
+        "JPEG": [(photo, {}), (photo, {"progressive": True}), (photo, {"exif": exif}), (photo.convert("CMYK"), {})],
+        "MPO": [(photo, frames)],
+        "PNG": [(photo.convert(mode), {}) for mode in ("1", "L", "LA", "P", "RGB")],
+        "GIF": [(photo, {}), (photo, frames)],
+        "WEBP": [(photo, {}), (rgba, {"lossless": True}), (photo, frames)],
+        "BMP": [(photo, {}), (photo.convert("P"), {})],
+        "TIFF": [(photo, {"compression": c}) for c in ("raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg", "packbits")],
+        "PPM": [(photo, {}), (photo.convert("L"), {}), (photo.convert("1"), {}), (deep.convert("I"), {})],
+        "JPEG2000": [(photo, {}), (rgba, {"no_jp2": True}), (deep, {})],
+        "AVIF": [(photo, {"exif": exif}), (rgba, {})],
+    }
+    wanted["PNG"] += [
+        (rgba, {}),
+        (deep, {}),
+        (photo.convert("P"), {"transparency": bytes(range(256))}),
+        (photo, frames),
+    ]
+    wanted["TIFF"] += [(photo, frames), (deep, {"exif": exif}), (photo.convert("CMYK"), {})]
+    Image.init()
+    files = {}
+    for file_format, variants in wanted.items():
+        for number, (image, options) in enumerate(variants if file_format in Image.SAVE else ()):
+            file = io.BytesIO()
+            # Pillow leaves in an image how it was saved, and trips over it at the next format.
+            copies = {key: [one.copy() for one in value] for key, value in options.items() if key == "append_images"}
+            image.copy().save(file, file_format, **options | copies)
+            files[f"{file_format} {number}"] = file.getvalue()
+    rows = b"".join(b"%d " % level for level in np.asarray(photo).ravel())
+    return files | {"plain PPM": b"P3\n40 32\n255\n" + rows}
+
+
+@st.composite
+def damaged(draw):
+    """One of the files, cut, spliced with another, or with bits, bytes, ranges and numbers changed."""
+    files = originals()
+    name = st.sampled_from(sorted(files))
+    data = bytearray(files[draw(name)])
+    for _ in range(draw(st.integers(1, 4))):
+        # Headers are where a change says the most.
+        at = draw(st.integers(0, min(len(data), 64)) | st.integers(0, len(data)))
+        kind = draw(st.sampled_from(["cut", "bit", "byte", "number", "splice", "drop", "repeat"]))
+        length = draw(st.integers(1, 64))
+        if kind == "cut":
+            del data[at:]
+        elif kind == "bit" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif kind == "byte" and at < len(data):
+            data[at] = draw(st.sampled_from([0, 1, 0x7F, 0x80, 0xFF]) | st.integers(0, 255))
+        elif kind == "number":
+            code = draw(st.sampled_from([">I", "<I", ">H", "<H"]))
+            size = struct.calcsize(code)
+            data[at : at + size] = struct.pack(code, draw(st.sampled_from(HUGE)) % 256**size)
+        elif kind == "splice":
+            other = files[draw(name)]
+            data[at:] = other[draw(st.integers(0, len(other))) :]
+        elif kind == "drop":
+            del data[at : at + length]
+        elif kind == "repeat":
+            data[at:at] = data[at : at + length] * draw(st.integers(1, 3))
+    return bytes(data)
+
+
+def check(verdict):
+    if isinstance(verdict, ImageRejected):
+        assert verdict.reason in get_args(DecodeReason)
+        assert verdict.detail
+    else:
+        assert isinstance(verdict, Examined)
+        assert 0 < verdict.width_px * verdict.height_px <= POLICY.max_pixels
+        assert {len(verdict.sha256), len(verdict.pixel_sha256), len(verdict.phash), len(verdict.phash_mirror)} == {32}
+
+
+@pytest.mark.parametrize("name", ["JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"])
+def test_the_whole_files_are_accepted(name):
+    """Else the damaged ones would say little."""
+    files = [data for key, data in originals().items() if name in key.split()]
+    assert files
+    for data in files:
+        check(examine_image(data, POLICY))
+
+
+# The same cases at every run: this one is in the process of the tests.
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(damaged())
+def test_damaged_files_give_a_verdict(data):
+    try:
+        check(examine_image(data, POLICY))
+    except ImageRejected as rejected:
+        check(rejected)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(st.lists(damaged(), min_size=20, max_size=20))
+def test_thousands_of_damaged_files_give_a_verdict_each(files):
+    """6,000 cases, new ones at every run, through the process that decodes."""
+    with Examiner(POLICY, timeout_s=60, memory_bytes=2 << 30) as examiner:
+        verdicts = list(examiner.run(enumerate(files)))
+    assert [tag for tag, _ in verdicts] == list(range(len(files)))
+    for _, verdict in verdicts:
+        check(verdict)

@@ -1,0 +1,124 @@
+"""Evaluation pictures among what is trained on: found however they were changed, told, and left out on request."""
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image, ImageEnhance, ImageOps
+from sklearn.datasets import load_sample_images
+
+from data_prep import prepare
+from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from data_prep.find_corpus import corpus_store
+from data_prep.shard_format import load_manifest
+from infra.config import replace
+from infra.storage import open_store
+
+CHANGES = {
+    "half": lambda image: image.resize((image.width // 2, image.height // 2), Image.Resampling.LANCZOS),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
+    "mirror": ImageOps.mirror,
+    "jpeg": lambda image: image,
+}
+
+
+@pytest.fixture(scope="module")
+def pieces():
+    """Twelve different parts of two photographs."""
+    photos = [Image.fromarray(photo) for photo in load_sample_images().images]
+    return [p.crop((x, y, x + 200, y + 200)) for p in photos for x in (0, 210, 420) for y in (0, 210)]
+
+
+def save(image, path, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image.save(path, **options)
+
+
+@pytest.fixture
+def corpora(pieces, tmp_path):
+    """An evaluation set of twelve pictures, and a corpus to train on in which four of them are hidden, changed."""
+    for i, piece in enumerate(pieces):
+        split = "test" if i < 6 else "val" if i < 8 else "train"
+        save(piece, tmp_path / "pets" / split / "cat" / f"{i}.png")
+    for i, (name, change) in enumerate(CHANGES.items()):
+        picture = change(pieces[i])
+        save(picture, tmp_path / f"web/{i % 2}/{name}.jpg", quality=50 if name == "jpeg" else 90)
+    noise = np.random.default_rng(0)
+    for i in range(20):
+        coarse = Image.fromarray(noise.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((90, 90))
+        save(coarse, tmp_path / f"web/{i % 2}/other-{i}.png")
+
+    def request(name, **recipe):
+        splits = {"val_fraction": 0.0, "test_fraction": 0.0}
+        return CorpusConfig(
+            name=name, source=ClassFolders(path=str(tmp_path / name)), recipe=CorpusRecipe(**splits, **recipe)
+        )
+
+    return request("pets"), request("web")
+
+
+def prepared(request, root):
+    prepare.prepare([request], root)
+    return corpus_store(open_store(root), request)
+
+
+def leaks_of(corpus):
+    return {row["example_id"].partition("/")[2]: row for row in pq.read_table(corpus.open("leakage.parquet")).to_pylist()}
+
+
+def test_leaks_are_told_whether_the_evaluation_set_is_prepared_or_at_work(corpora, memory_root):
+    pets, web = corpora
+    together = f"{memory_root}-together"
+    prepare.prepare([web, pets], together)
+    alone = prepared(web, f"{memory_root}-alone")
+    assert leaks_of(alone) == {}
+    prepared(pets, memory_root)
+    for corpus in (corpus_store(open_store(together), web), prepared(web, memory_root)):
+        leaks = leaks_of(corpus)
+        assert {name: row["evaluation_id"] for name, row in leaks.items()} == {
+            "half.jpg": "test/cat/0.png",
+            "brighter.jpg": "test/cat/1.png",
+            "mirror.jpg": "test/cat/2.png",
+            "jpeg.jpg": "test/cat/3.png",
+        }
+        assert {row["corpus"].partition("/")[0] for row in leaks.values()} == {"pets"}
+        manifest = load_manifest(corpus)
+        assert manifest.counts.num_accepted == 24  # told, not left out
+        assert "leak" in corpus.read("report.html").decode()
+        (found,) = corpus.read_json("stats.json")["leakage"].values()
+        assert found["count"] == 4
+        assert all(pair["other"]["base"] for pair in found["first"])  # the page shows both pictures
+
+
+def test_leaks_are_left_out_on_request(corpora, memory_root):
+    pets, web = corpora
+    clean = replace(web, **{"recipe.decontaminate": ("pets",)})
+    with pytest.raises(ValueError, match="There is no corpus 'pets'"):
+        prepared(clean, memory_root)
+    prepared(pets, memory_root)
+    corpus = prepared(clean, memory_root)
+    assert corpus.uri != prepared(web, memory_root).uri
+    manifest = load_manifest(corpus)
+    assert manifest.counts.refused == {"leakage": 4}
+    assert manifest.counts.num_accepted == 20
+    assert leaks_of(corpus) == {}
+    rejects = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+    assert {row["kept_id"] for row in rejects} == {f"test/cat/{i}.png" for i in range(4)}
+    assert all("of test of pets/" in row["detail"] for row in rejects)
+
+
+def test_near_duplicates_inside_a_corpus_go_on_request(corpora, pieces, tmp_path, memory_root):
+    _, web = corpora
+    for i, piece in enumerate(pieces[:4]):
+        save(piece, tmp_path / "web/0" / f"original-{i}.png")
+    request = replace(web, **{"recipe.near_duplicates": "drop"})
+    found = []
+    for i, sort_bytes in enumerate((1 << 20, 1)):
+        asked = replace(request, **{"execution.sort_bytes": sort_bytes, "execution.examples_per_chunk": 7})
+        corpus = prepared(asked, f"{memory_root}-{i}")
+        assert load_manifest(corpus).counts.refused == {"near_duplicate": 4}
+        rejects = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+        pairs = {frozenset((row["example_id"], row["kept_id"])) for row in rejects}
+        changed = {f"{i % 2}/{name}.jpg": f"0/original-{i}.png" for i, name in enumerate(CHANGES)}
+        assert pairs == {frozenset(pair) for pair in changed.items()}
+        found.append(load_manifest(corpus).digest)
+    assert found[0] == found[1]

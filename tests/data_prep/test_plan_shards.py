@@ -1,0 +1,98 @@
+"""What planning decides beside the order of rows: validation pictures of every class, class maps, labels and groups."""
+
+import json
+from collections import Counter
+
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import prepare
+from data_prep.config import CorpusConfig, LabelTable
+from data_prep.find_corpus import corpus_store
+from data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from infra.config import replace
+from infra.storage import open_store
+
+
+def rows_of(corpus, split):
+    manifest, rows = load_manifest(corpus), []
+    with ShardReader(corpus, manifest, split) as reader:
+        for i in range(reader.split.num_row_groups):
+            rows += reader.row_group(i).to_pylist()
+    return rows
+
+
+def test_every_class_gives_so_many_pictures_to_val_whatever_the_buckets(fill_folder, prepared, tmp_path, memory_root):
+    folder = fill_folder(tmp_path / "p", per_class=20)
+    fill_folder(folder, per_class=9, classes=("newt",))
+    ids = []
+    for i, sort_bytes in enumerate((1 << 20, 1)):
+        options = {"val_fraction": 0.0, "test_fraction": 0.0, "val_per_class": 5, "sort_bytes": sort_bytes}
+        corpus = prepared(folder, f"{memory_root}-{i}", **options)
+        val = rows_of(corpus, "val")
+        # A class of 9 has not twice 5 pictures: all of them are trained on.
+        assert Counter(row["example_id"].rpartition("/")[0] for row in val) == {"cat": 5, "dog": 5, "bird/owl": 5}
+        ids.append([row["example_id"] for row in val])
+    assert ids[0] == ids[1]
+
+
+def test_a_class_map_fixes_the_ids_and_leaves_the_rest_out(fill_folder, prepared, tmp_path, memory_root):
+    folder = fill_folder(tmp_path / "p", per_class=10)
+    names = tmp_path / "classes.txt"
+    names.write_text("dog\nwolf\ncat\n")
+    corpus = prepared(folder, memory_root, class_map=str(names), test_fraction=0.0)
+    assert load_class_names(corpus) == ["dog", "wolf", "cat"]
+    labels = {(row["example_id"].partition("/")[0], row["label"]) for row in rows_of(corpus, "train")}
+    assert labels == {("dog", 0), ("cat", 2)}
+    rejects = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+    assert Counter((row["reason"], row["example_id"][:8]) for row in rejects) == {("unknown_class", "bird/owl"): 10}
+
+
+@pytest.fixture
+def table(tmp_path, picture):
+    """table(rows) writes JSON lines and a picture for each, and gives the request for them."""
+
+    def make(rows, **source):
+        (tmp_path / "jft").mkdir(exist_ok=True)
+        for i, row in enumerate(rows):
+            row["image"] = f"{i}.jpg"
+            (tmp_path / "jft" / row["image"]).write_bytes(picture(300 + i))
+        (tmp_path / "jft/labels.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        given = LabelTable(path=str(tmp_path / "jft/labels.jsonl"), **source)
+        return CorpusConfig(name="jft", source=given, recipe={"val_fraction": 0.2, "test_fraction": 0.0})
+
+    return make
+
+
+def test_all_labels_of_a_picture_are_kept_with_their_weights(table, memory_root):
+    rows = [{"labels": ["animal", "cat"], "w": [1.0, 0.25]} for _ in range(20)]
+    rows += [{"labels": ["rare", "animal"], "w": [0.5, 0.75]}, {"labels": ["rare"], "w": [0.5]}]
+    request = replace(table(rows, weights_column="w"), **{"recipe.min_images_per_class": 3})
+    prepare.prepare([request], memory_root)
+    corpus = corpus_store(open_store(memory_root), request)
+    manifest = load_manifest(corpus)
+    assert (manifest.single_label, manifest.has_weights, load_class_names(corpus)) == (False, True, ["animal", "cat"])
+    found = rows_of(corpus, "train") + rows_of(corpus, "val")
+    assert Counter((tuple(row["labels"]), tuple(row["weights"])) for row in found) == {
+        ((0, 1), (1.0, 0.25)): 20,
+        ((0,), (0.75,)): 1,  # the label of the small class is left out with its weight, the picture stays
+    }
+    (reject,) = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+    assert (reject["example_id"], reject["reason"]) == ("21.jpg", "small_class")
+
+
+def test_a_group_in_two_splits_is_an_error(table, memory_root):
+    rows = [{"labels": ["a"], "group": f"g{i // 2}", "split": "test" if i == 7 else "train"} for i in range(10)]
+    request = table(rows, group_column="group", split_column="split")
+    with pytest.raises(ValueError, match="1 groups lie in more than one split, 'g3' for one"):
+        prepare.prepare([request], memory_root)
+
+
+def test_groups_stay_together_where_splits_are_hashed(table, memory_root):
+    rows = [{"labels": ["a"], "group": f"g{i // 4}"} for i in range(80)]
+    request = table(rows, group_column="group")
+    prepare.prepare([request], memory_root)
+    corpus = corpus_store(open_store(memory_root), request)
+    groups = [{row["group"] for row in rows_of(corpus, split)} for split in ("train", "val")]
+    assert len(groups[0]) + len(groups[1]) == 20
+    assert not groups[0] & groups[1]

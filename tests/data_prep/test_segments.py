@@ -1,0 +1,91 @@
+"""Segments and views: a corpus grows without being written again, and a subset copies nothing."""
+
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import prepare
+from data_prep.shard_format import ShardReader, load_manifest
+from data_prep.subsets import take
+from data_prep.verify_shards import verify_corpus
+from infra.config import replace
+from infra.storage import open_store
+
+
+def ids_of(corpus, split):
+    manifest, ids = load_manifest(corpus), []
+    with ShardReader(corpus, manifest, split) as reader:
+        for i in range(reader.split.num_row_groups):
+            table = reader.row_group(i, ["example_id"])
+            assert table.num_rows == reader.split.place(i).num_rows
+            ids += table["example_id"].to_pylist()
+    return ids
+
+
+@pytest.fixture
+def base(fill_folder, prepared, tmp_path, memory_root):
+    return prepared(fill_folder(tmp_path / "first"), memory_root)
+
+
+@pytest.fixture
+def grown(base, fill_folder, picture, request_for, tmp_path, memory_root):
+    """The corpus with a second segment: 20 new pictures of old classes, 10 of a new one, 2 that it has already."""
+    folder = fill_folder(tmp_path / "second", per_class=0, classes=("cat", "newt"))
+    for i in range(30):
+        (folder / ("cat" if i < 20 else "newt") / f"new-{i}.jpg").write_bytes(picture(7000 + i))
+    for i in range(2):
+        (folder / "newt" / f"old-{i}.jpg").write_bytes((tmp_path / "first/dog" / f"{i:03d}.jpg").read_bytes())
+    request = replace(request_for(folder), add_to=f"folder/{load_manifest(base).version}")
+    prepare([request], memory_root)
+    return corpus_store(open_store(memory_root), request)
+
+
+def test_a_segment_is_added_and_the_old_ones_stay_as_they_are(base, grown):
+    before, after = load_manifest(base), load_manifest(grown)
+    assert after.digest != before.digest
+    assert [c["source_id"] for c in grown.read_json("classes.json")["classes"]] == ["bird/owl", "cat", "dog", "newt"]
+    assert not [key for key in grown.list() if "/s000/" in key and not key.startswith("_work")]
+    for split in ("train", "val", "test"):
+        old = ids_of(base, split)
+        assert ids_of(grown, split)[: len(old)] == old
+        assert after.splits[split].rows_per_row_group == before.splits[split].rows_per_row_group
+    new = ids_of(grown, "train") + ids_of(grown, "val") + ids_of(grown, "test")
+    assert sum("new-" in example_id for example_id in new) == 30
+    assert len(new) == len(set(new)) == after.counts.num_accepted == 150
+    rejects = pq.read_table(grown.open("rejects.parquet")).to_pylist()
+    assert {row["example_id"]: row["kept_id"] for row in rejects} == {
+        "newt/old-0.jpg": "dog/000.jpg",
+        "newt/old-1.jpg": "dog/001.jpg",
+    }
+    assert verify_corpus(grown).problems == {}
+
+
+def test_what_was_added_twice_is_refused(base, request_for, tmp_path, memory_root):
+    request = replace(request_for(tmp_path / "first"), add_to="folder")
+    with pytest.raises(ValueError, match=r"'.*\.jpg' and others are in the corpus already"):
+        prepare([request], memory_root)
+    with pytest.raises(ValueError, match=r"recipe.order_seed: 1 is asked for, but .* has 0"):
+        prepare([replace(request, recipe=replace(request.recipe, order_seed=1))], memory_root)
+
+
+def test_a_subset_is_nested_digested_and_copies_no_shard(base, grown, memory_root):
+    for corpus in (base, grown):
+        whole = ids_of(corpus, "train")
+        digests = {load_manifest(corpus).digest}
+        for number in (1, 17, 40, len(whole) - 1):
+            manifest = take(corpus, number)
+            view = open_store(f"{memory_root}/corpora/folder/{manifest.version}")
+            assert load_manifest(view) == manifest == take(corpus, number)
+            assert ids_of(view, "train") == whole[:number]
+            assert ids_of(view, "val") == ids_of(corpus, "val")
+            assert not [key for key in view.list() if "/part-" in key]
+            assert verify_corpus(view).problems == {}
+            assert "trainval" not in manifest.splits
+            digests.add(manifest.digest)
+        assert len(digests) == 5
+        with pytest.raises(ValueError, match=f"has {len(whole)} rows. Ask for fewer"):
+            take(corpus, len(whole))
+    taken = take(base, 40)
+    view = open_store(f"{memory_root}/corpora/folder/{taken.version}")
+    again = take(view, 17)
+    assert ids_of(open_store(f"{memory_root}/corpora/folder/{again.version}"), "train") == ids_of(base, "train")[:17]

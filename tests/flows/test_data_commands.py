@@ -1,0 +1,232 @@
+"""`vitline data` on real small corpora, prepared in this process: what people see of them, and what they are warned of."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import PrepareSpec, prepare
+from data_prep.progress import Progress
+from flows.console import line
+from flows.data_commands import number_of
+from flows.deployed import corpus_links
+from flows.prepare_corpus import PreparedCorpus, preparation_progress, source_request
+from flows.run_views import run_view
+from infra.run_state import write_state
+from infra.storage import open_store
+
+
+def picture(seed):
+    coarse = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8))
+    file = io.BytesIO()
+    coarse.resize((40, 32), Image.Resampling.BICUBIC).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Folders of pictures: `birds`, 30 for training and 10 for validation; `pets`, whose test split has two of them."""
+    place = tmp_path_factory.mktemp("data")
+    for i in range(30):
+        fill(place / "birds/train" / ("owl", "wren")[i % 2] / f"{i}.png", picture(i))
+    for i in range(10):
+        fill(place / "birds/val/owl" / f"v{i}.png", picture(100 + i))
+        fill(place / "pets/train/cat" / f"{i}.png", picture(200 + i))
+    for i in range(4):
+        fill(place / "pets/test/cat" / f"t{i}.png", picture(i if i < 2 else 300 + i))
+    (place / "birds/train/owl/broken.png").write_bytes(b"no picture")
+    return place
+
+
+def fill(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def corpora(place):
+    """A root with both corpora, and `birds` without what it shares with `pets`; their stores by name."""
+    root = str(place / "store")
+    made = {}
+    for name, source, more in (
+        ("pets", "pets", {}),
+        ("birds", "birds", {}),
+        ("clean", "birds", {"decontaminate": ("pets",)}),
+    ):
+        request = source_request(root, str(place / source), name, **more)
+        prepare([request], root)
+        made[name] = corpus_store(open_store(root), request)
+    return root, made
+
+
+@pytest.fixture
+def data(vitline, corpora, tmp_path, monkeypatch):
+    """data(*arguments): the output of `vitline data` below the root with the corpora, which has to succeed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments, err=False):
+        code, out, said = vitline("data", *arguments, "--root", corpora[0])
+        assert code == 0, said
+        return (out, said) if err else out
+
+    return call
+
+
+LEAK = "2 training images match the test split of pets; leave them out with --decontaminate pets (before training)"
+
+
+def test_a_finished_corpus_is_found_without_a_cluster_and_warns_of_leakage(data, place):
+    prep = ("prep", "--source", place / "birds", "--name", "birds")
+    out, err = data(*prep, err=True)
+    assert f"warning: birds: {LEAK}" in err
+    shown = " ".join(out.split())
+    assert "leakage 2 training images match" in shown
+    assert "(reused)" in shown
+    assert "not_an_image 1" in shown
+    prep = ("prep", "--source", place / "birds", "--name", "clean", "--decontaminate", "pets")
+    out, err = data(*prep, "--take", "20", err=True)
+    assert "warning" not in err
+    assert "refused leakage 2, not_an_image 1 leakage none" in " ".join(out.split())
+    assert "the first 20 of train of clean/" in out
+    taken = json.loads(data(*prep, "--take", "20", "--json"))
+    (view,) = taken["views"]
+    assert view["splits"]["train"]["num_rows"] == 20
+    assert view["provenance"]["view_of"]["version"] == taken["corpora"][0]["version"]
+
+
+def test_a_view_is_named_by_its_version_and_never_stands_for_its_corpus(data, corpora):
+    version = corpora[1]["birds"].uri.rpartition("/")[2]
+    view = json.loads(data("take", "birds", "0.01k", "--json"))
+    assert json.loads(data("take", "birds", "10", "--json")) == view
+    assert json.loads(data("show", "birds", "--json"))["version"] == version
+    shown = json.loads(data("show", f"birds/{view['version']}", "--json"))
+    assert (shown["made_of"], shown["segments"]) == (f"first 10 of train of {version}", 1)
+    listed = {row["version"]: row for row in json.loads(data("ls", "--json"))["corpora"] if row["name"] == "birds"}
+    assert listed[view["version"]]["view_of"]["take"] == 10
+    assert listed[view["version"]]["splits"] == {"train": 10, "val": 10}
+    assert listed[version]["view_of"] is None
+    out, err = data("stats", f"birds/{view['version']}", err=True)
+    assert f"is a view: these are the statistics of birds/{version}" in err
+    assert "30 images" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("1000", 1000), ("1,000", 1000), ("50k", 50_000), ("30M", 30_000_000), ("1.5G", 1_500_000_000), ("0.001k", 1)],
+)
+def test_numbers_of_rows_are_read_as_people_write_them(text, number):
+    assert number_of(text) == number
+
+
+@pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.5", "30X", "nan", "1e400"])
+def test_what_is_no_number_of_rows_is_refused(refused, corpora, text):
+    assert "is no number of rows" in refused("data", "take", "birds", "--root", corpora[0], "--", text)
+
+
+def test_a_view_as_large_as_its_corpus_is_refused(refused, corpora):
+    assert "train of birds/" in refused("data", "take", "birds", "30", "--root", corpora[0])
+
+
+def test_stats_show_what_is_in_a_corpus(data):
+    shown = " ".join(data("stats", "birds").split())
+    for said in ("train 30 images", "val 10 images", "classes 2", "PNG RGB 40", "not_an_image 1", LEAK):
+        assert said in shown
+    whole = json.loads(data("stats", "birds", "--json"))
+    assert [found["count"] for found in whole["leakage"].values()] == [2]
+
+
+def test_a_diff_names_the_examples(data):
+    both = json.loads(data("diff", "birds", "clean", "--json"))
+    removed = both["examples"]["removed"]
+    assert {each["example_id"] for each in removed["first"]} == {"train/owl/0.png", "train/wren/1.png"}
+    assert both["examples"]["added"]["count"] == 0
+    assert {"what": "recipe: decontaminate", "a": "[]", "b": "['pets']"} in both["differences"]
+    shown = data("diff", "birds", "clean")
+    assert "only in the first: 2" in shown
+    assert "train/owl/0.png" in shown
+    assert "are equal" in data("diff", "birds", "birds")
+
+
+def test_a_dry_run_writes_its_sheet_here_and_nothing_to_the_store(data, corpora, place, tmp_path):
+    before = open_store(corpora[0]).list()
+    prep = (
+        "prep",
+        "--dry-run",
+        "--source",
+        place / "birds",
+        "--name",
+        "new",
+        "--set",
+        "recipe.min_images_per_class=20",
+    )
+    out = data(*prep, "--take", "5")
+    shown = " ".join(out.split())
+    for said in (
+        "not_an_image about 1",
+        "41,",
+        "PNG RGB 100 %",
+        "of this machine",
+        "would be left out: 1",
+        "the first 5",
+    ):
+        assert said in shown
+    found = json.loads(data(*prep, "--json"))
+    assert found["classes"] == {"owl": 26, "wren": 15}
+    page = Path(found["sample_sheet"])
+    assert page == tmp_path / "dry-run-new.html"
+    assert page.read_text().count("data:image/webp") == 12
+    assert open_store(corpora[0]).list() == before
+
+
+def test_a_source_that_is_not_of_its_kind_is_refused(refused, corpora, place):
+    at = ("--root", corpora[0])
+    prep = ("data", "prep", "--source", place / "birds", "--name", "x", *at)
+    assert "needs source.layout" in refused(*prep, "--kind", "arrays")
+    assert "no field 'source.lynks'" in refused(*prep, "--set", "source.lynks=skip")
+    assert "There is no corpus 'dogs' below" in refused(*prep, "--decontaminate", "dogs")
+
+
+def test_progress_is_of_the_stage_that_is_not_done_yet():
+    first, second = open_store("memory://progress/a"), open_store("memory://progress/b")
+    assert preparation_progress([first, second]) is None
+    Progress(first, "list", 0, "files")
+    assert preparation_progress([first, second])["unit"] == "files (list)"
+    Progress(first, "examine", 4, "parts", done=1).add(3, 2, images=100, num_bytes=5_000_000)
+    second.write_json(
+        "_work/progress.json", first.read_json("_work/progress.json") | {"done": 1, "refused": 5, "rate": 1.0}
+    )
+    now = preparation_progress([first, second])
+    assert (now["step"], now["total_steps"], now["unit"], now["refused"]) == (5, 8, "parts (examine)", 7)
+    assert now["images_per_s"] == 2 * first.read_json("_work/progress.json")["images_per_s"] > 0
+    assert now["remaining_s"] > 0
+    Progress(first, "plan", 1, "corpus")
+    assert preparation_progress([first, second])["unit"] == "parts (examine)"
+    shown = line("prepare", now | {"images_per_s": 640.2, "bytes_per_s": 66e6, "remaining_s": 70}, 3)
+    assert shown == "prepare: 5/8 parts (examine), 640 images/s, 66.0 MB/s, 7 refused, 1:10 left"
+
+
+def test_mlflow_gets_report_and_counts_of_a_preparation_and_prefect_the_links(corpora, place):
+    root, made = corpora
+    request, corpus = source_request(root, str(place / "birds"), "birds"), made["birds"]
+    manifest = corpus.read_json("manifest.json")
+    run = open_store(root).child("runs/prepare-birds-0")
+    spec = PrepareSpec(run_key="prepare-birds-0", root=root, requests=(request,))
+    run.write_json("config.json", spec.model_dump(mode="json"))
+    done = {"birds": {"version": manifest["version"], "digest": manifest["digest"]}}
+    write_state(run, "finished", 1, corpora=done)
+    view = run_view(open_store(root), "prepare-birds-0")
+    assert view.experiment == "vitline/prepare"
+    assert view.files["report.html"] == corpus.read("report.html")
+    assert json.loads(view.files["stats.json"])["num_classes"] == 2
+    assert view.values["data/images_leaked"][0] == 2
+    assert view.values["data/images_accepted"][0] == 40
+    assert view.tags["vitline.corpus_digest"] == manifest["digest"]
+    prepared = PreparedCorpus(corpus.uri, None, reused=True)
+    links = corpus_links(prepared, "http://mlflow/#/experiments/1/runs/ab?workflow=x")
+    assert links["report to read"] == "[in MLflow](http://mlflow/#/experiments/1/runs/ab/artifacts/report.html)"
+    assert links["report"] == f"`{corpus.uri}/report.html`"
+    assert corpus_links(prepared, None).keys() == {"corpus", "report"}
