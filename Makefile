@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Python 3.11 or newer, no root.
 PYTHON ?= python3
 BIN := .venv/bin
+# Two processes: what starts servers runs in one (tests/conftest.py), the rest in the other.
+SIDE_BY_SIDE := -n 2 --dist loadgroup
 
 .PHONY: demo up down install test test-slow lint clean
 
@@ -18,11 +20,11 @@ install:  ## .venv with what the product and the demo need
 
 test:  ## the fast tests
 	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-slow:  ## real clusters and kills; what CI runs beside `make test`
 	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest -m slow --timeout 900
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow --timeout 900
 
 lint:  ## style and types
 	@$(PYTHON) infra/local/install.py dev

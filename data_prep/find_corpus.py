@@ -50,9 +50,15 @@ def prepared_corpora(root: Store) -> list[tuple[Store, Manifest]]:
 
 
 def prepared_corpus(root: Store, name: str) -> Store:
-    """The finished corpus NAME (its newest version) or NAME/VERSION. Raises ValueError that lists those there are."""
+    """The finished corpus NAME (its newest version that is no view) or NAME/VERSION. Raises ValueError that lists those
+    there are."""
     every = prepared_corpora(root)
-    found = [corpus for corpus, manifest in every if name in (manifest.name, f"{manifest.name}/{manifest.version}")]
+    found = [
+        corpus
+        for corpus, manifest in every
+        if (name == manifest.name and "view_of" not in manifest.provenance)
+        or name == f"{manifest.name}/{manifest.version}"
+    ]
     if not found:
         known = ", ".join(sorted({manifest.name for _, manifest in every})) or "none yet"
         raise ValueError(f"There is no corpus {name!r} below {root.uri}; there are: {known}. Prepare it first.")

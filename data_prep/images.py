@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
 
 from data_prep.decode import DecodePolicy, decode_image
-
-_HASH_SIDE, _HASH_FREQUENCIES = 64, 16
+from data_prep.thumbnails import THUMBNAIL_PX, thumbnail
 
 
 @dataclass(frozen=True)
@@ -52,32 +50,61 @@ def pixel_sha256(pixels: np.ndarray) -> bytes:
 
 
 def perceptual_hashes(pixels: np.ndarray) -> tuple[bytes, bytes]:
-    """256-bit DCT hashes of an image and of its mirror image, 32 bytes each.
+    """256-bit DCT hashes of an image and of its mirror image, 32 bytes each; NO_HASH for one without contrast.
 
-    Luminance is averaged down to 64 x 64; of its DCT-II the 16 x 16 lowest frequencies without the constant ones are
-    kept; a bit says whether a coefficient is above their median, as in PDQ (Facebook, "The TMK+PDQF Video-Hashing
-    Algorithm and the PDQ Image-Hashing Algorithm", 2019), which filters before averaging. Near duplicates differ in
-    few bits.
+    Of the luminance of the 32 x 32 thumbnail the DCT-II; of that the 64 lowest frequencies, each multiplied by its
+    frequency, since pictures fade as one over it. Four bits a coefficient: whether it is above -1, -1/4, 1/4 and 1 times
+    the root mean square of all. Near duplicates differ in few bits.
+
+    Different from PDQ (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ Image-Hashing Algorithm", 2019),
+    which keeps 256 coefficients and asks of each whether it is above the median: half of a symmetrical drawing's
+    coefficients are zero, their signs are noise, and a crop turns the high frequencies round. On drawings that found
+    77 % of JPEG 50 and 2 % of crops.
     """
-    grey = Image.fromarray(pixels).convert("L").resize((_HASH_SIDE, _HASH_SIDE), Image.Resampling.BOX)
-    basis = _dct_basis()
-    spectrum = basis @ np.asarray(grey, dtype=np.float64) @ basis.T
-    mirrored = spectrum * _MIRROR_SIGNS
-    return _bits_above_median(spectrum), _bits_above_median(mirrored)
+    return thumbnail_hashes(thumbnail(pixels))
 
 
-# Mirroring an image changes the sign of its odd horizontal frequencies; here they are 1, 2, ... 16.
-_MIRROR_SIGNS = np.where(np.arange(1, _HASH_FREQUENCIES + 1) % 2, -1.0, 1.0)
+def thumbnail_hashes(picture: np.ndarray) -> tuple[bytes, bytes]:
+    """As `perceptual_hashes`, of a thumbnail."""
+    basis, order, frequency, odd = _dct()
+    # Whole numbers below 2^53 throughout, which float64 adds exactly in any order: every machine finds the same bits.
+    spectrum = basis @ (picture.astype(np.float64) @ _LUMINANCE) @ basis.T
+    coefficients = np.round(spectrum.reshape(-1)[order] * frequency * _TO_FINE_LEVELS)
+    size = math.sqrt((coefficients * coefficients).sum() / len(order))
+    if size < _LEAST_SIZE:
+        return NO_HASH, NO_HASH
+    return _bits(coefficients, size), _bits(coefficients * odd, size)
 
 
-def _bits_above_median(spectrum: np.ndarray) -> bytes:
-    # Rounded, as a flat image has coefficients of 1e-13 whose signs differ between machines.
-    rounded = np.round(spectrum, 6)
-    return np.packbits(rounded > np.median(rounded)).tobytes()
+NO_HASH = bytes(32)
+"""Hash of an image without contrast, which would be like any other such image. It is near nothing."""
+
+_NUM_COEFFICIENTS = 64
+_THRESHOLDS = np.array([-1, -0.25, 0.25, 1])
+_LUMINANCE = np.array([299.0, 587.0, 114.0])  # ITU-R BT.601, times 1000
+_BASIS_ONE = 1 << 10
+# 1/256 grey level of an orthonormal DCT of 32 x 32 pixels, whose basis has the factor 2 / 32.
+_TO_FINE_LEVELS = 256 / (1000 * _BASIS_ONE**2) * 2 / THUMBNAIL_PX
+_LEAST_SIZE = 256 * 6.0  # what noise of one grey level has
+
+
+def _bits(coefficients: np.ndarray, size: float) -> bytes:
+    """The bits in an order that near_duplicates.py relies on: each 16 in a row are of 16 coefficients, low and high ones,
+    and four of each threshold. Bits of one coefficient depend on each other, and would make poor keys of an index."""
+    above = coefficients > _THRESHOLDS[:, None] * size
+    groups = above.reshape(4, 4, 16)
+    mixed = np.stack([np.roll(groups[k], 4 * k, axis=1) for k in range(4)])
+    return np.packbits(mixed.transpose(2, 0, 1)).tobytes()
 
 
 @functools.cache
-def _dct_basis() -> np.ndarray:
-    frequency = np.arange(1, _HASH_FREQUENCIES + 1)[:, None]
-    position = np.arange(_HASH_SIDE)[None, :] + 0.5
-    return math.sqrt(2 / _HASH_SIDE) * np.cos(math.pi / _HASH_SIDE * frequency * position)
+def _dct() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Basis in whole numbers, positions of the lowest frequencies in the flat spectrum, these frequencies, and the signs
+    that mirroring gives the coefficients: of odd horizontal frequencies it turns them round."""
+    side, num = THUMBNAIL_PX, 10
+    angle = math.pi / side * np.arange(num)[:, None] * (np.arange(side) + 0.5)
+    vertical, horizontal = (axis.reshape(-1) for axis in np.mgrid[:num, :num])
+    square = vertical**2 + horizontal**2
+    order = np.argsort(square, kind="stable")[1 : _NUM_COEFFICIENTS + 1]  # all but the mean
+    odd = np.where(horizontal[order] % 2, -1.0, 1.0)
+    return np.round(_BASIS_ONE * np.cos(angle)), order, np.sqrt(square[order]), odd

@@ -3,6 +3,7 @@
 The hashes of all test and val pictures are one small table, which every task reads; the work is linear in the corpus.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from data_prep.dedup import DROPS_SCHEMA, LOCATOR_SCHEMA, drops_table
 from data_prep.executors import Executor, in_process
 from data_prep.find_corpus import prepared_corpora, prepared_corpus
 from data_prep.locate_pictures import PictureReader
-from data_prep.near_duplicates import HashIndex
+from data_prep.near_duplicates import HashIndex, as_words
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_keys, segment_store
 from infra.config import FrozenConfig
@@ -24,6 +25,8 @@ from infra.storage import Store, open_store
 
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
 EVALUATION_SPLITS = ("test", "val")
+NEAREST = 16
+"""Evaluation pictures with near hashes that a training picture is compared with: those with the nearest hashes."""
 EVALUATION_SCHEMA = pa.schema(
     [
         pa.field("corpus", pa.string()),  # NAME/VERSION
@@ -107,7 +110,8 @@ def leak_lists(corpus: Store) -> Iterator[pa.Table]:
 
 def _evaluation_rows(own: PlannedCorpus, planned: Sequence[PlannedCorpus], root: Store) -> pa.Table:
     """The evaluation pictures of all corpora but this one (and other versions of it), as EVALUATION_SCHEMA."""
-    newest = {manifest.name: (store, manifest) for store, manifest in prepared_corpora(root)}
+    whole = (found for found in prepared_corpora(root) if "view_of" not in found[1].provenance)
+    newest = {manifest.name: (store, manifest) for store, manifest in whole}
     mates = {each.name: each for each in planned}
     tables = [EVALUATION_SCHEMA.empty_table()]
     for name in sorted((newest.keys() | mates.keys()) - {own.name}):
@@ -219,7 +223,7 @@ def _pairs(rows: pa.Table, index: pa.Table, config: CorpusConfig) -> pa.Table:
     """Every row with each evaluation picture that it shows, as DROPS_SCHEMA."""
     if not len(rows) or not len(index):
         return DROPS_SCHEMA.empty_table()
-    found = HashIndex.of(index["phash"]).matches(rows["phash"], rows["phash_mirror"])
+    found = _nearest(rows, index)
     with PictureReader(config.recipe.decode) as pictures:
         confirmed = [
             (i, j) for i, j in found if pictures.same(rows.slice(i, 1).to_pylist()[0], index.slice(j, 1).to_pylist()[0])
@@ -235,3 +239,18 @@ def _pairs(rows: pa.Table, index: pa.Table, config: CorpusConfig) -> pa.Table:
         labels_differ=[False] * len(goes),
         other_corpus=stays["corpus"].to_pylist(),
     )
+
+
+def _nearest(rows: pa.Table, index: pa.Table) -> list[tuple[int, int]]:
+    """Pairs (row, evaluation picture) with near hashes, at most NEAREST of a row: those at the smallest distance."""
+    table = HashIndex.of(index["phash"])
+    nearest: dict[tuple[int, int], int] = {}
+    for column in ("phash", "phash_mirror"):
+        for i, j, distance in zip(*(a.tolist() for a in table.search(as_words(rows[column].to_pylist()))), strict=True):
+            nearest[i, j] = min(distance, nearest.get((i, j), distance))
+    kept, seen = [], Counter[int]()
+    for (i, j), _ in sorted(nearest.items(), key=lambda found: (found[0][0], found[1], found[0][1])):
+        seen[i] += 1
+        if seen[i] <= NEAREST:
+            kept.append((i, j))
+    return kept

@@ -7,14 +7,16 @@ import pyarrow.compute as pc
 from data_prep.config import CorpusConfig
 from data_prep.dedup import drops_table
 from data_prep.locate_pictures import PictureReader
-from data_prep.near_duplicates import as_words, band_keys, pairs_within, resolve
+from data_prep.near_duplicates import as_words, band_keys, distances, pairs_within, resolve
 from data_prep.partitions import bucket_of, read_partition, write_partitions
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.sort_records import Dropped, SortTask, save_drops, survivors
 from infra.storage import Store, open_store
 
 CAP = 1000
-"""Pictures with one band that each picture is compared with; beyond it, as among thousands of flat images, no more."""
+"""Hashes with one band that each hash is compared with; of thousands that share one, as of empty pages, no more are."""
+NEAREST = 16
+"""Pictures with near hashes that each picture is compared with on thumbnails: those with the nearest hashes."""
 _BAND_SCHEMA = pa.schema(
     [
         pa.field("band", pa.uint64()),
@@ -30,6 +32,7 @@ _PAIR_SCHEMA = pa.schema(
         pa.field("order_key", pa.uint64()),
         pa.field("other_sha256", pa.binary()),
         pa.field("other_order_key", pa.uint64()),
+        pa.field("distance", pa.int16()),
     ]
 )
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: bands of all sizes fill all buckets
@@ -69,34 +72,38 @@ def find_near(task: NearTask) -> str:
     corpus = open_store(task.corpus)
     rows = read_partition(corpus, task.files("by-band"), task.number, _BAND_SCHEMA)
     rows = rows.sort_by([("band", "ascending"), ("sha256", "ascending"), ("mirrored", "ascending")])
-    mirrored = rows["mirrored"].to_numpy()
+    mirrored, words = rows["mirrored"].to_numpy(), as_words(rows["hash"].to_pylist())
     found = [_PAIR_SCHEMA.empty_table()]
-    for a, b in pairs_within(rows["band"].to_numpy(), as_words(rows["hash"].to_pylist()), CAP):
+    for a, b in pairs_within(rows["band"].to_numpy(), words, CAP):
         useful = ~(mirrored[a] & mirrored[b])  # two mirror images are near where the pictures are
-        first, second = (rows.take(pa.array(side[useful])) for side in (a, b))
-        columns = (first["sha256"], first["order_key"], second["sha256"], second["order_key"])
-        found.append(pa.table(list(columns), schema=_PAIR_SCHEMA))
+        a, b = a[useful], b[useful]
+        first, second = rows.take(pa.array(a)), rows.take(pa.array(b))
+        columns = [first["sha256"], first["order_key"], second["sha256"], second["order_key"]]
+        found.append(pa.table([*columns, pa.array(distances(words[a], words[b]), pa.int16())], schema=_PAIR_SCHEMA))
     pairs = pa.concat_tables(found)
     pairs = pairs.filter(pc.not_equal(pairs["sha256"], pairs["other_sha256"]))
     key = f"{PLAN}/near/{task.number:05d}.parquet"
-    write_table(corpus, key, pairs.group_by(_PAIR_SCHEMA.names).aggregate([]))
+    write_table(corpus, key, _once(pairs))
     return key
+
+
+def _once(pairs: pa.Table) -> pa.Table:
+    """Every pair at its smallest distance."""
+    nearest = pairs.group_by(_PAIR_SCHEMA.names[:-1]).aggregate([("distance", "min")])
+    return nearest.rename_columns(_PAIR_SCHEMA.names)
 
 
 def judge_near(task: NearTask) -> Dropped:
     """What goes of all pairs, confirmed on thumbnails. Holds the pairs, and the records of the pictures in them."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
-    pairs = pa.concat_tables([read_table(corpus, key) for key in task.pairs])
-    pairs = pairs.group_by(_PAIR_SCHEMA.names).aggregate([])
+    pairs = _nearest(_once(pa.concat_tables([read_table(corpus, key) for key in task.pairs])))
     keys = pa.concat_arrays([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks])
     rows = _records(corpus, task, pc.unique(keys) if len(keys) else pa.array([], pa.uint64()))
     by_sha = {row["sha256"]: row for row in rows.to_pylist()}
     found = zip(pairs["sha256"].to_pylist(), pairs["other_sha256"].to_pylist(), strict=True)
     with PictureReader(config.recipe.decode) as pictures:
-        ordered = sorted({(min(pair), max(pair)) for pair in found})
-        confirmed = [(a, b) for a, b in ordered if pictures.same(by_sha[a], by_sha[b])]
-    goes = resolve(confirmed)
+        goes = resolve(found, lambda a, b: pictures.same(by_sha[a], by_sha[b]))
     positions = {row: i for i, row in enumerate(rows["sha256"].to_pylist())}
     left, stays = (rows.take(pa.array([positions[sha] for sha in side], pa.int64())) for side in (goes, goes.values()))
     details = [
@@ -109,6 +116,18 @@ def judge_near(task: NearTask) -> Dropped:
         left, stays, reason="near_duplicate", kinds=["near"] * len(left), details=details, labels_differ=differ
     )
     return save_drops(corpus, "near.bin", drops, task.num_buckets)
+
+
+def _nearest(pairs: pa.Table) -> pa.Table:
+    """Of every picture, the larger sha256 of a pair, the pairs with the nearest hashes."""
+    swapped = pc.greater(pairs["other_sha256"], pairs["sha256"])
+    larger = pc.if_else(swapped, pairs["other_sha256"], pairs["sha256"])
+    smaller = pc.if_else(swapped, pairs["sha256"], pairs["other_sha256"])
+    ordered = pairs.append_column("larger", larger).append_column("smaller", smaller)
+    ordered = ordered.sort_by([("larger", "ascending"), ("distance", "ascending"), ("smaller", "ascending")])
+    codes = ordered["larger"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
+    rank = np.arange(len(codes)) - np.searchsorted(codes, codes)
+    return ordered.filter(pa.array(rank < NEAREST)).select(_PAIR_SCHEMA.names)
 
 
 def _records(corpus: Store, task: NearTask, order_keys: pa.Array) -> pa.Table:

@@ -118,9 +118,10 @@ def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> Non
 
 def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
     start, config = time.monotonic(), work.config
-    Progress(work.store, "plan", 1, "corpus")
+    progress = Progress(work.store, "plan", 1, "corpus")
     selection = select_examples(config, work.store, root, work.base, executor)
     plan = plan_corpus(selection, open_source(config).views, config.recipe.sharding, work.base)
+    progress.add(1, selection.num_rejects, images=selection.num_accepted)
     work.seconds["plan"] = time.monotonic() - start
     return _Planned(work, selection, plan, selection.stats)
 
@@ -128,9 +129,14 @@ def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
 def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
     """Compare what is trained on with the test and val pictures of every corpus, prepared or at work here."""
     start = time.monotonic()
+    progress = [
+        Progress(each.work.store, "leakage", 1, "corpus", refused=each.selection.num_rejects) for each in planned
+    ]
     for each, stats in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor), strict=True):
         each.stats = merged(each.stats, stats) if stats else each.stats
         each.work.seconds["leakage"] = time.monotonic() - start
+    for shown in progress:
+        shown.add(1)
 
 
 def _by_rows(planned: _Planned) -> PlannedCorpus:

@@ -28,6 +28,17 @@ from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
+_ROOMS_WITH_SERVERS = {"end_to_end", "flows", "infra"}
+_SERVERS = {"stack", "ray_jobs", "a_ray", "cluster"}
+
+
+def pytest_collection_modifyitems(items):
+    """What starts servers runs in one process, so that they are started once and never compete for ports."""
+    for item in items:
+        rooms = set(Path(item.path).relative_to(Path(__file__).parent).parts)
+        if rooms & _ROOMS_WITH_SERVERS or _SERVERS & set(item.fixturenames):
+            item.add_marker(pytest.mark.xdist_group("servers"))
+
 
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory) -> str:

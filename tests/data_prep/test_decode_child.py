@@ -174,6 +174,17 @@ def test_one_death_is_forgiven_and_prints_are_no_answers(hostile, tmp_path):
     assert [plain(v) for v in verdicts] == [plain(here(d)) for d in (picture(1), bytes(3), bytes(3), picture(2))]
 
 
+def test_a_picture_too_large_for_the_memory_is_refused_alone():
+    """Of 36 million pixels, flat, so a small file; the limit is where this process has none."""
+    image = io.BytesIO()
+    Image.new("CMYK", (6000, 6000)).save(image, "JPEG")
+    images = [picture(1), image.getvalue(), picture(2)]
+    with Examiner(DecodePolicy(), timeout_s=60, memory_bytes=450_000_000) as examine:
+        verdicts = [verdict for _, verdict in examine.run(enumerate(images))]
+    assert "450,000,000 bytes of address space" in crash(verdicts[1])
+    assert verdicts[::2] == [here(data) for data in images[::2]]
+
+
 def test_a_child_that_cannot_start_is_no_fault_of_images():
     with examiner("data_prep.no_such_module.examine") as examine, pytest.raises(RuntimeError, match="no_such_module"):
         list(examine.run([(0, picture(0))]))

@@ -3,12 +3,13 @@
 import contextlib
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 
 from data_prep.config import ClassFolders, CorpusConfig
-from data_prep.prepare import PrepareSpec, in_process, prepare
+from data_prep.prepare import PrepareSpec, in_process, prepare, ray_data
 from data_prep.shard_format import load_manifest
 from data_prep.verify_shards import verify_corpus
 from infra.claims import take_claim
@@ -110,3 +111,50 @@ def test_a_bad_source_fails_in_one_sentence(ray_jobs, tmp_path):
     assert (ended.state, ended.exit_code) == ("failed", 1)
     assert f"{tmp_path / 'absent'} is no folder" in read_state(run)["reason"]
     assert "Traceback" not in ray_jobs.logs(job)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes: one for the driver, without CPUs, and one that works."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    # A death is noticed within seconds, not within half a minute.
+    health = {"health_check_initial_delay_ms": 500, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
+    head = {"num_cpus": 0, "object_store_memory": 100_000_000, "_system_config": health}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    nodes.worker = nodes.add_node(num_cpus=2, object_store_memory=100_000_000)
+    ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def test_a_killed_node_costs_what_it_was_at(cluster, fill_folder, request_for, tmp_path, memory_root):
+    """The only node that works is killed in the middle of examining and again of gathering; another one comes."""
+    request = request_for(fill_folder(tmp_path / "pictures", per_class=200), examples_per_chunk=4)
+    (undisturbed,) = prepare([request], memory_root, in_process)
+    root = tmp_path / "store"
+    corpus = root / "corpora/folder" / undisturbed.version
+
+    def kill_node_at(pattern, number):
+        while len(stamps(corpus, pattern)) < number:
+            assert not preparing.done(), preparing.result()
+            time.sleep(0.02)
+        left = stamps(corpus, pattern)
+        cluster.remove_node(cluster.worker, allow_graceful=False)
+        cluster.worker = cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
+        return left
+
+    with ThreadPoolExecutor(1) as threads:
+        preparing = threads.submit(prepare, [request], str(root), ray_data)
+        examined = kill_node_at("_work/chunks-of-4/records-*.parquet", 20)
+        gathered = kill_node_at("_work/gather/*/s000/*[0-9].json", 5)
+        (manifest,) = preparing.result()
+    assert 20 <= len(examined) < 150
+    assert len(gathered) < len(stamps(corpus, "_work/gather/*/s000/*[0-9].json"))
+    assert stamps(corpus, "_work/chunks-of-4/records-*.parquet").items() >= examined.items()
+    assert stamps(corpus, "_work/gather/*/s000/*[0-9].json").items() >= gathered.items()
+    assert manifest.digest == undisturbed.digest
+    assert verify_corpus(open_store(corpus)).problems == {}

@@ -114,6 +114,13 @@ def test_a_view_is_named_by_its_version_and_never_stands_for_its_corpus(data, co
     assert "30 images" in out
 
 
+def test_a_view_on_part_of_a_test_split_keeps_nothing_less_out(data, corpora, place):
+    root, made = corpora
+    data("take", "pets", "1", "--split", "test")
+    request = source_request(root, str(place / "birds"), "clean", decontaminate=("pets",))
+    assert corpus_store(open_store(root), request) == made["clean"]
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [("1000", 1000), ("1,000", 1000), ("50k", 50_000), ("30M", 30_000_000), ("1.5G", 1_500_000_000), ("0.001k", 1)],

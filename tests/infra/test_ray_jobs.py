@@ -163,6 +163,7 @@ def test_jobs_are_found_by_what_they_were_given_and_show_their_times(stack):
 def test_the_page_of_a_job_is_the_dashboards_and_the_version_is_that_of_the_cluster(stack):
     jobs = RayJobs(stack.env["RAY_ADDRESS"], stack.env["RAY_AUTH_TOKEN_PATH"])
     assert jobs.version() == importlib.metadata.version("ray")
+    assert jobs.num_cpus() == 2
     assert jobs.page("a-a1") == f"{stack.env['RAY_ADDRESS']}/#/jobs/a-a1"
     with urllib.request.urlopen(jobs.page("a-a1"), timeout=30) as page:
         assert b"Ray Dashboard" in page.read()
