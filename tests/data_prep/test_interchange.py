@@ -59,7 +59,9 @@ def test_hugging_face_datasets_show_pictures(shards, tmp_path, monkeypatch):
 def test_duckdb_queries_columns_without_images(shards, without_images):
     import duckdb
 
-    found = duckdb.sql(f"select label, count(*), max(width_px) from read_parquet({without_images}) group by 1 order by 1")
+    found = duckdb.sql(
+        f"select label, count(*), max(width_px) from read_parquet({without_images}) group by 1 order by 1"
+    )
     rows = expected(shards)
     counts = [(k, sum(row["label"] == k for row in rows), 24) for k in (0, 1, 2)]
     assert found.fetchall() == counts

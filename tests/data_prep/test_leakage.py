@@ -62,7 +62,9 @@ def prepared(request, root):
 
 
 def leaks_of(corpus):
-    return {row["example_id"].partition("/")[2]: row for row in pq.read_table(corpus.open("leakage.parquet")).to_pylist()}
+    return {
+        row["example_id"].partition("/")[2]: row for row in pq.read_table(corpus.open("leakage.parquet")).to_pylist()
+    }
 
 
 def test_leaks_are_told_whether_the_evaluation_set_is_prepared_or_at_work(corpora, memory_root):

@@ -89,7 +89,9 @@ def backwards(work, tasks):
     return iter([work(task) for task in reversed(tasks)])
 
 
-def test_the_digest_knows_neither_chunks_nor_buckets_nor_parallelism_nor_store(folder, request_for, memory_root, tmp_path):
+def test_the_digest_knows_neither_chunks_nor_buckets_nor_parallelism_nor_store(
+    folder, request_for, memory_root, tmp_path
+):
     digests, files = set(), set()
     for root, chunk, sort_bytes, executor in (
         (memory_root, 16, 1 << 20, prepare.in_process),
