@@ -221,7 +221,7 @@ def _histogram(counts: np.ndarray, scale: LogScale, title: str, ticks: np.ndarra
     edges = scale.edges[low : high + 1]
     places = np.log(ticks / edges[0]) / np.log(edges[-1] / edges[0])
     inside = np.flatnonzero((places > -0.001) & (places < 1.001))
-    shown = inside[:: max(1, round(len(inside) / 7))]  # on a phone there is no room for more
+    shown = inside[:: max(1, -(-len(inside) // 6))]  # on a phone there is no room for more
     marks = [(float(places[i]), name(float(ticks[i]))) for i in shown]
     names = [f"{name(a)} to {name(b)}" for a, b in itertools.pairwise(edges)]
     quantiles = (name(scale.quantile(counts, q)) for q in (0.05, 0.5, 0.95))
