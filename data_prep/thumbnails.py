@@ -126,18 +126,19 @@ def _piece_like(whole: np.ndarray, piece: np.ndarray) -> np.ndarray:
 
 def _moved(source: np.ndarray, target: np.ndarray, window: tuple[float, ...]) -> tuple[float, float, float, float]:
     """One step of the edges (left, right, top, bottom; shares of the side) toward the window that `target` shows."""
-    view = _cut(source, window)
+    columns_of, rows_of, slope = _interpolation(*window[:2]), _interpolation(*window[2:]), _slope_matrix()
+    view = _two_sided(rows_of, source, columns_of)
     # How a pixel changes when an edge moves: its slope, times how much of the edge's move the pixel takes part in.
     share = (np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX
-    across = np.gradient(view, axis=1) * THUMBNAIL_PX / (window[1] - window[0])
-    along = np.gradient(view, axis=0) * THUMBNAIL_PX / (window[3] - window[2])
+    across = _two_sided(rows_of, source, slope @ columns_of) * (THUMBNAIL_PX / (window[1] - window[0]))
+    along = _two_sided(slope @ rows_of, source, columns_of) * (THUMBNAIL_PX / (window[3] - window[2]))
     right, bottom = share[None, :, None], share[:, None, None]
     columns = (across * (1 - right), across * right, along * (1 - bottom), along * bottom, view, np.ones_like(view))
-    design = np.stack(columns, axis=-1).reshape(-1, len(columns))
-    normal = design.T @ design
+    design = np.stack(columns).reshape(len(columns), -1)
+    normal = design @ design.T
     normal[np.diag_indices(len(columns))] *= 1 + 1e-4
     normal[np.diag_indices(len(columns))] += 1e-2
-    found = np.linalg.solve(normal, design.T @ target.reshape(-1))
+    found = np.linalg.solve(normal, design @ target.reshape(-1))
     contrast = found[4] if abs(found[4]) > 0.2 else 1.0
     left, right_edge, top, bottom_edge = np.array(window) + np.clip(found[:4] / contrast, -0.04, 0.04)
     return (
@@ -175,6 +176,14 @@ def _blur_matrix(times: int) -> np.ndarray:
     return np.linalg.matrix_power(padded[:-2] / 4 + padded[1:-1] / 2 + padded[2:] / 4, times)
 
 
+@functools.cache
+def _slope_matrix() -> np.ndarray:
+    """Change per pixel along an axis: half the difference of the neighbours, at the edges the difference to one."""
+    return np.gradient(np.eye(THUMBNAIL_PX), axis=0)
+
+
 def _two_sided(rows: np.ndarray, image: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """rows @ channel @ columns.T of each channel: two products of matrices, not one for each row."""
     side = THUMBNAIL_PX
-    return columns @ (rows @ image.reshape(side, -1)).reshape(side, side, 3)
+    upright = (rows @ image.reshape(side, -1)).reshape(side, side, 3).swapaxes(0, 1)
+    return (columns @ upright.reshape(side, -1)).reshape(side, side, 3).swapaxes(0, 1)

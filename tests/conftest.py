@@ -32,6 +32,7 @@ _ROOMS_WITH_SERVERS = {"end_to_end", "flows", "infra"}
 _SERVERS = {"stack", "ray_jobs", "a_ray", "cluster"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items):
     """What starts servers runs in one process, so that they are started once and never compete for ports."""
     for item in items:
