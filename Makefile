@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # Two processes: what starts servers runs in one (tests/conftest.py), the rest in the other.
-SIDE_BY_SIDE := -n 2 --dist loadgroup
+SIDE_BY_SIDE := -n 2 --dist loadscope
 # Threads of both would wait for each other at every barrier.
 test test-slow: export OMP_NUM_THREADS := 1
 

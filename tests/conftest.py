@@ -28,17 +28,20 @@ from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
-_ROOMS_WITH_SERVERS = {"end_to_end", "flows", "infra"}
-_SERVERS = {"stack", "ray_jobs", "a_ray", "cluster"}
+_WITH_SERVERS = ("end_to_end/", "flows/", "infra/", "test_prepare_on_ray", "test_interchange", "test_class_folders")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items):
-    """What starts servers runs in one process, so that they are started once and never compete for ports."""
-    for item in items:
-        rooms = set(Path(item.path).relative_to(Path(__file__).parent).parts)
-        if rooms & _ROOMS_WITH_SERVERS or _SERVERS & set(item.fixturenames):
-            item.add_marker(pytest.mark.xdist_group("servers"))
+def pytest_xdist_make_scheduler(config, log):
+    """Modules are dealt to the processes whole; all that starts servers goes to one, so that they are started once and
+    never compete for ports. (xdist's own groups do nothing under pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ServersTogether(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            module = nodeid.partition("::")[0]
+            return "servers" if any(name in module for name in _WITH_SERVERS) else module
+
+    return ServersTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")
