@@ -179,7 +179,8 @@ def _blur_matrix(times: int) -> np.ndarray:
 @functools.cache
 def _slope_matrix() -> np.ndarray:
     """Change per pixel along an axis: half the difference of the neighbours, at the edges the difference to one."""
-    return np.gradient(np.eye(THUMBNAIL_PX), axis=0)
+    slopes: np.ndarray = np.asarray(np.gradient(np.eye(THUMBNAIL_PX), axis=0))
+    return slopes
 
 
 def _two_sided(rows: np.ndarray, image: np.ndarray, columns: np.ndarray) -> np.ndarray:
