@@ -54,7 +54,7 @@ def test_cancelled_while_preparing(work, tmp_path):
         for n in range(60):
             (tmp_path / kind / f"{n}.jpg").write_bytes(data.getvalue() + bytes([n]))
     before = work.workers()
-    request = {"preset": None, "folder": str(tmp_path), "name": "cancel-preparing"}
+    request = {"source": str(tmp_path), "name": "cancel-preparing"}
     run = work.start("prepare-corpus/default", **request)
     key = work.key(run)
     work.flows.wait(run, lambda found: bool(work.workers() - before), 120)
