@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
@@ -61,20 +62,30 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
 
 
 def examine_chunk(task: ChunkTask) -> ChunkDone:
-    """Read, decode and hash every example of a part, and write its record file. Raises OSError from the store."""
+    """Read, decode and hash every example of a part, and write its record file. Raises OSError from the store.
+
+    A part that has its records is not read again: Ray repeats a finished task whose answer was lost with its node.
+    """
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     chunks = Chunks(corpus, config)
+    if (records := chunks.found_records(task.chunk, ["reason", "num_bytes"])) is not None:
+        return ChunkDone(
+            corpus=task.corpus,
+            num_examples=len(records),
+            num_refused=len(records) - records["reason"].null_count,
+            num_bytes=pc.sum(records["num_bytes"]).as_py() or 0,
+        )
     examples = open_source(config).examples(chunks.part(task.chunk), chunks.place(open_store(task.root)))
     with chunks.records_writer(task.chunk) as writer:
-        records = _Records(writer)
-        examine_examples(examples, config, records.add)
-        records.flush()
+        written = _Records(writer)
+        examine_examples(examples, config, written.add)
+        written.flush()
     return ChunkDone(
         corpus=task.corpus,
-        num_examples=records.num_examples,
-        num_refused=records.num_refused,
-        num_bytes=records.num_bytes,
+        num_examples=written.num_examples,
+        num_refused=written.num_refused,
+        num_bytes=written.num_bytes,
     )
 
 

@@ -180,12 +180,10 @@ def look_for_leaks(task: LeakTask) -> LeaksFound:
         }
     )
     write_table(corpus, task.found_key, listed.cast(LEAKAGE_SCHEMA))
-    own = rows.select(["example_id", "split"]).rename_columns(["example_id", "split"])
-    splits = pc.take(own["split"], pc.index_in(pairs["example_id"], own["example_id"].combine_chunks()))
     places = rows.take(pc.index_in(pairs["example_id"], rows["example_id"].combine_chunks()))
-    for name in LOCATOR_SCHEMA.names:
+    for name in ("split", *LOCATOR_SCHEMA.names):
         pairs = pairs.append_column(name, places[name])
-    pairs = pairs.append_column("split", splits).append_column("left_out", pa.repeat(False, len(pairs)))
+    pairs = pairs.append_column("left_out", pa.repeat(False, len(pairs)))
     compared = index.group_by(["corpus", "split"]).aggregate([]).to_pylist()
     stats = CorpusStats.of(
         rows.slice(0, 0),

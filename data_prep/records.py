@@ -20,7 +20,7 @@ from infra.storage import Store
 
 RejectReason = (
     DecodeReason
-    | Literal["unreadable", "damaged_archive", "unsafe_path", "ignored_file", "no_label", "decoder_crash"]
+    | Literal["unreadable", "damaged_archive", "unsafe_path", "ignored_file", "no_label"]
     | Literal["duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"]
 )
 """Every reason in rejects.parquet: of a file, and of an example whose picture is good."""
@@ -130,6 +130,14 @@ class Chunks:
             pq.ParquetWriter(_open_file(file), RECORD_SCHEMA, compression="zstd") as writer,
         ):
             yield writer
+
+    def found_records(self, chunk: int, columns: list[str]) -> pa.Table | None:
+        """Some columns of the records of a chunk, if it has records."""
+        try:
+            with self._corpus.open(self.records_key(chunk)) as file:
+                return pq.read_table(file, columns=columns)
+        except FileNotFoundError:
+            return None
 
     def load_records(self, chunks: Iterable[int]) -> pa.Table:
         """The records of some chunks, columns of RECORD_SCHEMA."""

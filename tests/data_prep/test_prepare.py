@@ -176,6 +176,23 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
     assert dict(work) == once
 
 
+def test_a_task_that_is_repeated_after_it_finished_decodes_nothing(folder, request_for, memory_root, monkeypatch):
+    """Ray repeats a task whose answer was lost with its node."""
+    answers = []
+
+    def repeating(work, tasks):
+        results = [work(task) for task in tasks]
+        with monkeypatch.context() as patch:
+            patch.setattr(examine, "examine_examples", pytest.fail)
+            patch.setattr(write_shards, "write_shard", pytest.fail)
+            answers.append((results, [work(task) for task in tasks]))
+        return iter(results)
+
+    prepare.prepare([request_for(folder)], memory_root, repeating)
+    assert len(answers) == 2
+    assert all(first == again for first, again in answers)
+
+
 def test_a_death_inside_a_shard_leaves_nothing_of_it(folder, request_for, tmp_path, monkeypatch):
     request, root = request_for(folder), str(tmp_path / "store")
 
