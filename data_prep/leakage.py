@@ -144,10 +144,12 @@ def published_evaluation(corpus: Store, manifest: Manifest) -> Iterator[pa.Table
         info = manifest.splits[split]
         for segment in info.segments:
             store = segment_store(corpus, segment)
+            left = segment.num_rows
             for key in segment_keys(segment)[: info.shards_in_use(segment)]:
                 file = open_shard(store, key)
-                rows = file.read(columns=["example_id", "phash"], use_threads=False)
+                rows = file.read(columns=["example_id", "phash"], use_threads=False).slice(0, left)
                 file.close(force=True)
+                left -= len(rows)
                 num = len(rows)
                 columns = {
                     "corpus": pa.repeat(f"{manifest.name}/{manifest.version}", num),

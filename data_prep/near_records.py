@@ -7,10 +7,11 @@ import pyarrow.compute as pc
 from data_prep.config import CorpusConfig
 from data_prep.dedup import drops_table
 from data_prep.locate_pictures import PictureReader
-from data_prep.near_duplicates import as_words, band_keys, distances, pairs_within, resolve
+from data_prep.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within, resolve
 from data_prep.partitions import bucket_of, read_partition, write_partitions
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.sort_records import Dropped, SortTask, save_drops, survivors
+from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 CAP = 1000
@@ -67,14 +68,29 @@ def deal_bands(task: NearTask) -> None:
     write_partitions(corpus, f"{PLAN}/by-band/{task.own}", table, buckets, task.num_buckets)
 
 
-def find_near(task: NearTask) -> str:
-    """Pairs of one bucket of bands whose hashes are near; the key of the file that lists them."""
+class NearPairs(FrozenConfig):
+    """Pairs with near hashes: the file that lists them, and how many pairs of one band were not looked at."""
+
+    key: str
+    num_left: int
+
+
+class Judged(FrozenConfig):
+    """What goes, and how many pairs with near hashes were not compared on thumbnails."""
+
+    drops: Dropped
+    num_left: int
+
+
+def find_near(task: NearTask) -> NearPairs:
+    """Pairs of one bucket of bands whose hashes are near."""
     corpus = open_store(task.corpus)
     rows = read_partition(corpus, task.files("by-band"), task.number, _BAND_SCHEMA)
     rows = rows.sort_by([("band", "ascending"), ("sha256", "ascending"), ("mirrored", "ascending")])
     mirrored, words = rows["mirrored"].to_numpy(), as_words(rows["hash"].to_pylist())
     found = [_PAIR_SCHEMA.empty_table()]
-    for a, b in pairs_within(rows["band"].to_numpy(), words, CAP):
+    bands = rows["band"].to_numpy()
+    for a, b in pairs_within(bands, words, CAP):
         useful = ~(mirrored[a] & mirrored[b])  # two mirror images are near where the pictures are
         a, b = a[useful], b[useful]
         first, second = rows.take(pa.array(a)), rows.take(pa.array(b))
@@ -84,7 +100,7 @@ def find_near(task: NearTask) -> str:
     pairs = pairs.filter(pc.not_equal(pairs["sha256"], pairs["other_sha256"]))
     key = f"{PLAN}/near/{task.number:05d}.parquet"
     write_table(corpus, key, _once(pairs))
-    return key
+    return NearPairs(key=key, num_left=num_beyond(bands, CAP))
 
 
 def _once(pairs: pa.Table) -> pa.Table:
@@ -93,11 +109,12 @@ def _once(pairs: pa.Table) -> pa.Table:
     return nearest.rename_columns(_PAIR_SCHEMA.names)
 
 
-def judge_near(task: NearTask) -> Dropped:
+def judge_near(task: NearTask) -> Judged:
     """What goes of all pairs, confirmed on thumbnails. Holds the pairs, and the records of the pictures in them."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
-    pairs = _nearest(_once(pa.concat_tables([read_table(corpus, key) for key in task.pairs])))
+    every = _once(pa.concat_tables([read_table(corpus, key) for key in task.pairs]))
+    pairs = _nearest(every)
     keys = pa.concat_arrays([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks])
     rows = _records(corpus, task, pc.unique(keys) if len(keys) else pa.array([], pa.uint64()))
     by_sha = {row["sha256"]: row for row in rows.to_pylist()}
@@ -115,7 +132,8 @@ def judge_near(task: NearTask) -> Dropped:
     drops = drops_table(
         left, stays, reason="near_duplicate", kinds=["near"] * len(left), details=details, labels_differ=differ
     )
-    return save_drops(corpus, "near.bin", drops, task.num_buckets)
+    saved = save_drops(corpus, "near.bin", drops, task.num_buckets)
+    return Judged(drops=saved, num_left=len(every) - len(pairs))
 
 
 def _nearest(pairs: pa.Table) -> pa.Table:

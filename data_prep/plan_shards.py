@@ -19,7 +19,7 @@ from data_prep.executors import Executor, in_process
 from data_prep.labels import ClassMap
 from data_prep.leakage import save_decontamination
 from data_prep.near_duplicates import band_bits
-from data_prep.near_records import NearTask, deal_bands, find_near, judge_near
+from data_prep.near_records import Judged, NearTask, deal_bands, find_near, judge_near
 from data_prep.partitions import in_groups
 from data_prep.records import NOT_COUNTED, Chunks, read_table
 from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, segment_keys, segment_store
@@ -27,7 +27,6 @@ from data_prep.sort_records import (
     CLASSES_FILE,
     VAL_FILE,
     DealtOut,
-    Dropped,
     Selected,
     SortTask,
     deal_out,
@@ -83,6 +82,8 @@ class Selection:
     has_weights: bool
     stats: CorpusStats
     buckets: tuple[Selected, ...]
+    num_near_left: int = 0
+    """Pairs that near duplicates may be among, and that were not compared: too many pictures have hashes like theirs."""
 
     @property
     def num_rejects(self) -> int:
@@ -153,10 +154,12 @@ def select_examples(
     has_weights = _has_weights(dealt, base)
     dropped = sorted(run(find_duplicates, buckets), key=lambda drops: drops.key)
     leaks = [seen.leaks.key for seen in dealt if seen.leaks]
+    judged = None
     if config.recipe.near_duplicates == "drop":
         num_accepted = sum(seen.num_accepted for seen in dealt)
         known = [*leaks, *(drops.key for drops in dropped)]
-        dropped.append(_near_duplicates(buckets, known, num_accepted, run))
+        judged = _near_duplicates(buckets, known, num_accepted, run)
+        dropped.append(judged.drops)
     counts = Counter[str]()
     for seen in dealt:
         counts.update(seen.label_counts)
@@ -178,21 +181,23 @@ def select_examples(
         has_weights=has_weights,
         stats=stats,
         buckets=tuple(selected),
+        num_near_left=judged.num_left if judged else 0,
     )
     _check_refused(config, corpus, selection)
     _check_left(selection, sum(seen.num_accepted for seen in dealt), source, base)
     return selection
 
 
-def _near_duplicates(buckets: Sequence[SortTask], drops: Sequence[str], num_accepted: int, run: Executor) -> Dropped:
+def _near_duplicates(buckets: Sequence[SortTask], drops: Sequence[str], num_accepted: int, run: Executor) -> Judged:
     """What looks like another picture of the corpus, after equal ones have gone."""
     bits = band_bits(num_accepted)
     tasks = [NearTask(**(task.model_dump() | {"drops": tuple(drops), "band_bits": bits})) for task in buckets]
     for _ in run(deal_bands, tasks):
         pass
-    pairs = tuple(sorted(run(find_near, tasks)))
+    found = list(run(find_near, tasks))
+    pairs = tuple(sorted(near.key for near in found))
     (judged,) = run(judge_near, [tasks[0].model_copy(update={"pairs": pairs})])
-    return judged
+    return judged.model_copy(update={"num_left": judged.num_left + sum(near.num_left for near in found)})
 
 
 def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[SortTask]:

@@ -147,6 +147,8 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         "seconds": {step: round(value, 3) for step, value in done.seconds.items()},
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    if selection.num_near_left:
+        provenance["near_pairs_not_compared"] = selection.num_near_left
     if base:
         provenance["added_to"] = {"version": base.manifest.version, "digest": base.manifest.digest}
     class_digest = selection.class_map.digest

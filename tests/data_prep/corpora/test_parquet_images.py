@@ -12,7 +12,6 @@ from PIL import Image
 
 from data_prep.config import CorpusRecipe, ParquetImages
 from data_prep.corpora.parquet_images import ParquetCorpus, named_split
-from data_prep.corpora.raw import Place
 from data_prep.decode import DecodePolicy
 from data_prep.labels import ClassInfo, ClassMap
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_schema
@@ -31,26 +30,6 @@ def corpus(folder, path="", **source):
     return ParquetCorpus(ParquetImages(path=uri, **source), recipe)
 
 
-def read(source, examples_per_part=512):
-    """Every example once, checked against its locator when its part was exhausted, and against a second listing."""
-    runs = []
-    for _ in range(2):
-        work = open_store(f"memory://{uuid.uuid4().hex}")
-        place, found = Place(work, work, examples_per_part), []
-        for part in source.parts(place):
-            of_part = [*source.examples(type(part).model_validate_json(part.model_dump_json()), place)]
-            for example in of_part:
-                if not example.refused:
-                    end = example.offset + example.length
-                    assert open_store(example.base).read(example.key, example.offset, end) == example.data
-            assert part.num_examples == len(of_part) or any(example.refused for example in of_part)
-            found += [(e.example_id, e.labels, e.weights, e.group, e.split, e.data, e.refused) for e in of_part]
-        runs.append(found)
-    assert runs[0] == runs[1]
-    assert len({row[0] for row in runs[0]}) == len(runs[0])
-    return runs[0]
-
-
 def put(folder, key, columns, **options):
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     sink = pa.BufferOutputStream()
@@ -62,7 +41,7 @@ def refusals(rows):
     return {row[0]: row[6] for row in rows if row[6]}
 
 
-def test_what_datasets_writes_is_read_as_datasets_reads_it(tmp_path, monkeypatch):
+def test_what_datasets_writes_is_read_as_datasets_reads_it(tmp_path, monkeypatch, read):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets
@@ -95,7 +74,7 @@ def test_what_datasets_writes_is_read_as_datasets_reads_it(tmp_path, monkeypatch
     assert source.class_info("000001").name == "ant"
 
 
-def test_plain_bytes_text_labels_lists_and_ids(folder):
+def test_plain_bytes_text_labels_lists_and_ids(folder, read):
     put(folder, "a.parquet", {"png": [b"1", b"2", b"3"], "tags": [["x", "y"], ["y"], ["z", "z"]], "key": [7, 8, 9]})
     put(folder, "_temporary/b.parquet", {"other": [1]})
     put(folder, "._a.parquet", {"other": [1]})
@@ -108,7 +87,7 @@ def test_plain_bytes_text_labels_lists_and_ids(folder):
     assert "set single_label to false" in refusals(read(one))["a.parquet!0"][1]
 
 
-def test_numbers_keep_their_order_without_declared_names(folder):
+def test_numbers_keep_their_order_without_declared_names(folder, read):
     put(folder, "a.parquet", {"image": [b"1", b"2", b"3"], "label": [10, 9, None]}, row_group_size=2)
     source = corpus(folder)
     rows = read(source)
@@ -117,7 +96,7 @@ def test_numbers_keep_their_order_without_declared_names(folder):
     assert refusals(rows)["a.parquet!2"][0] == "no_label"
 
 
-def test_rows_without_image_or_label_are_refused_one_by_one(folder):
+def test_rows_without_image_or_label_are_refused_one_by_one(folder, read):
     declared = {"info": {"features": {"label": {"feature": {"names": ["a", "b"], "_type": "ClassLabel"}}}}}
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema([("image", image), ("label", pa.list_(pa.int64()))], {"huggingface": json.dumps(declared)})
@@ -141,7 +120,7 @@ def test_rows_without_image_or_label_are_refused_one_by_one(folder):
     assert "2 classes are declared" in reasons["a.parquet!3"][1]
 
 
-def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder):
+def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder, read):
     table = {"image": [bytes([i]) * 1000 for i in range(9)], "label": list(range(9))}
     put(
         folder, "a.parquet", table, row_group_size=3, use_dictionary=False, compression="none", write_page_checksum=True
@@ -161,7 +140,7 @@ def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder)
         assert "a.parquet: row group 1" in refused["a.parquet!row group 1"][1]
 
 
-def test_a_failing_store_is_no_damaged_file(tmp_path, monkeypatch):
+def test_a_failing_store_is_no_damaged_file(tmp_path, monkeypatch, read):
     folder = open_store(tmp_path)
     put(folder, "a.parquet", {"image": [b"1"], "label": [1]})
 
@@ -174,7 +153,7 @@ def test_a_failing_store_is_no_damaged_file(tmp_path, monkeypatch):
         read(corpus(folder))
 
 
-def test_what_is_no_corpus_is_an_error_with_the_next_step(folder):
+def test_what_is_no_corpus_is_an_error_with_the_next_step(folder, read):
     with pytest.raises(ValueError, match="is no file and no folder that holds one"):
         corpus(folder).fingerprint()
     put(folder, "a.parquet", {"image": ["a.jpg"], "label": [1]})
@@ -202,7 +181,7 @@ def test_splits_are_words_of_the_path():
     assert {path: named_split(path) for path in named} == named
 
 
-def test_a_split_that_is_missing_is_taken_from_train(folder):
+def test_a_split_that_is_missing_is_taken_from_train(folder, read):
     put(folder, "train.parquet", {"image": [bytes([i]) for i in range(200)], "label": [1] * 200})
     put(folder, "test.parquet", {"image": [b"t"], "label": [1]})
     rows = read(corpus(folder, val_fraction=0.3))
@@ -265,7 +244,7 @@ def own_corpus(folder):
     put(folder, "train/s001/part-00000-of-00001.parquet", {"image": [b"of no manifest"]})
 
 
-def test_our_own_corpora_keep_ids_groups_labels_weights_and_classes(folder):
+def test_our_own_corpora_keep_ids_groups_labels_weights_and_classes(folder, read):
     own_corpus(folder)
     source = corpus(folder, single_label=False)
     rows = {row[0]: row[1:6] for row in read(source, 1)}
