@@ -26,7 +26,7 @@ test:  ## the fast tests
 
 test-slow:  ## real clusters and kills; what CI runs beside `make test`
 	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow --timeout 900
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow --timeout 900 --durations 25
 
 lint:  ## style and types
 	@$(PYTHON) infra/local/install.py dev

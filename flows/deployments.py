@@ -63,7 +63,7 @@ class Deployment:
 NIGHT = {"name": "nightly", "train_images": 153_600, "deadline_hours": 6.0, "max_late_hours": 3.0}
 
 DEPLOYMENTS = (
-    Deployment(deployed.prepare_corpus, "default", PrepareRequest, {"preset": "digits"}, "prepare"),
+    Deployment(deployed.prepare_corpus, "default", PrepareRequest, {}, "prepare"),
     Deployment(
         deployed.pretrain_flow, "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"
     ),

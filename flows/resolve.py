@@ -36,8 +36,11 @@ SOURCES = get_args(get_args(Source)[0])
 def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
     """The request for a corpus, of a source and of corpora that exist. Of a preset, all but `overrides` is fixed."""
     if (request.preset is None) == (request.source is None):
-        given = "both" if request.preset else "neither"
-        raise ValueError(f"Give either a preset or a source; {given} was given.")
+        raise ValueError(
+            f"Both a preset, {request.preset}, and a source, {request.source}, were given: empty the one that is not meant."
+            if request.preset
+            else "Neither a preset nor a source was given: choose a preset, or say where your images are."
+        )
     config = _preset(request) if request.preset else _of_source(request)
     store = open_store(root)
     corpus_version(store, config)  # looks for the source, the class map and the corpora that are named

@@ -117,8 +117,8 @@ def test_a_source_of_any_kind_takes_its_fields_as_overrides(prepare, tmp_path):
     ("fields", "says"),
     [
         ({"name": None}, "name is empty; a corpus made from .* needs one"),
-        ({"preset": "digits"}, "both was given"),
-        ({"source": None}, "neither was given"),
+        ({"preset": "digits"}, "Both a preset, digits, and a source, .*, were given"),
+        ({"source": None}, "Neither a preset nor a source was given"),
         ({"source": None, "preset": "digits"}, "name is a field for a source of your own; preset 'digits' has its own"),
         ({"source": "/not/there"}, "/not/there is no folder and no archive"),
         ({"source": "memory://nothing/here"}, "memory://nothing/here holds no objects"),
