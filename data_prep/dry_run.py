@@ -6,11 +6,10 @@ what is estimated are told apart. Duplicates and leakage take a whole corpus, an
 
 import math
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -19,36 +18,24 @@ import pyarrow.compute as pc
 from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, kept_lists
+from data_prep.corpora.raw import Place, RawCorpus
 from data_prep.corpus_stats import CorpusStats, SampleRow, SampleRule
-from data_prep.decode_child import Examiner
-from data_prep.examine import Row, examine_examples, read_located
+from data_prep.examine import read_located
 from data_prep.labels import ClassMap
 from data_prep.plan_shards import Base, Selection, plan_corpus
 from data_prep.records import NOT_COUNTED, RECORD_SCHEMA
 from data_prep.report import formats_section, refused_section, sample_sheet, sizes_section
 from data_prep.report_html import duration, num_bytes, page, table, text
 from data_prep.report_pictures import load_pictures
+from data_prep.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
 from data_prep.sort_records import ROW_SCHEMA, Selected, with_label_ids
-from data_prep.splits import order_key
 from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardTask, write_shard
 from infra.storage import Store, open_store
 
-_NUM_PARTS = 32
-_REFUSED_PER_READABLE = 8  # of a part that begins with files that are no pictures
 _MAX_CLASSES_SHOWN = 200
 # Of the store's and the readers' code: what one request moves at most.
 _LIST_PAGE, _WINDOW_BYTES, _READ_BACK_BYTES, _UPLOAD_BYTES = 1000, 4 << 20, 1 << 20, 32 << 20
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a sample may cost; whatever is reached first ends it."""
-
-    num_images: int = 256
-    num_bytes: int = 256 << 20
-    seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -181,7 +168,7 @@ class DryRun:
 
 
 def dry_run(
-    config: CorpusConfig, cores: Cores, base: Base | None = None, budget: Budget = Budget()
+    config: CorpusConfig, cores: Cores, base: Base | None = None, budget: Budget = BUDGET
 ) -> tuple[DryRun, str]:
     """What is to be expected of a request, and a page with a sample sheet.
 
@@ -191,178 +178,10 @@ def dry_run(
     with tempfile.TemporaryDirectory(prefix="vitline-dry-run-", ignore_cleanup_errors=True) as folder:
         work, source = open_store(folder), open_source(config)
         place = Place(work.child("root"), work.child("source"), config.execution.examples_per_chunk)
-        listed = _list(source, place, config)
-        sample = _sample(source, place, listed, config, budget)
+        listed = list_parts(source, place, config)
+        sample = take_sample(source, place, listed, config, budget)
         found = _estimate(config, source, cores, base, listed, sample, work)
         return found, _page(found, config)
-
-
-# What the source says of itself
-
-
-@dataclass
-class _Listed:
-    """The parts by numbers, and some of them, evenly spread."""
-
-    num_parts: int = 0
-    num_bytes: int = 0
-    num_known: int = 0
-    """Examples of the parts that say how many they have."""
-    num_unknown: int = 0
-    """Parts that do not say it."""
-    unknown: dict[str, int] = field(default_factory=dict)
-    """Bytes of those that are sampled, by name."""
-    unknown_bytes: int = 0
-    """Of all of them."""
-    chosen: list[Part] = field(default_factory=list)
-    listed: bool = False
-    """Whether every example is on a list, with what is known without its bytes; the counts below are of those lists."""
-    labels: Counter[str] = field(default_factory=Counter)
-    splits: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
-
-
-def _list(source: RawCorpus, place: Place, config: CorpusConfig) -> _Listed:
-    found, stride = _Listed(), 1
-    for number, part in enumerate(source.parts(place)):
-        found.num_parts, found.num_bytes = number + 1, found.num_bytes + part.num_bytes
-        found.num_known += part.num_examples
-        found.num_unknown += not part.num_examples
-        found.unknown_bytes += 0 if part.num_examples else part.num_bytes
-        if number % stride == 0:
-            found.chosen.append(part)
-            if len(found.chosen) == 2 * _NUM_PARTS:  # between so many and half as many are held, however many come
-                found.chosen, stride = found.chosen[::2], 2 * stride
-    if not found.num_parts:
-        raise ValueError(f"{config.name}: there is nothing at {source.origin}. Expected are labelled pictures.")
-    step = -(-len(found.chosen) // _NUM_PARTS)
-    found.chosen = found.chosen[::step]
-    found.unknown = {part.name: part.num_bytes for part in found.chosen if not part.num_examples}
-    for rows in kept_lists(place):
-        found.listed = True
-        found.refused.update(_counts(rows["reason"].drop_null()))
-        readable = rows.filter(pc.is_null(rows["reason"]))
-        found.splits.update(_counts(readable["split"]))
-        found.labels.update(_counts(pc.list_flatten(readable["labels"])))
-    return found
-
-
-def _counts(values: pa.ChunkedArray) -> dict[str, int]:
-    return {entry["values"]: entry["counts"] for entry in pc.value_counts(values).to_pylist()}
-
-
-# The sample
-
-
-@dataclass
-class _Sample:
-    """Records of some examples, and how long examining them took."""
-
-    rows: list[Row] = field(default_factory=list)
-    num_readable: int = 0
-    refused_unread: Counter[str] = field(default_factory=Counter)
-    """By reason, what the source has refused without reading it."""
-    num_with_data: int = 0
-    """Examples whose bytes came with them, as out of an archive."""
-    seconds: float = 0.0
-    counted: dict[str, int] = field(default_factory=dict)
-    """Examples of parts that were read to their end."""
-    late: list[str] = field(default_factory=list)
-    """Parts that gave nothing in time."""
-    of_unknown: list[Row] = field(default_factory=list)
-    """Rows of parts that do not say how many examples they have."""
-
-
-class _Taking(threading.Thread):
-    """Takes the first examples of a part, or some of a list. In a thread of its own: a source that has to read a
-    compressed archive to its end first cannot be stopped, but can be left behind."""
-
-    def __init__(self, source: RawCorpus, part: Part, place: Place, step: int, limit: int, max_bytes: int) -> None:
-        super().__init__(name=f"sample of {part.name}", daemon=True)
-        self._source, self._part, self._place = source, part, place
-        self._step, self._limit, self._max_bytes = step, limit, max_bytes
-        self.examples: list[RawExample] = []
-        self.count: int | None = None
-        self.error: Exception | None = None
-        self.began = self.ended = time.monotonic()
-
-    def run(self) -> None:
-        try:
-            self._take()
-        except Exception as error:
-            self.error = error
-
-    def _take(self) -> None:
-        count = num_readable = num_bytes = 0
-        for example in self._source.examples(self._part, self._place):
-            count += 1
-            if (count - 1) % self._step:
-                continue
-            if not self.examples:
-                self.began = time.monotonic()  # what opening the part takes says nothing about its images
-            self.examples.append(example)
-            num_readable += example.refused is None
-            num_bytes += len(example.data or b"") or example.length or example.num_bytes
-            self.ended = time.monotonic()
-            full = num_readable == self._limit or len(self.examples) == _REFUSED_PER_READABLE * self._limit
-            if full or num_bytes >= self._max_bytes:
-                return
-        self.count = count
-
-
-def _sample(source: RawCorpus, place: Place, listed: _Listed, config: CorpusConfig, budget: Budget) -> _Sample:
-    _start_decoder(config)
-    sample, deadline = _Sample(), time.monotonic() + budget.seconds
-    per_part, num_bytes = -(-budget.num_images // len(listed.chosen)), 0
-    for i, part in enumerate(listed.chosen, start=1):
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or num_bytes >= budget.num_bytes:
-            break
-        step = max(1, part.num_examples // per_part) if listed.listed else 1
-        taking = _Taking(source, part, place, step, per_part, budget.num_bytes - num_bytes)
-        taking.start()
-        taking.join(left_s if i == len(listed.chosen) else left_s / 2)  # one part must not cost all others
-        if taking.error:
-            raise taking.error
-        examples = [_kept(example, place) for example in taking.examples[:]]
-        if taking.is_alive() and not examples:
-            sample.late.append(part.name)
-        if taking.count is not None:
-            sample.counted[part.name] = taking.count
-        num_bytes += sum(len(example.data or b"") or example.length or example.num_bytes for example in examples)
-        sample.num_with_data += sum(example.data is not None for example in examples)
-        sample.num_readable += sum(example.refused is None for example in examples)
-        sample.refused_unread.update(example.refused[0] for example in examples if example.refused)
-        start = time.monotonic()
-        rows: list[Row] = []
-        examine_examples(iter(examples), config, rows.append)
-        sample.seconds += time.monotonic() - start + taking.ended - taking.began
-        sample.rows += rows
-        if part.name in listed.unknown:
-            sample.of_unknown += rows
-    return sample
-
-
-def _start_decoder(config: CorpusConfig) -> None:
-    """The process that decodes takes a while to start, which is no speed of the images; it is kept for them."""
-    execution = config.execution
-    with Examiner(
-        config.recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
-    ) as examiner:
-        list(examiner.run([(None, b"")]))
-
-
-def _kept(example: RawExample, place: Place) -> RawExample:
-    """The example; where its place is a spill, which is not kept of a part that is not read to its end, with a place
-    of its own."""
-    if example.data is None or example.refused or example.base != place.work.uri:
-        return example
-    key = f"sample/{order_key(0, example.example_id):016x}"
-    place.work.write(key, example.data)
-    return replace(example, key=key, offset=0, length=len(example.data))
-
-
-# What follows from both
 
 
 def _estimate(
@@ -370,8 +189,8 @@ def _estimate(
     source: RawCorpus,
     cores: Cores,
     base: Base | None,
-    listed: _Listed,
-    sample: _Sample,
+    listed: ListedSource,
+    sample: Sample,
     work: Store,
 ) -> DryRun:
     records = pa.Table.from_pylist(sample.rows, schema=RECORD_SCHEMA)
@@ -471,7 +290,7 @@ def _verdicts(config: CorpusConfig, source: RawCorpus, records: pa.Table) -> tup
     return accepted, rejects, class_map
 
 
-def _found(listed: _Listed, sample: _Sample) -> Number:
+def _found(listed: ListedSource, sample: Sample) -> Number:
     """Examples of the source. Parts that do not say how many they hold count by their bytes."""
     counted = {name: n for name, n in sample.counted.items() if name in listed.unknown}
     known = listed.num_known + sum(counted.values())
@@ -486,7 +305,7 @@ def _found(listed: _Listed, sample: _Sample) -> Number:
     return Number(known + left * len(sizes) / max(1, sum(sizes)), False)
 
 
-def _refused(listed: _Listed, found: Number, rejects: pa.Table, sample: _Sample) -> dict[str, Number]:
+def _refused(listed: ListedSource, found: Number, rejects: pa.Table, sample: Sample) -> dict[str, Number]:
     """Files by reason: what the lists say is counted, what the sample has shown beside is carried over to all."""
     by_list, known = (listed.refused, sample.refused_unread) if listed.listed else (Counter[str](), Counter[str]())
     shown = Counter(rejects["reason"].to_pylist()) - known
@@ -521,8 +340,8 @@ def _write(
 
 
 def _requests(
-    listed: _Listed,
-    sample: _Sample,
+    listed: ListedSource,
+    sample: Sample,
     found: Number,
     readable: float,
     num_accepted: int,
@@ -541,7 +360,7 @@ def _requests(
 
 
 def _notes(
-    config: CorpusConfig, listed: _Listed, sample: _Sample, found: Number, refused: Mapping[str, Number]
+    config: CorpusConfig, listed: ListedSource, sample: Sample, found: Number, refused: Mapping[str, Number]
 ) -> Iterable[str]:
     recipe = config.recipe
     counted = sum(number.value for reason, number in refused.items() if reason not in NOT_COUNTED)
@@ -563,7 +382,7 @@ def _notes(
     yield "Duplicates, near duplicates and leakage take the whole corpus and are not looked for."
 
 
-def _late(sample: _Sample) -> str:
+def _late(sample: Sample) -> str:
     return (
         f"Parts of which the sample has nothing, as they gave nothing in time: {len(sample.late):,} ({sample.late[0]}). "
         "A compressed tar is read to its end before its first picture."

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.config import ClassFolders, CorpusRecipe
-from data_prep.corpora.archives import Member, archive_kind, index, link_target, read_members, stretches
+from data_prep.corpora.archive_members import Member, link_target
+from data_prep.corpora.archives import archive_kind, index, read_members, stretches
 from data_prep.corpora.raw import ListedCorpus, Part, Place, RawExample, Spill, SplitRule
 from data_prep.labels import ClassInfo
 from infra.storage import checked_key, open_store

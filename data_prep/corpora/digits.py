@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.config import CorpusRecipe, Digits
-from data_prep.corpora.image_arrays import lossless_png
+from data_prep.corpora.lossless_png import lossless_png
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
 from data_prep.splits import filled_splits
 

@@ -20,20 +20,10 @@ from typing import Any, BinaryIO, cast
 from pydantic import JsonValue
 
 from data_prep.config import CorpusRecipe, LabelTable
-from data_prep.corpora.parquet_images import (
-    PARQUET_ENDINGS,
-    ParquetRows,
-    Refusal,
-    SourceFiles,
-    cell_text,
-    cell_value,
-    cells,
-    distinct_labels,
-    label_texts,
-    plain_text,
-    short,
-)
+from data_prep.corpora.label_texts import distinct_labels, label_texts, plain_text, short
+from data_prep.corpora.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule
+from data_prep.corpora.source_files import SourceFiles
 from infra.storage import Listed, Store, checked_key, open_store
 
 _KINDS = {

@@ -10,17 +10,11 @@ from typing import Any, cast
 from pydantic import JsonValue
 
 from data_prep.config import CorpusRecipe, WebDataset
-from data_prep.corpora.archives import Member, archive_kind, index, read_members
-from data_prep.corpora.parquet_images import (
-    SourceFiles,
-    distinct_labels,
-    label_texts,
-    labelled_number,
-    named_split,
-    plain_text,
-    short,
-)
+from data_prep.corpora.archive_members import Member
+from data_prep.corpora.archives import archive_kind, index, read_members
+from data_prep.corpora.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
+from data_prep.corpora.source_files import SourceFiles, named_split
 from data_prep.labels import ClassInfo
 from infra.storage import Listed, Store
 

@@ -8,10 +8,11 @@ import pytest
 from data_prep import dry_run as module
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import Part, RawCorpus
-from data_prep.dry_run import Budget, Cores, Number, dry_run
+from data_prep.dry_run import Cores, Number, dry_run
 from data_prep.find_corpus import corpus_store
 from data_prep.plan_shards import Base
 from data_prep.prepare import prepare
+from data_prep.sample_source import Budget
 from data_prep.shard_format import load_manifest
 from infra.config import replace
 from infra.storage import open_store

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.corpora.archives import Member, index, link_target, read_members, read_tars_inside, stretches
+from data_prep.corpora.archive_members import Member, link_target
+from data_prep.corpora.archives import index, read_members, read_tars_inside, stretches
 from infra.storage import MemoryStore
 
 MAX_BYTES = 20_000

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from data_prep.config import CorpusRecipe, ImageArrays
-from data_prep.corpora.image_arrays import ImageArraysCorpus, lossless_png
+from data_prep.corpora.image_arrays import ImageArraysCorpus
+from data_prep.corpora.lossless_png import lossless_png
 from data_prep.corpora.raw import Place
 from data_prep.decode import decode
 from infra.storage import open_store

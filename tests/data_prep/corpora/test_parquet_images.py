@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from data_prep.config import CorpusRecipe, ParquetImages
-from data_prep.corpora.parquet_images import ParquetCorpus, named_split
+from data_prep.corpora.parquet_images import ParquetCorpus
+from data_prep.corpora.source_files import named_split
 from data_prep.decode import DecodePolicy
 from data_prep.labels import ClassInfo, ClassMap
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_schema

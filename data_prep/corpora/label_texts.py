@@ -1,0 +1,57 @@
+"""Labels as sources write them, as text: numbers, texts, lists of them."""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from data_prep.labels import number_label
+
+
+def labelled_number(label: str) -> int | None:
+    """The number that `number_label` made a label of; None of any other label."""
+    return int(label) if re.fullmatch(r"[0-9]{6,18}", label) and number_label(int(label)) == label else None
+
+
+def label_texts(value: Any, number: Callable[[int], str] = number_label) -> list[str]:
+    """The labels of one cell, a number, a text or a list of them; none of an empty cell. Texts are NFC and stripped,
+    numbers become text by `number`. Raises ValueError where a label is neither, or a negative number."""
+    if value is None or value == "":
+        return []
+    return [_label_text(label, number) for label in (value if isinstance(value, (list, tuple)) else [value])]
+
+
+def _label_text(label: Any, number: Callable[[int], str]) -> str:
+    if isinstance(label, bool):
+        return str(label).lower()
+    if isinstance(label, float) and label.is_integer():
+        label = int(label)  # whole numbers become this in tables that have gaps
+    if isinstance(label, int):
+        if label < 0:
+            raise ValueError(f"label {label}, which stands for none")
+        return number(label)
+    if not isinstance(label, str) or not label.strip():
+        raise ValueError(f"{short(label)} is no label: neither text nor whole number")
+    return plain_text(label.strip())
+
+
+def distinct_labels(labels: Iterable[str], single_label: bool) -> tuple[str, ...]:
+    """Each label once, in order. Raises ValueError where there is none, or several where one is expected."""
+    distinct = tuple(dict.fromkeys(labels))
+    if not distinct:
+        raise ValueError("no label")
+    if single_label and len(distinct) > 1:
+        raise ValueError(f"{len(distinct)} labels, {short(distinct)}: set single_label to false to keep them all")
+    return distinct
+
+
+def plain_text(text: str) -> str:
+    """The text in NFC. Raises ValueError where it has no UTF-8, as half a surrogate pair has none."""
+    text.encode()
+    return unicodedata.normalize("NFC", text)
+
+
+def short(value: Any) -> str:
+    """What a message shows of a value."""
+    shown = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
+    return shown if len(shown) <= 120 else f"{shown[:117]}..."
