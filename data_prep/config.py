@@ -207,7 +207,8 @@ class CorpusRecipe(FrozenConfig):
     URI of a file (a classes.json, or one source id a line), or NAME=URI, a file that is checked to be that release.
     Empty: all classes of the source, by source id."""
     near_duplicates: Literal["keep", "drop"] = "keep"
-    """Pictures of this corpus that look alike (scaled, recompressed, mirrored...): keep all, or one of each."""
+    """Pictures of this corpus that look alike (scaled, recompressed, mirrored...): keep all, or one of each.
+    With `add_to` among the new pictures; those that were there are not compared."""
     decontaminate: tuple[str, ...] = ()
     """Prepared corpora, NAME or NAME/VERSION, whose test and val pictures, and what looks like them, are left out here."""
     sharding: ShardingConfig = ShardingConfig()

@@ -61,7 +61,7 @@ class PrepareRequest(FrozenConfig):
     duplicates: Literal["drop", "keep"] = "drop"
     """Images with the same pixels: keep one, or all of one split. Two splits never share an image."""
     near_duplicates: Literal["keep", "drop"] = "keep"
-    """Images that look alike (scaled, recompressed, mirrored): keep all, or one of each."""
+    """Images that look alike (scaled, recompressed, mirrored): keep all, or one of each. With `add_to` only among new ones."""
     min_images_per_class: PositiveInt = 1
     """Classes with fewer images are left out."""
     decontaminate: tuple[Reference, ...] = Field((), max_length=100)

@@ -3,7 +3,8 @@
 import contextlib
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import psutil
 import pytest
@@ -117,7 +118,6 @@ def test_a_bad_source_fails_in_one_sentence(ray_jobs, tmp_path):
 def cluster(monkeypatch):
     """Two nodes: one for the driver, without CPUs, and one that works."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    import ray
     from ray.cluster_utils import Cluster
 
     # A death is noticed within ten seconds, not within half a minute; sooner, and a busy machine's nodes pass for dead.
@@ -125,10 +125,17 @@ def cluster(monkeypatch):
     head = {"num_cpus": 0, "object_store_memory": 100_000_000, "_system_config": health}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.worker = nodes.add_node(num_cpus=2, object_store_memory=100_000_000)
-    ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
     yield nodes
-    ray.shutdown()
     nodes.shutdown()
+
+
+def prepare_on(address, request, root):
+    """The driver, which has a process of its own: Ray keeps for ever whether a process asks for tokens."""
+    import ray
+
+    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+    (manifest,) = prepare([request], root, ray_data)
+    return manifest
 
 
 def test_a_killed_node_costs_what_it_was_at(cluster, fill_folder, request_for, tmp_path, memory_root):
@@ -147,11 +154,11 @@ def test_a_killed_node_costs_what_it_was_at(cluster, fill_folder, request_for, t
         cluster.worker = cluster.add_node(num_cpus=2, object_store_memory=100_000_000)
         return left
 
-    with ThreadPoolExecutor(1) as threads:
-        preparing = threads.submit(prepare, [request], str(root), ray_data)
+    with ProcessPoolExecutor(1, get_context("spawn")) as driver:
+        preparing = driver.submit(prepare_on, cluster.address, request, str(root))
         examined = kill_node_at("_work/chunks-of-4/records-*.parquet", 20)
         gathered = kill_node_at("_work/gather/*/s000/*[0-9].json", 5)
-        (manifest,) = preparing.result()
+        manifest = preparing.result()
     assert 20 <= len(examined) < 150
     assert len(gathered) < len(stamps(corpus, "_work/gather/*/s000/*[0-9].json"))
     assert stamps(corpus, "_work/chunks-of-4/records-*.parquet").items() >= examined.items()
