@@ -28,20 +28,34 @@ from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
-_WITH_SERVERS = ("end_to_end/", "flows/", "infra/", "test_prepare_on_ray", "test_interchange", "test_class_folders")
+_TOGETHER = {
+    "ray": ("test_kills", "test_prepare_on_ray", "test_interchange", "test_ray_node"),
+    "servers": ("end_to_end/", "flows/", "infra/", "test_class_folders"),
+}
+_BEGIN_WITH = ("servers", "ray")  # what takes longest
+
+
+def group_of(module: str) -> str:
+    """Modules that start servers are kept together: those with nothing but a Ray of their own, and the others, which
+    share one stack. Any other module is a group of its own."""
+    return next((group for group, names in _TOGETHER.items() if any(name in module for name in names)), module)
+
+
+def pytest_collection_modifyitems(items):
+    groups = [group_of(item.nodeid.partition("::")[0]) for item in items]
+    first = [item for wanted in _BEGIN_WITH for item, group in zip(items, groups, strict=True) if group == wanted]
+    items[:] = first + [item for item, group in zip(items, groups, strict=True) if group not in _BEGIN_WITH]
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Modules are dealt to the processes whole; all that starts servers goes to one, so that they are started once and
-    never compete for ports. (xdist's own groups do nothing under pytest 9.2.)"""
+    """Groups are dealt to the processes whole. (xdist's own groups do nothing under pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ServersTogether(LoadScopeScheduling):
+    class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            module = nodeid.partition("::")[0]
-            return "servers" if any(name in module for name in _WITH_SERVERS) else module
+            return group_of(nodeid.partition("::")[0])
 
-    return ServersTogether(config, log) if config.getvalue("dist") == "loadscope" else None
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from infra.run_state import read_state
 from vit.published import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS = 480  # while servers come back on a busy machine, training goes on
+STEPS = 360  # while servers come back on a busy machine, training goes on
 
 
 @pytest.fixture
@@ -52,9 +52,10 @@ def test_store_mlflow_and_prefect_are_killed_in_mid_training(work, stack, kill):
     run = work.pretrain("disturbed", STEPS)
     key = work.key(run)
     work.reach(key, 20)
-    for name in ("s3", "mlflow", "prefect"):
+    for names in (("s3",), ("mlflow", "prefect")):
         at = work.progress(key)
-        kill(name)
+        for name in names:
+            kill(name)
         work.reach(key, at + 20)
         back(stack)
     assert work.progress(key) < STEPS, "killed too late to have mattered"
