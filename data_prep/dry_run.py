@@ -35,7 +35,7 @@ from infra.storage import Store, open_store
 
 _MAX_CLASSES_SHOWN = 200
 # Of the store's and the readers' code: what one request moves at most.
-_LIST_PAGE, _WINDOW_BYTES, _READ_BACK_BYTES, _UPLOAD_BYTES = 1000, 4 << 20, 1 << 20, 32 << 20
+_LIST_PAGE, _WINDOW_BYTES, _UPLOAD_BYTES = 1000, 4 << 20, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -348,13 +348,13 @@ def _requests(
     bytes_out: float,
     num_shards: int,
 ) -> dict[str, float]:
-    """LIST, GET and PUT of listing, both passes and reading back."""
+    """LIST, GET and PUT of listing and both passes."""
     from_archives = sample.num_with_data / max(1, sample.num_readable)
     windows = listed.num_bytes / _WINDOW_BYTES + listed.num_parts
     examine = readable * (1 - from_archives) + windows * from_archives
     return {
         "LIST": math.ceil((found.value if listed.listed else listed.num_parts) / _LIST_PAGE),
-        "GET": examine + num_accepted + bytes_out / _READ_BACK_BYTES,
+        "GET": examine + num_accepted,
         "PUT": 2 * listed.num_parts + 4 * num_shards + bytes_out / _UPLOAD_BYTES,
     }
 

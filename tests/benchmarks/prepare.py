@@ -1,6 +1,6 @@
 """What preparation costs beside its unavoidable work, what writing costs beside other writers, and what memory it takes.
 
-    .venv/bin/python tests/benchmarks/prepare.py whole [--rounds 7] [--images 600]
+    .venv/bin/python tests/benchmarks/prepare.py whole [--rounds 7] [--images 4000]
     .venv/bin/python tests/benchmarks/prepare.py writers [--rounds 7] [--images 1500]
     .venv/bin/python tests/benchmarks/prepare.py memory [--images 1000 10000 100000] [--folder DIR]
 
@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import simplejpeg
 from input import interval, jpeg, photograph
 
-from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k
+from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
 from data_prep.images import perceptual_hashes, pixel_sha256
 from data_prep.prepare import in_process, prepare, ray_data
 from data_prep.shard_format import shard_schema
@@ -51,7 +51,7 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         if asked.what == "whole":
-            whole(Path(folder), asked.rounds, (asked.images or [600])[0])
+            whole(Path(folder), asked.rounds, (asked.images or [4000])[0])
         elif asked.what == "writers":
             writers(Path(folder), asked.rounds, (asked.images or [1500])[0])
         else:
@@ -79,7 +79,9 @@ def class_folder(folder: Path, number: int) -> list[Path]:
 
 def whole(folder: Path, rounds: int, number: int) -> None:
     files = class_folder(folder / "pictures", number)
-    request = CorpusConfig(name="photos", source=ClassFolders(path=str(folder / "pictures")))
+    # Row groups as of a corpus 16 times as large: of few images they would have one row each.
+    recipe = CorpusRecipe(sharding=ShardingConfig(min_row_groups=16))
+    request = CorpusConfig(name="photos", source=ClassFolders(path=str(folder / "pictures")), recipe=recipe)
     prepare([request], "memory://warm-up")
     ratios, wall_ratios = [], []
     sides = {"bare loop": lambda: bare_loop(files, folder / "bare"), "vitline": lambda: job(request, folder / "store")}
