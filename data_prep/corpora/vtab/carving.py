@@ -1,0 +1,99 @@
+"""Where VTAB cuts its splits: slices of the splits of TFDS, in TFDS's order (google-research/task_adaptation, data/)."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from infra.config import FrozenConfig
+
+NUM_TRAIN, NUM_VAL = 800, 200
+"""VTAB-1k trains on the first 800 examples of train, chooses on the first 200 of val."""
+
+
+class Slice(NamedTuple):
+    """Examples [start, stop) of a split of TFDS."""
+
+    split: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+class Carving(FrozenConfig):
+    """The three splits of a data set of VTAB. The others are made of them."""
+
+    train: Slice
+    val: Slice
+    test: Slice
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Examples in each split of TFDS that is used."""
+        sizes: dict[str, int] = {}
+        for part in (self.train, self.val, self.test):
+            sizes[part.split] = max(sizes.get(part.split, 0), part.stop)
+        return sizes
+
+    def piece(self, split: str, position: int) -> str | None:
+        """The piece that an example is in, by its split and position in TFDS; none: VTAB does not use it.
+
+        Pieces are train800, train_rest, val200, val_rest and test; every split of VTAB is made of whole ones.
+        """
+        for name, part, first in (("train", self.train, NUM_TRAIN), ("val", self.val, NUM_VAL)):
+            if part.split == split and part.start <= position < part.stop:
+                return f"{name}{first}" if position < part.start + first else f"{name}_rest"
+        inside = self.test.split == split and self.test.start <= position < self.test.stop
+        return "test" if inside else None
+
+
+VIEWS: Mapping[str, tuple[str, ...]] = {
+    "train": ("train800", "train_rest"),
+    "val": ("val200", "val_rest"),
+    "trainval": ("train800", "train_rest", "val200", "val_rest"),
+    "train800": ("train800",),
+    "val200": ("val200",),
+    "train800val200": ("train800", "val200"),
+    "test": ("test",),
+}
+"""Splits of a task, by the pieces that they are made of."""
+
+
+def _own(train: int, val: int, test: int) -> Carving:
+    """A data set that comes with three splits."""
+    return Carving(train=Slice("train", 0, train), val=Slice("validation", 0, val), test=Slice("test", 0, test))
+
+
+def _cut(train: int, trainval: int, test: int, test_split: str = "test") -> Carving:
+    """One whose val is the end of its train."""
+    return Carving(train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice(test_split, 0, test))
+
+
+def _one(train: int, trainval: int, total: int) -> Carving:
+    """One of a single split."""
+    return Carving(
+        train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice("train", trainval, total)
+    )
+
+
+CARVINGS: Mapping[str, Carving] = {
+    "caltech101": _cut(2754, 3060, 6084),
+    "cifar100": _cut(45_000, 50_000, 10_000),
+    "dtd": _own(1880, 1880, 1880),
+    "flowers102": _own(1020, 1020, 6149),
+    "pets": _cut(2944, 3680, 3669),
+    "sun397": _own(76_128, 10_875, 21_750),
+    "svhn": _cut(65_931, 73_257, 26_032),
+    "patch_camelyon": _own(262_144, 32_768, 32_768),
+    "eurosat": _one(16_200, 21_600, 27_000),
+    "resisc45": _one(18_900, 25_200, 31_500),
+    "diabetic_retinopathy": _own(35_126, 10_906, 42_670),
+    "clevr": _cut(63_000, 70_000, 15_000, "validation"),
+    "dmlab": _own(65_550, 22_628, 22_735),
+    "dsprites": _one(589_824, 663_552, 737_280),
+    "kitti": _own(6347, 423, 711),
+    "smallnorb": Carving(
+        train=Slice("train", 0, 24_300), val=Slice("test", 0, 12_150), test=Slice("test", 12_150, 24_300)
+    ),
+}
+"""By the name of the data set: 16 of them make the 19 tasks."""

@@ -1,0 +1,19 @@
+"""The order in which TFDS stores the examples of a split, computed from their keys; VTAB's slices are cut in it.
+
+The order is that of MD5(split name + key), as tensorflow_datasets/core/hashing.py and shuffle.py make it, in all
+versions since 4.2.0. Integer keys are hashed as decimal text, without padding.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+
+def tfds_order(split: str, keys: Sequence[str | int]) -> list[int]:
+    """Positions in `keys` of the first, second, ... example of the split that TFDS calls `split`."""
+    salted = hashlib.md5(split.encode(), usedforsecurity=False)
+    digests = []
+    for key in keys:
+        digest = salted.copy()
+        digest.update(str(key).encode())
+        digests.append(digest.digest())
+    return sorted(range(len(keys)), key=digests.__getitem__)
