@@ -200,18 +200,19 @@ def test_the_child_knows_no_secret(monkeypatch):
         assert b"hidden" not in Path(f"/proc/{examine._child._process.pid}/environ").read_bytes()
 
 
-def test_the_child_is_kept_and_what_was_under_way_is_not():
+def test_the_child_is_kept_and_what_was_under_way_is_not(hostile):
     """Left early, by an error of the consumer or of the images, the next examiner gets nobody else's verdicts."""
 
     def pid_of(examine):
         list(examine.run([(0, picture(0))]))
         return examine._child._process.pid
 
-    with examiner() as examine:
+    with examiner(hostile) as examine:
         first = pid_of(examine)
-    with examiner() as examine:
+    with examiner(hostile) as examine:
         assert pid_of(examine) == first
-        for tag, _ in examine.run((i, picture(i)) for i in range(50)):
+        images = [*map(picture, range(4)), b"hang:"]
+        for tag, _ in examine.run(enumerate(images)):
             if tag == 3:
                 break
         second = pid_of(examine)
