@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Python 3.11 or newer, no root.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes, to which tests/conftest.py deals.
+# Two processes: what starts servers runs in one (tests/conftest.py), the rest in the other.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 # Threads of both would wait for each other at every barrier.
 test test-slow: export OMP_NUM_THREADS := 1

@@ -28,34 +28,29 @@ from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
-_TOGETHER = {
-    "ray": ("test_kills", "test_prepare_on_ray", "test_interchange", "test_ray_node"),
-    "servers": ("end_to_end/", "flows/", "infra/", "test_class_folders"),
-}
-_BEGIN_WITH = ("servers", "ray")  # what takes longest
+_WITH_SERVERS = ("end_to_end/", "flows/", "infra/", "test_prepare_on_ray", "test_interchange", "test_class_folders")
 
 
-def group_of(module: str) -> str:
-    """Modules that start servers are kept together: those with nothing but a Ray of their own, and the others, which
-    share one stack. Any other module is a group of its own."""
-    return next((group for group, names in _TOGETHER.items() if any(name in module for name in names)), module)
+def starts_servers(nodeid: str) -> bool:
+    """Whether the module of a test does."""
+    return any(name in nodeid.partition("::")[0] for name in _WITH_SERVERS)
 
 
 def pytest_collection_modifyitems(items):
-    groups = [group_of(item.nodeid.partition("::")[0]) for item in items]
-    first = [item for wanted in _BEGIN_WITH for item, group in zip(items, groups, strict=True) if group == wanted]
-    items[:] = first + [item for item, group in zip(items, groups, strict=True) if group not in _BEGIN_WITH]
+    """What takes longest begins first."""
+    items.sort(key=lambda item: not starts_servers(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Groups are dealt to the processes whole. (xdist's own groups do nothing under pytest 9.2.)"""
+    """Modules are dealt to the processes whole; all that starts servers goes to one, so that they are started once and
+    never compete for ports and cores. (xdist's own groups do nothing under pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class GroupScheduling(LoadScopeScheduling):
+    class ServersTogether(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return group_of(nodeid.partition("::")[0])
+            return "servers" if starts_servers(nodeid) else nodeid.partition("::")[0]
 
-    return GroupScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
+    return ServersTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """What tests of whole flow runs look at: Prefect, Ray, the store, MLflow, and the processes of this machine."""
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 
@@ -14,27 +13,6 @@ from infra.ray_jobs import RayJobs
 from infra.run_state import read_state
 from infra.storage import Store, open_store
 from vit.run_spec import read_progress
-
-_OWN = "PYTEST_XDIST_WORKER"  # in the environment of all that a test process starts
-
-
-def at_work() -> list[psutil.Process]:
-    """Workers of the Ray that this test process has started, and of no other that another one has. They go by the name
-    of what they run; idle ones are none of them."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        name = " ".join(process.info["cmdline"] or ())
-        if name.startswith("ray::") and not name.startswith(("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnv")):
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(_OWN) == os.environ.get(_OWN):
-                    found.append(process)
-    return found
-
-
-@pytest.fixture
-def ray_workers() -> Callable[[], list[psutil.Process]]:
-    """Who is at work for this test process."""
-    return at_work
 
 
 @pytest.fixture
@@ -135,8 +113,15 @@ class Work:
 
     @staticmethod
     def workers() -> set[int]:
-        """Processes that do the work of Ray's jobs."""
-        return {process.pid for process in at_work()}
+        """Processes that do the work of Ray's jobs: they go by the name of what they run, idle ones are none of them."""
+        found = set()
+        for process in psutil.process_iter(["cmdline"]):
+            name = " ".join(process.info["cmdline"] or ())
+            if name.startswith("ray::") and not name.startswith(
+                ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnv")
+            ):
+                found.add(process.pid)
+        return found
 
     @staticmethod
     def processes_of_flow(flow_run: str) -> list[psutil.Process]:

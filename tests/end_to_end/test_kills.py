@@ -117,10 +117,10 @@ def wait_for_step(run, step, timeout_s=120):
         time.sleep(0.05)
 
 
-@pytest.fixture
-def training_workers(ray_workers):
+def training_workers():
     """Training processes of the cluster; Ray names them by class, and the driver is none of them."""
-    return lambda: [p for p in ray_workers() if "TrainWorker" in " ".join(p.cmdline())]
+    names = ("RayTrainWorker", "TrainWorker")
+    return [p for p in psutil.process_iter(["cmdline"]) if any(n in " ".join(p.info["cmdline"] or ()) for n in names)]
 
 
 def driver_of(run):
@@ -143,7 +143,7 @@ def expected(session, slow_config, undisturbed):
     return undisturbed["result"]
 
 
-def test_a_killed_worker_costs_nothing_but_time(session, slow_config, expected, training_workers):
+def test_a_killed_worker_costs_nothing_but_time(session, slow_config, expected):
     run, claim = session.submit(slow_config("worker-killed"))
     wait_for_step(run, KILL_AT)
     workers = training_workers()
@@ -193,7 +193,7 @@ def test_everything_killed_at_once_goes_on_in_a_new_cluster(session, slow_config
     assert result(run) == expected
 
 
-def test_no_training_process_is_left(session, training_workers):
+def test_no_training_process_is_left(session):
     for _ in itertools.repeat(None, 50):
         if not training_workers():
             return
