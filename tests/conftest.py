@@ -173,6 +173,13 @@ class Patient(httpx.HTTPTransport):
         return super().handle_request(request)
 
 
+@pytest.fixture
+def http():
+    """A client for servers that may be busy."""
+    with httpx.Client(timeout=60, transport=Patient(), follow_redirects=True) as client:
+        yield client
+
+
 class FlowRuns:
     """Prefect's API as its UI uses it, with the flows registered; flow runs by their ids."""
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 
 import pytest
 
@@ -51,8 +50,8 @@ def eventually(what, deadline_s=120):
 class Servers:
     """The stack as a person at a shell and a browser sees it."""
 
-    def __init__(self, stack, corpus, monkeypatch):
-        self.env, self.corpus = {**os.environ, **stack.env}, corpus
+    def __init__(self, stack, corpus, http, monkeypatch):
+        self.env, self.corpus, self.http = {**os.environ, **stack.env}, corpus, http
         for name, value in stack.env.items():  # the store and Ray, for this process
             if name.startswith(("AWS_", "RAY_")):
                 monkeypatch.setenv(name, value)
@@ -60,11 +59,9 @@ class Servers:
         self.root = open_store(stack.env["VITLINE_ROOT"])
 
     def ask(self, path, body=None, method=None, at="PREFECT_API_URL"):
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.env[at] + path, data=data, method=method)
-        request.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            return json.loads(reply.read() or b"null")
+        method = method or ("GET" if body is None else "POST")
+        reply = self.http.request(method, self.env[at] + path, json=body).raise_for_status()
+        return json.loads(reply.content or b"null")
 
     def vitline(self, *arguments):
         command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
@@ -121,8 +118,8 @@ class Servers:
 
 
 @pytest.fixture
-def servers(stack, digits, monkeypatch):
-    found = Servers(stack, digits.uri, monkeypatch)
+def servers(stack, digits, http, monkeypatch):
+    found = Servers(stack, digits.uri, http, monkeypatch)
     found.vitline("flows", "deploy")
     deployment = found.ask("/deployments/name/reconcile/default")
     for schedule in deployment["schedules"]:  # a test that meets a scheduled run would find nothing left to do
