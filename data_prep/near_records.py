@@ -115,8 +115,8 @@ def judge_near(task: NearTask) -> Judged:
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     every = _once(pa.concat_tables([read_table(corpus, key) for key in task.pairs]))
     pairs = _nearest(every)
-    keys = pa.concat_arrays([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks])
-    rows = _records(corpus, task, pc.unique(keys) if len(keys) else pa.array([], pa.uint64()))
+    keys = pa.chunked_array([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks], pa.uint64())
+    rows = _records(corpus, task, pc.unique(keys))
     by_sha = {row["sha256"]: row for row in rows.to_pylist()}
     found = zip(pairs["sha256"].to_pylist(), pairs["other_sha256"].to_pylist(), strict=True)
     with PictureReader(config.recipe.decode) as pictures:

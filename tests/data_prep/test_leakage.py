@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from data_prep import prepare
+from data_prep import near_records, prepare
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from data_prep.find_corpus import corpus_store
 from data_prep.shard_format import load_manifest
@@ -123,4 +123,15 @@ def test_near_duplicates_inside_a_corpus_go_on_request(corpora, pieces, tmp_path
         changed = {f"{i % 2}/{name}.jpg": f"0/original-{i}.png" for i, name in enumerate(CHANGES)}
         assert pairs == {frozenset(pair) for pair in changed.items()}
         found.append(load_manifest(corpus).digest)
+        assert "near_pairs_not_compared" not in load_manifest(corpus).provenance
     assert found[0] == found[1]
+
+
+def test_pairs_that_are_too_many_to_compare_are_counted(corpora, pieces, tmp_path, memory_root, monkeypatch):
+    monkeypatch.setattr(near_records, "NEAREST", 0)
+    _, web = corpora
+    for i, piece in enumerate(pieces[:4]):
+        save(piece, tmp_path / "web/0" / f"original-{i}.png")
+    manifest = load_manifest(prepared(replace(web, **{"recipe.near_duplicates": "drop"}), memory_root))
+    assert manifest.provenance["near_pairs_not_compared"] >= 4
+    assert manifest.counts.refused == {}

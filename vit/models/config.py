@@ -1,5 +1,6 @@
 """Configs of the networks. Imports no torch, so that a form, a plan or a flow can validate one on any machine."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -29,9 +30,9 @@ class NetworkConfig(FrozenConfig):
         return False
 
     @property
+    @abstractmethod
     def summary(self) -> str:
         """The network in one phrase."""
-        raise NotImplementedError
 
     def for_transfer(self: N, image_size_px: int | None = None, head_bias_init: float = 0.0) -> N:
         """This network made ready for another task: at that resolution, with a fresh linear head and nothing before it."""
@@ -89,9 +90,9 @@ class TransformerConfig(NetworkConfig):
         return bool(self.dropout_rate or self.stochastic_depth_rate)
 
     @property
+    @abstractmethod
     def grid_side(self) -> int:
         """Patches along one side of the image."""
-        raise NotImplementedError
 
     @property
     def _sizes(self) -> str:

@@ -16,9 +16,6 @@ class Slice(NamedTuple):
     start: int
     stop: int
 
-    def __len__(self) -> int:
-        return self.stop - self.start
-
 
 class Carving(FrozenConfig):
     """The three splits of a data set of VTAB. The others are made of them."""
