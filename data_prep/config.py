@@ -158,6 +158,38 @@ class Digits(FrozenConfig):
     """What is left after train and val is test."""
 
 
+VtabTaskName = Literal[
+    "caltech101",
+    "cifar100",
+    "dtd",
+    "flowers102",
+    "pets",
+    "sun397",
+    "svhn",
+    "patch_camelyon",
+    "eurosat",
+    "resisc45",
+    "diabetic_retinopathy",
+    "clevr_count",
+    "clevr_distance",
+    "dmlab",
+    "dsprites_location",
+    "dsprites_orientation",
+    "kitti_distance",
+    "smallnorb_azimuth",
+    "smallnorb_elevation",
+]
+
+
+class Vtab(FrozenConfig):
+    """A task of VTAB from the official files of its data set, with exactly the examples that the paper takes."""
+
+    kind: Literal["vtab"] = "vtab"
+    task: VtabTaskName
+    path: str
+    """Folder of the files as they are distributed; `vitline vtab files` says which and where from."""
+
+
 Source = Annotated[
     ClassFolders
     | ImageNet21k
@@ -168,7 +200,8 @@ Source = Annotated[
     | TfdsDirectory
     | ImageArrays
     | Emoji
-    | Digits,
+    | Digits
+    | Vtab,
     Field(discriminator="kind"),
 ]
 

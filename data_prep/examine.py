@@ -117,7 +117,8 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
     def readable() -> Iterator[tuple[Row, bytes]]:
         for example, read in _read_ahead(examples, recipe.decode.max_bytes):
             row = row_of(example)
-            row["order_key"] = order_key(recipe.order_seed, example.example_id)
+            if row["order_key"] is None:
+                row["order_key"] = order_key(recipe.order_seed, example.example_id)
             data = _bytes_or_refusal(row, read)
             if data is None:
                 add(row)

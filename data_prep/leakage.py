@@ -59,6 +59,7 @@ class PlannedCorpus:
     num_classes: int
     rows_keys: dict[str, list[str]]
     """Files of its planned rows, by split."""
+    is_benchmark: bool = False
 
     @property
     def title(self) -> str:
@@ -83,9 +84,11 @@ class LeaksFound(FrozenConfig):
 
 def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor) -> list[CorpusStats | None]:
     """For every corpus the pictures of its train split that show a test or val picture of another corpus, prepared
-    below the root (its newest version) or planned here. None where there is no other."""
+    below the root (its newest version) or planned here. None where there is no other, and for a benchmark."""
     tasks = []
     for each in planned:
+        if each.is_benchmark:
+            continue  # nobody pre-trains on it, and its splits are as published
         index = _evaluation_rows(each, planned, root)
         if len(index):
             write_table(each.store, INDEX_KEY, index)

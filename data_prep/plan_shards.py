@@ -13,7 +13,7 @@ import numpy as np
 from data_prep.class_maps import applied, extended, load_class_map
 from data_prep.config import CorpusConfig, ShardingConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import RawCorpus
+from data_prep.corpora.raw import FirstRows, RawCorpus
 from data_prep.corpus_stats import CorpusStats, merged
 from data_prep.executors import Executor, in_process
 from data_prep.labels import ClassMap
@@ -38,6 +38,7 @@ from data_prep.sort_records import (
 from infra.storage import Store
 
 SPLIT_ORDER = ("train", "val", "test")
+Views = Mapping[str, tuple[str | FirstRows, ...]]
 _KNOWN_SHARDS_PER_TASK = 64
 
 
@@ -134,7 +135,7 @@ class CorpusPlan:
     shards: list[ShardPlan]
     segments: dict[str, tuple[SegmentInfo, ...]]
     layouts: dict[str, Layout]
-    views: dict[str, tuple[str, ...]]
+    views: dict[str, tuple[str | FirstRows, ...]]
 
 
 def select_examples(
@@ -228,9 +229,12 @@ def _known_shards(base: Base) -> list[tuple[str, str, str]]:
 def _class_map(
     config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None, corpus: Store
 ) -> ClassMap:
-    """The classes of a corpus: those of its map; or those of its base and the new ones; or all that are large enough."""
+    """The classes of a corpus: those of its map; or those that its source declares; or those of its base and the new
+    ones; or all that are large enough."""
     if config.recipe.class_map:
         return applied(load_class_map(config.recipe.class_map), (source.class_info(label) for label in counts))
+    if declared := source.declared_classes():
+        return ClassMap.of(source.class_info(label) for label in declared)
     large = (label for label, count in counts.items() if count >= config.recipe.min_images_per_class)
     found = ClassMap.of(source.class_info(label) for label in large)
     return extended(base.class_map(), found.classes) if base else found
@@ -283,7 +287,8 @@ def _selected(buckets: Iterator[Selected]) -> tuple[list[Selected], CorpusStats]
 
 def _check_refused(config: CorpusConfig, corpus: Store, selection: Selection) -> None:
     """Raises ValueError, with the first refusals, where more than the allowed share of the pictures is refused."""
-    limit = config.execution.max_refused_fraction
+    benchmark = bool(open_source(config).benchmark_rows)
+    limit = 0.0 if benchmark else config.execution.max_refused_fraction
     counted = sum(bucket.num_counted for bucket in selection.buckets)
     num_pictures = selection.num_accepted + counted
     if counted > limit * num_pictures:
@@ -295,9 +300,9 @@ def _check_refused(config: CorpusConfig, corpus: Store, selection: Selection) ->
                 break
         first = "; ".join(f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows)
         raise ValueError(
-            f"{config.name}: {counted:,} of {num_pictures:,} pictures are refused, more than the share {limit:g} "
-            f"that max_refused_fraction allows, so nothing is published. The first: {first}. Repair or remove "
-            "them, or raise the limit."
+            f"{config.name}: {counted:,} of {num_pictures:,} pictures are refused, more than the share {limit:g} that "
+            f"{'a benchmark' if benchmark else 'max_refused_fraction'} allows, so nothing is published. The first: {first}. "
+            + ("Copy its files again." if benchmark else "Repair or remove them, or raise the limit.")
         )
 
 
@@ -308,6 +313,12 @@ def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base
             f"no labelled picture among the {found:,} files of {source.origin}. Expected are pictures with labels; in "
             "class folders, one folder per class, as in cats/1.jpg and dogs/1.jpg."
         )
+    for split, expected in source.benchmark_rows.items():
+        if (there := selection.num_rows(split)) != expected:
+            raise ValueError(
+                f"{source.origin}: {there:,} examples of {split} were found, the benchmark has {expected:,}. Its files are "
+                "not whole, or of another release; copy them again."
+            )
     if not selection.num_rows("train") and base is None:
         raise ValueError(
             f"{source.origin}: no accepted picture is left for train; {selection.num_rejects:,} of {found:,} "
@@ -316,13 +327,13 @@ def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base
 
 
 def plan_corpus(
-    selection: Selection, views: Mapping[str, tuple[str, ...]], sharding: ShardingConfig, base: Base | None
+    selection: Selection, views: Views, sharding: ShardingConfig, base: Base | None
 ) -> CorpusPlan:
     """Rows in their global random order, cut into row groups and shards."""
     present = [name for name in SPLIT_ORDER if selection.num_rows(name)]
     old = {name: base.segments(name) for name in SPLIT_ORDER} if base else {}
     known = [name for name in SPLIT_ORDER if name in present or old.get(name)]
-    views = {name: members for name, members in views.items() if all(member in known for member in members)}
+    views = {name: members for name, members in views.items() if all(split_of(member) in known for member in members)}
     layouts = _layouts(selection, present, views, sharding)
     if base:
         splits = base.manifest.splits
@@ -355,21 +366,34 @@ def _pieces(starts: np.ndarray, start: int, stop: int) -> tuple[tuple[int, int, 
 
 
 def _layouts(
-    selection: Selection, present: Sequence[str], views: Mapping[str, tuple[str, ...]], sharding: ShardingConfig
+    selection: Selection, present: Sequence[str], views: Views, sharding: ShardingConfig
 ) -> dict[str, Layout]:
     """R and row groups per shard of every split. Splits that a view joins share both, as one split has one R."""
-    joined = {member for members in views.values() if len(members) > 1 for member in members}
+    joined = {split_of(member) for members in views.values() if len(members) > 1 for member in members}
     rows = {name: selection.num_rows(name) for name in present}
     mean_bytes = {name: max(1.0, selection.num_bytes(name) / rows[name]) for name in present}
     layouts: dict[str, Layout] = {}
     for name in present:
         family = sorted(joined & set(present)) if name in joined else [name]
-        # A split with fewer rows than min_row_groups asks for nothing: it does not make the others' groups small.
-        asking = [member for member in family if rows[member] >= sharding.min_row_groups] or family
-        per_group = min(_rows_per_row_group(rows[member], mean_bytes[member], sharding) for member in asking)
+        sizes = [(rows[member], mean_bytes[member]) for member in family]
         largest = max(mean_bytes[member] for member in family)
+        sizes += [(num, largest) for num in _view_rows(views, family, rows)]
+        # What has fewer rows than min_row_groups asks for nothing: it does not make the others' groups small.
+        asking = [size for size in sizes if size[0] >= sharding.min_row_groups] or sizes
+        per_group = min(_rows_per_row_group(num, each, sharding) for num, each in asking)
         layouts[name] = Layout(per_group, max(1, int(sharding.shard_bytes // (per_group * largest))))
     return layouts
+
+
+def split_of(member: str | FirstRows) -> str:
+    """The split that a member of a view is, or whose first rows it is."""
+    return member if isinstance(member, str) else member.split
+
+
+def _view_rows(views: Views, family: Sequence[str], rows: Mapping[str, int]) -> list[int]:
+    """Rows of every view on first rows of these splits: it is trained on too, and needs row groups."""
+    shown = [m for m in views.values() if any(isinstance(member, FirstRows) for member in m) and split_of(m[0]) in family]
+    return [sum(m.num_rows if isinstance(m, FirstRows) else rows.get(m, 0) for m in members) for members in shown]
 
 
 def _rows_per_row_group(num_rows: int, mean_bytes: float, sharding: ShardingConfig) -> int:

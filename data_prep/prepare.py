@@ -146,7 +146,8 @@ def _by_rows(planned: _Planned) -> PlannedCorpus:
         for split in planned.plan.segments
     }
     name, version = store.uri.split("/")[-2:]
-    return PlannedCorpus(store, name, version, len(selection.class_map.classes), keys)
+    benchmark = bool(open_source(planned.work.config).benchmark_rows)
+    return PlannedCorpus(store, name, version, len(selection.class_map.classes), keys, benchmark)
 
 
 def _gather(planned: Sequence[_Planned], executor: Executor) -> None:

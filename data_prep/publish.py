@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 from data_prep.config import CorpusConfig
 from data_prep.content_digest import corpus_digest, split_digest
 from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import FirstRows
 from data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
 from data_prep.examine import read_located
 from data_prep.leakage import LEAKAGE_SCHEMA, leak_lists
-from data_prep.plan_shards import Base, CorpusPlan, Selection
+from data_prep.plan_shards import Base, CorpusPlan, Selection, split_of
 from data_prep.records import read_table, write_table
 from data_prep.report import render_report
 from data_prep.shard_format import (
@@ -28,7 +29,9 @@ from data_prep.shard_format import (
     SHARDS_KEY,
     Counts,
     Manifest,
+    SegmentInfo,
     SplitInfo,
+    first_rows,
 )
 from data_prep.sort_records import REJECTS_SCHEMA, rejects_key
 from data_prep.write_shards import HashingSink, ShardInfo
@@ -122,17 +125,24 @@ def _widened(stats: CorpusStats, num_classes: int) -> CorpusStats:
 
 def _splits(plan: CorpusPlan, class_digest: str, digests: Mapping[str, str]) -> dict[str, SplitInfo]:
     splits = {}
-    for name, members in {**{name: (name,) for name in plan.segments}, **plan.views}.items():
-        segments = tuple(segment for member in members for segment in plan.segments[member])
+    own: dict[str, tuple[str | FirstRows, ...]] = {name: (name,) for name in plan.segments}
+    for name, members in {**own, **plan.views}.items():
+        segments = tuple(segment for member in members for segment in _segments_of(member, plan))
         info = SplitInfo(
             num_rows=sum(segment.num_rows for segment in segments),
-            rows_per_row_group=plan.layouts[members[0]].rows_per_row_group,
-            row_groups_per_shard=plan.layouts[members[0]].row_groups_per_shard,
+            rows_per_row_group=plan.layouts[split_of(members[0])].rows_per_row_group,
+            row_groups_per_shard=plan.layouts[split_of(members[0])].row_groups_per_shard,
             segments=segments,
             digest="",
         )
         splits[name] = info.model_copy(update={"digest": split_digest(info, class_digest, digests)})
     return splits
+
+
+def _segments_of(member: str | FirstRows, plan: CorpusPlan) -> tuple[SegmentInfo, ...]:
+    if isinstance(member, str):
+        return plan.segments[member]
+    return first_rows(plan.segments[member.split], member.num_rows)
 
 
 def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) -> Manifest:

@@ -38,7 +38,6 @@ REQUEST_KEY = f"{WORK}/request.json"
 RECORD_SCHEMA = pa.schema(
     [
         *EXAMPLE_SCHEMA,
-        pa.field("order_key", pa.uint64(), nullable=False),
         pa.field("num_bytes", pa.int64()),
         pa.field("sha256", pa.binary()),
         pa.field("pixel_sha256", pa.binary()),

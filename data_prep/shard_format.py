@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,17 @@ class SegmentInfo(FrozenConfig):
     @property
     def stored_rows(self) -> int:
         return self.num_rows + self.rows_left_out
+
+
+def first_rows(segments: Iterable[SegmentInfo], num_rows: int) -> tuple[SegmentInfo, ...]:
+    """What a view on the first rows of a split lists; fewer rows where there are no more."""
+    left, shown = num_rows, []
+    for segment in segments:
+        rows = min(left, segment.num_rows)
+        if rows:
+            shown.append(segment.model_copy(update={"num_rows": rows, "rows_left_out": segment.stored_rows - rows}))
+        left -= rows
+    return tuple(shown)
 
 
 class SplitInfo(FrozenConfig):

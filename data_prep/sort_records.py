@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, SampleRule
 from data_prep.dedup import DROPS_SCHEMA, LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates
 from data_prep.labels import ClassMap
@@ -187,7 +188,9 @@ def find_duplicates(task: SortTask) -> Dropped:
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     _check_groups(read_partition(corpus, task.files("by-group"), task.number, _GROUPS_SCHEMA))
     rows = read_partition(corpus, task.files("by-pixels"), task.number, PIXELS_SCHEMA)
-    return save_drops(corpus, f"pixels-{task.own}", exact_duplicates(rows, config.recipe.duplicates), task.num_buckets)
+    keeps_all = open_source(config).benchmark_rows
+    drops = DROPS_SCHEMA.empty_table() if keeps_all else exact_duplicates(rows, config.recipe.duplicates)
+    return save_drops(corpus, f"pixels-{task.own}", drops, task.num_buckets)
 
 
 def save_drops(corpus: Store, name: str, drops: pa.Table, num_buckets: int) -> Dropped:

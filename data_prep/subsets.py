@@ -12,6 +12,7 @@ from data_prep.shard_format import (
     SHARDS_KEY,
     Manifest,
     SplitInfo,
+    first_rows,
     load_manifest,
     segment_keys,
 )
@@ -71,14 +72,7 @@ def utc_now() -> str:
 
 def _first_rows(info: SplitInfo, num_rows: int) -> SplitInfo:
     """The split cut behind its first rows."""
-    left, segments = num_rows, []
-    for segment in info.segments:
-        shown = min(left, segment.num_rows)
-        if shown:
-            left_out = segment.stored_rows - shown
-            segments.append(segment.model_copy(update={"num_rows": shown, "rows_left_out": left_out}))
-        left -= shown
-    return info.model_copy(update={"num_rows": num_rows, "segments": tuple(segments)})
+    return info.model_copy(update={"num_rows": num_rows, "segments": first_rows(info.segments, num_rows)})
 
 
 def _shown(info: SplitInfo, owner: Manifest, digests: dict[str, str]) -> SplitInfo:

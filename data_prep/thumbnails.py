@@ -13,16 +13,16 @@ from PIL import Image
 THUMBNAIL_PX = 32
 
 # Chosen between settings that were tried on 800 drawings of one collection, on which hash and confirmation were made too;
-# figures for this choice itself are still to be taken. Tighter loses copies made lighter, whose
-# near-white parts are clipped; looser takes one playing card of a series for another.
-_MOST_UNLIKE = 0.05  # variance that remains between two copies, as a share
-_WORST_SPOT = 0.35  # the same in any 7 x 7 spot, as a deviation, in units of the picture's own
-_MOST_UNLIKE_CUT, _WORST_SPOT_CUT = 0.035, 0.25  # of blurred pictures
+# the figures are of others. Tighter loses copies made lighter, whose near-white parts are clipped; looser takes one
+# playing card of a series for another.
+_MOST_UNLIKE = 0.04  # what remains between two copies, as a share of the square of the contrast
+_WORST_SPOT = 0.35  # the same in any 7 x 7 spot, as a deviation, in units of the contrast
+_MOST_UNLIKE_CUT, _WORST_SPOT_CUT = 0.03, 0.25  # of blurred pictures
 _MOST_CUT = 0.125  # of a side, at either edge
 _LEAST_CORRELATION = 0.3  # below this nothing can be the same, not even when cut
 _LEAST_CONTRAST = 1.0  # standard deviation in grey levels; a flat picture is like any other flat picture
 _SPOT_PX = 7
-_NOISE = 6.0  # grey levels by which a picture of little contrast may differ in a spot
+_NOISE = 6.0  # grey levels by which a picture of little contrast may differ
 
 
 def thumbnail(pixels: np.ndarray) -> np.ndarray:
@@ -69,19 +69,26 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _unlikeness(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """How far two thumbnails differ beyond brightness: over all as a share of the variance, and in the worst spot."""
-    return min(_difference(a, b), _difference(b, a)), _worst_spot(a, b)
+    """How far two thumbnails differ beyond brightness: over all as a share of the contrast squared, and in the worst spot."""
+    lighter_a, lighter_b = _as_light_as(a, b), _as_light_as(b, a)
+    over_all = min(_share(lighter_a, b), _share(lighter_b, a))
+    return over_all, min(_worst_spot(a, b), _worst_spot(lighter_a, b), _worst_spot(lighter_b, a))
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    """Mean square of b - (a made lighter or darker, white staying white), over the variance of b."""
+def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`a` made lighter or darker by the factor that brings it nearest to `b`; white stays white."""
     factor = 1.0
     for _ in range(3):
         inside = (np.minimum(factor * a, 255) < 254) & (b < 254)
         if np.count_nonzero(inside) < 30:
             break
         factor = float((a[inside] * b[inside]).sum() / ((a[inside] ** 2).sum() + 1e-6))
-    return float(((np.minimum(factor * a, 255) - b) ** 2).mean() / (b.var() + 1e-6))
+    return np.minimum(factor * a, 255)
+
+
+def _share(a: np.ndarray, b: np.ndarray) -> float:
+    """Mean square of the difference, as a share of the square of b's contrast (noise added)."""
+    return float(((a - b) ** 2).mean() / (b.std() + _NOISE) ** 2)
 
 
 def _worst_spot(a: np.ndarray, b: np.ndarray) -> float:

@@ -85,6 +85,14 @@ class Cifar(OneFile):
         if firsts:
             raise ValueError(f"{self.uri}: {', '.join(firsts)} changed since it was listed. Start again.")
 
+    def num_pictures(self, part: Part) -> dict[str, int]:
+        """Pictures of each split."""
+        counts: Any = part.where["counts"]
+        totals: dict[str, int] = {}
+        for name, split in self._cifar.splits.items():
+            totals[split] = totals.get(split, 0) + counts[name]
+        return totals
+
     def class_names(self) -> list[str]:
         if self._names is None:
             wanted = self._cifar.names

@@ -16,11 +16,12 @@ _READERS = {
     "arrays": "image_arrays.ImageArraysCorpus",
     "emoji": "emoji.EmojiCorpus",
     "digits": "digits.DigitsCorpus",
+    "vtab": "vtab.vtab_corpus.VtabCorpus",
 }
 
 
 def open_source(config: CorpusConfig) -> RawCorpus:
     """The source of a request; nothing is read yet. Only the library that the source needs is imported."""
-    module, _, name = _READERS[config.source.kind].partition(".")
+    module, _, name = _READERS[config.source.kind].rpartition(".")
     reader = getattr(importlib.import_module(f"data_prep.corpora.{module}"), name)
     return reader(config.source, config.recipe)

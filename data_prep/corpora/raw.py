@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +36,8 @@ class RawExample:
     """The bytes, where finding the example has read them anyway, as in an archive."""
     num_bytes: int = 0
     """About how many, where `length` is none; for the progress of `ListedCorpus` only."""
+    order_key: int | None = None
+    """uint64 by which the rows of a split are sorted, of sources with an order of their own. None: by its hash."""
 
 
 class Part(FrozenConfig):
@@ -64,6 +66,13 @@ class Place:
     """Of sources that choose the size of their parts."""
 
 
+class FirstRows(NamedTuple):
+    """The first rows of a split, as a member of a view."""
+
+    split: str
+    num_rows: int
+
+
 class RawCorpus(ABC):
     """One source, opened by its config, of the same content wherever it is opened."""
 
@@ -73,8 +82,11 @@ class RawCorpus(ABC):
     """Authors and licence, for the report."""
     single_label: bool = True
     """Whether every example has exactly one label."""
-    views: Mapping[str, tuple[str, ...]] = {}
-    """Further splits that are others put together, such as train800val200."""
+    views: Mapping[str, tuple[str | FirstRows, ...]] = {}
+    """Further splits that are others, or the first rows of others, put together, such as train800val200."""
+    benchmark_rows: Mapping[str, int] = {}
+    """Of a benchmark, the examples of each split: they are as published, so none may be missing or refused, and none is
+    left out that repeats another. Empty: this is none."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -92,6 +104,10 @@ class RawCorpus(ABC):
 
         Whatever is in the source, an example or a refusal comes of it. Raises OSError and StoreFailed of the store.
         """
+
+    def declared_classes(self) -> tuple[str, ...]:
+        """Labels that are classes whether an example has them or not. Empty: those that examples have."""
+        return ()
 
     def class_info(self, source_id: str) -> ClassInfo:
         """How a label of `examples` is called and what it is a kind of."""
@@ -155,6 +171,7 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("key", pa.string(), nullable=False),
         pa.field("offset", pa.int64(), nullable=False),
         pa.field("length", pa.int64()),
+        pa.field("order_key", pa.uint64()),
         pa.field("reason", pa.string()),
         pa.field("detail", pa.string()),
     ]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from data_prep.corpora.raw import FirstRows
 from infra.config import FrozenConfig
 
 NUM_TRAIN, NUM_VAL = 800, 200
@@ -18,7 +19,7 @@ class Slice(NamedTuple):
 
 
 class Carving(FrozenConfig):
-    """The three splits of a data set of VTAB. The others are made of them."""
+    """The three splits of a data set of VTAB; `VIEWS` are made of them."""
 
     train: Slice
     val: Slice
@@ -28,32 +29,30 @@ class Carving(FrozenConfig):
     def sizes(self) -> Mapping[str, int]:
         """Examples in each split of TFDS that is used."""
         sizes: dict[str, int] = {}
-        for part in (self.train, self.val, self.test):
+        for part in self.rows.values():
             sizes[part.split] = max(sizes.get(part.split, 0), part.stop)
         return sizes
 
-    def piece(self, split: str, position: int) -> str | None:
-        """The piece that an example is in, by its split and position in TFDS; none: VTAB does not use it.
+    @property
+    def rows(self) -> Mapping[str, Slice]:
+        """Where train, val and test are."""
+        return {"train": self.train, "val": self.val, "test": self.test}
 
-        Pieces are train800, train_rest, val200, val_rest and test; every split of VTAB is made of whole ones.
-        """
-        for name, part, first in (("train", self.train, NUM_TRAIN), ("val", self.val, NUM_VAL)):
+    def split_of(self, split: str, position: int) -> str | None:
+        """train, val or test, by the split and position in TFDS; none: VTAB does not use this example."""
+        for name, part in self.rows.items():
             if part.split == split and part.start <= position < part.stop:
-                return f"{name}{first}" if position < part.start + first else f"{name}_rest"
-        inside = self.test.split == split and self.test.start <= position < self.test.stop
-        return "test" if inside else None
+                return name
+        return None
 
 
-VIEWS: Mapping[str, tuple[str, ...]] = {
-    "train": ("train800", "train_rest"),
-    "val": ("val200", "val_rest"),
-    "trainval": ("train800", "train_rest", "val200", "val_rest"),
-    "train800": ("train800",),
-    "val200": ("val200",),
-    "train800val200": ("train800", "val200"),
-    "test": ("test",),
+VIEWS: Mapping[str, tuple[str | FirstRows, ...]] = {
+    "trainval": ("train", "val"),
+    "train800": (FirstRows("train", NUM_TRAIN),),
+    "val200": (FirstRows("val", NUM_VAL),),
+    "train800val200": (FirstRows("train", NUM_TRAIN), FirstRows("val", NUM_VAL)),
 }
-"""Splits of a task, by the pieces that they are made of."""
+"""Further splits of every task. The rows of train, val and test are in the order of TFDS."""
 
 
 def _own(train: int, val: int, test: int) -> Carving:

@@ -1,0 +1,66 @@
+"""Data sets that are an archive of a folder for every class, all in one split of TFDS."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+from data_prep.corpora.class_folders import refusal_by_name
+from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.vtab.picture_files import picture_members, picture_parts, picture_paths
+from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+
+
+class ClassArchive(VtabData):
+    """<anything>/<class>/<file>, keys are <class>_<file>. Classes are in alphabetical order."""
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {"train": [_key(path) for path in self._paths]}
+
+    def class_names(self) -> Sequence[str]:
+        return sorted({path.split("/")[-2] for path in self._paths})
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        yield from picture_parts(self.store, self._archive, place)
+
+    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+        numbers = {name: number for number, name in enumerate(self.class_names())}
+        for member, data, where in picture_members(self.store, part, self.max_bytes, _is_of_class):
+            if member.refused:
+                yield Found("train", member.path, refused=member.refused)
+            else:
+                yield Found("train", _key(member.path), numbers[member.path.split("/")[-2]], data, where)
+
+    @property
+    def _archive(self) -> str:
+        return self.file(self.official.files[0].name)
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        return [path for path in picture_paths(self.store, self._archive) if _is_of_class(path)]
+
+
+def _is_of_class(path: str) -> bool:
+    return path.count("/") >= 1 and refusal_by_name(path) is None
+
+
+def _key(path: str) -> str:
+    *_, name, file = path.split("/")
+    return f"{name}_{file}"
+
+
+class EuroSat(ClassArchive):
+    """Sentinel-2 pictures in RGB, 64 x 64."""
+
+    official = OfficialFiles(
+        title="EuroSAT (RGB)",
+        home="https://github.com/phelber/EuroSAT",
+        terms="MIT; Copernicus terms for the imagery",
+        files=(
+            OfficialFile(
+                name="EuroSAT.zip",
+                num_bytes=94_280_567,
+                sha256="8ebea626349354c5328b142b96d0430e647051f26efc2dc974c843f25ecf70bd",
+                other_names=("2750/", "EuroSAT_RGB.zip", "EuroSAT_RGB/"),
+            ),
+        ),
+    )
