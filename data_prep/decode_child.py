@@ -30,6 +30,7 @@ from typing import Any, Generic, Self, TypeVar
 from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.decode_server import ANSWER, MAX_ANSWER_BYTES, REQUEST, Kind, ServerSettings, decode_answer
 from data_prep.images import Examined
+from data_prep.local_range import LocalRange
 from infra.settings import inherited_environment
 
 T = TypeVar("T")
@@ -71,8 +72,8 @@ class Examiner:
             _POOL.keep(self._child)
             self._child = None
 
-    def run(self, images: Iterable[tuple[T, bytes]]) -> Iterator[tuple[T, Outcome]]:
-        """Tag and verdict of every image, in order. One run at a time.
+    def run(self, images: Iterable[tuple[T, bytes | LocalRange]]) -> Iterator[tuple[T, Outcome]]:
+        """Tag and verdict of every image, in order. One run at a time. Ranges are closed.
 
         As many images are taken ahead as the pipe holds, 1 MiB or 32; large ones one by one. Memory: two or three images.
         Raises RuntimeError where the process cannot be started, and what `images` raises.
@@ -116,7 +117,7 @@ class Examiner:
             if waiting[0].failures < _MAX_TRIES:
                 return []
             detail = f"{death} (tried {_MAX_TRIES} times)"
-            return [(waiting.popleft().tag, ImageRejected("decoder_crash", detail))]
+            return [(waiting.popleft().done(), ImageRejected("decoder_crash", detail))]
 
     def _end_if_busy(self) -> None:
         if self._child and self._child.in_flight:
@@ -127,8 +128,14 @@ class Examiner:
 @dataclass(slots=True)
 class _Image(Generic[T]):
     tag: T
-    data: bytes
+    data: bytes | LocalRange
     failures: int = 0
+
+    def done(self) -> T:
+        """Let go of the bytes."""
+        if isinstance(self.data, LocalRange):
+            self.data.close()
+        return self.tag
 
 
 class _Died(Exception):
@@ -148,7 +155,8 @@ class _Child(Generic[T]):
         os.set_blocking(self._to, False)
         os.set_blocking(self._from, False)
         _widen(self._to)
-        self._outgoing: deque[memoryview] = deque()  # two of each image that is not sent whole: its length, its bytes
+        # Two of each image that is not sent whole: its length, its bytes.
+        self._outgoing: deque[memoryview | LocalRange] = deque()
         self._incoming = bytearray()
         self._ready = self._ended = False
         self._since = time.monotonic()  # when it could begin with the first in flight, or with its own start
@@ -157,15 +165,21 @@ class _Child(Generic[T]):
         return self._process.poll() is None
 
     def has_room(self) -> bool:
-        num_images, num_bytes = len(self.in_flight), sum(len(image.data) for image in self.in_flight)
-        return not self._outgoing and (num_images < 2 or (num_images < _MAX_IN_FLIGHT and num_bytes < _AHEAD_BYTES))
+        num_images = len(self.in_flight)
+        return not self._outgoing and (
+            num_images < 2 or (num_images < _MAX_IN_FLIGHT and self._bytes_in_flight() < _AHEAD_BYTES)
+        )
+
+    def _bytes_in_flight(self) -> int:
+        return sum(len(image.data) for image in self.in_flight)
 
     def send(self, image: _Image[T]) -> None:
         """Give an image to the child, as far as its pipe has room; `answers` sends the rest."""
         if self._ready and not self.in_flight:
             self._since = time.monotonic()
         self.in_flight.append(image)
-        self._outgoing += (memoryview(REQUEST.pack(len(image.data))), memoryview(image.data))
+        data = image.data if isinstance(image.data, LocalRange) else memoryview(image.data)
+        self._outgoing += (memoryview(REQUEST.pack(len(image.data))), data)
         self._write()
 
     def answers(self, timeout_s: float) -> list[tuple[T, Outcome]]:
@@ -211,17 +225,24 @@ class _Child(Generic[T]):
     def _write(self) -> None:
         while self._outgoing:
             first_was_sent = self._num_sent() > 0
+            data = self._outgoing[0]
             try:
-                written = os.write(self._to, self._outgoing[0])
+                written = self._write_some(data)
             except BlockingIOError:
                 return
             except BrokenPipeError:
                 self._outgoing.clear()  # reading comes upon the end, behind what was answered before it
                 return
-            if rest := self._outgoing.popleft()[written:]:
-                self._outgoing.appendleft(rest)
+            self._outgoing.popleft()
+            if written < len(data):
+                self._outgoing.appendleft(data.after(written) if isinstance(data, LocalRange) else data[written:])
             if not first_was_sent and self._ready:
                 self._since = time.monotonic()
+
+    def _write_some(self, data: memoryview | LocalRange) -> int:
+        if isinstance(data, LocalRange) and len(data):
+            return data.write_to(self._to)
+        return 0 if isinstance(data, LocalRange) else os.write(self._to, data)
 
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -247,7 +268,7 @@ class _Child(Generic[T]):
             del self._incoming[:end]
             self._since = time.monotonic()
             if verdict:
-                found.append((self.in_flight.popleft().tag, verdict))
+                found.append((self.in_flight.popleft().done(), verdict))
         return found
 
     def _verdict(self, kind: int, body: bytes) -> Outcome | None:

@@ -16,6 +16,7 @@ from data_prep.corpora.raw import RawExample, row_of
 from data_prep.decode import ImageRejected
 from data_prep.decode_child import Examiner
 from data_prep.images import Examined
+from data_prep.local_range import LocalRange
 from data_prep.records import RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
 from data_prep.splits import order_key
 from infra.config import FrozenConfig
@@ -25,7 +26,8 @@ _READ_THREADS = 8
 _ROWS_PER_WRITE = 4096
 
 Row = dict[str, Any]
-Read = Callable[[], bytes]
+Data = bytes | LocalRange
+Read = Callable[[], Data]
 
 
 class ChunkTask(FrozenConfig):
@@ -114,7 +116,7 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
     """Hand over a record for every example. Refused ones, which nobody decodes, overtake others: records have no order."""
     recipe, execution = config.recipe, config.execution
 
-    def readable() -> Iterator[tuple[Row, bytes]]:
+    def readable() -> Iterator[tuple[Row, Data]]:
         for example, read in _read_ahead(examples, recipe.decode.max_bytes):
             row = row_of(example)
             if row["order_key"] is None:
@@ -133,7 +135,7 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
             add({**row, **_found(outcome)})
 
 
-def _bytes_or_refusal(row: Row, read: Read) -> bytes | None:
+def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
     """The bytes of an example, or None, the reason being in its row then."""
     if row["reason"] is not None:
         return None
@@ -164,18 +166,21 @@ def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tupl
                 if example.base not in stores:
                     stores[example.base] = open_store(example.base)
                 store = stores[example.base]
-                read = partial(read_located, store, example.key, example.offset, example.length, max_bytes)
+                read = partial(_located, store, example.key, example.offset, example.length, max_bytes)
                 waiting.append((example, threads.submit(read).result if store.reads_wait else read))
             if len(waiting) > _READ_THREADS:
                 yield waiting.popleft()
         yield from waiting
 
 
-def read_located(store: Store, key: str, offset: int, length: int | None, max_bytes: int | None = None) -> bytes:
-    """Bytes [offset, offset + length) of an object, or to its end. What is larger than `max_bytes` is cut one byte
-    behind, to be refused."""
-    end = None if length is None else offset + length
-    if max_bytes is not None:
-        limit = offset + max_bytes + 1
-        end = limit if end is None else min(end, limit)
-    return store.read(key, offset, end)
+def _located(store: Store, key: str, offset: int, length: int | None, max_bytes: int) -> Data:
+    """As `read_located`; of a local file the range, unread. What is larger than `max_bytes` is cut one byte behind, to be
+    refused."""
+    end = offset + (max_bytes + 1 if length is None else min(length, max_bytes + 1))
+    found = LocalRange.of(store, key, offset, end)
+    return store.read(key, offset, end) if found is None else found
+
+
+def read_located(store: Store, key: str, offset: int, length: int | None) -> bytes:
+    """Bytes [offset, offset + length) of an object, or to its end."""
+    return store.read(key, offset, None if length is None else offset + length)

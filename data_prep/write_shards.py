@@ -1,16 +1,17 @@
 """The second pass: write each shard from range reads of the source, R rows to a row group. Finished shards stay."""
 
 import hashlib
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from data_prep.content_digest import table_content_digest
-from data_prep.examine import read_located
 from data_prep.records import WORK
 from data_prep.sort_records import rows_key
 from data_prep.verify_shards import ShardSpec
@@ -19,7 +20,7 @@ from infra.storage import Store, open_store
 
 _READ_THREADS = 8
 _MIN_ROWS_AT_ONCE = 32
-_PLACE = ["example_id", "base", "key", "offset", "length", "sha256"]
+_PLACE = ["example_id", "base", "key", "offset", "sha256"]
 _STATISTICS = ["example_id", "label", "width_px", "height_px"]
 
 
@@ -122,35 +123,55 @@ def shard_writer(sink: "HashingSink", schema: pa.Schema) -> pq.ParquetWriter:
 def _tables(planned: pa.Table, task: ShardTask) -> Iterator[pa.Table]:
     """The shard in parts of whole row groups; only one part's images are in memory."""
     size = task.spec.rows_per_row_group * -(-_MIN_ROWS_AT_ONCE // task.spec.rows_per_row_group)
-    stores = {base: open_store(base) for base in planned["base"].unique().to_pylist()}
-    with ThreadPoolExecutor(_READ_THREADS) as threads:
-        for start in range(0, len(planned), size):
-            part = planned.slice(start, size)
-            places = part.select(_PLACE).to_pylist()
-            read = threads.map if any(store.reads_wait for store in stores.values()) else map
-            images = list(read(lambda row: _unchanged(row, stores[row["base"]]), places))
-            yield shard_table(part, images, task.origin, task.spec.arrow_schema())
+    images = _Images(planned, size)
+    for start in range(0, len(planned), size):
+        part = planned.slice(start, size)
+        yield shard_table(part, images.read(part), task.origin, task.spec.arrow_schema())
 
 
-def shard_table(rows: pa.Table, images: list[bytes], origin: str, schema: pa.Schema) -> pa.Table:
+class _Images:
+    """Reads the images of one part after another into the same memory: new pages cost as much as the reading."""
+
+    def __init__(self, planned: pa.Table, size: int) -> None:
+        self._stores = {base: open_store(base) for base in planned["base"].unique().to_pylist()}
+        self._wait = any(store.reads_wait for store in self._stores.values())
+        num_bytes = planned["num_bytes"].to_numpy()
+        largest = max((int(num_bytes[i : i + size].sum()) for i in range(0, len(planned), size)), default=0)
+        self._memory = np.empty(largest, np.uint8)
+
+    def read(self, part: pa.Table) -> pa.BinaryArray:
+        """The images of a part; valid until the next one is read. Raises RuntimeError where one has changed."""
+        ends = np.concatenate([[0], np.cumsum(part["num_bytes"].to_numpy())]).tolist()
+        memory, rows = self._memory.data, part.select(_PLACE).to_pylist()
+        spaces = [memory[start:stop] for start, stop in itertools.pairwise(ends)]
+        if self._wait:
+            with ThreadPoolExecutor(_READ_THREADS) as threads:
+                list(threads.map(self._read_one, rows, spaces))
+        else:
+            for row, space in zip(rows, spaces, strict=True):
+                self._read_one(row, space)
+        buffers = [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(self._memory)]
+        return pa.Array.from_buffers(pa.binary(), len(part), buffers)
+
+    def _read_one(self, row: dict[str, Any], space: memoryview) -> None:
+        store = self._stores[row["base"]]
+        length = store.read_into(row["key"], row["offset"], space)
+        if length < len(space) or hashlib.sha256(space).digest() != row["sha256"]:
+            raise RuntimeError(
+                f"{store.uri}/{row['key']} ({row['example_id']}) changed after it was examined. Let the source rest and "
+                "prepare again: a changed source is another version."
+            )
+
+
+def shard_table(rows: pa.Table, images: pa.BinaryArray, origin: str, schema: pa.Schema) -> pa.Table:
     """Planned rows (columns of ROW_SCHEMA) and their images as rows of a shard."""
     paths = [example_id.rpartition("/")[2] for example_id in rows["example_id"].to_pylist()]
     columns = {name: rows[name] for name in schema.names if name in rows.column_names}
-    columns["image"] = pa.StructArray.from_arrays([pa.array(images, pa.binary()), pa.array(paths)], ["bytes", "path"])
+    columns["image"] = pa.StructArray.from_arrays([images, pa.array(paths)], ["bytes", "path"])
     columns["source"] = pa.repeat(origin, len(rows))
     if "label" in schema.names:
         columns["label"] = pc.list_element(rows["labels"], 0)
     return pa.table([columns[name] for name in schema.names], names=schema.names).cast(schema)
-
-
-def _unchanged(row: dict[str, Any], store: Store) -> bytes:
-    data = read_located(store, row["key"], row["offset"], row["length"])
-    if hashlib.sha256(data).digest() != row["sha256"]:
-        raise RuntimeError(
-            f"{store.uri}/{row['key']} ({row['example_id']}) changed after it was examined. Let the source rest and "
-            "prepare again: a changed source is another version."
-        )
-    return data
 
 
 def _leaf_paths(schema: pa.Schema) -> list[str]:

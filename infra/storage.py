@@ -68,6 +68,12 @@ class Store(ABC):
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes [start, end) of an object, fewer where it ends earlier. Raises FileNotFoundError."""
 
+    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
+        """Fill a buffer with the bytes from `start` on and give how many there were. Raises FileNotFoundError."""
+        data = self.read(key, start, start + len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
     @abstractmethod
     def read_tagged(self, key: str) -> tuple[bytes, str]:
         """The object and the tag that `swap` wants. Equal bytes may have equal tags, so what is swapped
@@ -265,6 +271,11 @@ class FileStore(Store):
         with self._reading(key) as file:
             file.seek(start)
             return file.read(-1 if end is None else max(0, end - start))
+
+    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
+        with self._reading(key) as file:
+            file.seek(start)
+            return cast(io.BufferedReader, file).readinto(buffer)
 
     def read_tagged(self, key: str) -> tuple[bytes, str]:
         data = self.read(key)

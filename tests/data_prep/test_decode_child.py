@@ -1,6 +1,7 @@
 """The process that decodes: its verdicts are those of this process, and its deaths cost one image each."""
 
 import io
+import itertools
 import random
 import signal
 import struct
@@ -19,6 +20,8 @@ from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.decode_child import Examiner
 from data_prep.decode_server import Kind, decode_answer, encode_examined
 from data_prep.images import examine_image
+from data_prep.local_range import LocalRange
+from infra.storage import open_store
 
 POLICY = DecodePolicy(max_pixels=100_000)
 MEMORY = 2 << 30
@@ -119,7 +122,21 @@ def gone(pid):
         return True
 
 
-def test_verdicts_are_those_of_this_process():
+@pytest.fixture(params=["bytes", "ranges"])
+def sent(request, tmp_path):
+    """sent(images): numbered, as the examiner takes them; as ranges, of one file in which they follow each other."""
+
+    def send(images):
+        if request.param == "bytes":
+            return enumerate(images)
+        (tmp_path / "images").write_bytes(b"".join(images))
+        ends = itertools.pairwise(itertools.accumulate(map(len, images), initial=0))
+        return ((i, LocalRange.of(open_store(tmp_path), "images", *span)) for i, span in enumerate(ends))
+
+    return send
+
+
+def test_verdicts_are_those_of_this_process(sent):
     wide = Image.new("RGB", (500, 1))
     file = io.BytesIO()
     wide.save(file, "BMP")
@@ -135,7 +152,7 @@ def test_verdicts_are_those_of_this_process():
     ]
     with Examiner(DecodePolicy(max_pixels=2_000_000), timeout_s=60, memory_bytes=MEMORY) as examiner:
         for _ in range(2):
-            verdicts = list(examiner.run(enumerate(images)))
+            verdicts = list(examiner.run(sent(images)))
     assert [tag for tag, _ in verdicts] == list(range(len(images)))
     large_policy = DecodePolicy(max_pixels=2_000_000)
     assert verdicts[len(odd)][1] == examine_image(large.getvalue(), large_policy)
@@ -144,7 +161,17 @@ def test_verdicts_are_those_of_this_process():
     ]
 
 
-def test_a_death_costs_one_image(hostile):
+def test_a_file_that_becomes_shorter_ends_the_run_with_its_name(tmp_path):
+    (tmp_path / "1.png").write_bytes(picture(1))
+    shrinking = LocalRange.of(open_store(tmp_path), "1.png", 0, None)
+    (tmp_path / "1.png").write_bytes(picture(1)[:20])
+    with examiner() as examine:
+        with pytest.raises(OSError, match=r"missing at its end.*1\.png"):
+            list(examine.run([(1, shrinking)]))
+        assert plain(dict(examine.run([(2, picture(2))]))[2]) == here(picture(2))
+
+
+def test_a_death_costs_one_image(hostile, sent):
     """Whatever ends, hangs or deceives the child: all other images keep verdict and place."""
     deaths = {
         7: (f"kill:{int(signal.SIGSEGV)}", "SIGSEGV"),
@@ -156,7 +183,7 @@ def test_a_death_costs_one_image(hostile):
     images = [deaths[i][0].encode() if i in deaths else picture(i) for i in range(60)]
     images[40] = b"forge:" + struct.pack("<BI", Kind.REJECTED, 2**32 - 1) + b"corrupt\0"
     with examiner(hostile, timeout_s=1.0) as examine:
-        verdicts = dict(examine.run(enumerate(images)))
+        verdicts = dict(examine.run(sent(images)))
     assert list(verdicts) == list(range(60))
     assert "an answer of 4,294,967,295 bytes" in crash(verdicts.pop(40))
     for i, verdict in verdicts.items():

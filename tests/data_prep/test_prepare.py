@@ -196,11 +196,11 @@ def test_a_task_that_is_repeated_after_it_finished_decodes_nothing(folder, reque
 def test_a_death_inside_a_shard_leaves_nothing_of_it(folder, request_for, tmp_path, monkeypatch):
     request, root = request_for(folder), str(tmp_path / "store")
 
-    def dying(row, store):
+    def dying(images, row, space):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(write_shards, "_unchanged", dying)
+        patch.setattr(write_shards._Images, "_read_one", dying)
         with pytest.raises(Killed):
             prepare.prepare([request], root)
     corpus = corpus_store(open_store(root), request)

@@ -33,6 +33,10 @@ def test_what_is_written_is_read(store):
     assert store.read("a/b c/ü+%&.bin") == b"0123456789"
     ranges = {(2, 5): b"234", (8, None): b"89", (8, 99): b"89", (10, None): b"", (99, 120): b"", (4, 4): b""}
     assert {span: store.read("a/b c/ü+%&.bin", *span) for span in ranges} == ranges
+    buffer = bytearray(b"-----")
+    assert store.read_into("a/b c/ü+%&.bin", 7, memoryview(buffer)) == 3
+    assert store.read_into("a/b c/ü+%&.bin", 0, memoryview(buffer)[4:]) == 1
+    assert buffer == b"789-0"
     assert store.size("a/b c/ü+%&.bin") == 10
     store.write("a/b c/ü+%&.bin", b"")
     assert store.read("a/b c/ü+%&.bin") == b""
