@@ -182,12 +182,14 @@ VtabTaskName = Literal[
 
 
 class Vtab(FrozenConfig):
-    """A task of VTAB from the official files of its data set, with exactly the examples that the paper takes."""
+    """A task of VTAB with exactly the examples that the paper takes, from the official files of its data set or from what
+    TensorFlow Datasets has prepared of it."""
 
     kind: Literal["vtab"] = "vtab"
     task: VtabTaskName
     path: str
-    """Folder of the files as they are distributed; `vitline vtab files` says which and where from."""
+    """Folder of the files as they are distributed; `vitline vtab files` says which and where from. Or the directory of one
+    version that TFDS has written, with its dataset_info.json."""
 
 
 Source = Annotated[

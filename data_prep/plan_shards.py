@@ -326,9 +326,7 @@ def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base
         )
 
 
-def plan_corpus(
-    selection: Selection, views: Views, sharding: ShardingConfig, base: Base | None
-) -> CorpusPlan:
+def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, base: Base | None) -> CorpusPlan:
     """Rows in their global random order, cut into row groups and shards."""
     present = [name for name in SPLIT_ORDER if selection.num_rows(name)]
     old = {name: base.segments(name) for name in SPLIT_ORDER} if base else {}
@@ -365,9 +363,7 @@ def _pieces(starts: np.ndarray, start: int, stop: int) -> tuple[tuple[int, int, 
     return tuple(pieces)
 
 
-def _layouts(
-    selection: Selection, present: Sequence[str], views: Views, sharding: ShardingConfig
-) -> dict[str, Layout]:
+def _layouts(selection: Selection, present: Sequence[str], views: Views, sharding: ShardingConfig) -> dict[str, Layout]:
     """R and row groups per shard of every split. Splits that a view joins share both, as one split has one R."""
     joined = {split_of(member) for members in views.values() if len(members) > 1 for member in members}
     rows = {name: selection.num_rows(name) for name in present}
@@ -392,7 +388,9 @@ def split_of(member: str | FirstRows) -> str:
 
 def _view_rows(views: Views, family: Sequence[str], rows: Mapping[str, int]) -> list[int]:
     """Rows of every view on first rows of these splits: it is trained on too, and needs row groups."""
-    shown = [m for m in views.values() if any(isinstance(member, FirstRows) for member in m) and split_of(m[0]) in family]
+    shown = [
+        m for m in views.values() if any(isinstance(member, FirstRows) for member in m) and split_of(m[0]) in family
+    ]
     return [sum(m.num_rows if isinstance(m, FirstRows) else rows.get(m, 0) for m in members) for members in shown]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from flows import console, data_commands, model_commands, stack_commands
+from flows import console, data_commands, model_commands, stack_commands, vtab_commands
 from flows.command_line import Json, Root, Set, cell, settings, show_one, show_rows
 from vit.models.config import field_path
 
@@ -32,7 +32,7 @@ def group(name: str, text: str) -> typer.Typer:
 app.add_typer(data_commands.app, name="data")
 pretrain_app = group("pretrain", "Pre-training: plan and run.")
 finetune_app = group("finetune", "Fine-tune a published model on a whole corpus.")
-vtab = group("vtab", "Scores on tasks by the VTAB-1k protocol.")
+app.add_typer(vtab_commands.app, name="vtab")
 runs = group("runs", "Runs: list, show, compare.")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
 app.add_typer(model_commands.app, name="model")
@@ -156,35 +156,6 @@ def finetune_run(
     )
     chosen = settings(root)
     train_and_show(chosen, resolve_finetune(chosen.root, request), as_json=json)
-
-
-@vtab.command("run")
-def vtab_run(
-    model: Annotated[str, typer.Option(help="Published model: NAME, NAME/VERSION or URI.")],
-    task: Annotated[list[str], typer.Option(help="Task corpus with the splits of the 1k protocol. Repeatable.")],
-    protocol: Annotated[str, typer.Option(help="Named protocol.")] = "vit-paper",
-    seed: int = 0,
-    control: Annotated[bool, typer.Option(help="Also train the same network from scratch.")] = False,
-    root: Root = None,
-    json: Json = False,
-) -> None:
-    """Select on 800 -> 200 examples, train once on 1,000, read test once.
-
-    Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
-    """
-    from flows.evaluate_tasks import score_and_show
-    from flows.requests import EvaluateRequest
-
-    asked = {"model": model, "tasks": task, "protocol": protocol, "seed": seed, "from_scratch": control}
-    score_and_show(settings(root), EvaluateRequest.model_validate(asked), as_json=json)
-
-
-@vtab.command("report")
-def vtab_report(root: Root = None, json: Json = False) -> None:
-    """Every stored score, group means where they are whole, and the paper's rows. Example: `vitline vtab report`"""
-    from flows.evaluate_tasks import show_scores
-
-    show_scores(settings(root), as_json=json)
 
 
 @runs.command("ls")

@@ -22,7 +22,7 @@ RecipeName = Literal[
 ]  # fmt: skip
 ProtocolName = Literal["small-images", "vit-paper"]
 SourceKind = Literal[
-    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays"
+    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays", "vtab"
 ]  # fmt: skip
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]

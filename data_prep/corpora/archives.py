@@ -7,6 +7,7 @@ and one member.
 
 - `index` gives members without their bytes, for planning; `stretches` cuts what it gives into pieces for workers.
 - `read_members` gives members with their bytes: of a whole archive, of a stretch, or of a tar inside a tar.
+- `member_pieces` gives the bytes of one member of a zip that is too large to be held, `open_members` those of a tar.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -104,6 +105,26 @@ def read_members(
     else:
         source = _tar_source(store, key, start, end)
         yield from _without_repeats(read_tar(source, max_bytes, whole, wanted or _everything))
+
+
+def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
+    """The bytes of one file of a zip, some MiB at a time. Raises FileNotFoundError, and ArchiveDamaged: of a checksum
+    that does not match only behind the last piece."""
+    archive = ZipDirectory(store, key)
+    for entry in archive.entries():
+        if entry.member.kind == "file" and entry.member.path == path:
+            yield from archive.pieces(entry)
+            return
+    raise FileNotFoundError(f"{store.uri_of(key)}!{path}")
+
+
+def open_members(store: Store, key: str, opened: Callable[[Member], bool]) -> Iterator[tuple[Member, Source]]:
+    """Files of a tar or tar.gz that are `opened`, each with its bytes as a source to be read before the next is asked
+    for; what is left unread is passed over. Raises ArchiveDamaged."""
+    source = _tar_source(store, key)
+    for member in tar_members(source, whole=True):
+        if member.kind == "file" and not member.refused and opened(member):
+            yield member, Inside(source, member)
 
 
 def read_tars_inside(

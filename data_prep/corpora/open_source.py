@@ -16,7 +16,7 @@ _READERS = {
     "arrays": "image_arrays.ImageArraysCorpus",
     "emoji": "emoji.EmojiCorpus",
     "digits": "digits.DigitsCorpus",
-    "vtab": "vtab.vtab_corpus.VtabCorpus",
+    "vtab": "vtab.vtab_corpus.open_task",
 }
 
 

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,26 @@ class _Info(BaseModel):
         return re.sub(r"\$?\{(\w+)\}", lambda word: words.get(word[1], word[0]), split.template)
 
 
+class LabelRefused(ValueError):
+    """A record without a label that could be used: the text is the detail."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
 class TfdsCorpus(RawCorpus):
     """One version of a data set, on any store. A part is a shard file."""
 
     def __init__(self, source: TfdsDirectory, recipe: CorpusRecipe) -> None:
-        self._source, self._recipe, self._store = source, recipe, open_store(source.path)
-        self.origin, self.single_label = self._store.uri, source.single_label
+        self.source, self._recipe, self.store = source, recipe, open_store(source.path)
+        self.origin, self.single_label = self.store.uri, source.single_label
+        self.label_features = frozenset({source.label_feature})
+        """What `labels_of` wants of a record."""
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self._info.name.encode())
-        for found in self._store.scan():
+        for found in self.store.scan():
             digest.update(f"{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
@@ -81,7 +91,7 @@ class TfdsCorpus(RawCorpus):
                 f"{self.origin} holds array_record files, which is not supported without their package: "
                 "pip install array-record."
             )
-        present: list[Any] = sorted({self._source.splits[split.name] for split in taken})
+        present: list[Any] = sorted({self.source.splits[split.name] for split in taken})
         for split in taken:
             first = 0
             for shard, num_examples in enumerate(split.shard_lengths):
@@ -92,9 +102,8 @@ class TfdsCorpus(RawCorpus):
                 first += num_examples
 
     def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        split = str(part.where["split"])
         rule = SplitRule(self._recipe, frozenset(part.where["present"]))  # type: ignore[arg-type]
-        shard = _Shard(self._store, part, split, rule, self._source)
+        shard = _Shard(self, part, rule)
         if self._info.file_format == "tfrecord":
             yield from shard.tfrecord_examples()
         else:
@@ -105,10 +114,25 @@ class TfdsCorpus(RawCorpus):
         name = self._class_names[number] if number < len(self._class_names) else str(number)
         return ClassInfo(name=name, source_id=source_id)
 
+    def labels_of(self, features: Mapping[str, Feature]) -> tuple[str, ...]:
+        """The labels of a record. Raises LabelRefused."""
+        label = features.get(self.source.label_feature, Feature("", []))
+        if label.kind not in ("int64", "") or any(number < 0 for number in label.values) or not label.values:
+            # TFDS writes -1 where the label is not known, as in the test split of a competition.
+            detail = f"{self.source.label_feature!r} is {label.values[:8]} of {label.kind or 'nothing'}"
+            raise LabelRefused("no_label", detail)
+        if self.source.single_label and len(label.values) > 1:
+            raise LabelRefused("damaged_archive", f"{len(label.values)} labels where there is one")
+        return tuple(dict.fromkeys(number_label(number) for number in label.values))
+
+    def num_examples(self) -> dict[str, int]:
+        """Examples of every split of TFDS. Raises ValueError where the directory is none of TFDS."""
+        return {split.name: sum(split.shard_lengths) for split in self._info.splits}
+
     @functools.cached_property
     def _info(self) -> _Info:
         try:
-            return _Info.model_validate(self._store.read_json(_INFO))
+            return _Info.model_validate(self.store.read_json(_INFO))
         except FileNotFoundError as error:
             raise ValueError(
                 f"{self.origin} has no {_INFO}. Name the folder of one version, as in oxford_flowers102/2.1.1."
@@ -117,38 +141,38 @@ class TfdsCorpus(RawCorpus):
             first = error.errors()[0]
             field = "/".join(map(str, first["loc"]))
             raise ValueError(
-                f"{self._store.uri_of(_INFO)}: {field}: {first['msg']}. Prepare the data set again with a newer TFDS."
+                f"{self.store.uri_of(_INFO)}: {field}: {first['msg']}. Prepare the data set again with a newer TFDS."
             ) from error
 
     @functools.cached_property
     def _class_names(self) -> list[str]:
-        key = f"{self._source.label_feature.replace('/', '-')}.labels.txt"
+        key = f"{self.source.label_feature.replace('/', '-')}.labels.txt"
         try:
-            lines = self._store.read(key).decode(errors="replace").split("\n")
+            lines = self.store.read(key).decode(errors="replace").split("\n")
         except FileNotFoundError:
             return []
         return [line.strip() for line in lines if line.strip()]  # as TFDS itself reads it
 
     def _taken(self) -> list[_Split]:
-        taken = [split for split in self._info.splits if split.name in self._source.splits]
+        taken = [split for split in self._info.splits if split.name in self.source.splits]
         if not taken:
             raise ValueError(
                 f"{self.origin} has the splits {', '.join(split.name for split in self._info.splits)}, and none of "
-                f"{', '.join(self._source.splits)}. Say in `splits` which to take and what they are."
+                f"{', '.join(self.source.splits)}. Say in `splits` which to take and what they are."
             )
         return taken
 
     def _shard_size(self, key: str, num_examples: int) -> int:
         try:
-            size = self._store.size(key)
+            size = self.store.size(key)
         except FileNotFoundError as error:
             raise ValueError(
-                f"{self._store.uri_of(key)} is missing; {_INFO} lists it. Copy the whole folder."
+                f"{self.store.uri_of(key)} is missing; {_INFO} lists it. Copy the whole folder."
             ) from error
         # So that a wrong number of examples cannot become as many refusals.
         if num_examples * _SMALLEST_RECORD_BYTES[self._info.file_format] > size:
             raise ValueError(
-                f"{self._store.uri_of(key)} has {size:,} bytes, too few for the {num_examples:,} examples that {_INFO} "
+                f"{self.store.uri_of(key)} has {size:,} bytes, too few for the {num_examples:,} examples that {_INFO} "
                 "gives it. Copy the folder again."
             )
         return size
@@ -156,18 +180,18 @@ class TfdsCorpus(RawCorpus):
     def _check_features(self) -> None:
         """Raises ValueError where features.json says that image or label are something else than what is read here."""
         try:
-            top = self._store.read_json(_FEATURES)
+            top = self.store.read_json(_FEATURES)
         except FileNotFoundError:
             return  # older than TFDS 4: the records themselves have to tell
-        image, depth = self._found(top, self._source.image_feature)
+        image, depth = self._found(top, self.source.image_feature)
         kind, dtype = _class_of(image), _dtype_of(image)
         if kind != "Image" or depth or dtype == "float32":
             what = f"{kind} of {dtype or 'bytes'}" + " in a sequence" * bool(depth)
             raise ValueError(
-                f"{self.origin}: the feature {self._source.image_feature!r} is {what}, which is not supported; an "
+                f"{self.origin}: the feature {self.source.image_feature!r} is {what}, which is not supported; an "
                 "Image of 8 or 16 bits is. Name another in `image_feature`."
             )
-        label, depth = self._found(top, self._source.label_feature)
+        label, depth = self._found(top, self.source.label_feature)
         while _class_of(label) == "Sequence":
             label, depth = _inner(label), depth + 1
         kind, dtype, shape = _class_of(label), _dtype_of(label), _property(label, "shape") or {}
@@ -176,7 +200,7 @@ class TfdsCorpus(RawCorpus):
         if not (kind == "ClassLabel" or plain) or depth > 1 or (depth and self.single_label):
             what = f"{kind} of {dtype or 'int64'}" + " in a sequence" * depth
             raise ValueError(
-                f"{self.origin}: the feature {self._source.label_feature!r} is {what}; expected is a ClassLabel or "
+                f"{self.origin}: the feature {self.source.label_feature!r} is {what}; expected is a ClassLabel or "
                 "integer, or a sequence of them with single_label false. Name another in `label_feature`."
             )
 
@@ -224,11 +248,11 @@ def _inner(sequence: Any) -> Any:
 class _Shard:
     """The examples of one file. An example is taken or refused by itself; what cannot be reached is refused too."""
 
-    def __init__(self, store: Store, part: Part, split: str, rule: SplitRule, source: TfdsDirectory) -> None:
-        self._store, self._part, self._rule, self._source = store, part, rule, source
-        self._first = int(str(part.where["first"]))
-        self._split, self._named = split, source.splits[split]
-        self._wanted = frozenset({source.image_feature, source.label_feature})
+    def __init__(self, corpus: TfdsCorpus, part: Part, rule: SplitRule) -> None:
+        self._store, self._part, self._rule, self._source = corpus.store, part, rule, corpus.source
+        self._first, self._split = int(str(part.where["first"])), str(part.where["split"])
+        self._named, self._labels_of = corpus.source.splits[self._split], corpus.labels_of
+        self._wanted = corpus.label_features | {corpus.source.image_feature}
 
     def tfrecord_examples(self) -> Iterator[RawExample]:
         index, why = 0, f"{self._store.uri_of(self._part.name)} ends before it, though {_INFO} lists it"
@@ -282,13 +306,10 @@ class _Shard:
         if image.kind != "bytes" or len(image.values) != 1:
             detail = f"{self._source.image_feature!r} has {len(image.values)} values of {image.kind or 'nothing'}"
             return self._refused(index, "damaged_archive", detail)
-        label = features.get(self._source.label_feature, Feature("", []))
-        if label.kind not in ("int64", "") or any(number < 0 for number in label.values) or not label.values:
-            # TFDS writes -1 where the label is not known, as in the test split of a competition.
-            detail = f"{self._source.label_feature!r} is {label.values[:8]} of {label.kind or 'nothing'}"
-            return self._refused(index, "no_label", detail)
-        if self._source.single_label and len(label.values) > 1:
-            return self._refused(index, "damaged_archive", f"{len(label.values)} labels where there is one")
+        try:
+            labels = self._labels_of(features)
+        except LabelRefused as error:
+            return self._refused(index, error.reason, str(error))
         data = payload[image.values[0]]
         if spill is not None:
             base, key, start = spill.base, spill.key, spill.keep(data)
@@ -297,7 +318,7 @@ class _Shard:
         example_id = self._id(index)
         return RawExample(
             example_id=example_id,
-            labels=tuple(dict.fromkeys(number_label(number) for number in label.values)),
+            labels=labels,
             split=self._rule.place(example_id, self._named),
             base=base,
             key=key,

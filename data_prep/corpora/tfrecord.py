@@ -6,12 +6,13 @@ the payload; mask: rotate right by 15, add 0xA282EAD8. (TensorFlow, core/lib/io/
 
 import functools
 import struct
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from data_prep.corpora.archive_bytes import Source
 from infra.storage import Store
 
 MAX_RECORD_BYTES = 128 * 1024 * 1024
@@ -42,7 +43,24 @@ def frames(store: Store, key: str, window_bytes: int = _WINDOW_BYTES) -> Iterato
     A payload that does not match its checksum, or is too large, is a frame with `damage`. Raises DamagedFile where
     the file is truncated or a length does not match its checksum, ValueError for a compressed file.
     """
-    file = _Window(store, key, window_bytes)
+    yield from _frames(_Window(store.uri_of(key), store.size(key), functools.partial(store.read, key), window_bytes))
+
+
+def frames_inside(source: Source, name: str, num_bytes: int, window_bytes: int = _WINDOW_BYTES) -> Iterator[Frame]:
+    """As `frames`, of a file that is the next `num_bytes` of an archive; offsets count from its first byte.
+
+    Raises ArchiveDamaged, too.
+    """
+    first = source.position
+
+    def read(start: int, end: int) -> bytes:
+        source.skip_to(first + start)
+        return source.take(end - start)
+
+    yield from _frames(_Window(name, num_bytes, read, window_bytes))
+
+
+def _frames(file: "_Window") -> Iterator[Frame]:
     position = 0
     while position < file.size:
         start, length = position + _HEADER_BYTES, _length(file, position)
@@ -78,20 +96,22 @@ def _length(file: "_Window", position: int) -> int:
 
 
 class _Window:
-    """Short reads of a file one after the other, joined to few long ones."""
+    """Short reads of a file one after the other, joined to few long ones, each of bytes that lie behind the last."""
 
-    def __init__(self, store: Store, key: str, window_bytes: int) -> None:
-        self.uri, self.size = store.uri_of(key), store.size(key)
-        self._store, self._key, self._window_bytes = store, key, window_bytes
+    def __init__(self, uri: str, size: int, fetch: Callable[[int, int], bytes], window_bytes: int) -> None:
+        self.uri, self.size = uri, size
+        self._fetch, self._window_bytes = fetch, window_bytes
         self._start, self._data = 0, b""
 
     def read(self, offset: int, length: int) -> bytes:
-        end = offset + length
-        if offset < self._start or end > self._start + len(self._data):
-            last = min(max(end, offset + self._window_bytes), self.size)
-            self._start, self._data = offset, self._store.read(self._key, offset, last)
-            if len(self._data) < last - offset:
+        end, there = offset + length, self._start + len(self._data)
+        if end > there:
+            kept = self._data[offset - self._start :]
+            begin, last = max(offset, there), min(max(end, offset + self._window_bytes), self.size)
+            more = self._fetch(begin, last)
+            if len(more) < last - begin:
                 raise DamagedFile(f"{self.uri} became shorter while it was read: byte {last} is gone. Start again.")
+            self._start, self._data = offset, kept + more if kept else more
         return self._data[offset - self._start : end - self._start]
 
 

@@ -19,6 +19,7 @@ _LOCATOR64 = struct.Struct("<4sIQI")  # 4.3.15
 _IN_64_BITS = 0xFFFFFFFF
 _MAX_LINK_BYTES = 4096
 _ENTRIES_SORTED_AT_ONCE = 4096
+_UNLIKE_DIRECTORY = "size or checksum differ from the directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,28 +138,45 @@ class ZipDirectory:
 
     def read(self, entry: Entry, source: Ranges, max_bytes: int) -> tuple[Member, bytes | None]:
         """The member with its offset, if it has one, and its first `max_bytes` + 1 bytes; or refused."""
+        if refused := self._go_to(entry, source):
+            return replace(entry.member, refused=refused), None
+        offset = source.position
+        try:
+            data = b"".join(_unpacked(entry, source, max_bytes + 1))
+        except zlib.error as error:
+            return replace(entry.member, refused=("damaged_archive", f"deflated data: {error}")), None
+        if len(data) <= max_bytes and (len(data) != entry.member.size or zlib.crc32(data) != entry.crc):
+            return replace(entry.member, refused=("damaged_archive", _UNLIKE_DIRECTORY)), None
+        return replace(entry.member, offset=None if entry.deflated else offset), data
+
+    def pieces(self, entry: Entry) -> Iterator[bytes]:
+        """All bytes of a member in order, some MiB at a time, however many they are. Raises ArchiveDamaged where they are
+        not what the directory says; what is found at their end, as by the checksum, is raised behind the last piece."""
+        source, size, crc = Ranges(self._store, self._key, 0, self.begin), 0, 0
+        if refused := entry.member.refused or self._go_to(entry, source):
+            raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {refused[1]}")
+        try:
+            for piece in _unpacked(entry, source, entry.member.size + 1):
+                size, crc = size + len(piece), zlib.crc32(piece, crc)
+                yield piece
+        except zlib.error as error:
+            raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: deflated data: {error}") from error
+        if (size, crc) != (entry.member.size, entry.crc):
+            raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {_UNLIKE_DIRECTORY}")
+
+    def _go_to(self, entry: Entry, source: Ranges) -> tuple[str, str] | None:
+        """Leave the source at the member's first byte, or say why there is none."""
         source.skip_to(entry.start)
         fixed = source.take(_LOCAL.size)
         if len(fixed) < _LOCAL.size or fixed[:4] != b"PK\3\4":
-            return replace(entry.member, refused=("damaged_archive", f"no zip member at byte {entry.start:,}")), None
+            return "damaged_archive", f"no zip member at byte {entry.start:,}"
         _, name_length, extra_length = _LOCAL.unpack(fixed)
         if source.take(name_length) != entry.name:
-            return replace(entry.member, refused=("damaged_archive", "named otherwise in the zip directory")), None
+            return "damaged_archive", "named otherwise in the zip directory"
         source.skip_to(source.position + extra_length)
-        offset = source.position
-        if offset + entry.packed_size > self.begin:
-            return replace(entry.member, refused=("damaged_archive", "claims more bytes than the archive has")), None
-        try:
-            data = _inflated(source, entry.packed_size, max_bytes) if entry.deflated else None
-        except zlib.error as error:
-            return replace(entry.member, refused=("damaged_archive", f"deflated data: {error}")), None
-        if data is None:
-            data = source.take(min(entry.packed_size, max_bytes + 1))
-        if len(data) <= max_bytes and (len(data) != entry.member.size or zlib.crc32(data) != entry.crc):
-            return replace(
-                entry.member, refused=("damaged_archive", "size or checksum differ from the directory")
-            ), None
-        return replace(entry.member, offset=None if entry.deflated else offset), data
+        if source.position + entry.packed_size > self.begin:
+            return "damaged_archive", "claims more bytes than the archive has"
+        return None
 
 
 def read_zip(
@@ -195,19 +213,28 @@ def _batches(entries: Iterator[Entry], size: int) -> Iterator[list[Entry]]:
     yield batch
 
 
-def _inflated(source: Ranges, packed_size: int, max_bytes: int) -> bytes:
-    """At most `max_bytes` + 1 bytes. Raises zlib.error."""
-    inflate, pieces, room, left = zlib.decompressobj(-15), list[bytes](), max_bytes + 1, packed_size
-    while room > 0 and left > 0 and not inflate.eof:
-        packed = source.take(min(left, WINDOW_BYTES))
-        left -= len(packed)
-        while packed and room > 0:
-            pieces.append(inflate.decompress(packed, room))
-            room -= len(pieces[-1])
-            packed = inflate.unconsumed_tail
-        if not packed and left and source.position >= source.end:
-            break
-    return b"".join(pieces)
+def _unpacked(entry: Entry, source: Ranges, at_most: int) -> Iterator[bytes]:
+    """The first bytes of a member, of which the source stands at the first. Raises zlib.error."""
+    packed = _packed(source, entry.packed_size if entry.deflated else min(entry.packed_size, at_most))
+    yield from _inflated(packed, at_most) if entry.deflated else packed
+
+
+def _packed(source: Ranges, size: int) -> Iterator[bytes]:
+    while size > 0 and (piece := source.take(min(size, WINDOW_BYTES))):
+        size -= len(piece)
+        yield piece
+
+
+def _inflated(packed: Iterator[bytes], at_most: int) -> Iterator[bytes]:
+    inflate, waiting = zlib.decompressobj(-15), b""
+    while at_most > 0 and not inflate.eof:
+        waiting = waiting or next(packed, b"")
+        piece = inflate.decompress(waiting, min(at_most, WINDOW_BYTES))
+        if not waiting and not piece:  # cut off
+            return
+        waiting, at_most = inflate.unconsumed_tail, at_most - len(piece)
+        if piece:
+            yield piece
 
 
 def _extra_fields(data: bytes) -> dict[int, bytes]:

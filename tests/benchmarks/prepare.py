@@ -169,7 +169,9 @@ def writers(folder: Path, rounds: int, number: int) -> None:
         with store.writer("shard.parquet") as file, shard_writer(HashingSink(file), schema) as writer:
             for start in range(0, number, 64):
                 part = images[start : start + 64]
-                writer.write_table(shard_table(rows.slice(start, 64), pa.array(part), "bench", schema), row_group_size=64)
+                writer.write_table(
+                    shard_table(rows.slice(start, 64), pa.array(part), "bench", schema), row_group_size=64
+                )
 
     def shard_writer_of_webdataset() -> None:
         pattern = str(folder / "wds-%06d.tar")

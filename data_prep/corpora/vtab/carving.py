@@ -38,12 +38,22 @@ class Carving(FrozenConfig):
         """Where train, val and test are."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
+    @property
+    def num_rows(self) -> Mapping[str, int]:
+        """Examples of train, val and test."""
+        return {name: part.stop - part.start for name, part in self.rows.items()}
+
     def split_of(self, split: str, position: int) -> str | None:
         """train, val or test, by the split and position in TFDS; none: VTAB does not use this example."""
         for name, part in self.rows.items():
             if part.split == split and part.start <= position < part.stop:
                 return name
         return None
+
+
+def order_key(position: int, size: int) -> int:
+    """uint64 that sorts the examples of a split of TFDS as TFDS does."""
+    return (position << 64) // size
 
 
 VIEWS: Mapping[str, tuple[str | FirstRows, ...]] = {

@@ -8,6 +8,8 @@ from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.vtab.picture_files import picture_members, picture_parts, picture_paths
 from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from infra.config import replace
+from infra.storage import Listed
 
 
 class ClassArchive(VtabData):
@@ -64,3 +66,34 @@ class EuroSat(ClassArchive):
             ),
         ),
     )
+
+
+class Resisc45(ClassArchive):
+    """Aerial pictures, 256 x 256, 700 of a class. The official archive is a RAR, which has to be repacked."""
+
+    official = OfficialFiles(
+        title="NWPU-RESISC45",
+        home="https://1drv.ms/u/s!AmgKYzARBl5ca3HNaHIlzp_IXjs",
+        terms="no licence stated; downloaded by hand",
+        files=(
+            OfficialFile(
+                name="NWPU-RESISC45.rar",
+                other_names=("NWPU-RESISC45.zip", "NWPU-RESISC45.tar", "NWPU-RESISC45.tar.gz", "NWPU-RESISC45/"),
+            ),
+        ),
+    )
+
+    def files(self) -> dict[str, Listed]:
+        """As the base class. Raises ValueError that says how to repack it where there is only the RAR."""
+        found, (rar,) = super().files(), self.official.files
+        if found[rar.name].key != rar.name:
+            return found
+        first, *others = rar.other_names
+        readable = replace(self.official, files=(OfficialFile(name=first, other_names=tuple(others)),))
+        try:
+            return {rar.name: readable.found(self.store)[first]}
+        except ValueError:
+            raise ValueError(
+                f"{self.store.uri_of(rar.name)} cannot be read, as RAR needs a program of its own. Unpack it there, or pack "
+                "it otherwise, for example: bsdtar -cf NWPU-RESISC45.tar @NWPU-RESISC45.rar"
+            ) from None

@@ -50,9 +50,9 @@ class OfficialFiles(FrozenConfig):
     def unlike_official(self, there: Mapping[str, Listed]) -> list[str]:
         """What differs in size from the official files, each as a clause; unpacked files are not compared."""
         return [
-            f"{file.name} has {there[file.name].size:,} bytes, the official one {file.num_bytes:,}"
+            f"{file.name} has {found.size:,} bytes, the official one {file.num_bytes:,}"
             for file in self.files
-            if file.num_bytes and there[file.name].key == file.name and there[file.name].size != file.num_bytes
+            if (found := there.get(file.name)) and found.key == file.name and file.num_bytes not in (0, found.size)
         ]
 
 

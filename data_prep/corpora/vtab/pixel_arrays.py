@@ -2,9 +2,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+
 from data_prep.corpora.cifar_archive import Cifar
 from data_prep.corpora.lossless_png import lossless_png
+from data_prep.corpora.matlab_file import read_mat
 from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.vtab.label_rules import svhn_digit
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
 from infra.storage import Store
@@ -43,3 +47,60 @@ class Cifar100(VtabData):
     def pictures(self, part: Part, place: Place) -> Iterator[Found]:
         for picture in self._arrays.pictures(part):
             yield Found(str(picture.split), picture.number, picture.label, lossless_png(picture.pixels))
+
+
+_SVHN_FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
+_SVHN_SHAPE = (3, 32, 32)
+"""Of a picture as MATLAB stores it: colour, column, row."""
+
+
+class Svhn(VtabData):
+    """House numbers, cropped. A part is one of the two MATLAB files, of which a worker holds about half a gigabyte."""
+
+    official = OfficialFiles(
+        title="SVHN (cropped digits)",
+        home="http://ufldl.stanford.edu/housenumbers/",
+        terms="for non-commercial use",
+        files=(
+            OfficialFile(
+                name="train_32x32.mat",
+                num_bytes=182_040_794,
+                sha256="435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            ),
+            OfficialFile(
+                name="test_32x32.mat",
+                num_bytes=64_275_384,
+                sha256="cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            ),
+        ),
+    )
+
+    def keys(self) -> Mapping[str, Sequence[Key]]:
+        return {split: range(len(self._arrays(split)[1])) for split in _SVHN_FILES}
+
+    def class_names(self) -> Sequence[str]:
+        return [str(digit) for digit in range(10)]
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        for split, name in _SVHN_FILES.items():
+            yield Part(name=split, num_bytes=self.files()[name].size)
+
+    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+        pixels, labels = self._arrays(part.name)
+        for number, label in enumerate(labels):
+            yield Found(part.name, number, label, lossless_png(pixels[number].transpose(2, 1, 0)))
+
+    def _arrays(self, split: str) -> tuple[np.ndarray, list[int]]:
+        """Pictures, each (colour, column, row), and labels."""
+        key = self.file(_SVHN_FILES[split])
+        try:
+            found = read_mat(self.store.read(key))
+            pixels, stored = found.get("X"), found.get("y")
+            if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
+                raise ValueError("it has no array X of uint8.")
+            if not isinstance(stored, np.ndarray) or pixels.size != len(stored) * 32 * 32 * 3:
+                raise ValueError("X and y are not a picture of 32 x 32 x 3 and a label in turn.")
+            return pixels.reshape(-1, *_SVHN_SHAPE), [svhn_digit(int(label)) for label in stored.tolist()]
+        except ValueError as error:
+            reason = str(error).rstrip(".")
+            raise ValueError(f"{self.store.uri_of(key)}: {reason}. Get it again from {self.official.home}.") from error

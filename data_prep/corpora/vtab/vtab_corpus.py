@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from data_prep.config import CorpusRecipe, Vtab
 from data_prep.corpora.class_folders import readable_id
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
-from data_prep.corpora.vtab.carving import CARVINGS, VIEWS
+from data_prep.corpora.vtab.carving import CARVINGS, VIEWS, order_key
 from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from data_prep.corpora.vtab.vtab_tfds import VtabTfdsCorpus
 from data_prep.labels import ClassInfo, number_label
 from infra.storage import Store, open_store
 
@@ -65,6 +66,13 @@ def open_data(task: str, store: Store, max_bytes: int) -> VtabData:
     return reader(store, task, max_bytes)
 
 
+def open_task(source: Vtab, recipe: CorpusRecipe) -> RawCorpus:
+    """A task from the official files in a folder, or from the directory of one version that TFDS prepared."""
+    if open_store(source.path).exists("dataset_info.json"):
+        return VtabTfdsCorpus(source, data_set_of(source.task), recipe)
+    return VtabCorpus(source, recipe)
+
+
 class VtabCorpus(RawCorpus):
     """Parts are those of the data set's files."""
 
@@ -72,9 +80,12 @@ class VtabCorpus(RawCorpus):
 
     def __init__(self, source: Vtab, recipe: CorpusRecipe) -> None:
         store = open_store(source.path)
-        self._data, self._carving = open_data(source.task, store, recipe.decode.max_bytes), CARVINGS[data_set_of(source.task)]
+        self._data, self._carving = (
+            open_data(source.task, store, recipe.decode.max_bytes),
+            CARVINGS[data_set_of(source.task)],
+        )
         self.origin, self.credit = store.uri, f"{self._data.official.title}; {self._data.official.terms}"
-        self.benchmark_rows = {name: part.stop - part.start for name, part in self._carving.rows.items()}
+        self.benchmark_rows = self._carving.num_rows
         self._positions: dict[str, Mapping[Key, int] | np.ndarray] = {}
 
     def fingerprint(self) -> str:
@@ -128,7 +139,7 @@ class VtabCorpus(RawCorpus):
             offset=offset,
             length=length,
             data=found.data,
-            order_key=(position << 64) // self._carving.sizes[found.split],
+            order_key=order_key(position, self._carving.sizes[found.split]),
         )
 
     def _position(self, split: str, key: Key, place: Place) -> int | None:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from data_prep.corpora.archive_members import Member, link_target
-from data_prep.corpora.archives import index, read_members, read_tars_inside, stretches
+from data_prep.corpora.archive_members import ArchiveDamaged, Member, link_target
+from data_prep.corpora.archives import index, member_pieces, open_members, read_members, read_tars_inside, stretches
 from infra.storage import MemoryStore
 
 MAX_BYTES = 20_000
@@ -145,6 +145,52 @@ def test_bytes_are_read_of_wanted_members_only():
     store = stored(tar_of(FILES))
     found = read_members(store, "a.tar", MAX_BYTES, wanted=lambda member: " 3" in member.path)
     assert {m.path: d for m, d in found if d is not None} == {p: d for p, d in PAIRS if " 3" in p}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_member_of_any_size_comes_in_pieces(method):
+    noise = random.Random(0).randbytes(9 << 20)
+    large = noise + bytes(9 << 20)
+    store = stored(zip_of([("cat.jpg", b"cat"), ("large", large), ("end", b"")], method), "a.zip")
+    pieces = list(member_pieces(store, "a.zip", "large"))
+    assert b"".join(pieces) == large
+    assert max(map(len, pieces)) <= WINDOW_BYTES
+    assert store.largest <= WINDOW_BYTES
+    assert b"".join(member_pieces(store, "a.zip", "end")) == b""
+    with pytest.raises(FileNotFoundError, match=r"a.zip!small"):
+        next(member_pieces(store, "a.zip", "small"))
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_pieces_end_where_the_directory_says_and_are_compared_with_its_checksum(method):
+    data = random.Random(0).randbytes(5000) + bytes(WINDOW_BYTES * 3)
+    whole = zip_of([("large", data)], method)
+    entry = whole.rindex(b"PK\1\2")
+    size, crc, flipped = bytearray(whole), bytearray(whole), bytearray(whole)
+    size[entry + 24 : entry + 28] = struct.pack("<I", 4000)  # of 13 million bytes: as many and one more are unpacked
+    crc[entry + 16] ^= 1
+    flipped[600] ^= 1
+    for damaged in (size, crc, flipped):
+        pieces = member_pieces(stored(bytes(damaged), "a.zip"), "a.zip", "large")
+        found: list[bytes] = []
+        with pytest.raises(ArchiveDamaged, match=r"a.zip at byte 0: large: (size or checksum|deflated data)"):
+            found.extend(pieces)
+        assert sum(map(len, found)) <= (4001 if damaged is size else len(data))
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz"])
+def test_members_of_a_tar_are_opened_and_what_is_left_unread_is_passed_over(name):
+    data = tar_of(
+        [("one", b"1" * 700), ("two", b"2" * 3), ("three", b"3" * 1500)], mode="w:gz" if "gz" in name else "w"
+    )
+    found = []
+    for member, source in open_members(stored(data, name), name, lambda member: member.path != "two"):
+        found.append((member.path, source.take(5), source.bytes_after(source.position)))
+        if member.path == "three":
+            assert source.take(10_000) == b"3" * 1495
+    assert found == [("one", b"11111", 695), ("three", b"33333", 1495)]
+    with pytest.raises(ArchiveDamaged, match=r"cut off|are left"):
+        list(open_members(stored(data[:100] if "gz" in name else data[:1000], name), name, lambda member: True))
 
 
 def test_tars_inside_a_tar_are_opened_one_level_deep():

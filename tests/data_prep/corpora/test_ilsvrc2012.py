@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.config import CorpusRecipe, Ilsvrc2012
-from data_prep.corpora.ilsvrc2012 import Ilsvrc2012Corpus, read_mat
+from data_prep.corpora.ilsvrc2012 import Ilsvrc2012Corpus
+from data_prep.corpora.matlab_file import read_mat
 from data_prep.corpora.raw import Place
 from infra.storage import open_store
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.corpora import tfrecord
-from data_prep.corpora.tfrecord import DamagedFile, crc32c, frames, read_example
+from data_prep.corpora.archive_bytes import Gunzipped, Ranges
+from data_prep.corpora.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
 from infra.storage import open_store
 
 
@@ -93,6 +94,25 @@ def test_a_damaged_length_and_a_short_file_end_it_by_name(store):
     with pytest.raises(ValueError, match="compressed, which is not supported") as caught:
         next(frames(store, "gz"))
     assert not isinstance(caught.value, DamagedFile)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("packed", [True, False])
+def test_records_inside_an_archive_are_as_those_of_a_file(store, monkeypatch, packed, window_bytes):
+    payloads = [b"", b"a", b"b" * 5000, b"too large" * 1000, bytes(range(256)) * 9]
+    monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 8999)
+    data = framed(*payloads)
+    store.write("plain", data)
+    around = b"before" + data + b"behind"
+    store.write("f", gzip.compress(around) if packed else around)
+    source = Gunzipped(store, "f") if packed else Ranges(store, "f")
+    source.skip_to(6)
+    assert list(frames_inside(source, "a.tar!f", len(data), window_bytes)) == list(frames(store, "plain", window_bytes))
+    assert source.take(6) == b"behind"
+    source = Gunzipped(store, "f") if packed else Ranges(store, "f")
+    source.skip_to(6)
+    with pytest.raises(DamagedFile, match=r"a.tar!f: the record at byte \d+ has 2,304 bytes, but the file ends"):
+        list(frames_inside(source, "a.tar!f", len(data) - 1, window_bytes))
 
 
 def test_a_record_that_is_too_large_is_passed_over(store, monkeypatch):

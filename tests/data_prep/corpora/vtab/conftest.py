@@ -86,7 +86,9 @@ def prepared(tmp_path):
             with ShardReader(corpus, manifest, split) as reader:
                 tables = [reader.row_group(i) for i in range(reader.split.num_row_groups)]
             rows[split] = [
-                (row["example_id"], row["label"], row["image"]["bytes"]) for table in tables for row in table.to_pylist()
+                (row["example_id"], row["label"], row["image"]["bytes"])
+                for table in tables
+                for row in table.to_pylist()
             ]
         return manifest, corpus, rows
 

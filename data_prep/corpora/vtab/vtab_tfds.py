@@ -1,0 +1,105 @@
+"""A task of VTAB from a directory that TFDS prepared: the order is that of the directory, the pictures are its bytes.
+
+An example id is the split of TFDS and the position in it, as in train/00000799; keys are stored in no directory.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from data_prep.config import CorpusRecipe, TfdsDirectory, Vtab
+from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.tfds import LabelRefused, TfdsCorpus
+from data_prep.corpora.tfrecord import Feature
+from data_prep.corpora.vtab import label_rules
+from data_prep.corpora.vtab.carving import CARVINGS, VIEWS, order_key
+from data_prep.labels import ClassInfo, number_label
+
+Values = Mapping[str, list[Any]]
+_KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
+_RULES: Mapping[str, tuple[tuple[str, ...], Callable[[Values], int]]] = {
+    "clevr_count": (
+        ("objects/pixel_coords",),
+        lambda found: label_rules.clevr_count(len(found["objects/pixel_coords"]) // 3),
+    ),
+    "clevr_distance": (
+        ("objects/pixel_coords",),
+        lambda found: label_rules.clevr_distance(found["objects/pixel_coords"][2::3]),
+    ),
+    "dsprites_location": (
+        ("label_x_position",),
+        lambda found: label_rules.dsprites_location(found["label_x_position"][0]),
+    ),
+    "dsprites_orientation": (
+        ("label_orientation",),
+        lambda found: label_rules.dsprites_orientation(found["label_orientation"][0]),
+    ),
+    "kitti_distance": (
+        ("objects/type", "objects/location"),
+        lambda found: label_rules.kitti_distance(
+            (_KITTI_TYPES[kind], z)
+            for kind, z in zip(found["objects/type"], found["objects/location"][2::3], strict=True)
+        ),
+    ),
+    "smallnorb_azimuth": (("label_azimuth",), lambda found: found["label_azimuth"][0]),  # TFDS has halved it
+    "smallnorb_elevation": (("label_elevation",), lambda found: found["label_elevation"][0]),
+}
+"""Features of a record and what makes a class of them, of tasks whose class is not the feature `label`."""
+
+
+class VtabTfdsCorpus(TfdsCorpus):
+    """Parts are the shards of the directory."""
+
+    views = VIEWS
+
+    def __init__(self, source: Vtab, data_set: str, recipe: CorpusRecipe) -> None:
+        self._carving, self._task = CARVINGS[data_set], source.task
+        # Which of train, val and test an example is in follows from its position; these are only not hashed again.
+        splits: Any = dict.fromkeys(self._carving.sizes, "train")
+        super().__init__(TfdsDirectory(path=source.path, splits=splits), recipe)
+        self.benchmark_rows = self._carving.num_rows
+        if self._task in _RULES:
+            self.label_features = frozenset(_RULES[self._task][0])
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        there = self.num_examples()
+        for split, expected in self._carving.sizes.items():
+            if there.get(split, 0) != expected:
+                raise ValueError(
+                    f"{self.origin} has {there.get(split, 0):,} examples of {split}, VTAB's {self._task} expects "
+                    f"{expected:,}. Name the directory of the version that VTAB takes."
+                )
+        yield from super().parts(place)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        for example in super().examples(part, place):
+            if example.refused:
+                yield example
+                continue
+            tfds_split, _, number = example.example_id.partition("/")
+            split = self._carving.split_of(tfds_split, int(number))
+            if split is not None:
+                key = order_key(int(number), self._carving.sizes[tfds_split])
+                yield replace(example, split=split, order_key=key)
+
+    def labels_of(self, features: Mapping[str, Feature]) -> tuple[str, ...]:
+        if self._task not in _RULES:
+            return super().labels_of(features)
+        names, rule = _RULES[self._task]
+        found = {name: features[name].values if name in features else [] for name in names}
+        try:
+            label = rule(found)
+        except (ValueError, IndexError) as error:
+            raise LabelRefused("no_label", f"{', '.join(names)}: {error}") from error
+        return (number_label(label),)
+
+    def declared_classes(self) -> tuple[str, ...]:
+        return tuple(number_label(number) for number in range(label_rules.NUM_CLASSES[self._task]))
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        known = super().class_info(source_id)
+        return known if self._task not in _RULES else ClassInfo(name=str(int(source_id)), source_id=source_id)
+
+    def _check_features(self) -> None:
+        if self._task not in _RULES:
+            super()._check_features()

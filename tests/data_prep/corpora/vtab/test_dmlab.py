@@ -1,0 +1,146 @@
+"""DMLab: records in a compressed tar, or unpacked; keys, classes and bytes as they stand in them."""
+
+import io
+import struct
+import tarfile
+
+import pytest
+
+from data_prep.corpora.raw import Part
+from data_prep.corpora.tfrecord import crc32c
+from data_prep.corpora.vtab.dmlab import DmLab
+from data_prep.corpora.vtab.tfds_order import tfds_order
+from infra.storage import open_store
+
+NUM_TEST = 20
+SHARDS = {"train": 3, "validation": 2, "test": 1}
+
+
+def delimited(number, data):
+    size = bytes([len(data) & 0x7F | 0x80, len(data) >> 7]) if len(data) > 0x7F else bytes([len(data)])
+    return bytes([number << 3 | 2]) + size + data
+
+
+def record(name, label, image):
+    """A tf.train.Example by hand: `1: Features{1: map entry{1: name, 2: Feature}}`, bytes_list 1, int64_list 3."""
+    features = {
+        b"image": delimited(1, delimited(1, image)),
+        b"filename": delimited(1, delimited(1, name)),
+        b"label": delimited(3, delimited(1, bytes([label]))),
+    }
+    return delimited(1, b"".join(delimited(1, delimited(1, key) + delimited(2, f)) for key, f in features.items()))
+
+
+def framed(payload):
+    def masked(data):
+        crc = crc32c(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    head = struct.pack("<Q", len(payload))
+    return head + masked(head) + payload + masked(payload)
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    return {}
+
+
+@pytest.fixture
+def shards(mini, carved, pictures):
+    """The files of records by name; frame i of a split is <split>_<i>.jpg of class i % 6."""
+    carved("dmlab", mini.three_splits(NUM_TEST))
+    files, first = {}, 0
+    for split, count in (("train", mini.num_train), ("validation", mini.num_val), ("test", NUM_TEST)):
+        records = []
+        for i in range(count):
+            if first + i not in pictures:
+                pictures[first + i] = mini.picture(first + i, (6, 4), "JPEG")
+            records.append(framed(record(f"{split}_{i}.jpg".encode(), i % 6, pictures[first + i])))
+        for shard in range(SHARDS[split]):
+            name = f"dmlab-{split}.tfrecord-{shard:05d}-of-{SHARDS[split]:05d}"
+            files[name] = b"".join(records[shard :: SHARDS[split]])
+        first += count
+    return files
+
+
+def write_tar(path, files):
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        for name, data in {"./._dmlab-train.tfrecord-00000-of-00003": b"AppleDouble", **files}.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+
+def reader(folder):
+    return DmLab(open_store(folder), "dmlab", 1 << 20)
+
+
+def test_frames_keep_their_bytes_and_stand_in_the_order_of_their_names(tmp_path, shards, pictures, mini, prepared):
+    write_tar(tmp_path / "dmlab.tar.gz", shards)
+    manifest, _, rows = prepared("dmlab", tmp_path)
+    first = 0
+    for split, named, count in (
+        ("train", "train", mini.num_train),
+        ("val", "validation", mini.num_val),
+        ("test", "test", NUM_TEST),
+    ):
+        order = tfds_order(named, [f"{named}_{i}.jpg" for i in range(count)])
+        assert rows[split] == [(f"{named}/{named}_{i}.jpg", i % 6, pictures[first + i]) for i in order]
+        first += count
+    assert manifest.num_classes == 6
+    (tmp_path / "unpacked").mkdir()
+    for name, data in shards.items():
+        (tmp_path / "unpacked" / name).write_bytes(data)
+    assert prepared("dmlab", tmp_path / "unpacked")[0].digest == manifest.digest
+
+
+def test_an_unpacked_frame_is_read_where_it_stands(tmp_path, shards):
+    for name, data in shards.items():
+        (tmp_path / name).write_bytes(data)
+    store = open_store(tmp_path)
+    (part, *rest) = reader(tmp_path).parts(None)
+    assert (part.name, len(rest)) == ("dmlab-test.tfrecord-00000-of-00001", 5)
+    for found in reader(tmp_path).pictures(part, None):
+        key, offset, length = found.where
+        assert store.read(key, offset, offset + length) == found.data
+
+
+def test_damage_is_named_before_any_picture_is_read(tmp_path, shards):
+    name = "dmlab-validation.tfrecord-00001-of-00002"
+    flipped = bytearray(shards[name])
+    flipped[500] ^= 1
+    for data, says in (
+        (bytes(flipped), rf"dmlab.tar.gz!{name}, record at byte \d+: .*checksum .* does not match. Get the file again"),
+        (shards[name][:-3], rf"dmlab.tar.gz!{name}: the record at byte \d+ has .* truncated; copy it again"),
+        (framed(b""), rf"{name}, record at byte 12: it has no filename"),
+        (framed(record(b"\xff.jpg", 1, b"")), rf"{name}, record at byte 12: 'utf-8' codec can't decode"),
+    ):
+        write_tar(tmp_path / "dmlab.tar.gz", shards | {name: data})
+        with pytest.raises(ValueError, match=says):
+            reader(tmp_path).keys()
+    whole = (tmp_path / "dmlab.tar.gz").read_bytes()
+    (tmp_path / "dmlab.tar.gz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"the gzip data are cut off\. Get it again from https"):
+        reader(tmp_path).keys()
+
+
+def test_a_record_without_a_class_or_picture_is_refused_by_itself(tmp_path):
+    records = [record(b"a.jpg", 6, b"x"), record(b"b.jpg", 5, b"x"), record(b"c.jpg", 0, b"")[:-3], b""]
+    name = "dmlab-train.tfrecord"
+    (tmp_path / name).write_bytes(b"".join(map(framed, records)) + b"cut")
+    found = list(reader(tmp_path).pictures(Part(name=name, where={"key": name}), None))
+    assert [(one.key, one.refused and one.refused[0]) for one in found[:2]] == [("a.jpg", "no_label"), ("b.jpg", None)]
+    assert [one.refused[0] for one in found[2:]] == ["damaged_archive"] * 3
+    assert "ends within a record header" in found[-1].refused[1]
+
+
+def test_a_missing_split_and_a_missing_archive_are_named(tmp_path, shards, prepared):
+    with pytest.raises(
+        ValueError, match=r"lacks dmlab.tar.gz, 3,017,022,789 bytes.* Unpacked, its files dmlab-\*.tfrecord"
+    ):
+        prepared("dmlab", tmp_path)
+    for name, data in shards.items():
+        if "train" in name:
+            (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=r"has 0 examples of validation, expected are 250\. Get its files again"):
+        prepared("dmlab", tmp_path)
