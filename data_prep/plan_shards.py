@@ -40,6 +40,9 @@ from infra.storage import Store
 SPLIT_ORDER = ("train", "val", "test")
 Views = Mapping[str, tuple[str | FirstRows, ...]]
 _KNOWN_SHARDS_PER_TASK = 64
+# Writer and readers hold the footer of a shard, some 40 KB a row group in memory. Of tiny pictures in small groups a shard of
+# the usual size would have tens of thousands.
+_MAX_ROW_GROUPS_PER_SHARD = 2048
 
 
 @dataclass(frozen=True)
@@ -377,7 +380,8 @@ def _layouts(selection: Selection, present: Sequence[str], views: Views, shardin
         # What has fewer rows than min_row_groups asks for nothing: it does not make the others' groups small.
         asking = [size for size in sizes if size[0] >= sharding.min_row_groups] or sizes
         per_group = min(_rows_per_row_group(num, each, sharding) for num, each in asking)
-        layouts[name] = Layout(per_group, max(1, int(sharding.shard_bytes // (per_group * largest))))
+        per_shard = int(sharding.shard_bytes // (per_group * largest))
+        layouts[name] = Layout(per_group, min(max(1, per_shard), _MAX_ROW_GROUPS_PER_SHARD))
     return layouts
 
 
@@ -387,9 +391,9 @@ def split_of(member: str | FirstRows) -> str:
 
 
 def _view_rows(views: Views, family: Sequence[str], rows: Mapping[str, int]) -> list[int]:
-    """Rows of every view on first rows of these splits: it is trained on too, and needs row groups."""
+    """Rows of every view on the first rows of train, alone or with others: it is trained on too, and needs row groups."""
     shown = [
-        m for m in views.values() if any(isinstance(member, FirstRows) for member in m) and split_of(m[0]) in family
+        m for m in views.values() if isinstance(m[0], FirstRows) and split_of(m[0]) == "train" and "train" in family
     ]
     return [sum(m.num_rows if isinstance(m, FirstRows) else rows.get(m, 0) for m in members) for members in shown]
 

@@ -20,11 +20,14 @@ _BLOCK_BYTES = 16 << 20
 
 
 class _Watched(io.RawIOBase):
-    """A file that remembers what its store has raised: HDF5 gives its own errors in place of it."""
+    """A file that remembers what its store has raised, and gives zeros from then on.
+
+    An exception must not pass through HDF5, and must not keep its memory: the process would crash at its end.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.failed: Exception | None = None
+        self._file, self._gone = file, False
+        self._failed: Exception | None = None
 
     def readable(self) -> bool:
         return True
@@ -39,11 +42,18 @@ class _Watched(io.RawIOBase):
         return self._file.tell()
 
     def readinto(self, buffer: Any) -> int:
-        try:
-            return self._file.readinto(buffer)  # type: ignore[attr-defined]
-        except Exception as error:
-            self.failed = error
-            raise
+        if not self._gone:
+            try:
+                return self._file.readinto(buffer)  # type: ignore[attr-defined]
+            except Exception as error:
+                self._failed, self._gone = error.with_traceback(None), True
+        buffer[:] = bytes(len(buffer))
+        return len(buffer)
+
+    def failure(self) -> Exception | None:
+        """What the store has raised, once."""
+        failed, self._failed = self._failed, None
+        return failed
 
 
 @dataclass(frozen=True)
@@ -129,9 +139,12 @@ def open_hdf5(file: BinaryIO, uri: str) -> Iterator[Hdf5File]:
 
 @contextlib.contextmanager
 def _damage_of(uri: str, file: _Watched) -> Iterator[None]:
+    damage = None
     try:
         yield
     except Exception as error:
-        if file.failed:
-            raise file.failed from error
-        raise ArrayDamaged(f"{uri} is damaged: {str(error).strip(chr(39))}. Copy it again.") from error
+        damage = str(error).strip("'")
+    if failed := file.failure():
+        raise failed
+    if damage is not None:
+        raise ArrayDamaged(f"{uri} is damaged: {damage}. Copy it again.")

@@ -30,7 +30,7 @@ class Clevr(VtabData):
     official = OfficialFiles(
         title="CLEVR v1.0",
         home="https://cs.stanford.edu/people/jcjohns/clevr/",
-        terms="CC BY 4.0, as its LICENSE.txt says",
+        terms="CC BY 4.0; see its LICENSE.txt",
         files=(
             OfficialFile(
                 name="CLEVR_v1.0.zip",

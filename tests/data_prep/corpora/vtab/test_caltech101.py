@@ -102,7 +102,9 @@ def test_the_archive_alone_is_refused_with_both_ways_out(caltech, prepared):
     folder, *_ = caltech
     for tar in [*folder.glob("t*/*")]:
         tar.unlink()
-    with pytest.raises(ValueError, match=r"lacks train/ .*; test/ .*wds_vtab-caltech101.*TensorFlow Datasets has prepared"):
+    with pytest.raises(
+        ValueError, match=r"lacks train/ .*; test/ .*wds_vtab-caltech101.*TensorFlow Datasets has prepared"
+    ):
         prepared("caltech101", folder)
 
 

@@ -65,6 +65,7 @@ def test_rows_stand_in_the_order_of_tfds_and_the_thousand_are_its_beginning(cifa
     key = order[0]
     pixels = records["train"][key, 2:].reshape(3, 32, 32).transpose(1, 2, 0)
     assert rows["train"][0] == (f"train/{key}", records["train"][key, 1], lossless_png(pixels))
+    assert manifest.splits["train800"].rows_per_row_group == 800 // 256  # the smallest view that is trained on decides
     assert (manifest.num_classes, manifest.counts.num_accepted) == (100, len(ids) + NUM_TEST)
     assert find_task_splits(manifest.splits, "here").joined == "train800val200"
     assert not verify_corpus(corpus).problems
