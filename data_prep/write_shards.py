@@ -2,8 +2,9 @@
 
 import hashlib
 import itertools
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,6 +21,7 @@ from infra.storage import Store, open_store
 
 _READ_THREADS = 8
 _MIN_ROWS_AT_ONCE = 32
+_HASHED_AT_ONCE_BYTES, _HASHED_AHEAD = 256 * 1024, 4
 _PLACE = ["example_id", "base", "key", "offset", "sha256"]
 _STATISTICS = ["example_id", "label", "width_px", "height_px"]
 
@@ -95,7 +97,7 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         num_rows=len(planned),
         rows_per_row_group=task.spec.rows_per_row_group,
         num_bytes=sink.num_bytes,
-        sha256=sink.sha256.hexdigest(),
+        sha256=sink.sha256,
         content_digest=digest,
     )
     found = corpus.size(task.spec.key)
@@ -185,16 +187,30 @@ def _info_key(shard_key: str) -> str:
 
 
 class HashingSink:
-    """A file for pyarrow that counts and hashes what passes."""
+    """A file for pyarrow that counts and hashes what passes; a thread hashes while the caller encodes and writes on."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self.num_bytes, self.sha256, self.closed = file, 0, hashlib.sha256(), False
+        self._file, self.num_bytes, self.closed = file, 0, False
+        self._digest, self._hasher = hashlib.sha256(), ThreadPoolExecutor(1, thread_name_prefix="shard-hash")
+        self._pieces, self._piece_bytes = list[bytes](), 0
+        self._ahead: deque[Future[None]] = deque()
 
     def write(self, data: Any) -> int:
         self._file.write(data)
-        self.sha256.update(data)
+        self._pieces.append(bytes(data))  # no copy: what pyarrow hands over is bytes
+        self._piece_bytes += len(data)
         self.num_bytes += len(data)
+        if self._piece_bytes >= _HASHED_AT_ONCE_BYTES:
+            self._hash_pieces()
         return len(data)
+
+    @property
+    def sha256(self) -> str:
+        """Of all that was written, in hexadecimal."""
+        self._hash_pieces()
+        while self._ahead:
+            self._ahead.popleft().result()
+        return self._digest.hexdigest()
 
     def tell(self) -> int:
         return self.num_bytes
@@ -204,3 +220,14 @@ class HashingSink:
 
     def close(self) -> None:
         self.closed = True  # the store closes the file, and makes it visible
+
+    def _hash_pieces(self) -> None:
+        self._ahead.append(self._hasher.submit(_update, self._digest, self._pieces))
+        self._pieces, self._piece_bytes = [], 0
+        if len(self._ahead) > _HASHED_AHEAD:
+            self._ahead.popleft().result()
+
+
+def _update(digest: Any, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        digest.update(piece)
