@@ -30,7 +30,7 @@ from data_prep.report_html import (
     text,
 )
 from data_prep.report_pictures import Pictures, leaks_by_size, load_pictures
-from data_prep.shard_format import Manifest
+from data_prep.shard_format import Manifest, SegmentInfo
 
 _MAX_CLASS_BARS, _MAX_CLASSES_NAMED, _MAX_LIST_CHARS = 40, 20, 800_000
 
@@ -123,8 +123,8 @@ def _compared(stats: CorpusStats) -> str:
     if not stats.compared:
         return (
             '<p class="banner plain"><strong>Not looked for.</strong> This corpus was compared with no evaluation set: '
-            "none other was prepared under its root when it was made. Whether test pictures are among its pictures is not "
-            "known.</p>"
+            "none other was prepared under its root when it was made, or it is a benchmark, whose splits are as published. "
+            "Whether test pictures are among its pictures is not known.</p>"
         )
     clean = sorted(stats.compared - {(leak.corpus, leak.corpus_split) for leak in stats.leakage})
     if not clean:
@@ -140,12 +140,17 @@ def _compared(stats: CorpusStats) -> str:
 def _splits(manifest: Manifest, stats: CorpusStats) -> str:
     rows = []
     for name, split in manifest.splits.items():
-        owners = [segment.split for segment in split.segments]
-        shards = sum(segment.num_shards for segment in split.segments)
-        note = "" if set(owners) == {name} else "view of " + " + ".join(dict.fromkeys(owners))
+        shards = sum(split.shards_in_use(segment) for segment in split.segments)
+        owners = {segment.split for segment in split.segments}
+        note = "" if owners == {name} else "view of " + " + ".join(dict.fromkeys(map(_shown_of, split.segments)))
         size = num_bytes(stats.splits[name].num_bytes) if name in stats.splits else ""
         rows.append((name, f"{split.num_rows:,}", size, f"{split.num_row_groups:,}", f"{shards:,}", note))
     return table(rows, ("split", "pictures", "bytes", "row groups", "shards", ""))
+
+
+def _shown_of(segment: SegmentInfo) -> str:
+    """What a view shows of a segment."""
+    return f"the first {segment.num_rows:,} of {segment.split}" if segment.rows_left_out else segment.split
 
 
 def _classes(class_map: ClassMap, stats: CorpusStats) -> str:

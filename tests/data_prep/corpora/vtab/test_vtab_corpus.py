@@ -69,6 +69,7 @@ def test_rows_stand_in_the_order_of_tfds_and_the_thousand_are_its_beginning(cifa
     assert (manifest.num_classes, manifest.counts.num_accepted) == (100, len(ids) + NUM_TEST)
     assert find_task_splits(manifest.splits, "here").joined == "train800val200"
     assert not verify_corpus(corpus).problems
+    assert "view of the first 800 of train + the first 200 of val" in corpus.read("report.html").decode()
 
 
 def test_an_archive_of_class_folders_keeps_its_bytes_and_lists_classes_by_name(tmp_path, carved, mini, prepared):
