@@ -5,7 +5,6 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -14,6 +13,7 @@ from data_prep.corpora.class_folders import refusal_by_name
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.annotation_files import annotation_texts
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.vtab.opencv import opencv
 from data_prep.corpora.vtab.picture_files import picture_members, picture_parts
 from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
 from data_prep.decode import DEFAULT_POLICY, ImageRejected
@@ -57,7 +57,7 @@ class DiabeticRetinopathy(VtabData):
             ) from error
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
-        _opencv()  # without it no picture can be made
+        opencv("Diabetic Retinopathy Detection")  # without it no picture can be made
         return {split: list(labels) for split, labels in self._labels.items()}
 
     def class_names(self) -> Sequence[str]:
@@ -134,7 +134,7 @@ def btgraham(data: bytes, radius_px: int) -> bytes:
     Four times the difference to the local average is kept, around grey; what is outside 0.9 of the radius is grey and,
     where it can be, cropped. Source: TFDS, image_classification/diabetic_retinopathy_detection.py.
     """
-    cv2 = _opencv()
+    cv2 = opencv("Diabetic Retinopathy Detection")
     _check_header(data)
     try:
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR)
@@ -162,7 +162,7 @@ def masked_and_cropped(image: np.ndarray, radius_px: int) -> np.ndarray:
     """Grey outside a circle around the middle, cropped to the square around it."""
     x, y = image.shape[1] // 2, image.shape[0] // 2
     circle = np.zeros(image.shape[:2], np.uint8)
-    _opencv().circle(circle, center=(x, y), radius=radius_px, color=1, thickness=-1)
+    opencv("Diabetic Retinopathy Detection").circle(circle, center=(x, y), radius=radius_px, color=1, thickness=-1)
     masked = np.where(circle[..., None] != 0, image, np.uint8(_GREY))
     return masked[max(y - radius_px, 0) : y + radius_px, max(x - radius_px, 0) : x + radius_px]
 
@@ -180,14 +180,3 @@ def _check_pixels(width: float, height: float, where: str) -> None:
     if width * height > DEFAULT_POLICY.max_pixels:
         detail = f"{width:,.0f} x {height:,.0f} {where}, limit {DEFAULT_POLICY.max_pixels:,}"
         raise ImageRejected("too_many_pixels", detail)
-
-
-def _opencv() -> Any:
-    try:
-        import cv2
-    except ImportError as error:
-        raise ValueError(
-            "Pictures of diabetic_retinopathy are made with OpenCV, which is not installed. "
-            'Install it: pip install "vitline[vtab]".'
-        ) from error
-    return cv2

@@ -28,6 +28,7 @@ from PIL import Image
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.listed_archives import ListedArchive
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.vtab.opencv import opencv
 from data_prep.corpora.vtab.vtab_data import Found
 from data_prep.decode import DecodePolicy, ImageRejected, decode
 from infra.config import replace
@@ -144,7 +145,7 @@ def _installed_lists() -> Path | None:
 
 def as_tfds_stores(data: bytes, policy: DecodePolicy | None = None) -> bytes:
     """The JPEG that TFDS stores of a file of SUN397. Raises ImageRejected, and ValueError without OpenCV."""
-    cv2 = _opencv()
+    cv2 = opencv("SUN397")
     pixels = _bgr(cv2, data, policy or DecodePolicy())
     height, width, _ = pixels.shape
     if height * width > _TARGET_PIXELS:
@@ -178,13 +179,3 @@ def _check_size(data: bytes, policy: DecodePolicy) -> None:
         return
     if num_pixels > policy.max_pixels:
         raise ImageRejected("too_many_pixels", f"{num_pixels:,} pixels, limit {policy.max_pixels:,}")
-
-
-def _opencv() -> Any:
-    try:
-        import cv2
-    except ImportError as error:
-        raise ValueError(
-            'SUN397 is made smaller with OpenCV, which is not here: pip install "vitline[vtab]"'
-        ) from error
-    return cv2
