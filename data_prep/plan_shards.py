@@ -54,12 +54,17 @@ class Base:
 
     def check(self, config: CorpusConfig) -> None:
         """Raises ValueError where a request does not fit the corpus that it adds to."""
-        single_label = open_source(config).single_label
+        source = open_source(config)
+        if source.benchmark_rows:
+            raise ValueError(
+                f"add_to {config.add_to!r}: a benchmark is prepared as it was published, and added to nothing. Prepare "
+                "it as a corpus of its own."
+            )
         for what, asked, there in (
             ("name", config.name, self.manifest.name),
             ("recipe.order_seed", config.recipe.order_seed, self.manifest.order_seed),
             ("recipe.decode", config.recipe.decode, self.manifest.decode_policy),
-            ("one label an image", single_label, self.manifest.single_label),
+            ("one label an image", source.single_label, self.manifest.single_label),
         ):
             if asked != there:
                 raise ValueError(

@@ -7,10 +7,12 @@ import zipfile
 import numpy as np
 import pytest
 
+from data_prep.config import CorpusConfig, Vtab
 from data_prep.corpora.lossless_png import lossless_png
 from data_prep.corpora.vtab.carving import CARVINGS
 from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import data_set_of, open_data
+from data_prep.prepare import prepare
 from data_prep.verify_shards import verify_corpus
 from infra.storage import open_store
 from vit.vtab.tasks import VTAB_TASKS, find_task_splits
@@ -107,6 +109,14 @@ def test_nothing_is_published_of_a_benchmark_that_is_not_whole(tmp_path, carved,
             archive.writestr(name, data)
     with pytest.raises(ValueError, match=r"1 of 1,200 pictures are refused.*train/River_River_7\.jpg"):
         prepared("eurosat", tmp_path)
+
+
+def test_a_benchmark_is_added_to_nothing(cifar, prepared, tmp_path):
+    manifest, *_ = prepared("cifar100", cifar[0])
+    there = f"{manifest.name}/{manifest.version}"
+    source = Vtab(task="cifar100", path=str(cifar[0]))
+    with pytest.raises(ValueError, match="a benchmark is prepared as it was published"):
+        prepare([CorpusConfig(name=manifest.name, source=source, add_to=there)], str(tmp_path / "prepared"))
 
 
 def test_every_task_has_a_reader_of_its_data_set():
