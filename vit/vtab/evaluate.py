@@ -12,8 +12,9 @@ from infra.semantics import SEMANTICS
 from infra.storage import Lost, Store, open_store
 from vit.config import TrainRecipe
 from vit.models.config import AnyNetworkConfig
+from vit.vtab.probes import Probe
 from vit.vtab.protocols import Protocol
-from vit.vtab.tasks import TaskSplits, find_task_splits
+from vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
 from vit.vtab.trials import Trial, TrialResult, finished_result
 
 Arm = str | None
@@ -37,7 +38,7 @@ class EvaluationSpec(FrozenConfig):
     """URIs of published models; none is the control, trained from scratch with the same steps and settings."""
     architecture: AnyNetworkConfig
     """Network of the control; that of the models."""
-    protocol: Protocol
+    protocol: Protocol | Probe
     seed: int = 0
     root: str
     """Root URI: trials and scores are kept below it."""
@@ -68,6 +69,17 @@ class Score(FrozenConfig):
     wall_s: float
     cpu_s: float
     trials: tuple[str, ...]
+
+    @property
+    def metric_name(self) -> str:
+        """`vtab/<task>/top1`, `tasks/<task>/top1` for one's own, `fewshot/<task>/10shot/top1`, `linear/<task>/top1`, ..."""
+        task = benchmark_name(self.task)
+        method, _, shots = self.protocol.partition("-")
+        if method == "fewshot":
+            return f"fewshot/{task}/{shots}shot/top1"
+        if method in ("linear", "knn", "head"):
+            return f"{method}/{task}/top1"
+        return f"{metric_group(task)}/{task}/top1"
 
 
 class Contest(FrozenConfig):
@@ -148,6 +160,7 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
 
     Raises ValueError for a corpus that is no task and for a model that is none, before anything is trained.
     """
+    assert isinstance(spec.protocol, Protocol)
     digests = [published_digest(model) for model in spec.models]
     contests = []
     for task in spec.tasks:
