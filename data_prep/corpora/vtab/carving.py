@@ -19,7 +19,7 @@ class Slice(NamedTuple):
 
 
 class Carving(FrozenConfig):
-    """The three splits of a data set of VTAB; `VIEWS` are made of them."""
+    """Train, val and test of a data set, as slices of the splits of TFDS."""
 
     train: Slice
     val: Slice
@@ -44,7 +44,7 @@ class Carving(FrozenConfig):
         return {name: part.stop - part.start for name, part in self.rows.items()}
 
     def split_of(self, split: str, position: int) -> str | None:
-        """train, val or test, by the split and position in TFDS; none: VTAB does not use this example."""
+        """train, val or test, by the split and position in TFDS; none: this example is not used."""
         for name, part in self.rows.items():
             if part.split == split and part.start <= position < part.stop:
                 return name
@@ -56,7 +56,9 @@ def order_key(position: int, size: int) -> int:
     return (position << 64) // size
 
 
-VIEWS: Mapping[str, tuple[str | FirstRows, ...]] = {
+Views = Mapping[str, tuple[str | FirstRows, ...]]
+
+VIEWS: Views = {
     "trainval": ("train", "val"),
     "train800": (FirstRows("train", NUM_TRAIN),),
     "val200": (FirstRows("val", NUM_VAL),),
@@ -70,7 +72,7 @@ def _own(train: int, val: int, test: int) -> Carving:
     return Carving(train=Slice("train", 0, train), val=Slice("validation", 0, val), test=Slice("test", 0, test))
 
 
-def _cut(train: int, trainval: int, test: int, test_split: str = "test") -> Carving:
+def cut(train: int, trainval: int, test: int, test_split: str = "test") -> Carving:
     """One whose val is the end of its train."""
     return Carving(train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice(test_split, 0, test))
 
@@ -83,18 +85,18 @@ def _one(train: int, trainval: int, total: int) -> Carving:
 
 
 CARVINGS: Mapping[str, Carving] = {
-    "caltech101": _cut(2754, 3060, 6084),
-    "cifar100": _cut(45_000, 50_000, 10_000),
+    "caltech101": cut(2754, 3060, 6084),
+    "cifar100": cut(45_000, 50_000, 10_000),
     "dtd": _own(1880, 1880, 1880),
     "flowers102": _own(1020, 1020, 6149),
-    "pets": _cut(2944, 3680, 3669),
+    "pets": cut(2944, 3680, 3669),
     "sun397": _own(76_128, 10_875, 21_750),
-    "svhn": _cut(65_931, 73_257, 26_032),
+    "svhn": cut(65_931, 73_257, 26_032),
     "patch_camelyon": _own(262_144, 32_768, 32_768),
     "eurosat": _one(16_200, 21_600, 27_000),
     "resisc45": _one(18_900, 25_200, 31_500),
     "diabetic_retinopathy": _own(35_126, 10_906, 42_670),
-    "clevr": _cut(63_000, 70_000, 15_000, "validation"),
+    "clevr": cut(63_000, 70_000, 15_000, "validation"),
     "dmlab": _own(65_550, 22_628, 22_735),
     "dsprites": _one(589_824, 663_552, 737_280),
     "kitti": _own(6347, 423, 711),

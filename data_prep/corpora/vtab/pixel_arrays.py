@@ -1,6 +1,7 @@
 """Data sets of pixel arrays: each picture becomes a lossless PNG, and its key is its number in the array."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,25 +15,14 @@ from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
 from infra.storage import Store
 
 
-class Cifar100(VtabData):
-    """The binary archive: the Python one is made of pickles."""
+class _CifarArchive(VtabData):
+    """The binary archive, the only official file: the Python one is made of pickles."""
 
-    official = OfficialFiles(
-        title="CIFAR-100",
-        home="https://www.cs.toronto.edu/~kriz/cifar.html",
-        terms="no licence stated; citation requested",
-        files=(
-            OfficialFile(
-                name="cifar-100-binary.tar.gz",
-                num_bytes=168_513_733,
-                sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            ),
-        ),
-    )
+    layout: ClassVar[str]
 
     def __init__(self, store: Store, task: str, max_bytes: int) -> None:
         super().__init__(store, task, max_bytes)
-        self._arrays = Cifar(store.uri_of("cifar-100-binary.tar.gz"), "cifar100")
+        self._arrays = Cifar(store.uri_of(self.official.files[0].name), self.layout)
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         (part,) = self._arrays.parts(max_pixels=32 * 32)
@@ -47,6 +37,42 @@ class Cifar100(VtabData):
     def pictures(self, part: Part, place: Place) -> Iterator[Found]:
         for picture in self._arrays.pictures(part):
             yield Found(str(picture.split), picture.number, picture.label, lossless_png(picture.pixels))
+
+
+class Cifar10(_CifarArchive):
+    """Keys count through the five batches."""
+
+    layout = "cifar10"
+    official = OfficialFiles(
+        title="CIFAR-10",
+        home="https://www.cs.toronto.edu/~kriz/cifar.html",
+        terms="no licence stated; citation requested",
+        files=(
+            OfficialFile(
+                name="cifar-10-binary.tar.gz",
+                num_bytes=170_052_171,
+                sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+            ),
+        ),
+    )
+
+
+class Cifar100(_CifarArchive):
+    """Fine labels."""
+
+    layout = "cifar100"
+    official = OfficialFiles(
+        title="CIFAR-100",
+        home="https://www.cs.toronto.edu/~kriz/cifar.html",
+        terms="no licence stated; citation requested",
+        files=(
+            OfficialFile(
+                name="cifar-100-binary.tar.gz",
+                num_bytes=168_513_733,
+                sha256="58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+            ),
+        ),
+    )
 
 
 _SVHN_FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}

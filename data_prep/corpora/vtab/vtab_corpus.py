@@ -1,26 +1,14 @@
-"""A task of VTAB as a corpus: train, val and test to the letter of the paper, and its other splits as views on them.
+"""A task of VTAB as a corpus: the reader of its data set, and VTAB's slices of it."""
 
-Rows stand in the order of TFDS, so that train800 are the first 800 rows of train and val200 the first 200 of val. An
-example id is the split of TFDS and the key that TFDS gives the example, as in train/Abyssinian_100.jpg: whoever has the
-ids can compute the order, and with it the splits, again.
-"""
-
-import hashlib
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_prep.config import CorpusRecipe, Vtab
-from data_prep.corpora.class_folders import readable_id
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
-from data_prep.corpora.vtab.carving import CARVINGS, VIEWS, order_key
-from data_prep.corpora.vtab.tfds_order import tfds_order
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
-from data_prep.corpora.vtab.vtab_tfds import VtabTfdsCorpus
-from data_prep.labels import ClassInfo, number_label
+from data_prep.corpora.raw import RawCorpus
+from data_prep.corpora.vtab.carved_corpus import CarvedCorpus
+from data_prep.corpora.vtab.carving import CARVINGS, VIEWS
+from data_prep.corpora.vtab.label_rules import NUM_CLASSES
+from data_prep.corpora.vtab.vtab_data import VtabData
+from data_prep.corpora.vtab.vtab_tfds import CarvedTfdsCorpus, is_tfds_directory
 from infra.storage import Store, open_store
 
 _READERS = {
@@ -68,108 +56,8 @@ def open_data(task: str, store: Store, max_bytes: int) -> VtabData:
 
 def open_task(source: Vtab, recipe: CorpusRecipe) -> RawCorpus:
     """A task from the official files in a folder, or from the directory of one version that TFDS prepared."""
-    if open_store(source.path).exists("dataset_info.json"):
-        return VtabTfdsCorpus(source, data_set_of(source.task), recipe)
-    return VtabCorpus(source, recipe)
-
-
-class VtabCorpus(RawCorpus):
-    """Parts are those of the data set's files."""
-
-    views = VIEWS
-
-    def __init__(self, source: Vtab, recipe: CorpusRecipe) -> None:
-        store = open_store(source.path)
-        self._data, self._carving = (
-            open_data(source.task, store, recipe.decode.max_bytes),
-            CARVINGS[data_set_of(source.task)],
-        )
-        self.origin, self.credit = store.uri, f"{self._data.official.title}; {self._data.official.terms}"
-        self.benchmark_rows = self._carving.num_rows
-        self._positions: dict[str, Mapping[Key, int] | np.ndarray] = {}
-
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for name, found in sorted(self._data.files().items()):
-            digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
-        return digest.hexdigest()
-
-    def parts(self, place: Place) -> Iterator[Part]:
-        files, keys = self._data.files(), self._data.keys()
-        for split, expected in self._carving.sizes.items():
-            if (there := len(keys.get(split, ()))) != expected:
-                unlike = "; ".join(self._data.official.unlike_official(files))
-                raise ValueError(
-                    f"{self._data.official.title} at {self.origin} has {there:,} examples of {split}, expected are "
-                    f"{expected:,}. {f'{unlike}. ' if unlike else ''}Get its files again from {self._data.official.home}."
-                )
-            _save_positions(place, split, keys[split])
-        yield from self._data.parts(place)
-
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        with Spill(place, part) as spill:
-            for found in self._data.pictures(part, place):
-                if found.refused:
-                    example_id = readable_id(f"{found.split}/{found.key}")
-                    yield RawExample(example_id, (), "train", spill.base, spill.key, refused=found.refused)
-                elif example := self._example(found, place, spill):
-                    yield example
-
-    def declared_classes(self) -> tuple[str, ...]:
-        return tuple(number_label(number) for number in range(len(self._data.class_names())))
-
-    def class_info(self, source_id: str) -> ClassInfo:
-        return ClassInfo(name=self._data.class_names()[int(source_id)], source_id=source_id)
-
-    def _example(self, found: Found, place: Place, spill: Spill) -> RawExample | None:
-        """None where VTAB does not use it."""
-        position = self._position(found.split, found.key, place)
-        split = None if position is None else self._carving.split_of(found.split, position)
-        if position is None or split is None or found.data is None:
-            return None
-        base, (key, offset, length) = self._data.store.uri, found.where or ("", 0, 0)
-        if not found.where:
-            base, key, offset, length = spill.base, spill.key, spill.keep(found.data), len(found.data)
-        return RawExample(
-            example_id=f"{found.split}/{found.key}",
-            labels=(number_label(found.label),),
-            split=split,
-            base=base,
-            key=key,
-            offset=offset,
-            length=length,
-            data=found.data,
-            order_key=order_key(position, self._carving.sizes[found.split]),
-        )
-
-    def _position(self, split: str, key: Key, place: Place) -> int | None:
-        if split not in self._carving.sizes:
-            return None
-        if split not in self._positions:
-            self._positions[split] = _load_positions(place, split)
-        positions = self._positions[split]
-        if isinstance(positions, np.ndarray):
-            return int(positions[int(key)]) if 0 <= int(key) < len(positions) else None
-        return positions.get(key)
-
-
-def _save_positions(place: Place, split: str, keys: Sequence[Key]) -> None:
-    """Keep where every key stands in the order of TFDS, for the workers."""
-    positions = np.empty(len(keys), np.int64)
-    positions[tfds_order(split, keys)] = np.arange(len(keys))
-    columns = {"position": pa.array(positions)}
-    if not isinstance(keys, range):
-        columns["key"] = pa.array([str(key) for key in keys])
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
-    place.work.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
-
-
-def _load_positions(place: Place, split: str) -> Mapping[Key, int] | np.ndarray:
-    """By key; of keys that are the numbers from 0 on, as an array."""
-    with place.work.open(f"positions/{split}.parquet") as file:
-        table = pq.read_table(file)
-    positions = table["position"].to_numpy()
-    if "key" not in table.column_names:
-        return positions
-    return dict(zip(table["key"].to_pylist(), positions.tolist(), strict=True))
+    carving = CARVINGS[data_set_of(source.task)]
+    if is_tfds_directory(source.path):
+        num_classes = NUM_CLASSES[source.task]
+        return CarvedTfdsCorpus(source.path, recipe, source.task, carving, VIEWS, num_classes)
+    return CarvedCorpus(open_data(source.task, open_store(source.path), recipe.decode.max_bytes), carving, VIEWS)

@@ -1,4 +1,4 @@
-"""A task of VTAB from a directory that TFDS prepared: the order is that of the directory, the pictures are its bytes.
+"""A benchmark from a directory that TFDS prepared: the order is that of the directory, the pictures are its bytes.
 
 An example id is the split of TFDS and the position in it, as in train/00000799; keys are stored in no directory.
 """
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from data_prep.config import CorpusRecipe, TfdsDirectory, Vtab
+from data_prep.config import CorpusRecipe, TfdsDirectory
 from data_prep.corpora.raw import Part, Place, RawExample
 from data_prep.corpora.tfds import LabelRefused, TfdsCorpus
 from data_prep.corpora.tfrecord import Feature
 from data_prep.corpora.vtab import label_rules
-from data_prep.corpora.vtab.carving import CARVINGS, VIEWS, order_key
+from data_prep.corpora.vtab.carving import Carving, Views, order_key
 from data_prep.labels import ClassInfo, number_label
+from infra.storage import open_store
 
 Values = Mapping[str, list[Any]]
 _KITTI_TYPES = ("Car", "Van", "Truck", "Pedestrian", "Person_sitting", "Cyclist", "Tram", "Misc")
@@ -47,17 +48,22 @@ _RULES: Mapping[str, tuple[tuple[str, ...], Callable[[Values], int]]] = {
 """Features of a record and what makes a class of them, of tasks whose class is not the feature `label`."""
 
 
-class VtabTfdsCorpus(TfdsCorpus):
-    """Parts are the shards of the directory."""
+def is_tfds_directory(path: str) -> bool:
+    """Whether a folder is that of one version, with its dataset_info.json."""
+    return open_store(path).exists("dataset_info.json")
 
-    views = VIEWS
 
-    def __init__(self, source: Vtab, data_set: str, recipe: CorpusRecipe) -> None:
-        self._carving, self._task = CARVINGS[data_set], source.task
+class CarvedTfdsCorpus(TfdsCorpus):
+    """As `CarvedCorpus`. Parts are the shards of the directory."""
+
+    def __init__(
+        self, path: str, recipe: CorpusRecipe, task: str, carving: Carving, views: Views, num_classes: int
+    ) -> None:
+        self._carving, self._task, self._num_classes = carving, task, num_classes
         # Which of train, val and test an example is in follows from its position; these are only not hashed again.
-        splits: Any = dict.fromkeys(self._carving.sizes, "train")
-        super().__init__(TfdsDirectory(path=source.path, splits=splits), recipe)
-        self.benchmark_rows = self._carving.num_rows
+        splits: Any = dict.fromkeys(carving.sizes, "train")
+        super().__init__(TfdsDirectory(path=path, splits=splits), recipe)
+        self.views, self.benchmark_rows = views, carving.num_rows
         if self._task in _RULES:
             self.label_features = frozenset(_RULES[self._task][0])
 
@@ -66,8 +72,8 @@ class VtabTfdsCorpus(TfdsCorpus):
         for split, expected in self._carving.sizes.items():
             if there.get(split, 0) != expected:
                 raise ValueError(
-                    f"{self.origin} has {there.get(split, 0):,} examples of {split}, VTAB's {self._task} expects "
-                    f"{expected:,}. Name the directory of the version that VTAB takes."
+                    f"{self.origin} has {there.get(split, 0):,} examples of {split}, {self._task} expects "
+                    f"{expected:,}. Name the directory of the version that the benchmark takes."
                 )
         yield from super().parts(place)
 
@@ -94,7 +100,7 @@ class VtabTfdsCorpus(TfdsCorpus):
         return (number_label(label),)
 
     def declared_classes(self) -> tuple[str, ...]:
-        return tuple(number_label(number) for number in range(label_rules.NUM_CLASSES[self._task]))
+        return tuple(number_label(number) for number in range(self._num_classes))
 
     def class_info(self, source_id: str) -> ClassInfo:
         known = super().class_info(source_id)

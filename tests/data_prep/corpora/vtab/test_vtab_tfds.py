@@ -66,7 +66,7 @@ def test_order_and_classes_are_those_that_are_computed_from_keys(clevr, prepared
 
 def test_another_version_is_refused(clevr, carved, mini, prepared):
     carved("clevr", mini.train_and_test(NUM_TEST + 1, "validation"))
-    with pytest.raises(ValueError, match="has 30 examples of validation, VTAB's clevr_count expects 31"):
+    with pytest.raises(ValueError, match="has 30 examples of validation, clevr_count expects 31"):
         prepared("clevr_count", clevr[0])
 
 
