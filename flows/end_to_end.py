@@ -26,8 +26,9 @@ from infra.redact import cleaned
 from infra.run_state import RunState
 from infra.storage import open_store
 from vit.vtab.evaluate import Score, TaskRef
+from vit.vtab.protocols import over_seeds
 from vit.vtab.report import group_means
-from vit.vtab.tasks import benchmark_name, metric_group
+from vit.vtab.tasks import VTAB_TASKS
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,12 @@ def transfer(
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
     """The scores of the model under the metric names of DESIGN 3.5; the control's beside them, tasks of our own apart."""
-    metrics, ours = {}, {}
+    seeds: dict[str, list[Score]] = {}
     for score in scores:
-        task, pretrained = benchmark_name(score.task), score.model_digest is not None
-        metrics[f"{metric_group(task)}/{task}/{'top1' if pretrained else 'top1_from_scratch'}"] = score.value
-        if pretrained:
-            ours[task] = score.value
+        suffix = "" if score.model_digest is not None else "_from_scratch"
+        seeds.setdefault(f"{score.metric_name}{suffix}", []).append(score)
+    metrics = {name: over_seeds(of[0].protocol, [score.value for score in of]) for name, of in seeds.items()}
+    ours = {t.name: metrics[name] for t in VTAB_TASKS if (name := f"vtab/{t.name}/top1") in metrics}
     return metrics | group_means(ours)
 
 

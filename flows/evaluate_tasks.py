@@ -30,11 +30,12 @@ def evaluate_tasks(
         architecture=plan.architecture,
         protocol=plan.protocol,
         seed=plan.seed,
+        num_seeds=plan.num_seeds,
         root=engines.root,
     )
     contests = plan_contests(draft)
     inputs = {contest.score_key: contest.corpus_digest for contest in contests}
-    key = run_key(name, "evaluate", digest_of([plan.protocol, plan.architecture, plan.seed]), inputs)
+    key = run_key(name, "evaluate", digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds]), inputs)
     spec = replace(draft, run_key=key)
     run = run_store(engines.root, key)
     result = run_stage(

@@ -20,7 +20,16 @@ RecipeName = Literal[
     "r50-b32-jft", "r50-b16-jft", "r50-l32-jft", "r50-l16-jft",
     "bit-r50x1-jft", "bit-r50x2-jft", "bit-r101x1-jft", "bit-r152x1-jft", "bit-r152x2-jft",
 ]  # fmt: skip
-ProtocolName = Literal["small-images", "vit-paper"]
+ProtocolName = Literal[
+    "small-images",
+    "vit-paper", "vit-paper-v1", "vit-paper-transfer", "vit-paper-transfer-v1", "vit-paper-imagenet-512",
+    "bit-hyperrule", "vtab-sweep",
+    "fewshot", "linear", "knn", "head",
+]  # fmt: skip
+FinetuningName = Literal[
+    "vit-paper", "vit-paper-v1", "vit-paper-transfer", "vit-paper-transfer-v1", "vit-paper-imagenet-512",
+    "bit-hyperrule", "vtab-sweep",
+]  # fmt: skip
 SourceKind = Literal[
     "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays", "vtab"
 ]  # fmt: skip
@@ -101,14 +110,16 @@ class FinetuneRequest(FrozenConfig):
     """Published model to start from: NAME, NAME/VERSION or URI."""
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
-    steps: PositiveInt = 500
-    """Optimizer steps."""
-    peak_lr: PositiveFloat = 0.03
-    """Learning rate at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06."""
-    global_batch_size: PositiveInt = 512
-    """Examples per step, over all workers."""
+    protocol: FinetuningName | None = None
+    """Steps, batch, resolution, crop and schedule as this protocol has them for a corpus of this size."""
+    steps: PositiveInt | None = None
+    """Optimizer steps. Empty: the protocol's, or 500."""
+    peak_lr: PositiveFloat | None = None
+    """Learning rate at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06. Empty: the protocol's, or 0.03."""
+    global_batch_size: PositiveInt | None = None
+    """Examples per step, over all workers. Empty: the protocol's, or 512."""
     image_size_px: PositiveInt | None = None
-    """Side of the input; position embeddings are resampled. Empty: the model's own."""
+    """Side of the input; position embeddings are resampled. Empty: the protocol's, or the model's own."""
     seed: NonNegativeInt = 0
     """Seed of order and augmentation."""
     num_workers: PositiveInt | None = None
@@ -118,18 +129,25 @@ class FinetuneRequest(FrozenConfig):
 
 
 class EvaluateRequest(FrozenConfig):
-    """A published model to scores on tasks: select on validation, train once more, read test once."""
+    """A published model to scores on tasks: select on validation, train once more, read test once; or its features as they
+    are, for the protocols fewshot, linear, knn and head."""
 
     model: Reference
     """Published model to score: NAME, NAME/VERSION or URI."""
     tasks: tuple[Reference, ...] = Field(("digits",), min_length=1, max_length=40)
-    """Task corpora with train, val and test splits: names or URIs; the 19 of VTAB are named vtab-<task>."""
+    """Task corpora with train, val and test splits: names or URIs; the 19 of VTAB are named vtab-<task>, and `vtab` means
+    all of them that are prepared."""
     protocol: ProtocolName = "small-images"
-    """How the model is fine-tuned; fixes resolution, settings and selection."""
+    """How the model is fine-tuned, or what reads its features; fixes resolution, settings and selection."""
     seed: NonNegativeInt = 0
-    """Seed of order and augmentation."""
+    """Seed of order, augmentation and draws; the first one where there are several."""
+    num_seeds: int = Field(1, ge=1, le=20)
+    """How many seeds, each a run of its own. The paper gives mean and deviation of three."""
     from_scratch: bool = False
     """Also train the same network from scratch, with the same steps and choices, as a control."""
+    overrides: Overrides = Field(default_factory=dict)
+    """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}; it is another protocol then,
+    and its scores stand apart."""
 
 
 class PipelineRequest(FrozenConfig):

@@ -4,7 +4,7 @@ Each function raises ValueError in one sentence: a corpus, model or field that d
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -21,14 +21,19 @@ from infra.config import FrozenConfig, digest_of, replace
 from infra.keys import run_key
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.input.config import AugmentConfig
 from vit.input.plan import propose_num_lanes
-from vit.models.config import AnyNetworkConfig, field_path, network_config
+from vit.models.config import AnyNetworkConfig, NetworkConfig, field_path, network_config
 from vit.recipes import recipe_named
-from vit.vtab.evaluate import TaskRef
+from vit.vtab.evaluate import TaskRef, task_facts
+from vit.vtab.probes import Probe
 from vit.vtab.protocols import Protocol, protocol_named
+from vit.vtab.tasks import VTAB_TASKS, TaskSplits
 
 CorpusChoice = CorpusConfig | str
 """A corpus to prepare, or the URI of one that is there."""
+VTAB = "vtab"
+"""Stands for the tasks of the benchmark that are prepared, in a form's list of tasks."""
 SOURCES = get_args(get_args(Source)[0])
 """The forms of all kinds of sources."""
 
@@ -166,30 +171,13 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
     model = find_model(root, request.model)
     published = open_store(model).read_json("config.json")
     contract = ImageContract.model_validate(open_store(model).read_json("image_contract.json"))
-    size = request.image_size_px or published["model"]["image_size_px"]
-    network = network_config(network_config(published["model"]).for_transfer(size))
+    architecture = network_config(published["model"])
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)
-    lanes = propose_num_lanes(
-        manifest.split("train"),
-        global_batch_size=request.global_batch_size,
-        shuffle_window=4,
-        mean_row_group_bytes=mean_row_group_bytes(manifest),
-    )
-    steps = request.steps
-    recipe = TrainRecipe(
-        model=network,
-        input=InputConfig(
-            global_batch_size=request.global_batch_size,
-            num_lanes=lanes,
-            augment=replace(contract.evaluation, image_size_px=size),
-        ),
-        optim=OptimConfig(
-            optimizer="sgd", peak_lr=request.peak_lr, warmup_steps=min(500, steps // 5), schedule="cosine"
-        ),
-        total_steps=steps,
-        seed=request.seed,
-    )
+    if request.protocol is None:
+        recipe = _finetune_recipe(request, architecture, contract.evaluation, manifest)
+    else:
+        recipe = _protocol_recipe(request, architecture, store, manifest)
     config = TrainConfig(
         name=training_name(manifest.name, "finetune"),
         stage="finetune",
@@ -197,9 +185,53 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
         val_split="val" if "val" in manifest.splits else None,
         init_model=model,
         recipe=recipe,
-        execution=ExecutionConfig(num_workers=request.num_workers or 1, save_every_steps=max(1, steps // 4)),
+        execution=ExecutionConfig(
+            num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
+        ),
     )
     return replace(config, **request.overrides)
+
+
+def _finetune_recipe(
+    request: FinetuneRequest, architecture: NetworkConfig, evaluation: AugmentConfig, manifest: Manifest
+) -> TrainRecipe:
+    """Of no protocol: steps as asked for, pictures as the model takes them."""
+    size, batch, steps = request.image_size_px, request.global_batch_size or 512, request.steps or 500
+    network = network_config(architecture.for_transfer(size))
+    lanes = propose_num_lanes(
+        manifest.split("train"),
+        global_batch_size=batch,
+        shuffle_window=4,
+        mean_row_group_bytes=mean_row_group_bytes(manifest),
+    )
+    augment = replace(evaluation, image_size_px=network.image_size_px)
+    return TrainRecipe(
+        model=network,
+        input=InputConfig(global_batch_size=batch, num_lanes=lanes, augment=augment),
+        optim=OptimConfig(optimizer="sgd", peak_lr=request.peak_lr or 0.03, warmup_steps=min(500, steps // 5)),
+        total_steps=steps,
+        seed=request.seed,
+    )
+
+
+def _protocol_recipe(
+    request: FinetuneRequest, architecture: NetworkConfig, store: Store, manifest: Manifest
+) -> TrainRecipe:
+    """As a protocol trains on a corpus of this size; the fields that are given take the place of its own."""
+    protocol = protocol_named(str(request.protocol))
+    assert isinstance(protocol, Protocol)
+    fields = {"image_size_px": "image_size_px", "global_batch_size": "global_batch_size"}
+    given = {name: getattr(request, field) for name, field in fields.items() if getattr(request, field) is not None}
+    whole = TaskSplits(train="train", val="val", joined="train")
+    settings = replace(protocol, **given).settings(architecture, task_facts(store, manifest, whole), request.seed)
+    asked = {"optim.peak_lr": request.peak_lr, "total_steps": request.steps}
+    rates = list(dict.fromkeys(setting.optim.peak_lr for setting in settings))
+    if len(rates) > 1 and request.peak_lr is None:
+        raise ValueError(
+            f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
+            "or let an evaluation try all (`vitline vtab run`)."
+        )
+    return replace(settings[0], **{path: value for path, value in asked.items() if value is not None})
 
 
 class EvaluationPlan(FrozenConfig):
@@ -209,21 +241,57 @@ class EvaluationPlan(FrozenConfig):
     """URIs; none is the control from scratch."""
     tasks: tuple[TaskRef, ...]
     architecture: AnyNetworkConfig
-    protocol: Protocol
+    protocol: Protocol | Probe
     seed: int
+    num_seeds: int = 1
 
 
 def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     """Tasks and models that exist."""
     uri = find_model(root, request.model)
-    corpora = [find_corpus(root, task) for task in request.tasks]
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
-        tasks=tuple(TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri) for corpus in corpora),
+        tasks=tuple(
+            TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri) for corpus in _task_corpora(root, request.tasks)
+        ),
         architecture=network_config(open_store(uri).read_json("config.json")["model"]),
-        protocol=protocol_named(request.protocol),
+        protocol=_asked_protocol(request.protocol, request.overrides, request.from_scratch),
         seed=request.seed,
+        num_seeds=request.num_seeds,
     )
+
+
+def _task_corpora(root: str, tasks: Sequence[str]) -> list[Store]:
+    """The corpora of tasks by name; `vtab` stands for those of its tasks that are prepared."""
+    found = []
+    for task in tasks:
+        if task != VTAB:
+            found.append(find_corpus(root, task))
+            continue
+        prepared = {row["name"] for row in list_corpora(root)}
+        names = [known.corpus_name for known in VTAB_TASKS if known.corpus_name in prepared]
+        if not names:
+            raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` makes them.")
+        found += [find_corpus(root, name) for name in names]
+    return found
+
+
+def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool) -> Protocol | Probe:
+    """A protocol, perhaps changed by overrides that begin with `protocol.`; all others are refused."""
+    protocol = protocol_named(name)
+    if from_scratch and isinstance(protocol, Probe):
+        raise ValueError(
+            f"protocol {name} trains no network, so there is none to train from scratch: set from_scratch to false."
+        )
+    changes = {path.removeprefix("protocol."): value for path, value in overrides.items()}
+    if others := [path for path in overrides if not path.startswith("protocol.")]:
+        raise ValueError(f"{others[0]!r} is no override of an evaluation: they begin with 'protocol.'.")
+    if settled := sorted({"name", "kind"} & changes.keys()):
+        raise ValueError(f"'protocol.{settled[0]}' is no override: the form's own fields settle it.")
+    if not changes:
+        return protocol
+    # A protocol that was changed is another one: its scores must not pass for those of the named one.
+    return replace(protocol, name=f"{name}-{digest_of(changes)[:6]}", **changes)
 
 
 @dataclass(frozen=True)
@@ -236,18 +304,15 @@ class PipelinePlan:
     tasks: tuple[CorpusChoice, ...]
     training: TrainConfig
     """Without its corpus, which may not be prepared yet."""
-    protocol: Protocol
+    protocol: Protocol | Probe
     night: date | None = None
 
 
 def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = None) -> PipelinePlan:
     """A plan whose names all exist and whose overrides all fit; its key is the same for the same request and night."""
     training = draft_training(request.name, request)
-    changes = {k.removeprefix("protocol."): v for k, v in request.overrides.items() if k.startswith("protocol.")}
-    if changes:
-        # A protocol that was changed is another one: its scores must not pass for those of the named one.
-        changes = {"name": f"{request.protocol}-{digest_of(changes)[:6]}", **changes}
-    protocol = replace(protocol_named(request.protocol), **changes)
+    changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
+    protocol = _asked_protocol(request.protocol, changes, request.from_scratch)
     source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *request.tasks))
     identity = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
     inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((source, *tasks))}

@@ -3,7 +3,7 @@
 Imports neither torch nor Ray, so that a form, a plan or a flow can validate a config on any machine.
 """
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -40,8 +40,10 @@ class OptimConfig(FrozenConfig):
     """Learning rate at the end of warmup."""
     warmup_steps: NonNegativeInt = 10_000
     """Optimizer steps of linear warmup from zero."""
-    schedule: Literal["cosine", "linear"] = "cosine"
-    """Decay from the peak to `end_lr` over the remaining steps."""
+    schedule: Literal["cosine", "linear", "staircase"] = "cosine"
+    """Decay from the peak to `end_lr` over the remaining steps, or to a tenth at each of `falls_at`."""
+    falls_at: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    """Fractions of the training after which a staircase falls (BiT: 0.3, 0.6, 0.9)."""
     end_lr: NonNegativeFloat = 0.0
     """Learning rate at the last step; the original's linear schedule ends at 1e-5."""
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -54,6 +56,17 @@ class OptimConfig(FrozenConfig):
     """Relative to the learning rate, on matrices and convolutions only."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; none to leave gradients as they are."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.schedule == "staircase") != bool(self.falls_at):
+            raise ValueError(
+                f"schedule={self.schedule!r} with falls_at={self.falls_at}: a staircase, and no other schedule, needs the "
+                "fractions of the training at which it falls, as in (0.3, 0.6, 0.9)."
+            )
+        if self.schedule == "staircase" and self.end_lr:
+            raise ValueError(f"end_lr={self.end_lr} has no effect with schedule='staircase'; leave it out.")
+        return self
 
 
 class TrainRecipe(FrozenConfig):

@@ -14,10 +14,14 @@ TOKENS, TABLES = ("cls_token", "probe", "mask_token"), "pos_embed"
 def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
     """Learning rate of optimizer step `step` (1 to total_steps): linear warmup from zero, then decay to `end_lr`.
 
-    lr(t) = decay(progress) * min(1, t / warmup), progress = (t - warmup) / (total - warmup), as the original code.
+    lr(t) = decay(progress) * min(1, t / warmup), progress = (t - warmup) / (total - warmup), as the original code. A
+    staircase counts from step 1 instead and is a tenth after each of its falls, as in BiT's (bit_hyperrule.py).
     A function of the step: there is no scheduler state to save or to get wrong at a resume.
     """
     warmup = config.warmup_steps
+    if config.schedule == "staircase":
+        lr = config.peak_lr * 0.1 ** sum(step > round(at * total_steps) for at in config.falls_at)
+        return lr * min(1.0, step / warmup) if warmup else lr
     progress = min(max((step - warmup) / max(total_steps - warmup, 1), 0.0), 1.0)
     shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress
     lr = config.end_lr + (config.peak_lr - config.end_lr) * shape

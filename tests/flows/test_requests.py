@@ -11,7 +11,7 @@ from flows.requests import PipelineRequest, PrepareRequest, PretrainRequest
 from flows.resolve import SOURCES
 from infra.config import FrozenConfig
 from vit.recipes import RECIPES
-from vit.vtab.protocols import protocol_named
+from vit.vtab.protocols import Protocol, known_protocols, protocol_named
 
 FORMS = [
     form
@@ -54,7 +54,10 @@ def test_choices_are_those_there_are():
     assert set(get_args(requests.PresetName)) == set(PRESETS)
     kinds = {form.model_fields["kind"].default for form in SOURCES}
     assert set(get_args(requests.SourceKind)) == kinds - {"emoji", "digits"}  # those two are presets
-    with pytest.raises(ValueError, match=f"there are: {', '.join(reversed(get_args(requests.ProtocolName)))}"):
+    assert get_args(requests.ProtocolName) == tuple(known_protocols())
+    tuned = {name for name, protocol in known_protocols().items() if isinstance(protocol, Protocol)}
+    assert set(get_args(requests.FinetuningName)) == tuned - {"small-images"}  # its size is that of the pictures
+    with pytest.raises(ValueError, match=f"there are: {', '.join(get_args(requests.ProtocolName))}"):
         protocol_named("none of them")
 
 

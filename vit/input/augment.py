@@ -40,6 +40,8 @@ def train_pixels(image: np.ndarray, draws: Sequence[float], config: AugmentConfi
     if config.train_crop == "inception":
         box = inception_crop(image.shape[0], image.shape[1], draws, config.min_area_fraction)
         view = resize(image, box, config.image_size_px, config.image_size_px, antialias=config.antialias)
+    elif config.train_resize_px is not None:
+        view = _random_crop(image, draws, config.train_resize_px, config)
     else:
         view = _eval_view(image, config)
     # torch has a kernel for mirrored uint8 pixels; reversing a numpy axis takes longer than the resize.
@@ -80,6 +82,14 @@ def resize(image: np.ndarray, box: Box, height: int, width: int, *, antialias: b
     # last, and the resize leaves its fast path (1.5x) and hands over planes that have to be woven together again.
     pixels = crop[None].permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear", antialias=antialias)
+
+
+def _random_crop(image: np.ndarray, draws: Sequence[float], side: int, config: AugmentConfig) -> Tensor:
+    """A square at a random place of the image resized to a larger one, aspect ratio ignored (arXiv:1912.11370, Sec. 3.3)."""
+    whole, size = Box(0, 0, image.shape[0], image.shape[1]), config.image_size_px
+    resized = resize(image, whole, side, side, antialias=config.antialias)
+    top, left = (int(draw * (side - size + 1)) for draw in draws[:2])
+    return resized[:, :, top : top + size, left : left + size]
 
 
 def _eval_view(image: np.ndarray, config: AugmentConfig) -> Tensor:

@@ -157,6 +157,40 @@ def eval_batches(
     return RunAhead(work, threads=threads, depth=prefetch_batches, on_close=close)
 
 
+def row_batches(
+    corpus: Store,
+    manifest: Manifest,
+    split: str,
+    augment: AugmentConfig,
+    ranges: Sequence[range],
+    *,
+    batch_size: int,
+    threads: int = 1,
+    prefetch_batches: int = 2,
+) -> RunAhead[Batch]:
+    """Iterates the evaluation views of some rows of a split, range after range.
+
+    A batch never reaches over the end of its range, where it is smaller: nothing is padded. Raises as `train_batches`.
+    """
+    reader, loads = SplitReader(corpus, manifest, split, DecodedCache(0)), LoadQueue(_LOADER_THREADS)
+
+    def close() -> None:
+        loads.close()
+        reader.close()
+
+    def work() -> Iterator[Work[Batch]]:
+        groups, view = RowGroups.of(reader.info), partial(eval_pixels, config=augment)
+        for rows in ranges:
+            examples = _rows_in_order(reader, groups, loads, rows.start, rows.stop)
+            for start in range(rows.start, rows.stop, batch_size):
+                part = list(islice(examples, batch_size))
+                assembly = _Assembly(augment, len(part), None if manifest.single_label else manifest.num_classes)
+                batch, tasks = assembly.batch(part, [view] * len(part), start)
+                yield tasks, batch
+
+    return RunAhead(work(), threads=threads, depth=prefetch_batches, on_close=close)
+
+
 def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Order:
     return Order(
         manifest.split(split),

@@ -12,8 +12,11 @@ class AugmentConfig(FrozenConfig):
 
     image_size_px: PositiveInt = 224
     """Side of the square."""
-    train_crop: Literal["inception", "none"] = "inception"
-    """Random crop of 5-100 % of the area, or the same transform as in evaluation (before the flip)."""
+    train_crop: Literal["inception", "random", "none"] = "inception"
+    """Random crop of 5-100 % of the area; one of a fixed size after the whole was resized to a square of
+    `train_resize_px` (BiT); or the same transform as in evaluation (before the flip)."""
+    train_resize_px: PositiveInt | None = None
+    """Side of the square that a crop of the kind `random` is cut from (448 for 384)."""
     min_area_fraction: float = Field(0.05, gt=0, le=1)
     """Smallest area of an Inception crop, of the whole image."""
     flip: bool = True
@@ -27,6 +30,16 @@ class AugmentConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if (self.train_crop == "random") != (self.train_resize_px is not None):
+            raise ValueError(
+                f"train_crop={self.train_crop!r} with train_resize_px={self.train_resize_px}: the random crop, and no "
+                "other, needs the side of the square that it is cut from."
+            )
+        if self.train_resize_px is not None and self.train_resize_px < self.image_size_px:
+            raise ValueError(
+                f"train_resize_px={self.train_resize_px} is less than image_size_px={self.image_size_px}, the side of the "
+                "crop."
+            )
         if self.eval_resize == "square" and self.eval_resize_px is not None:
             raise ValueError(
                 f"eval_resize_px={self.eval_resize_px} has no effect with eval_resize='square'; "

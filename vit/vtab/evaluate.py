@@ -4,16 +4,19 @@ Only the chosen setting is ever scored on test; a second request returns the sto
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
 from typing import Any
 
-from data_prep.shard_format import load_manifest
+from pydantic import PositiveInt
+
+from data_prep.shard_format import Manifest, ShardReader, load_manifest
 from infra.config import FrozenConfig, digest_of
 from infra.semantics import SEMANTICS
 from infra.storage import Lost, Store, open_store
 from vit.config import TrainRecipe
 from vit.models.config import AnyNetworkConfig
 from vit.vtab.probes import Probe
-from vit.vtab.protocols import Protocol
+from vit.vtab.protocols import Protocol, TaskFacts
 from vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
 from vit.vtab.trials import Trial, TrialResult, finished_result
 
@@ -21,7 +24,7 @@ Arm = str | None
 
 
 class TaskRef(FrozenConfig):
-    """A task to score: any corpus with the splits of the 1k protocol, under its own name."""
+    """A task to score: any corpus with the splits that the protocol wants, under its own name."""
 
     name: str
     corpus: str
@@ -29,7 +32,7 @@ class TaskRef(FrozenConfig):
 
 
 class EvaluationSpec(FrozenConfig):
-    """`config.json` of an evaluation: every (task, model) pair under one protocol and seed."""
+    """`config.json` of an evaluation: every (task, model) pair under one protocol, once for each seed."""
 
     schema_version: int = 1
     run_key: str
@@ -40,8 +43,15 @@ class EvaluationSpec(FrozenConfig):
     """Network of the control; that of the models."""
     protocol: Protocol | Probe
     seed: int = 0
+    """The first seed."""
+    num_seeds: PositiveInt = 1
+    """How many, counting up."""
     root: str
     """Root URI: trials and scores are kept below it."""
+
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.num_seeds)
 
 
 class Score(FrozenConfig):
@@ -79,11 +89,11 @@ class Score(FrozenConfig):
             return f"fewshot/{task}/{shots}shot/top1"
         if method in ("linear", "knn", "head"):
             return f"{method}/{task}/top1"
-        return f"{metric_group(task)}/{task}/top1"
+        return f"{metric_group(self.task)}/{task}/top1"
 
 
 class Contest(FrozenConfig):
-    """All trials of one (task, model) pair."""
+    """All trials of one model on one task with one seed."""
 
     task: TaskRef
     corpus_digest: str
@@ -164,10 +174,12 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
     digests = [published_digest(model) for model in spec.models]
     contests = []
     for task in spec.tasks:
-        manifest = load_manifest(open_store(task.corpus))
-        splits = find_task_splits(manifest.splits, task.corpus)
+        corpus = open_store(task.corpus)
+        manifest = load_manifest(corpus)
+        splits = find_task_splits(manifest.splits, task.corpus, spec.protocol.splits)
+        facts = task_facts(corpus, manifest, splits)
         for model, digest in zip(spec.models, digests, strict=True):
-            contests.append(
+            contests += [
                 Contest(
                     task=task,
                     corpus_digest=manifest.digest,
@@ -177,11 +189,24 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
                     model=model,
                     model_digest=digest,
                     protocol=spec.protocol,
-                    seed=spec.seed,
-                    settings=spec.protocol.settings(spec.architecture, spec.seed),
+                    seed=seed,
+                    settings=spec.protocol.settings(spec.architecture, facts, seed),
                 )
-            )
+                for seed in spec.seeds
+            ]
     return contests
+
+
+def task_facts(corpus: Store, manifest: Manifest, splits: TaskSplits) -> TaskFacts:
+    """What protocols may know of a task; reads the sizes of the pictures of one row group."""
+    with ShardReader(corpus, manifest, splits.joined) as reader:
+        sizes = reader.row_group(0, ["width_px", "height_px"]).to_pydict()
+    return TaskFacts(
+        name=manifest.name,
+        num_train=manifest.split(splits.joined).num_rows,
+        max_lanes=min(manifest.split(name).num_row_groups for name in (splits.train, splits.joined)),
+        mean_area_px=fmean(w * h for w, h in zip(sizes["width_px"], sizes["height_px"], strict=True)),
+    )
 
 
 def published_digest(model: str | None) -> str | None:

@@ -122,7 +122,22 @@ def test_training_without_a_crop_is_evaluation_and_a_flip():
     assert (out.numpy()[:, ::-1] == evaluation_pixels(image, config)).all()
 
 
+def test_a_random_crop_is_a_square_of_the_resized_whole():
+    image, out = picture(90, 120), torch.empty(48, 48, 3, dtype=torch.uint8)
+    config = AugmentConfig(image_size_px=48, train_crop="random", train_resize_px=56, flip=False, antialias=False)
+    whole = as_array(resize(image, Box(0, 0, 90, 120), 56, 56, antialias=False))
+    for draws, (top, left) in (((0.0, 0.999), (0, 8)), ((0.5, 0.0), (4, 0))):
+        train_pixels(image, [*draws, *[0.9] * (NUM_DRAWS - 2)], config, out)
+        assert (out.numpy() == whole[top : top + 48, left : left + 48]).all()
+
+
 def test_options_without_effect_are_refused():
+    with pytest.raises(ValueError, match="train_resize_px=None"):
+        AugmentConfig(train_crop="random")
+    with pytest.raises(ValueError, match="train_crop='inception' with train_resize_px=256"):
+        AugmentConfig(train_resize_px=256)
+    with pytest.raises(ValueError, match="less than image_size_px=224"):
+        AugmentConfig(train_crop="random", train_resize_px=200)
     with pytest.raises(ValueError, match="eval_resize_px=256 has no effect"):
         AugmentConfig(eval_resize_px=256)
     with pytest.raises(ValueError, match="at least image_size_px=224, not 200"):

@@ -1,0 +1,109 @@
+"""Protocols against the numbers that the papers print, and what each makes of a task's size, pictures and name."""
+
+import pytest
+
+from infra.config import replace
+from vit.models.variants import network_variant
+from vit.vtab.protocols import Protocol, TaskFacts, over_seeds, protocol_named
+
+
+def facts(**changes) -> TaskFacts:
+    given = {"name": "birds", "num_train": 1000, "max_lanes": 100, "mean_area_px": 500.0 * 375}
+    return TaskFacts.model_validate(given | changes)
+
+
+def settings(protocol_name: str, variant: str = "vit-b16", seed: int = 0, **changes):
+    protocol = protocol_named(protocol_name)
+    assert isinstance(protocol, Protocol)
+    return protocol.settings(network_variant(variant), facts(**changes), seed)
+
+
+def grid(recipes):
+    return [(r.optim.peak_lr, r.total_steps, r.optim.warmup_steps) for r in recipes]
+
+
+def test_the_paper_has_one_setting_for_all_tasks_of_vtab():
+    (recipe,) = settings("vit-paper")
+    augment, optim = recipe.input.augment, recipe.optim
+    assert grid([recipe]) == [(0.01, 2500, 200)]
+    assert (optim.optimizer, optim.beta1, optim.schedule, optim.clip_norm, optim.weight_decay) == (
+        "sgd", 0.9, "cosine", 1.0, 0.0
+    )  # fmt: skip
+    assert recipe.input.global_batch_size == 512
+    assert (augment.image_size_px, augment.train_crop, augment.train_resize_px) == (384, "random", 448)
+    assert (augment.flip, augment.antialias, augment.eval_resize) == (True, False, "square")
+    assert recipe.model.image_size_px == 384
+    assert not recipe.model.pre_logits
+
+
+def test_its_first_version_and_the_benchmark_choose_among_four():
+    assert [g[:2] for g in grid(settings("vit-paper-v1"))] == [(0.01, 1000), (0.1, 1000), (0.01, 10_000), (0.1, 10_000)]
+    sweep = settings("vtab-sweep")
+    assert [g[:2] for g in grid(sweep)] == [(0.1, 2500), (0.01, 2500), (0.1, 10_000), (0.01, 10_000)]
+    augment = sweep[0].input.augment
+    assert (augment.image_size_px, augment.train_crop, augment.flip, augment.antialias) == (224, "none", False, False)
+    assert (sweep[0].optim.schedule, sweep[0].optim.falls_at) == ("staircase", (0.3, 0.6, 0.9))
+
+
+@pytest.mark.parametrize(
+    ("data_set", "num_train", "rates", "steps"),
+    [
+        ("flowers102", 1020, (0.001, 0.003, 0.01, 0.03), 500),
+        ("pets", 3680, (0.001, 0.003, 0.01, 0.03), 500),
+        ("cifar10", 50_000, (0.001, 0.003, 0.01, 0.03), 10_000),
+        ("imagenet", 1_281_167, (0.003, 0.01, 0.03, 0.06), 20_000),
+    ],
+)
+def test_whole_data_sets_are_trained_on_as_table_4_says(data_set, num_train, rates, steps):
+    recipes = settings("vit-paper-transfer", name=data_set, num_train=num_train)
+    assert [g[:2] for g in grid(recipes)] == [(rate, steps) for rate in rates]
+    first = settings("vit-paper-transfer-v1", name=data_set, num_train=num_train)
+    assert [r.optim.peak_lr for r in first] == [rate for rate in rates if rate != 0.06]
+
+
+@pytest.mark.parametrize(("variant", "size", "square"), [("vit-l16", 512, 597), ("vit-h14", 518, 604)])
+def test_table_2_trains_imagenet_at_whole_patches_and_averages(variant, size, square):
+    recipe = settings("vit-paper-imagenet-512", variant, num_train=1_281_167)[0]
+    assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (size, square)
+    assert recipe.average_decay == 0.9999
+    assert settings("vit-paper-transfer", variant)[0].model.image_size_px == 384
+
+
+def test_bit_takes_small_pictures_small():
+    (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=64 * 64)
+    assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (128, 160)
+    (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=96 * 96)  # Patch Camelyon and smallNORB
+    assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (384, 448)
+    assert (recipe.optim.peak_lr, recipe.total_steps, recipe.optim.falls_at) == (0.003, 500, (0.4, 0.6, 0.8))
+    with pytest.raises(ValueError, match=r"^not supported: bit-hyperrule mixes pictures .* from 20,000 .* has 50,000"):
+        settings("bit-hyperrule", "bit-r50x1", num_train=50_000)
+
+
+@pytest.mark.parametrize("protocol", ["vit-paper", "bit-hyperrule"])
+def test_what_a_flip_or_a_crop_would_make_wrong_is_left_alone(protocol):
+    def augmented(name):
+        augment = settings(protocol, name=name)[0].input.augment
+        return augment.train_crop, augment.flip
+
+    assert augmented("vtab-dsprites-location") == ("none", False)
+    assert augmented("vtab-dsprites-orientation") == augmented("vtab-smallnorb-azimuth") == ("random", False)
+    assert augmented("vtab-clevr-count") == augmented("vtab-kitti-distance") == ("none", True)
+    assert augmented("vtab-pets") == augmented("dmlab") == ("random", True)  # a corpus of one's own named as a task is
+
+
+def test_lanes_are_those_that_the_task_has_row_groups_for():
+    assert [settings("vit-paper", max_lanes=n)[0].input.num_lanes for n in (1, 3, 63, 64, 1000)] == [1, 2, 32, 64, 64]
+
+
+def test_lengths_may_be_given_as_one_number_and_sizes_must_be_in_order():
+    protocol = protocol_named("vit-paper-transfer")
+    assert replace(protocol, total_steps=7).total_steps == (7,)
+    with pytest.raises(ValueError, match="in the order of `at_least`"):
+        replace(protocol, larger=protocol.larger[::-1])
+
+
+def test_seeds_are_summed_up_as_the_authors_of_a_protocol_do():
+    values = (0.1, 0.2, 0.9)
+    assert over_seeds("vit-paper", values) == pytest.approx(0.4)
+    assert over_seeds("bit-hyperrule", values) == over_seeds("bit-hyperrule-1a2b3c", values) == 0.2
+    assert over_seeds("linear", values) == pytest.approx(0.4)
