@@ -29,6 +29,7 @@ _ENDINGS: tuple[tuple[str, ArchiveKind], ...] = (
     (".zip", "zip"),
 )
 _REMEMBERED_NAMES = 1 << 17
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", (257, 262)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,9 @@ def read_tars_inside(
 
 
 def _tar_source(store: Store, key: str, start: int = 0, end: int | None = None) -> Source:
-    return Gunzipped(store, key) if archive_kind(key) == "tar.gz" else Ranges(store, key, start, end)
+    # A name may lie: the sizes of ImageNetV2's official .tar.gz are whole blocks of 512 bytes, as those of plain tars are.
+    plain = archive_kind(key) != "tar.gz" or store.read(key, *_TAR_MAGIC_AT) == _TAR_MAGIC
+    return Ranges(store, key, start, end) if plain else Gunzipped(store, key)
 
 
 def _without_repeats(found: Iterator[tuple[Member, bytes | None]]) -> Iterator[tuple[Member, bytes | None]]:

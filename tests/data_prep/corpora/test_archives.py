@@ -81,6 +81,7 @@ WRITERS = {
     "gnu.tar": lambda: tar_of(FILES, tarfile.GNU_FORMAT),
     "a.tar.gz": lambda: tar_of(FILES, mode="w:gz"),
     "two.TGZ": lambda: b"".join(gzipped(part) for part in halves(tar_of(FILES))),
+    "not-compressed.tar.gz": lambda: tar_of(FILES),
     "stored.zip": lambda: zip_of(PAIRS),
     "deflated.zip": lambda: zip_of(PAIRS, zipfile.ZIP_DEFLATED),
     "unpacks-itself.zip": lambda: b"#!/bin/sh\n" + zip_of(PAIRS),
