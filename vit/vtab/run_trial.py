@@ -1,17 +1,21 @@
 """Runs a trial: trains on one split, scores another once. Called on the workers of a sweep."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from data_prep.shard_format import load_manifest
+from data_prep.shard_format import Manifest, load_manifest
+from infra.config import replace
 from infra.storage import Lost, open_store
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.evaluate import Evaluation, evaluate
 from vit.input.batches import eval_batches, train_batches
 from vit.published import adapt, load_model
 from vit.train import TrainState, initial_state, torch_seed, train, with_optimizer
+from vit.vtab.predictions import Predictions
+from vit.vtab.trial_files import write_trial_files
 from vit.vtab.trials import Trial, TrialResult, finished_result
 from vit.world import World
 
@@ -19,11 +23,19 @@ EVAL_BATCH_SIZE = 128
 
 
 def ensure_trial(trials_uri: str, trial: Trial) -> TrialResult:
-    """The stored result of this trial, or a new one, computed and stored; the first to finish is the one that stays."""
+    """The stored result of this trial, or a new one, computed and stored; the first to finish is the one that stays.
+
+    A final trial leaves its predictions, and what people see of them, before its result: see `trial_files`."""
     trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
-    result = run_trial(trial)
+    noted: list[Predictions] = []
+    result = run_trial(trial, note=noted.append if trial.phase == "final" else None)
+    if noted:
+        files = write_trial_files(
+            trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
+        )
+        result = replace(result, files=files)
     try:
         trials.create(f"{trial.key}.json", result.model_dump_json(indent=1).encode())
     except Lost:
@@ -31,8 +43,8 @@ def ensure_trial(trials_uri: str, trial: Trial) -> TrialResult:
     return result
 
 
-def run_trial(trial: Trial) -> TrialResult:
-    """Trains and scores in this process, on its GPU if there is one."""
+def run_trial(trial: Trial, note: Callable[[Predictions], None] | None = None) -> TrialResult:
+    """Trains and scores in this process, on its GPU if there is one. `note` is given what the score is made of."""
     started, cpu_started = time.perf_counter(), time.process_time()
     world, execution = World.current(), trial_execution(trial.recipe)
     corpus = open_store(trial.corpus)
@@ -60,7 +72,7 @@ def run_trial(trial: Trial) -> TrialResult:
         decoded_cache_bytes=execution.decoded_cache_bytes,
     ) as batches:
         outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
-    score = score_split(state, trial, manifest, world)
+    score = score_split(state, trial, manifest, world, note)
     return TrialResult(
         key=trial.key,
         top1=score.top1,
@@ -87,7 +99,13 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
     return with_optimizer(network.to(world.device).train(), trial.recipe)
 
 
-def score_split(state: TrainState, trial: Trial, manifest: Any, world: World) -> Evaluation:
+def score_split(
+    state: TrainState,
+    trial: Trial,
+    manifest: Manifest,
+    world: World,
+    note: Callable[[Predictions], None] | None = None,
+) -> Evaluation:
     corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
     with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
         return evaluate(
@@ -97,6 +115,7 @@ def score_split(state: TrainState, trial: Trial, manifest: Any, world: World) ->
             loss=trial.recipe.loss,
             precision=trial.recipe.precision,
             world=world,
+            note=note,
         )
 
 

@@ -39,6 +39,11 @@ class Trial(FrozenConfig):
         return self
 
     @property
+    def title(self) -> str:
+        """For people: `digits: emoji/1`, or `digits from scratch`."""
+        return f"{self.task}: {model_label(self.model)}" if self.model else f"{self.task} from scratch"
+
+    @property
     def key(self) -> str:
         """`<task>-<phase>-<12 hex>`: equal trials have equal keys, wherever their inputs lie."""
         inputs = {
@@ -66,6 +71,13 @@ class TrialResult(FrozenConfig):
     cpu_s: float
     diverged: bool
     """Non-finite to the end: the score is that of the last finite weights."""
+    files: tuple[str, ...] = ()
+    """Of a final trial, keys below the trials: its predictions, then what people see of them; see `trial_files`."""
+
+
+def model_label(uri: str) -> str:
+    """`<name>/<version>` of a published model's URI: what people call it, and what `vitline model show` takes."""
+    return "/".join(uri.rstrip("/").split("/")[-2:])
 
 
 def finished_result(trials: Store, trial: Trial) -> TrialResult | None:

@@ -127,7 +127,7 @@ def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, 
 def test_what_is_finished_is_not_run_again_and_a_record_stays_as_it_is(spec_of, root, scored, monkeypatch):
     (contest,) = plan_contests(spec_of())
     first = hold(contest, root)
-    monkeypatch.setattr(running, "run_trial", lambda trial: pytest.fail(f"{trial.key} was run again"))
+    monkeypatch.setattr(running, "run_trial", lambda trial, **_: pytest.fail(f"{trial.key} was run again"))
     assert hold(contest, root) == first
     other = first.model_copy(update={"value": 1.0})
     assert record_score(open_store(root), contest, other) == first
@@ -140,7 +140,7 @@ def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec
     store, trial = open_store(root).child("trials"), contest.select_trials()[0]
     theirs = made_up(trial, 0.9)
 
-    def overtaken(trial):
+    def overtaken(trial, **_):
         store.create(f"{trial.key}.json", theirs.model_dump_json().encode())
         return made_up(trial, 0.1)
 
@@ -260,7 +260,7 @@ class RayInThisProcess:
 def ray(monkeypatch):
     fake = RayInThisProcess()
     monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(running, "run_trial", lambda trial: made_up(trial, 0.5))
+    monkeypatch.setattr(running, "run_trial", lambda trial, **_: made_up(trial, 0.5))
     return fake
 
 
@@ -312,7 +312,7 @@ def test_a_task_named_twice_is_trained_once_and_scored_twice(ray, drive, spec_of
 
 
 def test_a_sweep_that_fails_says_why_in_its_state(ray, drive, spec_of, monkeypatch):
-    def broken(trial):
+    def broken(trial, **_):
         raise torch.OutOfMemoryError("no memory for 3 GiB")
 
     monkeypatch.setattr(running, "run_trial", broken)
