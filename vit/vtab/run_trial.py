@@ -12,25 +12,31 @@ from infra.storage import Lost, open_store
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.evaluate import Evaluation, evaluate
 from vit.input.batches import eval_batches, train_batches
+from vit.input.decoded_cache import DecodedCache
 from vit.published import adapt, load_model
 from vit.train import TrainState, initial_state, torch_seed, train, with_optimizer
+from vit.vtab.packing import micro_batch_size
 from vit.vtab.predictions import Predictions
 from vit.vtab.trial_files import write_trial_files
 from vit.vtab.trials import Trial, TrialResult, finished_result
 from vit.world import World
 
 EVAL_BATCH_SIZE = 128
+# A thousand pictures of 500 x 375 take 560 MB.
+DECODED_CACHE_BYTES = 768 << 20
+_decoded: dict[tuple[str, str, int], DecodedCache] = {}
 
 
-def ensure_trial(trials_uri: str, trial: Trial) -> TrialResult:
+def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult:
     """The stored result of this trial, or a new one, computed and stored; the first to finish is the one that stays.
 
-    A final trial leaves its predictions, and what people see of them, before its result: see `trial_files`."""
+    A final trial leaves its predictions, and what people see of them, before its result: see `trial_files`. `threads`
+    decode and augment."""
     trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
     noted: list[Predictions] = []
-    result = run_trial(trial, note=noted.append if trial.phase == "final" else None)
+    result = run_trial(trial, threads=threads, note=noted.append if trial.phase == "final" else None)
     if noted:
         files = write_trial_files(
             trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
@@ -43,10 +49,11 @@ def ensure_trial(trials_uri: str, trial: Trial) -> TrialResult:
     return result
 
 
-def run_trial(trial: Trial, note: Callable[[Predictions], None] | None = None) -> TrialResult:
+def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None] | None = None) -> TrialResult:
     """Trains and scores in this process, on its GPU if there is one. `note` is given what the score is made of."""
     started, cpu_started = time.perf_counter(), time.process_time()
-    world, execution = World.current(), trial_execution(trial.recipe)
+    world = World.current()
+    execution = trial_execution(trial.recipe, world.device.type, threads)
     corpus = open_store(trial.corpus)
     manifest = load_manifest(corpus)
     if manifest.digest != trial.corpus_digest:
@@ -69,7 +76,7 @@ def run_trial(trial: Trial, note: Callable[[Predictions], None] | None = None) -
         num_steps=trial.recipe.total_steps,
         micro_batch_size=execution.micro_batch_size,
         threads=execution.decode_threads,
-        decoded_cache_bytes=execution.decoded_cache_bytes,
+        cache=decoded_cache(trial, execution.decoded_cache_bytes),
     ) as batches:
         outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
     score = score_split(state, trial, manifest, world, note)
@@ -119,7 +126,22 @@ def score_split(
         )
 
 
-def trial_execution(recipe: TrainRecipe) -> ExecutionConfig:
+def trial_execution(recipe: TrainRecipe, device: str, threads: int) -> ExecutionConfig:
     """Trials are small and run many at a time: one process, no checkpoints of their own."""
     steps = recipe.total_steps
-    return ExecutionConfig(micro_batch_size=64, log_every_steps=max(1, steps // 20), save_every_steps=steps)
+    return ExecutionConfig(
+        micro_batch_size=micro_batch_size(recipe.model, device),
+        decode_threads=threads,
+        decoded_cache_bytes=DECODED_CACHE_BYTES,
+        log_every_steps=max(1, steps // 20),
+        save_every_steps=steps,
+    )
+
+
+def decoded_cache(trial: Trial, budget_bytes: int) -> DecodedCache:
+    """Of the task that this process works at: its trials differ in settings, not in pictures."""
+    task = (trial.corpus_digest, trial.decode_digest, budget_bytes)
+    if task not in _decoded:
+        _decoded.clear()
+        _decoded[task] = DecodedCache(budget_bytes)
+    return _decoded[task]

@@ -241,8 +241,8 @@ class RayInThisProcess:
         return {"CPU": 2.0}
 
     def remote(self, function):
-        def submit(uri, trial):
-            return (len(self.ran), lambda: self.ran.append(trial.key) or function(uri, trial))
+        def submit(uri, trial, threads):
+            return (len(self.ran), lambda: self.ran.append(trial.key) or function(uri, trial, threads))
 
         return SimpleNamespace(options=lambda **kwargs: SimpleNamespace(remote=submit))
 
