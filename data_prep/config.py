@@ -192,6 +192,20 @@ class Vtab(FrozenConfig):
     version that TFDS has written, with its dataset_info.json."""
 
 
+TransferTaskName = Literal["imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102"]
+
+
+class Transfer(FrozenConfig):
+    """A data set that the ViT paper transfers to beside VTAB, as it is used there: val is the share of train that the
+    paper chooses a learning rate on, trainval is all of train. Of `imagenet-real` and `imagenet-v2` there is test only."""
+
+    kind: Literal["transfer"] = "transfer"
+    task: TransferTaskName
+    path: str
+    """Folder of the files as they are distributed; `vitline vtab files` says which and where from. Of CIFAR, Pets and
+    Flowers also the directory of one version that TFDS has written."""
+
+
 Source = Annotated[
     ClassFolders
     | ImageNet21k
@@ -203,7 +217,8 @@ Source = Annotated[
     | ImageArrays
     | Emoji
     | Digits
-    | Vtab,
+    | Vtab
+    | Transfer,
     Field(discriminator="kind"),
 ]
 

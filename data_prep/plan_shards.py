@@ -327,7 +327,8 @@ def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base
                 f"{source.origin}: {there:,} examples of {split} were found, the benchmark has {expected:,}. Its files are "
                 "not whole, or of another release; copy them again."
             )
-    if not selection.num_rows("train") and base is None:
+    is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
+    if not selection.num_rows("train") and base is None and not is_test_set:
         raise ValueError(
             f"{source.origin}: no accepted picture is left for train; {selection.num_rejects:,} of {found:,} "
             "files were refused or are duplicates. Add pictures, or lower val_fraction and test_fraction."

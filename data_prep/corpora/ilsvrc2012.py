@@ -52,6 +52,12 @@ class Ilsvrc2012Corpus(RawCorpus):
     def parts(self, place: Place) -> Iterator[Part]:
         self.fingerprint()  # raises where a file is missing
         _ = self.kit  # raises where it is damaged, before the archives are read
+        yield from self.training_parts()
+        yield from self.validation_parts(place)
+
+    def training_parts(self) -> Iterator[Part]:
+        """The tar of each synset, as `synset_part`, and last what else is in the archive. Raises ValueError where there is
+        no synset."""
         tars, others = SynsetTars(), False
         for member in index(self._store, TRAIN):
             if synset := tars.synset_of(member):
@@ -61,10 +67,9 @@ class Ilsvrc2012Corpus(RawCorpus):
             raise ValueError(f"{self._store.uri_of(TRAIN)} holds no n########.tar; fetch it again.")
         if others:
             yield Part(name=_OTHERS)
-        yield from self.validation_parts(place)
 
     def validation_parts(self, place: Place) -> Iterator[Part]:
-        """Those of the validation archive alone. Raises FileNotFoundError where there is none."""
+        """Stretches of the validation archive."""
         for number, stretch in enumerate(stretches(index(self._store, VAL), place.examples_per_part)):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield Part(
@@ -94,8 +99,7 @@ class Ilsvrc2012Corpus(RawCorpus):
         if not refused and member.kind != "file":
             refused = ("ignored_file", f"link to {member.target!r:.200}")
         if not refused:
-            named = _VAL_IMAGE.fullmatch(posixpath.basename(member.path))
-            number = int(named[1]) if named else 0
+            number = validation_number(posixpath.basename(member.path))
             if 1 <= number <= len(self.kit.truth):
                 labels = (self.kit.truth[number - 1],)
             else:
@@ -116,3 +120,9 @@ class Ilsvrc2012Corpus(RawCorpus):
     def kit(self) -> Kit:
         """Raises ValueError where it is not what it should be."""
         return read_kit(self._store)
+
+
+def validation_number(name: str) -> int:
+    """1 to 50,000, of the name of a validation image; 0: it is none."""
+    named = _VAL_IMAGE.fullmatch(name)
+    return int(named[1]) if named else 0

@@ -17,6 +17,7 @@ _READERS = {
     "emoji": "emoji.EmojiCorpus",
     "digits": "digits.DigitsCorpus",
     "vtab": "vtab.vtab_corpus.open_task",
+    "transfer": "transfer.transfer_corpus.open_task",
 }
 
 

@@ -86,7 +86,7 @@ class RawCorpus(ABC):
     """Further splits that are others, or the first rows of others, put together, such as train800val200."""
     benchmark_rows: Mapping[str, int] = {}
     """Of a benchmark, the examples of each split: they are as published, so none may be missing or refused, and none is
-    left out that repeats another. Empty: this is none."""
+    left out that repeats another. It may have test alone. Empty: this is none."""
 
     @abstractmethod
     def fingerprint(self) -> str:

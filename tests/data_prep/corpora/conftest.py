@@ -1,8 +1,13 @@
-"""What every source is tested with: all that it gives, read as preparation reads it."""
+"""What every source is tested with: all that it gives, read as preparation reads it; and the archives of ILSVRC2012."""
 
+import io
+import tarfile
 import uuid
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import scipy.io
 
 from data_prep.corpora.raw import Part, Place
 from infra.storage import open_store
@@ -34,3 +39,56 @@ def read():
         return runs[0]
 
     return read_twice
+
+
+def tar_of(files, mode="w"):
+    """A tar of files by their paths."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return out.getvalue()
+
+
+def meta(synsets, compressed=True):
+    """meta.mat, as scipy writes it, of (number, WNID, words, numbers of children)."""
+    names = (
+        "ILSVRC2012_ID",
+        "WNID",
+        "words",
+        "gloss",
+        "num_children",
+        "children",
+        "wordnet_height",
+        "num_train_images",
+    )
+    rows = np.zeros((len(synsets), 1), dtype=[(name, "O") for name in names])
+    for row, (number, wnid, words, children) in zip(rows[:, 0], synsets, strict=True):
+        numbers = np.array([children], np.float64).reshape(1, -1)
+        values = (float(number), wnid, words, "a gloss", len(children), numbers, 1, 2)
+        for name, value in zip(names, values, strict=True):
+            row[name] = value
+    out = io.BytesIO()
+    scipy.io.savemat(out, {"synsets": rows}, do_compression=compressed)
+    return out.getvalue()
+
+
+def kit_of(synsets, numbers, *, meta=None, truth=None):
+    """The development kit: `numbers` are the labels of the validation images in turn. Other bytes for its files on demand."""
+    files = {
+        "readme.txt": b"x",
+        "data/meta.mat": meta or ILSVRC.meta(synsets),
+        "data/ILSVRC2012_validation_ground_truth.txt": truth or "".join(f"{number}\n" for number in numbers).encode(),
+    }
+    return tar_of({f"ILSVRC2012_devkit_t12/{name}": data for name, data in files.items()}, "w:gz")
+
+
+ILSVRC = SimpleNamespace(tar_of=tar_of, meta=meta, kit=kit_of)
+
+
+@pytest.fixture(scope="session")
+def ilsvrc():
+    """What writes the archives of ILSVRC2012 in miniature."""
+    return ILSVRC

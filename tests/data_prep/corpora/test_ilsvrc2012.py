@@ -1,9 +1,8 @@
-"""ILSVRC2012 in the layout of its three archives, in miniature; scipy writes meta.mat."""
+"""ILSVRC2012 in the layout of its three archives, in miniature."""
 
 import contextlib
 import io
 import random
-import tarfile
 import uuid
 
 import numpy as np
@@ -29,49 +28,16 @@ SYNSETS = [
 TRUTH = [3, 1, 2, 2, 1, 3, 3]
 
 
-def mat(compressed=True, synsets=SYNSETS):
-    dtype = [(name, "O") for name in ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "children")]
-    rows = np.zeros((len(synsets), 1), dtype=[*dtype, ("wordnet_height", "O"), ("num_train_images", "O")])
-    for row, (number, wnid, words, children) in zip(rows[:, 0], synsets, strict=True):
-        numbers = np.array([children], np.float64).reshape(1, -1)
-        for name, value in zip(
-            rows.dtype.names, (float(number), wnid, words, "a gloss", len(children), numbers, 1, 2), strict=True
-        ):
-            row[name] = value
-    out = io.BytesIO()
-    scipy.io.savemat(out, {"synsets": rows}, do_compression=compressed)
-    return out.getvalue()
-
-
-def tar_of(files, mode="w"):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return out.getvalue()
-
-
-def kit(meta=None, truth=None):
-    lines = "".join(f"{number}\n" for number in TRUTH).encode()
-    files = {
-        "readme.txt": b"x",
-        "data/meta.mat": meta or mat(),
-        "data/ILSVRC2012_validation_ground_truth.txt": truth or lines,
-    }
-    return tar_of({f"ILSVRC2012_devkit_t12/{name}": data for name, data in files.items()}, "w:gz")
-
-
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, ilsvrc):
     train = {
-        f"{w}.tar": tar_of({f"{w}_{i}.JPEG": f"{w} {i}".encode() for i in range(40)}) for _, w, _, _ in SYNSETS[:3]
+        f"{w}.tar": ilsvrc.tar_of({f"{w}_{i}.JPEG": f"{w} {i}".encode() for i in range(40)})
+        for _, w, _, _ in SYNSETS[:3]
     }
     val = {f"ILSVRC2012_val_{i:08d}.JPEG": f"val {i}".encode() for i in range(1, len(TRUTH) + 1)}
-    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(tar_of(train))
-    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(tar_of(val))
-    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(kit())
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(ilsvrc.tar_of(train))
+    (tmp_path / "ILSVRC2012_img_val.tar").write_bytes(ilsvrc.tar_of(val))
+    (tmp_path / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(ilsvrc.kit(SYNSETS, TRUTH))
     return tmp_path
 
 
@@ -117,16 +83,16 @@ def test_classes_have_names_and_a_hierarchy(folder):
     assert opened(folder).class_info("n99999999").name == "n99999999"
 
 
-def test_odd_members_are_refused(folder):
+def test_odd_members_are_refused(folder, ilsvrc):
     files = {
         "ILSVRC2012_val_00000099.JPEG": b"x",
         "other.JPEG": b"x",
         "readme.txt": b"x",
         "ILSVRC2012_val_00000001.JPEG": b"1",
     }
-    (folder / "ILSVRC2012_img_val.tar").write_bytes(tar_of(files)[:4200])
+    (folder / "ILSVRC2012_img_val.tar").write_bytes(ilsvrc.tar_of(files)[:4200])
     (folder / "ILSVRC2012_img_train.tar").write_bytes(
-        tar_of({"n1.tar": b"", "n00000001.tar": tar_of({"a.JPEG": b"a"})})
+        ilsvrc.tar_of({"n1.tar": b"", "n00000001.tar": ilsvrc.tar_of({"a.JPEG": b"a"})})
     )
     found = listed(folder)
     assert {i.split("!", 1)[1].split(" ")[0]: e.refused and e.refused[0] for i, e in found.items()} == {
@@ -140,7 +106,10 @@ def test_odd_members_are_refused(folder):
     }
 
 
-def test_files_that_are_missing_or_wrong_are_errors(folder):
+def test_files_that_are_missing_or_wrong_are_errors(folder, ilsvrc):
+    def kit(**changed):
+        return ilsvrc.kit(SYNSETS, TRUTH, **changed)
+
     with pytest.raises(
         ValueError, match=r"lacks ILSVRC2012_devkit.*, ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar"
     ):
@@ -150,9 +119,12 @@ def test_files_that_are_missing_or_wrong_are_errors(folder):
         (kit(truth=b"1\n7\n"), "line 2 of .* is '7'"),
         (kit(truth=b"1\n\n2\n"), "line 3 of"),
         (kit(meta=b"MATLAB 7.3"), "no MATLAB 5 file"),
-        (kit(meta=mat()[:-40]), "damaged MATLAB file"),
-        (kit(meta=mat(synsets=[*SYNSETS, SYNSETS[0]])), "a synset twice"),
-        (tar_of({"data/meta.mat": mat()}, "w:gz"), "lacks data/ILSVRC2012_validation_ground_truth.txt"),
+        (kit(meta=ilsvrc.meta(SYNSETS)[:-40]), "damaged MATLAB file"),
+        (kit(meta=ilsvrc.meta([*SYNSETS, SYNSETS[0]])), "a synset twice"),
+        (
+            ilsvrc.tar_of({"data/meta.mat": ilsvrc.meta(SYNSETS)}, "w:gz"),
+            "lacks data/ILSVRC2012_validation_ground_truth.txt",
+        ),
     ):
         (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(content)
         with pytest.raises(ValueError, match=said):
@@ -183,8 +155,8 @@ def test_matlab_files_read_as_scipy_wrote_them(compressed):
 
 @settings(max_examples=300, deadline=None, database=None, derandomize=True)
 @given(st.booleans(), st.integers(0, 10**9), st.integers(1, 8))
-def test_damaged_matlab_files_raise_one_error(compressed, seed, num_flips):
-    data, chance = bytearray(mat(compressed)), random.Random(seed)
+def test_damaged_matlab_files_raise_one_error(ilsvrc, compressed, seed, num_flips):
+    data, chance = bytearray(ilsvrc.meta(SYNSETS, compressed)), random.Random(seed)
     for _ in range(num_flips):
         data[chance.randrange(len(data))] = chance.randrange(256)
     with contextlib.suppress(ValueError):

@@ -1,0 +1,91 @@
+"""ImageNet-1k: test are the 50,000 validation images, val the last 1 % of train in the order of TFDS.
+
+Where that 1 % begins depends on the names of all 1,281,167 training images, as TFDS sorts them by a hash of their names. So
+the headers of the training archive are read once when it is listed; examples then know their split by themselves. A share of
+our own hash would need no listing, but be other images than those the published learning rates were chosen on.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from data_prep.config import CorpusRecipe
+from data_prep.corpora.archives import index
+from data_prep.corpora.class_folders import is_picture
+from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
+from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.vtab.tfds_order import order_prefix
+from infra.storage import Store
+
+_VAL_BEGINS = "val-begins.json"
+_LIST_THREADS = 16  # an object store answers a read in some 8 ms, and there is one for each image
+
+
+class Imagenet(ImagenetTask):
+    """Parts: the tar of each synset, and stretches of the validation archive. Ids are as train/n01440764_18.JPEG and
+    validation/ILSVRC2012_val_00000001.JPEG."""
+
+    views = VIEWS
+    official = OfficialFiles(
+        title="ImageNet-1k (ILSVRC2012)",
+        home="https://image-net.org/download-images",
+        terms="registration; for non-commercial research and education only",
+        files=(
+            OfficialFile(
+                name="ILSVRC2012_img_train.tar",
+                num_bytes=147_897_477_120,
+                sha256="b08200a27a8e34218a0e58fde36b0fe8f73bc377f4acea2d91602057c3ca45bb",
+            ),
+            VALIDATION_FILE,
+            KIT_FILE,
+        ),
+    )
+
+    def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
+        self._carving = CARVINGS["imagenet"]
+        super().__init__(store, recipe, self._carving.num_rows)
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        self.files()  # raises where one is missing
+        validation, train = self.validation_parts(place), list(self.archives.training_parts())
+        place.work.write_json(_VAL_BEGINS, self._val_begins(train))
+        yield from train
+        yield from validation
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        is_train = "synset" in part.where
+        tfds_split, val_begins = ("train", place.work.read_json(_VAL_BEGINS)) if is_train else ("validation", 0)
+        for example in self.archives.examples(part, place):
+            if example.refused:
+                yield example
+                continue
+            name = file_name(example.example_id)
+            place_in_order = order_prefix(tfds_split, name)
+            split = ("train" if place_in_order < val_begins else "val") if is_train else "test"
+            yield replace(example, example_id=f"{tfds_split}/{name}", split=split, order_key=place_in_order)
+
+    def _val_begins(self, train: Sequence[Part]) -> int:
+        """`order_prefix` of the first image of val. Raises ValueError unless the archive has all training images."""
+        with ThreadPoolExecutor(_LIST_THREADS) as threads:
+            prefixes = np.sort(np.concatenate(list(threads.map(self._prefixes, train))))
+        if len(prefixes) != (expected := self._carving.sizes["train"]):
+            raise self.not_whole(f"{len(prefixes):,} training images", f"{expected:,}")
+        return int(prefixes[self._carving.val.start])
+
+    def _prefixes(self, part: Part) -> np.ndarray:
+        """Of every image in the tar of a synset. Raises ValueError where it is damaged."""
+        where: Any = part.where
+        if "synset" not in where:
+            return np.empty(0, np.uint64)
+        found = []
+        for member in index(self.store, where["key"], where["start"], where["end"]):
+            if member.kind == "damage" and member.refused:
+                raise ValueError(f"{self.store.uri_of(where['key'])}: {member.refused[1]}. Get it again.")
+            if member.kind == "file" and not member.refused and is_picture(member):
+                found.append(order_prefix("train", file_name(member.path)))
+        return np.array(found, np.uint64)

@@ -1,0 +1,92 @@
+"""ImageNet ReaL (arXiv:2006.07159): the validation images of ImageNet with lists of labels, each as right as the others.
+
+Entry i of real.json belongs to validation image i + 1; numbers are those of the sorted WNIDs. Images without a label leave the
+average: they are refused, and so counted and listed. A file of other labels than the published ones is refused as a whole:
+it is small, and the labels are all that the score stands for. How its JSON is set does not matter.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+
+from data_prep.config import CorpusRecipe
+from data_prep.corpora.ilsvrc2012 import validation_number
+from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.transfer.carving import TEST_SETS
+from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.vtab.tfds_order import order_prefix
+from infra.storage import Store
+
+REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
+"""Of real.json as published, which is what json.dumps makes of its lists."""
+_REAL = "real.json"
+_MAX_REAL_BYTES = 16 << 20
+
+
+class ImagenetReal(ImagenetTask):
+    """Test only, several labels an image. Parts and ids are those of the validation images in `Imagenet`."""
+
+    single_label = False
+    official = OfficialFiles(
+        title="ImageNet ReaL",
+        home="https://github.com/google-research/reassessed-imagenet (labels) and https://image-net.org/download-images",
+        terms="labels Apache-2.0; images by registration, for non-commercial research and education only",
+        files=(OfficialFile(name=_REAL, num_bytes=388_478, sha256=REAL_SHA256), VALIDATION_FILE, KIT_FILE),
+    )
+
+    def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
+        super().__init__(store, recipe, {"test": TEST_SETS["imagenet-real"]})
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        self.files()  # raises where one is missing
+        _ = self._labels  # raises where they are not those of ReaL
+        yield from self.validation_parts(place)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        for example in self.archives.examples(part, place):
+            if example.refused:
+                yield example
+                continue
+            name = file_name(example.example_id)
+            labels = self._labels[validation_number(name) - 1]
+            yield replace(
+                example,
+                example_id=f"validation/{name}",
+                labels=labels,
+                order_key=order_prefix("validation", name),
+                data=example.data if labels else None,
+                refused=None if labels else ("ignored_file", "ReaL has no label of it"),
+            )
+
+    @cached_property
+    def _labels(self) -> list[tuple[str, ...]]:
+        """The WNIDs of every validation image in turn."""
+        classes = self.kit.classes
+        try:
+            numbers = label_lists(self.store.read(_REAL, 0, _MAX_REAL_BYTES), len(self.kit.truth), len(classes))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{self.store.uri_of(_REAL)}: {error}. Get it again from {self.official.home.partition(' ')[0]}."
+            ) from error
+        return [tuple(classes[number] for number in of_image) for of_image in numbers]
+
+
+def label_lists(data: bytes, num_images: int, num_classes: int) -> list[list[int]]:
+    """Labels of every image in turn, from the text of real.json. Raises ValueError where they are not the published ones."""
+    lists = json.loads(data)
+    if not isinstance(lists, list) or len(lists) != num_images:
+        there = f"a list of {len(lists):,}" if isinstance(lists, list) else f"no list, but {type(lists).__name__}"
+        raise ValueError(f"it holds {there}; expected is a list of labels for each of {num_images:,} images")
+    for number, labels in enumerate(lists, 1):
+        known = isinstance(labels, list) and all(type(label) is int and 0 <= label < num_classes for label in labels)
+        if not known or len(set(labels)) < len(labels):
+            raise ValueError(
+                f"image {number} has the labels {json.dumps(labels)[:80]}; expected are different numbers from 0 to "
+                f"{num_classes - 1}"
+            )
+    if (digest := hashlib.sha256(json.dumps(lists).encode()).hexdigest()) != REAL_SHA256:
+        raise ValueError(f"its labels (sha256 {digest:.12}) are not the published ones ({REAL_SHA256:.12})")
+    return lists

@@ -1,0 +1,87 @@
+"""What ImageNet and its two other test sets share: the classes of the development kit, so that a head that was trained on
+one can be scored on the others."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from data_prep.class_maps import RELEASES
+from data_prep.config import CorpusRecipe, Ilsvrc2012
+from data_prep.corpora.ilsvrc2012 import Ilsvrc2012Corpus
+from data_prep.corpora.ilsvrc2012_kit import KIT, Kit
+from data_prep.corpora.raw import Part, Place, RawCorpus
+from data_prep.corpora.transfer.carving import CARVINGS
+from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.labels import ClassInfo
+from infra.storage import Listed, Store
+
+KIT_FILE = OfficialFile(name=KIT)
+VALIDATION_FILE = OfficialFile(
+    name="ILSVRC2012_img_val.tar",
+    num_bytes=6_744_924_160,
+    sha256="c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
+)
+
+
+class ImagenetTask(RawCorpus):
+    """The class map is that of the kit: WNIDs in their order, names, hierarchy. Of all three it has one digest."""
+
+    official: ClassVar[OfficialFiles]
+
+    def __init__(self, store: Store, recipe: CorpusRecipe, rows: Mapping[str, int]) -> None:
+        self.store, self.max_bytes, self.benchmark_rows = store, recipe.decode.max_bytes, rows
+        self.origin, self.credit = store.uri, f"{self.official.title}; {self.official.terms}"
+        self.archives = Ilsvrc2012Corpus(Ilsvrc2012(path=store.uri), recipe)
+
+    def files(self) -> dict[str, Listed]:
+        """By official name. Raises ValueError that lists the missing ones."""
+        return self.official.found(self.store)
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, found in sorted(self.files().items()):
+            digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def declared_classes(self) -> tuple[str, ...]:
+        return tuple(self.kit.classes)
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        return self.kit.class_info(source_id)
+
+    @cached_property
+    def kit(self) -> Kit:
+        """Raises ValueError where its classes are not those of ILSVRC2012."""
+        kit, release = self.archives.kit, RELEASES["imagenet1k"]
+        digest = hashlib.sha256("\n".join(kit.classes).encode()).hexdigest()
+        if digest != release.sha256:
+            raise ValueError(
+                f"{self.store.uri_of(KIT)} has {len(kit.classes):,} classes, whose WNIDs have the sha256 {digest:.12}; "
+                f"expected are the {release.num_classes:,} of {release.what}, {release.sha256:.12}. It is the kit of another "
+                f"year, or a changed one. Get {KIT} from {self.official.home}."
+            )
+        return kit
+
+    def validation_parts(self, place: Place) -> Sequence[Part]:
+        """Of the validation archive. Raises ValueError where it has not the images that the kit has labels of."""
+        parts = list(self.archives.validation_parts(place))
+        there, expected = sum(part.num_examples for part in parts), CARVINGS["imagenet"].sizes["validation"]
+        if not there == expected == len(self.kit.truth):
+            raise self.not_whole(
+                f"{there:,} validation images, {KIT} {len(self.kit.truth):,} labels of them", f"{expected:,}"
+            )
+        return parts
+
+    def not_whole(self, there: str, expected: str) -> ValueError:
+        """The error for files with other examples than the official ones."""
+        unlike = "".join(f"{clause}. " for clause in self.official.unlike_official(self.files()))
+        return ValueError(
+            f"{self.official.title} at {self.origin} has {there}, expected are {expected}. {unlike}Get its files again from "
+            f"{self.official.home}."
+        )
+
+
+def file_name(example_id: str) -> str:
+    """The name of the image, which is its key in TFDS, from an id of `Ilsvrc2012Corpus`."""
+    return example_id.rpartition("!")[2].rpartition("/")[2]

@@ -1,0 +1,82 @@
+"""ImageNetV2 (arXiv:1902.10811), matched frequency: 10,000 new images, ten of each class of ImageNet, gathered as its
+validation images were.
+
+Folders are called by the number of the class among the sorted WNIDs, without zeros in front: sorted as text, which some
+readers do, folder 10 would be class 2.
+"""
+
+import re
+from collections.abc import Iterator
+
+from data_prep.config import CorpusRecipe
+from data_prep.corpora.class_folders import readable_id, refusal_by_name
+from data_prep.corpora.raw import Part, Place, RawExample, Spill
+from data_prep.corpora.transfer.carving import TEST_SETS
+from data_prep.corpora.transfer.imagenet_task import KIT_FILE, ImagenetTask
+from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.vtab.picture_files import picture_members, picture_parts
+from data_prep.corpora.vtab.tfds_order import order_prefix
+from infra.storage import Store
+
+_IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)
+
+
+class ImagenetV2(ImagenetTask):
+    """Test only. Ids are as test/207_<file>: the key that TFDS makes of folder and file."""
+
+    official = OfficialFiles(
+        title="ImageNetV2 (matched frequency)",
+        home="https://huggingface.co/datasets/vaishaal/ImageNetV2 (images) and https://image-net.org/download-images (kit)",
+        terms="no licence of the images stated; the kit by registration",
+        files=(
+            OfficialFile(
+                name="imagenetv2-matched-frequency.tar.gz",
+                num_bytes=1_264_079_360,
+                sha256="f0c37fdf925916b19ea1323cd9a2208cdb6959ba2c32eef2a7fc393835c9ca7c",
+                other_names=("imagenetv2-matched-frequency.tar", "imagenetv2-matched-frequency-format-val/"),
+            ),
+            KIT_FILE,
+        ),
+    )
+
+    def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
+        super().__init__(store, recipe, {"test": TEST_SETS["imagenet-v2"]})
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        _ = self.kit  # raises where its classes are others
+        yield from picture_parts(self.store, self.files()[self.official.files[0].name].key, place)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        with Spill(place, part) as spill:
+            for member, data, where in picture_members(self.store, part, self.max_bytes, _is_image):
+                if member.refused or data is None:
+                    refused = member.refused or ("ignored_file", "no file")
+                    yield RawExample(readable_id(member.path), (), "test", spill.base, spill.key, refused=refused)
+                else:
+                    yield self._example(member.path, data, where, spill)
+
+    def _example(self, path: str, data: bytes, where: tuple[str, int, int] | None, spill: Spill) -> RawExample:
+        named = _IMAGE.fullmatch(path)
+        assert named
+        number, key, classes = int(named[1]), readable_id(f"{named[1]}_{named[2]}"), self.kit.classes
+        base, refused = self.store.uri, None
+        if number >= len(classes):
+            refused = ("no_label", f"folder {number}; the classes are 0 to {len(classes) - 1}")
+        if not where:
+            base, where = spill.base, (spill.key, spill.keep(data), len(data))
+        return RawExample(
+            example_id=f"test/{key}",
+            labels=() if refused else (classes[number],),
+            split="test",
+            base=base,
+            key=where[0],
+            offset=where[1],
+            length=where[2],
+            refused=refused,
+            data=None if refused else data,
+            order_key=order_prefix("test", key),
+        )
+
+
+def _is_image(path: str) -> bool:
+    return _IMAGE.fullmatch(path) is not None and refusal_by_name(path) is None

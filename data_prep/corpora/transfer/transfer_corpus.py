@@ -1,0 +1,50 @@
+"""A data set of the ViT paper as a corpus: of ImageNet its own readers, of the others VTAB's with another carving."""
+
+from collections.abc import Mapping
+
+from data_prep.config import CorpusRecipe, Transfer
+from data_prep.corpora.raw import RawCorpus
+from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
+from data_prep.corpora.transfer.imagenet import Imagenet
+from data_prep.corpora.transfer.imagenet_real import ImagenetReal
+from data_prep.corpora.transfer.imagenet_v2 import ImagenetV2
+from data_prep.corpora.vtab.carved_corpus import CarvedCorpus
+from data_prep.corpora.vtab.listed_archives import Flowers102, Pets
+from data_prep.corpora.vtab.official_files import OfficialFiles
+from data_prep.corpora.vtab.pixel_arrays import Cifar10, Cifar100
+from data_prep.corpora.vtab.vtab_data import VtabData
+from data_prep.corpora.vtab.vtab_tfds import CarvedTfdsCorpus, is_tfds_directory
+from infra.storage import open_store
+
+_OF_IMAGENET: Mapping[str, type[Imagenet] | type[ImagenetReal] | type[ImagenetV2]] = {
+    "imagenet": Imagenet,
+    "imagenet-real": ImagenetReal,
+    "imagenet-v2": ImagenetV2,
+}
+_READERS: Mapping[str, type[VtabData]] = {
+    "cifar10": Cifar10,
+    "cifar100": Cifar100,
+    "pets": Pets,
+    "flowers102": Flowers102,
+}
+_NUM_CLASSES = {"cifar10": 10, "cifar100": 100, "pets": 37, "flowers102": 102}
+
+
+def open_task(source: Transfer, recipe: CorpusRecipe) -> RawCorpus:
+    """A task from the official files in a folder; CIFAR, Pets and Flowers also from a directory that TFDS prepared."""
+    task, store = source.task, open_store(source.path)
+    if task in _OF_IMAGENET:
+        return _OF_IMAGENET[task](store, recipe)
+    if is_tfds_directory(source.path):
+        return CarvedTfdsCorpus(source.path, recipe, task, CARVINGS[task], VIEWS, _NUM_CLASSES[task])
+    return CarvedCorpus(_READERS[task](store, task, recipe.decode.max_bytes), CARVINGS[task], VIEWS)
+
+
+def data_set_of(task: str) -> str:
+    """The data set that a task is made of."""
+    return "imagenet" if task in _OF_IMAGENET else task
+
+
+def official_files_of(task: str) -> OfficialFiles:
+    """What the files of a task are called and where they come from."""
+    return (_OF_IMAGENET.get(task) or _READERS[task]).official

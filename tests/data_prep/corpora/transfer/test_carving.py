@@ -1,0 +1,41 @@
+"""Which examples the ViT paper trains, chooses and tests on."""
+
+import pytest
+
+from data_prep.corpora.transfer.carving import CARVINGS, TEST_SETS, VIEWS
+from data_prep.corpora.vtab.tfds_order import order_prefix, tfds_order
+
+# Training sets and test sets of vtab.md 7, and how much of train the learning rate is chosen on.
+SIZES = {
+    "imagenet": (1_281_167, 1, 12_812, 50_000),
+    "cifar10": (50_000, 2, 1000, 10_000),
+    "cifar100": (50_000, 2, 1000, 10_000),
+    "pets": (3680, 10, 368, 3669),
+    "flowers102": (1020, 10, 102, 6149),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_splits_are_those_of_the_released_configs(name):
+    trainval, percent, val, test = SIZES[name]
+    carving = CARVINGS[name]
+    assert carving.num_rows == {"train": trainval - val, "val": val, "test": test}
+    assert (carving.train.stop, carving.val.stop) == (carving.val.start, trainval)
+    assert val == pytest.approx(trainval * percent / 100, abs=0.5)
+    tfds = pytest.importorskip("tensorflow_datasets")
+    train = {"train": tfds.core.SplitInfo(name="train", shard_lengths=[trainval], num_bytes=0)}
+    for spec, part in ((f"train[:{100 - percent}%]", carving.train), (f"train[{100 - percent}%:]", carving.val)):
+        (cut,) = tfds.core.ReadInstruction.from_spec(spec).to_absolute(train)
+        assert (cut.splitname, cut.from_ or 0, cut.to or trainval) == part
+
+
+def test_every_task_has_sizes_and_views_are_not_vtabs():
+    assert CARVINGS.keys() == SIZES.keys()
+    assert TEST_SETS == {"imagenet-real": 46_837, "imagenet-v2": 10_000}
+    assert VIEWS == {"trainval": ("train", "val")}
+
+
+@pytest.mark.parametrize("keys", [range(2000), [f"n01440764_{i}.JPEG" for i in range(2000)]])
+def test_an_example_knows_its_place_in_the_order_without_the_others(keys):
+    assert sorted(range(len(keys)), key=lambda i: order_prefix("train", keys[i])) == tfds_order("train", keys)
+    assert all(0 <= order_prefix("train", key) < 2**64 for key in keys)
