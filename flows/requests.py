@@ -31,7 +31,8 @@ FinetuningName = Literal[
     "bit-hyperrule", "vtab-sweep",
 ]  # fmt: skip
 SourceKind = Literal[
-    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays", "vtab"
+    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays", "vtab",
+    "transfer",
 ]  # fmt: skip
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
