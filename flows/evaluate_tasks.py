@@ -1,7 +1,6 @@
 """models -> scores on tasks: all trials of all models in one Ray job."""
 
 from flows import console
-from flows.catalog import list_corpora
 from flows.engines import Engines, engines
 from flows.requests import EvaluateRequest
 from flows.resolve import EvaluationPlan, resolve_evaluate
@@ -9,11 +8,10 @@ from flows.stage import StageResult, run_stage, run_store
 from infra.config import digest_of, replace
 from infra.keys import run_key
 from infra.settings import Settings
-from infra.storage import open_store
 from vit.run_spec import read_progress
-from vit.vtab.evaluate import EvaluationSpec, Score, list_scores, plan_contests
-from vit.vtab.report import PUBLISHED, coverage, group_means, published_row, scores_by_model
-from vit.vtab.tasks import VTAB_TASKS
+from vit.vtab.evaluate import EvaluationSpec, Score, plan_contests
+from vit.vtab.probes import Probe
+from vit.vtab.protocols import known_protocols
 
 
 def evaluate_tasks(
@@ -52,6 +50,29 @@ def evaluate_tasks(
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
 
 
+def protocol_rows() -> list[dict[str, str]]:
+    """Every protocol in a line: splits, resolution, settings and what is done to pictures."""
+    rows = []
+    for protocol in known_protocols().values():
+        if isinstance(protocol, Probe):
+            shots = f", {' '.join(map(str, protocol.shots))} examples a class" if protocol.shots else ""
+            cells = ["any", "the model's", f"{protocol.method}{shots}", "frozen features"]
+        else:
+            crop = protocol.augment
+            pictures = f"crop {crop.train_crop}, flip {'on' if crop.flip else 'off'}"
+            side = f"{protocol.image_size_px} px" if protocol.image_size_px else "the model's"
+            rates = " ".join(f"{rate:g}" for rate in protocol.learning_rates)
+            steps = " ".join(f"{n:,}" for n in protocol.total_steps)
+            larger = "".join(f"; from {t.at_least:,} images {t.total_steps[0]:,} steps" for t in protocol.larger)
+            cells = [protocol.splits, side, f"lr {rates}, {steps} steps{larger}", pictures]
+        rows.append(
+            dict(
+                zip(("protocol", "splits", "image side", "settings", "pictures"), (protocol.name, *cells), strict=True)
+            )
+        )
+    return rows
+
+
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
     """Scores one published model on tasks and prints the records."""
     plan = resolve_evaluate(settings.root, request)
@@ -75,31 +96,3 @@ def score_cells(score: Score) -> list[str]:
         f"lr {score.chosen['peak_lr']:g}, val {console.percent(score.chosen['val_top1'])}",
         console.percent(score.majority_fraction),
     ]
-
-
-def show_scores(settings: Settings, *, as_json: bool) -> None:
-    """Every stored score by model, VTAB means where they are whole, and the paper's rows."""
-    ours = scores_by_model(list(list_scores(open_store(settings.root))))
-    prepared = [row["name"] for row in list_corpora(settings.root)]
-    if as_json:
-        means = {label: group_means(row) for label, row in ours.items()}
-        console.emit({"scores": ours, "means": means, "coverage": coverage(prepared)})
-        return
-    own_tasks = sorted({task for row in ours.values() for task in row} - {task.name for task in VTAB_TASKS})
-    if ours and own_tasks:
-        rows = [[label, *(_percent(row.get(task)) for task in own_tasks)] for label, row in ours.items()]
-        console.table("Your tasks, top-1", ["model", *own_tasks], rows, right=tuple(range(1, len(own_tasks) + 1)))
-    table = {**ours, **{f"{name}, published": published_row(name) for name in PUBLISHED}}
-    table = {label: row for label, row in table.items() if any(task.name in row for task in VTAB_TASKS)}
-    rows = [[task.name, task.group, *(_percent(row.get(task.name)) for row in table.values())] for task in VTAB_TASKS]
-    for name in ("natural", "specialized", "structured", "all"):
-        rows.append([name, "mean", *(_percent(group_means(row).get(f"vtab/{name}/top1")) for row in table.values())])
-    console.table("VTAB-1k, top-1", ["task", "group", *table], rows, right=tuple(range(2, 2 + len(table))))
-    console.tell(
-        f"{coverage(prepared)}. A task is a corpus named vtab-<task> with splits train800, val200, "
-        "train800val200 and test."
-    )
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else console.percent(value)

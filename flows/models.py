@@ -67,6 +67,23 @@ def place_of(root: str, source: str) -> str:
         raise
 
 
+def published_uri(root: str, source: str) -> str:
+    """URI of a published model; weights of another codebase are published below `root` first, under the name of their file
+    or folder. Raises ValueError for what is neither."""
+    place = place_of(root, source)
+    if not place.endswith((".npz", ".safetensors")) and open_store(os.path.expanduser(place)).exists("config.json"):
+        config = open_store(os.path.expanduser(place)).read_json("config.json")
+        if "schema_version" in config:
+            return find_model(root, source)
+    model = load_weights(place).model
+    stem = re.sub(
+        r"[^a-z0-9._-]+", "-", Path(source.rstrip("/")).name.removesuffix(".npz").removesuffix(".safetensors").lower()
+    )
+    uri = convert_to(model, "vitline", stem.strip("-._")[:63], root)
+    console.say(f"{source} is published as {uri}")
+    return uri
+
+
 def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
     """Writes the model in another form and returns where. Raises ValueError where the form cannot hold it."""
     if to != "vitline":

@@ -1,11 +1,14 @@
 """`vitline vtab`: the tasks of VTAB from their official files, scores on them, and the paper's rows beside."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.command_line import Json, Root, settings, show_one
+from flows.command_line import Json, Root, settings, show_one, show_rows
+
+if TYPE_CHECKING:
+    from flows.requests import EvaluateRequest
 
 app = typer.Typer(
     help="VTAB: prepare its tasks, score models on them by the VTAB-1k protocol.",
@@ -62,25 +65,101 @@ def vtab_splits(
     show_one(export_splits(settings(root), task, out), json)
 
 
-@app.command("run")
-def vtab_run(
-    model: Annotated[str, typer.Option(help="Published model: NAME, NAME/VERSION or URI.")],
-    task: Annotated[list[str], typer.Option(help="Task corpus with the splits of the 1k protocol. Repeatable.")],
-    protocol: Annotated[str, typer.Option(help="Named protocol.")] = "vit-paper",
-    seed: int = 0,
-    control: Annotated[bool, typer.Option(help="Also train the same network from scratch.")] = False,
+Model = Annotated[
+    str,
+    typer.Option(
+        help="Published model (NAME, NAME/VERSION or URI), or weights of another codebase, which are published first: "
+        "an official .npz, or a folder or .safetensors of timm or Hugging Face."
+    ),
+]
+Tasks = Annotated[
+    list[str], typer.Option(help="Task corpus, or `vtab` for those of the 19 that are prepared. Repeatable.")
+]
+ProtocolOption = Annotated[str, typer.Option(help="Named protocol; `vitline vtab protocols` describes them.")]
+Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
+NumSeeds = Annotated[int, typer.Option(min=1, help="Runs with seeds counting up from the first.")]
+Control = Annotated[bool, typer.Option(help="Also train the same network from scratch.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="protocol.FIELD=VALUE; another protocol, then. Repeatable.")
+]
+
+
+@app.command("protocols")
+def vtab_protocols(json: Json = False) -> None:
+    """The named protocols with their settings. Example: `vitline vtab protocols`"""
+    from flows.evaluate_tasks import protocol_rows
+
+    show_rows("protocols", protocol_rows(), ["protocol", "splits", "image side", "settings", "pictures"], json, "")
+
+
+@app.command("plan")
+def vtab_plan(
+    model: Model,
+    task: Tasks,
+    protocol: ProtocolOption = "vit-paper",
+    seed: Seed = 0,
+    num_seeds: NumSeeds = 1,
+    control: Control = False,
+    set_: Set = None,
+    tflops: Annotated[
+        float | None, typer.Option(min=1e-3, help="Sustained TFLOP/s of a device. Default: measured on this machine.")
+    ] = None,
+    usd_per_hour: Annotated[float | None, typer.Option(min=0, help="Price of a device.")] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Select on 800 -> 200 examples, train once on 1,000, read test once.
+    """Trainings, images, device hours and cost of an evaluation, less what is finished. Trains nothing.
+
+    Example: `vitline vtab plan --model birds --task vtab --tflops 150 --usd-per-hour 2.5`
+    """
+    from flows.plan_evaluation import plan_and_show
+
+    asked = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)
+    plan_and_show(settings(root), asked, tflops=tflops, usd_per_hour=usd_per_hour, as_json=json)
+
+
+@app.command("run")
+def vtab_run(
+    model: Model,
+    task: Tasks,
+    protocol: ProtocolOption = "vit-paper",
+    seed: Seed = 0,
+    num_seeds: NumSeeds = 1,
+    control: Control = False,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Score a model on tasks: select on validation, train once more, read test once; or read its frozen features.
 
     Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
     """
     from flows.evaluate_tasks import score_and_show
-    from flows.requests import EvaluateRequest
 
-    asked = {"model": model, "tasks": task, "protocol": protocol, "seed": seed, "from_scratch": control}
-    score_and_show(settings(root), EvaluateRequest.model_validate(asked), as_json=json)
+    asked = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)
+    score_and_show(settings(root), asked, as_json=json)
+
+
+def evaluation(
+    root: str,
+    model: str,
+    tasks: list[str],
+    protocol: str,
+    seed: int,
+    num_seeds: int,
+    control: bool,
+    set_: list[str] | None,
+) -> "EvaluateRequest":
+    """What the options ask for, its model published."""
+    from flows.models import published_uri
+    from flows.requests import EvaluateRequest
+    from flows.training import parse_overrides
+    from infra.config import replace
+
+    asked = {"model": model, "tasks": tasks, "protocol": protocol, "seed": seed, "num_seeds": num_seeds}
+    asked |= {"from_scratch": control, "overrides": parse_overrides(set_ or [])}
+    request = EvaluateRequest.model_validate(asked)
+    return replace(request, model=published_uri(root, model))
 
 
 @app.command("report")

@@ -1,0 +1,148 @@
+"""What an evaluation will take, before anything is spent: trainings, images, operations, hours and money."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_prep.shard_format import load_manifest
+from flows import console
+from flows.requests import EvaluateRequest
+from flows.resolve import EvaluationPlan, resolve_evaluate
+from infra.config import replace
+from infra.settings import Settings
+from infra.storage import Store, open_store
+from vit.config import ExecutionConfig, TrainRecipe
+from vit.models.flops import forward_flops
+from vit.vtab.evaluate import Contest, EvaluationSpec, plan_contests, stored_score
+from vit.vtab.packing import micro_batch_size, trials_per_gpu
+from vit.vtab.protocols import Protocol
+from vit.vtab.trials import finished_result
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """What is left of one task under one model and seed."""
+
+    task: str
+    start: str
+    seed: int
+    trainings: int
+    finished: int
+    """Of them; their results lie in the store."""
+    trained_images: int
+    """Still to be trained on, counting repeats."""
+    scored_images: int
+    flop: float
+    """Still to be done: three forward passes for a trained image, one for a scored one."""
+    recipe: TrainRecipe
+
+
+def plan_tasks(root: str, plan: EvaluationPlan) -> list[TaskPlan]:
+    """One entry for every contest. Raises ValueError for a task or model that the protocol cannot use."""
+    spec = EvaluationSpec(
+        run_key="plan", tasks=plan.tasks, models=plan.models, architecture=plan.architecture,
+        protocol=plan.protocol, seed=plan.seed, num_seeds=plan.num_seeds, root=root,
+    )  # fmt: skip
+    return [task_plan(open_store(root), contest) for contest in plan_contests(spec)]
+
+
+def task_plan(root: Store, contest: Contest) -> TaskPlan:
+    """What the store says is done is not counted."""
+    splits = load_manifest(open_store(contest.task.corpus)).splits
+    results = [finished_result(root.child("trials"), trial) for trial in contest.select_trials()]
+    todo = [recipe for recipe, result in zip(contest.settings, results, strict=True) if result is None]
+    scored = stored_score(root, contest) is not None
+    finals = [] if scored else [_longest(contest.settings)]
+    if scored:
+        todo = []
+    trained = sum(recipe.total_steps * recipe.input.global_batch_size for recipe in (*todo, *finals))
+    looked_at = len(todo) * splits[contest.splits.val].num_rows + len(finals) * splits[contest.splits.test].num_rows
+    recipe = contest.settings[0]
+    total = len(contest.settings) + 1
+    return TaskPlan(
+        task=contest.task.name,
+        start="pre-trained" if contest.model else "from scratch",
+        seed=contest.seed,
+        trainings=total,
+        finished=total - len(todo) - len(finals),
+        trained_images=trained,
+        scored_images=looked_at,
+        flop=forward_flops(recipe.model, contest.num_classes) * (3 * trained + looked_at),
+        recipe=recipe,
+    )
+
+
+def plan_and_show(
+    settings: Settings, request: EvaluateRequest, *, tflops: float | None, usd_per_hour: float | None, as_json: bool
+) -> None:
+    """Prints the plan. Without `tflops`, a device's sustained TFLOP/s, a few real updates are timed on this machine."""
+    plan = resolve_evaluate(settings.root, request)
+    if not isinstance(plan.protocol, Protocol):
+        raise ValueError(
+            f"not supported: {plan.protocol.name} trains no network, and takes one forward pass over the splits of a task; "
+            "plans are for protocols that fine-tune."
+        )
+    tasks = plan_tasks(settings.root, plan)
+    rate = 1e12 * tflops if tflops else measured_flops([task.recipe for task in tasks if task.flop])
+    total = {
+        "protocol": plan.protocol.name,
+        "trainings": sum(task.trainings for task in tasks),
+        "finished": sum(task.finished for task in tasks),
+        "trained_images": sum(task.trained_images for task in tasks),
+        "scored_images": sum(task.scored_images for task in tasks),
+        "exaflop": sum(task.flop for task in tasks) / 1e18,
+        "device_hours": sum(task.flop for task in tasks) / rate / 3600 if rate else 0.0,
+        "trials_per_gpu": min(trials_per_gpu(task.recipe) for task in tasks),
+    }
+    if usd_per_hour is not None:
+        total["usd"] = total["device_hours"] * usd_per_hour
+    rows = [{**vars(task), "recipe": None} for task in tasks]
+    if as_json:
+        console.emit({"total": total, "tasks": [{k: v for k, v in row.items() if k != "recipe"} for row in rows]})
+        return
+    hours = [task.flop / rate / 3600 if rate else 0.0 for task in tasks]
+    console.table(f"Protocol {plan.protocol.name}", _COLUMNS, _cells(tasks, hours), right=(2, 3, 4, 5, 6))
+    console.tell(_sentence(total, rate, measured=tflops is None))
+
+
+def measured_flops(recipes: Sequence[TrainRecipe]) -> float:
+    """FLOP/s of a training here, on one device (a GPU, or one core), from a few updates of the first recipe's network."""
+    from vit.estimate import seconds_per_step
+    from vit.world import World
+
+    if not recipes:
+        return 0.0
+    device = World.current().device.type
+    size = micro_batch_size(recipes[0].model, device)
+    one = replace(recipes[0], **{"input.global_batch_size": size, "input.num_lanes": 1})
+    seconds = seconds_per_step(one, ExecutionConfig(micro_batch_size=size), 1000)
+    return 3 * forward_flops(one.model, 1000) * size / seconds
+
+
+_COLUMNS = ["task", "start", "seed", "trainings", "finished", "images to train on", "device hours"]
+
+
+def _cells(tasks: Sequence[TaskPlan], hours: Sequence[float]) -> list[list[str]]:
+    return [
+        [t.task, t.start, f"{t.seed}", f"{t.trainings}", f"{t.finished}", f"{t.trained_images:,}", f"{h:.2f}"]
+        for t, h in zip(tasks, hours, strict=True)
+    ]
+
+
+def _sentence(total: dict[str, Any], rate: float, *, measured: bool) -> str:
+    left = total["trainings"] - total["finished"]
+    text = (
+        f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "
+        f"{total['scored_images']:,} to score, {total['exaflop']:.3g} exaFLOP"
+    )
+    if rate:
+        source = "as measured on this machine" if measured else "as given"
+        text += f"; {total['device_hours']:.2f} device hours at {rate / 1e12:.3g} TFLOP/s, {source}"
+    if "usd" in total:
+        text += f", {total['usd']:,.2f} USD"
+    return f"{text}. A GPU takes up to {total['trials_per_gpu']} such trainings at a time. Decoding is not counted."
+
+
+def _longest(recipes: Sequence[TrainRecipe]) -> TrainRecipe:
+    """The final training takes the setting that wins; the longest is the most it can take."""
+    return max(recipes, key=lambda recipe: recipe.total_steps)
