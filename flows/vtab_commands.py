@@ -19,29 +19,35 @@ app = typer.Typer(
 
 @app.command("files")
 def vtab_files(
-    task: Annotated[list[str] | None, typer.Option(help="Of these tasks only. Repeatable.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Of these tasks only, by their corpora. Repeatable.")] = None,
     json: Json = False,
 ) -> None:
-    """Which files the tasks are made of, where to get them, and on which terms. Put those of each data set into a folder
-    of its name.
+    """Which files the tasks of VTAB and the paper's other data sets are made of, where to get them, and on which terms. Put
+    those of each data set into a folder of its name.
 
-    Example: `vitline vtab files --task pets`
+    Example: `vitline vtab files --task vtab-pets --task imagenet-real`
     """
-    from flows.vtab_corpora import TASK_NAMES, show_files
+    from flows.vtab_corpora import show_files
 
-    show_files(task or TASK_NAMES, as_json=json)
+    show_files(task or [], as_json=json)
 
 
 @app.command("prepare")
 def vtab_prepare(
     source: Annotated[str, typer.Option(help="Folder with a folder for every data set: a path, or an s3:// URI.")],
-    task: Annotated[list[str] | None, typer.Option(help="Of these tasks only. Repeatable. Default: all 19.")] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of these tasks only, by their corpora. Repeatable. Default: VTAB's 19 and the paper's 7 others."
+        ),
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Prepare every task whose files are there, and say of the others what is missing. Goes on where it stopped.
+    """Prepare every task whose files are there, and say of the others what is missing. Goes on where it stopped. `vtab-pets`
+    is the task of VTAB, `pets` the whole data set with the splits of the ViT paper.
 
-    Example: `vitline vtab prepare --source ~/vtab`
+    Example: `vitline vtab prepare --source ~/vtab --task imagenet --task cifar10`
     """
     from flows.vtab_corpora import prepare_and_show
 
@@ -58,7 +64,7 @@ def vtab_splits(
 ) -> None:
     """Write which examples are in which split of a prepared task, so that anyone can check what was evaluated.
 
-    Example: `vitline vtab splits pets --out pets.csv.gz`
+    Example: `vitline vtab splits vtab-pets --out pets.csv.gz`
     """
     from flows.vtab_corpora import export_splits
 
