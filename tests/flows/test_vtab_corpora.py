@@ -16,7 +16,7 @@ from data_prep.corpora.vtab.carving import CARVINGS, Carving, Slice
 from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.prepare import prepare
 from flows.cli import app
-from flows.vtab_corpora import TASK_NAMES, task_request
+from flows.vtab_corpora import TASK_NAMES, known_tasks, task_request
 from vit.vtab.tasks import VTAB_TASKS
 
 
@@ -41,34 +41,57 @@ def eurosat(tmp_path, monkeypatch):
     return tmp_path / "files"
 
 
-def test_the_tasks_are_those_of_the_benchmark():
-    assert [task.name for task in VTAB_TASKS] == list(TASK_NAMES)
+TRANSFER = ["imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102"]
+
+
+def test_the_tasks_are_those_of_the_benchmark_and_of_the_paper():
+    assert list(TASK_NAMES) == [*(task.corpus_name for task in VTAB_TASKS), *TRANSFER]
 
 
 def test_files_says_what_to_get_for_every_data_set():
     rows = vitline("vtab", "files", "--json")["files"]
-    assert {row["folder"] for row in rows} == set(CARVINGS)
+    assert {row["folder"] for row in rows} == {*CARVINGS, "imagenet", "cifar10"}
     assert all(row["from"].startswith("http") and row["terms"] for row in rows)
-    (row,) = vitline("vtab", "files", "--task", "eurosat", "--json")["files"]
+    needed = {row["file"]: row["tasks"] for row in rows if row["folder"] in ("imagenet", "cifar100")}
+    assert needed == {
+        "cifar-100-binary.tar.gz": ["vtab-cifar100", "cifar100"],
+        "ILSVRC2012_img_train.tar": ["imagenet"],
+        "ILSVRC2012_img_val.tar": ["imagenet", "imagenet-real"],
+        "ILSVRC2012_devkit_t12.tar.gz": ["imagenet", "imagenet-real", "imagenet-v2"],
+        "real.json": ["imagenet-real"],
+        "imagenetv2-matched-frequency.tar.gz": ["imagenet-v2"],
+    }
+    (row,) = vitline("vtab", "files", "--task", "vtab-eurosat", "--json")["files"]
     assert (row["file"], row["bytes"]) == ("EuroSAT.zip", 94_280_567)
+
+
+def test_the_name_of_a_task_is_that_of_its_corpus():
+    with pytest.raises(
+        ValueError, match=r"'eurosat' is no task .* Did you mean vtab-eurosat\? They are vtab-caltech101, "
+    ):
+        known_tasks(["eurosat"])
+    whole, benchmark = (task_request("memory://nothing", name) for name in ("pets", "vtab-pets"))
+    assert (whole.name, whole.source.kind, whole.source.task) == ("pets", "transfer", "pets")
+    assert (benchmark.name, benchmark.source.kind, benchmark.source.task) == ("vtab-pets", "vtab", "pets")
 
 
 def test_every_task_is_told_of_and_a_prepared_one_is_found_again(eurosat, tmp_path):
     root = tmp_path / "root"
-    prepare([task_request(str(eurosat), "eurosat")], str(root))
+    prepare([task_request(str(eurosat), "vtab-eurosat")], str(root))
     shown = vitline("vtab", "prepare", "--source", eurosat, "--root", root, "--json")
     states = {row["task"]: row for row in shown["tasks"]}
     assert list(states) == list(TASK_NAMES)
-    assert states.pop("eurosat")["state"] == "was prepared"
+    assert states.pop("vtab-eurosat")["state"] == "was prepared"
     assert {row["state"] for row in states.values()} == {"files missing"}
-    assert "imagelabels.mat" in states["flowers102"]["detail"]
+    assert "imagelabels.mat" in states["vtab-flowers102"]["detail"]
+    assert "real.json, 388,478 bytes" in states["imagenet-real"]["detail"]
     assert shown["coverage"] == "VTAB: 1 of 19 tasks prepared"
 
 
 def test_the_list_of_a_task_can_be_checked_without_us(eurosat, tmp_path):
     root, out = tmp_path / "root", tmp_path / "eurosat.csv.gz"
-    prepare([task_request(str(eurosat), "eurosat")], str(root))
-    shown = vitline("vtab", "splits", "eurosat", "--out", out, "--root", root, "--json")
+    prepare([task_request(str(eurosat), "vtab-eurosat")], str(root))
+    shown = vitline("vtab", "splits", "vtab-eurosat", "--out", out, "--root", root, "--json")
     rows = list(csv.DictReader(gzip.decompress(out.read_bytes()).decode().splitlines()))
     keys = [f"Forest_Forest_{i}.jpg" for i in range(1, 1101)]
     ordered = [keys[i] for i in tfds_order("train", keys)]
