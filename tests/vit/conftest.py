@@ -1,4 +1,6 @@
-"""A network, recipe and batches small enough to train within a test."""
+"""A network, recipe and batches small enough to train within a test; and the peers."""
+
+import types
 
 import pytest
 import torch
@@ -49,3 +51,33 @@ def make_batch():
 def _one_arithmetic_thread():
     """Networks this small are slower on two threads, and far slower on a busy machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def _torchvision():
+    """timm and transformers import torchvision; its compiled operators need not be there, but must be declared. Neither
+    peer is to ask anybody on the network."""
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        try:
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        except RuntimeError:  # a torchvision whose operators did load
+            break
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        yield library
+
+
+@pytest.fixture(scope="session")
+def timm(_torchvision) -> types.ModuleType:
+    import timm
+
+    return timm
+
+
+@pytest.fixture(scope="session")
+def transformers(_torchvision) -> types.ModuleType:
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    return transformers

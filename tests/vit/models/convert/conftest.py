@@ -1,40 +1,8 @@
-"""The peers, and networks whose weights are nowhere near zero."""
-
-import types
+"""Networks whose weights are nowhere near zero."""
 
 import pytest
 import torch
 from torch import Tensor, nn
-
-
-@pytest.fixture(scope="session")
-def _torchvision():
-    """timm and transformers import torchvision; its compiled operators need not be there, but must be declared. Neither
-    peer is to ask anybody on the network."""
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        try:
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # a torchvision whose operators did load
-            break
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        yield library
-
-
-@pytest.fixture(scope="session")
-def timm(_torchvision) -> types.ModuleType:
-    import timm
-
-    return timm
-
-
-@pytest.fixture(scope="session")
-def transformers(_torchvision) -> types.ModuleType:
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
-    return transformers
 
 
 @pytest.fixture(scope="session")
