@@ -1,13 +1,14 @@
 """Runs and pipelines side by side: what differs in what was asked for, how they ended, and the published rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flows.catalog import find_run, list_pipelines, show_run
 from flows.records import PipelineRecord
 from infra.config import flatten
 from infra.storage import Store
-from vit.vtab.report import PUBLISHED, group_means, published_row
+from vit.vtab.published_scores import ROWS
+from vit.vtab.report import TRANSFER_CORPORA, published_metrics
 
 Row = dict[str, Any]
 
@@ -30,12 +31,25 @@ def compare_pipelines(records: Sequence[PipelineRecord]) -> Row:
     asked = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
     metrics: list[Mapping[str, float]] = [record.metrics for record in records]
     states = [str(record.state) for record in records]
-    if any(name.startswith("vtab/") for row in metrics for name in row):
-        for name in PUBLISHED:
-            row = published_row(name)
-            metrics.append({f"vtab/{task}/top1": value for task, value in row.items()} | group_means(row))
-            names, states, asked = [*names, name], [*states, "published"], [*asked, {}]
+    for label, row in published_beside({name for scored in metrics for name in scored}).items():
+        metrics.append(row)
+        names, states, asked = [*names, label], [*states, "published"], [*asked, {}]
     return side_by_side(names, states, asked, metrics)
+
+
+def published_beside(scored: Collection[str]) -> dict[str, dict[str, float]]:
+    """Metrics of published rows by label: of the paper's Tables 2 and 9, and of BiT's re-runs, where tasks of theirs were
+    scored: VTAB's, or the data sets of the transfer table."""
+    transfer = {f"tasks/{corpus}/top1" for corpus in TRANSFER_CORPORA}
+    with_vtab = any(name.startswith("vtab/") for name in scored)
+    with_transfer = not transfer.isdisjoint(scored)
+    rows = {}
+    for label, row in ROWS.items():
+        if row.is_headline:
+            metrics = published_metrics(row)
+            shown = {n: v for n, v in metrics.items() if (with_transfer if n in transfer else with_vtab)}
+            rows |= {label: shown} if shown else {}
+    return rows
 
 
 def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:

@@ -169,8 +169,22 @@ def evaluation(
 
 
 @app.command("report")
-def vtab_report(root: Root = None, json: Json = False) -> None:
-    """Every stored score, group means where they are whole, and the paper's rows. Example: `vitline vtab report`"""
-    from flows.evaluate_tasks import show_scores
+def vtab_report(
+    beside: Annotated[
+        str | None,
+        typer.Option(help="Published row to subtract. Default: the one of the same network and pre-training data."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--every", help="All published rows, also of version 1 of the paper and other networks.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Also write everything as one self-contained page.")] = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Every stored score beside the published ones: VTAB, whole data sets, your tasks, frozen features, cost.
 
-    show_scores(settings(root), as_json=json)
+    Example: `vitline vtab report --beside "ViT-L/16 (I21k)" --html scores.html`
+    """
+    from flows.score_tables import show_scores
+
+    show_scores(settings(root), beside=beside, every=every, page=html, as_json=json)

@@ -285,10 +285,14 @@ def known_protocols() -> dict[str, Protocol | Probe]:
 
 def over_seeds(protocol: str, values: Sequence[float]) -> float:
     """Scores of several seeds as one number, as the authors of the protocol of this name report them: mean or median."""
+    return median(values) if seed_statistic(protocol) == "median" else fmean(values)
+
+
+def seed_statistic(protocol: str) -> Literal["mean", "median"]:
+    """Which of the two it is for the protocol of this name; the mean for one that is not known any more."""
     known = known_protocols()
     found = known.get(protocol) or known.get(protocol.rpartition("-")[0])  # an overridden one has six more digits
-    by_median = isinstance(found, Protocol) and found.seed_statistic == "median"
-    return median(values) if by_median else fmean(values)
+    return found.seed_statistic if isinstance(found, Protocol) else "mean"
 
 
 def protocol_named(name: str) -> Protocol | Probe:
