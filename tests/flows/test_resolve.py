@@ -5,8 +5,14 @@ from datetime import date
 import pytest
 
 from data_prep.config import CorpusConfig
+from data_prep.decode import DecodePolicy
 from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PrepareRequest, PretrainRequest
 from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
+from infra.storage import open_store
+from vit.input.config import AugmentConfig
+from vit.models.build import build_network
+from vit.models.config import ViTConfig
+from vit.published import ImageContract, publish
 from vit.recipes import recipe_named
 from vit.run_spec import make_spec
 
@@ -90,6 +96,49 @@ def test_models_must_be_there(digits_root):
         resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
     with pytest.raises(ValueError, match="no published model at file:///nowhere"):
         resolve_evaluate(digits_root, EvaluateRequest(model="/nowhere", tasks=("digits",)))
+
+
+@pytest.fixture
+def tiny(tmp_path) -> str:
+    """A published network of 8 px."""
+    network = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
+    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=8))
+    return publish(open_store(str(tmp_path)), "tiny", "1", build_network(network, 2), contract, ["a", "b"], {})
+
+
+def test_a_finetuning_is_that_of_a_protocol_but_for_the_fields_that_are_given(digits_root, tiny):
+    def recipe(**fields):
+        return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
+
+    own = recipe()
+    assert (own.total_steps, own.optim.peak_lr, own.input.global_batch_size, own.model.image_size_px) == (
+        500, 0.03, 512, 8
+    )  # fmt: skip
+    paper = recipe(protocol="vit-paper-transfer", peak_lr=0.01)
+    assert (paper.total_steps, paper.optim.peak_lr, paper.model.image_size_px) == (500, 0.01, 384)
+    assert paper.input.augment.train_resize_px == 448
+    changed = recipe(protocol="vit-paper", steps=700, image_size_px=16, global_batch_size=64)
+    assert (changed.total_steps, changed.model.image_size_px, changed.input.global_batch_size) == (700, 16, 64)
+    assert changed.input.augment.train_resize_px == 19
+    with pytest.raises(ValueError, match=r"chooses among the learning rates 0\.001, 0\.003, 0\.01, 0\.03: set peak_lr"):
+        recipe(protocol="vit-paper-transfer")
+
+
+def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digits_root, tiny):
+    def protocol(**fields):
+        return resolve_evaluate(digits_root, EvaluateRequest(model=tiny, **fields)).protocol
+
+    changed = protocol(overrides={"protocol.precision": "bfloat16"})
+    assert changed.name.startswith("small-images-")
+    assert changed.precision == "bfloat16"
+    with pytest.raises(ValueError, match=r"'recipe\.seed' is no override of an evaluation"):
+        protocol(overrides={"recipe.seed": 1})
+    with pytest.raises(ValueError, match=r"'protocol\.name' is no override"):
+        protocol(overrides={"protocol.name": "mine"})
+    with pytest.raises(ValueError, match="knn trains no network, so there is none to train from scratch"):
+        protocol(protocol="knn", from_scratch=True)
+    with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
+        protocol(tasks=("vtab",))
 
 
 @pytest.fixture

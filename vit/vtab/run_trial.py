@@ -1,5 +1,6 @@
 """Runs a trial: trains on one split, scores another once. Called on the workers of a sweep."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,7 @@ from vit.config import ExecutionConfig, TrainRecipe
 from vit.evaluate import Evaluation, evaluate
 from vit.input.batches import eval_batches, train_batches
 from vit.input.decoded_cache import DecodedCache
-from vit.published import adapt, load_model
+from vit.published import PublishedModel, adapt, load_model
 from vit.train import TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.vtab.packing import micro_batch_size
 from vit.vtab.predictions import Predictions
@@ -96,7 +97,7 @@ def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None
 def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
     if trial.model is None:
         return initial_state(trial.recipe, num_classes, world.device)
-    source = load_model(trial.model)
+    source = pretrained(trial.model, str(trial.model_digest))
     if source.digest != trial.model_digest:
         raise RuntimeError(
             f"{trial.model} has digest {source.digest[:12]}, the sweep was planned on {trial.model_digest}."
@@ -104,6 +105,12 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
     torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
     network = adapt(source.network, trial.recipe.model, num_classes)
     return with_optimizer(network.to(world.device).train(), trial.recipe)
+
+
+@functools.lru_cache(maxsize=1)
+def pretrained(uri: str, digest: str) -> PublishedModel:
+    """The model that the trials of a sweep start from, read once by each process."""
+    return load_model(uri)
 
 
 def score_split(
