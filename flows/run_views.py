@@ -6,21 +6,15 @@ Params are what people filter by and compare; the whole config goes along as a f
 import contextlib
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
+from flows.evaluation_view import show_evaluation
 from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from flows.view import JSON, MODEL_PARAMS, Published, View, corpus_use, makers, optional, plain
 from infra.config import canonical_json, digest_of, flatten
 from infra.journal import list_segments, read_segments
-from infra.run_state import OUTCOMES, read_state
+from infra.run_state import read_state
 from infra.storage import Store, json_bytes, open_store
-from vit.vtab.report import group_means
-from vit.vtab.tasks import benchmark_name, metric_group
-
-JSON = dict[str, Any]
-Values = Mapping[str, tuple[float, int]]
-"""Value and step by metric."""
 
 TRAIN_PARAMS = [
     "model.architecture",
@@ -56,18 +50,6 @@ TRAIN_PARAMS = [
     "average_decay",
 ]
 EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
-MODEL_PARAMS = (
-    "architecture",
-    "stages",
-    "width_factor",
-    "embed_dim",
-    "depth",
-    "num_heads",
-    "mlp_dim",
-    "patch_size_px",
-    "image_size_px",
-)
-PROTOCOL_PARAMS = ("name", "total_steps", "global_batch_size", "learning_rates", "image_size_px")
 # Of one request: a form has at most 12 fields, a resolved config may have a hundred.
 MAX_REQUEST_PARAMS = 20
 LOAD_IN_THREE_LINES = (
@@ -75,89 +57,6 @@ LOAD_IN_THREE_LINES = (
     "model = load_model({uri!r})",
     "print(model.predict(['picture.jpg']))",
 )
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A prepared corpus in one of its uses."""
-
-    name: str
-    digest: str
-    uri: str
-    context: str
-    profile: JSON
-
-
-@dataclass(frozen=True)
-class Published:
-    """A published model as MLflow's registry shows it."""
-
-    name: str
-    version: str
-    uri: str
-    digest: str
-    finished_at: float
-    step: int
-    tags: JSON
-    params: JSON
-    files: Mapping[str, bytes]
-    summary: str
-
-
-@dataclass
-class View:
-    """One MLflow run. `values` have the time of the run's end; curves are in the journal."""
-
-    key: str
-    stage: str
-    store_uri: str
-    state: str
-    start_ms: int
-    end_ms: int | None
-    tags: JSON
-    params: JSON = field(default_factory=dict)
-    values: Values = field(default_factory=dict)
-    corpora: Sequence[Corpus] = ()
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    model: Published | None = None
-    model_inputs: Mapping[str, str] = field(default_factory=dict)
-    """Run key of the training by digest of the model that this run reads."""
-    pipeline: str | None = None
-    """Key of the pipeline that this run was made for."""
-    total_steps: int = 0
-    """Of the curves."""
-    facts: list[str] = field(default_factory=list)
-    """Lines of the note, in Markdown."""
-
-    @property
-    def experiment(self) -> str:
-        return f"vitline/{self.stage}"
-
-    @property
-    def status(self) -> str:
-        return OUTCOMES[self.state].mlflow_status  # type: ignore[index]
-
-    @property
-    def digest(self) -> str:
-        """Of all that is sent, journals apart: what has not changed is not sent again."""
-        files = {name: digest_of(data.hex()) for name, data in self.files.items()}
-        model = self.model and [self.model.digest, self.model.finished_at, self.model.tags]
-        shown = [self.tags, self.params, self.values, self.corpora, self.model_inputs, self.pipeline, self.facts]
-        return digest_of([self.status, self.start_ms, self.end_ms, files, model, canonical(shown)])[:16]
-
-
-def canonical(value: Any) -> str:
-    return canonical_json(json_ready(value))
-
-
-def json_ready(value: Any) -> Any:
-    if isinstance(value, Corpus):
-        return vars(value)
-    if isinstance(value, Mapping):
-        return {str(k): json_ready(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_ready(v) for v in value]
-    return repr(value) if isinstance(value, float) else value
 
 
 def run_view(root: Store, key: str) -> View | None:
@@ -326,54 +225,6 @@ def published(state: JSON, view: View) -> Published | None:
     )
 
 
-def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
-    """Scores on tasks: one metric a task and arm, group means where they are whole."""
-    protocol, models = spec["protocol"], [model for model in spec["models"] if model]
-    configs = {model: optional(open_store(model), "config.json") or {} for model in models}
-    view.params = {
-        **{f"protocol.{name}": plain(protocol.get(name)) for name in PROTOCOL_PARAMS},
-        **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
-        "model": ", ".join("/".join(model.rstrip("/").split("/")[-2:]) for model in models) or None,
-        "tasks": ", ".join(task["name"] for task in spec["tasks"]),
-        "control": None in spec["models"],
-        "seed": spec["seed"],
-    }
-    view.tags |= {
-        "vitline.config_digest": digest_of([protocol, spec["architecture"], spec["seed"]]),
-        "vitline.model_uri": models[0] if models else None,
-        "vitline.model_digest": configs[models[0]].get("digest") if models else None,
-        "mlflow.source.name": "vitline evaluate",
-    }
-    manifests = {task["corpus"]: optional(open_store(task["corpus"]), "manifest.json") or {} for task in spec["tasks"]}
-    view.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
-    if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
-        view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
-    view.model_inputs = makers(configs.values())
-    scores = state.get("scores") or []
-    view.values = score_values(scores, {m: c.get("provenance", {}).get("images_seen", 0) for m, c in configs.items()})
-    view.facts += [f"**Weights:** `{model}`" for model in models]
-
-
-def score_values(scores: Sequence[JSON], images_seen: Mapping[str, int]) -> dict[str, tuple[float, int]]:
-    """Metrics of DESIGN 3.5 from score records; the step is the images that the model has seen, 0 for the control."""
-    values: dict[str, tuple[float, int]] = {}
-    models = list(dict.fromkeys(score["model"] for score in scores if score["model"]))
-    for model in (*models, None):
-        arm = {benchmark_name(score["task"]): score["value"] for score in scores if score["model"] == model}
-        # Beside the first model, another one is told by its version.
-        suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
-        named = {f"{metric_group(task)}/{task}/top1": value for task, value in arm.items()} | group_means(arm)
-        values |= {f"{key}{suffix}": (value, images_seen.get(model or "", 0)) for key, value in named.items()}
-    if scores:
-        values["time/trials_s"] = (sum(score["wall_s"] for score in scores), 0)
-    return values
-
-
-def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
-    """Run keys by digest, of published models that say which run made them."""
-    return {c["digest"]: key for c in configs if c and (key := c.get("provenance", {}).get("run_key"))}
-
-
 def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
     """Corpora that were made: images taken and refused, bytes, leaks, seconds, rate; the step is the number of shards.
     Report and statistics go along as files."""
@@ -515,21 +366,6 @@ def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
         }
 
 
-def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Corpus:
-    """A corpus in one use. MLflow knows a data set of a run by name and digest: other uses than training add theirs."""
-    splits = {name: part["num_rows"] for name, part in manifest["splits"].items()}
-    profile = {
-        "num_rows": splits[split] if split in splits else manifest["counts"]["num_accepted"],
-        "num_classes": manifest["num_classes"],
-        "splits": splits,
-        "images_accepted": manifest["counts"]["num_accepted"],
-        "images_refused": manifest["counts"]["num_refused"],
-        "version": manifest["version"],
-    }
-    name = manifest["name"] if context in ("train", "prepared") else f"{manifest['name']}/{split}"
-    return Corpus(name, manifest["digest"], uri, context, profile)
-
-
 def code_commit(run: Store) -> str | None:
     """Commit of the checkout that trained last, where there was one."""
     starts = run.list("starts/")
@@ -545,19 +381,6 @@ def list_pipelines(root: Store) -> list[str]:
 def list_run_keys(root: Store) -> list[str]:
     """Keys of all runs below a root that have a config."""
     return [key.split("/")[1] for key in root.list("runs/") if key.endswith("/config.json") and key.count("/") == 2]
-
-
-def optional(store: Store, key: str) -> Any:
-    """A JSON object, or None where there is none."""
-    try:
-        return store.read_json(key)
-    except FileNotFoundError:
-        return None
-
-
-def plain(value: Any) -> Any:
-    """Lists as people write them."""
-    return ", ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else value
 
 
 def _ms(seconds: float) -> int:

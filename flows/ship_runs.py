@@ -15,211 +15,24 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from flows.run_views import Published, View, list_pipelines, list_run_keys, pipeline_view, run_view
-from infra.config import digest_of
-from infra.journal import Segment, list_segments, read_segments
+from flows.run_views import list_pipelines, list_run_keys
+from flows.send_run import Kind, Sender
+from infra.journal import list_segments
 from infra.redact import log_to_stderr
 from infra.settings import Settings, secret_values
 from infra.storage import Store, open_store
-from infra.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
-from infra.tracking_ids import RUN, TrackingIds, pipeline_ids_key
+from infra.tracking import Tracking
 
 log = logging.getLogger("shipper")
 
-Kind = Literal["run", "pipeline"]
-Outcome = Literal["sent", "unchanged", "absent", "deleted"]
-SHIPPED = "vitline.shipped"
 POLL_S, MAX_BACKOFF_S = 5.0, 15.0
 LISTING_S = 15.0  # between two looks for new segments of a run whose state has not changed; they come every 30 s
 LAST_TRIES = 3  # of a close; a second apart
 ORPHAN_S = 5.0  # to send what is sealed once the parent is gone
-_SEGMENTS_A_TIME = 256
-
-
-@dataclass
-class Curves:
-    """How far the journal of a run has been sent to one MLflow run, and which points of it are shown."""
-
-    run_id: str
-    done: dict[str, int] = field(default_factory=dict)
-    """Number of the next segment by journal, as {"a1": 12, "a1/node-1": 3}."""
-    known: set[tuple[str, int]] = field(default_factory=set)
-    seen: dict[str, set[int]] = field(default_factory=dict)
-
-
-class Sender:
-    """Sends single runs and pipelines of one root; each call sends what is missing and raises where it cannot."""
-
-    def __init__(self, root: Store, tracking: Tracking) -> None:
-        self.root, self.tracking = root, tracking
-        self._curves: dict[str, Curves] = {}
-
-    def send(self, kind: Kind, key: str) -> Outcome:
-        return self.send_run(key) if kind == "run" else self.send_pipeline(key)
-
-    def send_run(self, key: str) -> Outcome:
-        """Everything of a run that MLflow does not have yet."""
-        view = run_view(self.root, key)
-        if view is None:
-            return "absent"
-        makers = {digest: maker for digest, maker in view.model_inputs.items() if maker != key}
-        for maker in makers.values():  # the models that it reads are to be there before it
-            self.send_run(maker)
-        store = self.root.child(f"runs/{key}")
-        ids = TrackingIds(store, self.tracking.uri)
-        parent = self._parent(view.pipeline)
-        run = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, view.tags)
-        if run is None:
-            return "deleted"
-        segments, digest = list_segments(store), digest_of([view.digest, parent and parent.run_id])[:16]
-        curves = self._curves_of(key, run, store, segments, view.total_steps)
-        fresh = [s for s in segments if s.number >= curves.done.get(journal_name(s), 0)]
-        if not fresh and shipped(run).get("view") == digest:
-            return "unchanged"
-        self.tracking.put_tags(run, view.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
-        self.tracking.put_params(run, view.params)
-        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
-        self._send_curves(run, store, fresh, curves, view.total_steps)
-        self.tracking.put_files(run, view.files)
-        models = self._models(makers)
-        self._send_values(run, view, [model_id for model_id, _ in models])
-        facts = [*view.facts, *(link for _, link in models)]
-        if view.model:
-            ref = self.tracking.publish(run, ids, self._model(view.model, store, segments))
-            facts.append(f"**Model:** [{view.model.name} version {ref.version}]({ref.url}), `{view.model.uri}`")
-        if parent:
-            facts.append(f"**Part of:** [{view.pipeline}]({parent.url})")
-        self._finish(run, view, facts, digest, curves)
-        return "sent"
-
-    def send_pipeline(self, key: str) -> Outcome:
-        """The parent run of a pipeline, after the runs of its stages."""
-        try:
-            view, record = pipeline_view(self.root, key)
-        except FileNotFoundError:
-            return "absent"
-        stages = [stage for stage in record.stages if stage.run_key]
-        for stage in stages:
-            self.send_run(str(stage.run_key))
-        run = self._tracked_parent(view)
-        if run is None:
-            return "deleted"
-        links = {s.stage: TrackingIds(self.root.child(f"runs/{s.run_key}"), self.tracking.uri).read() for s in stages}
-        digest = digest_of([view.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
-        if shipped(run).get("view") == digest:
-            return "unchanged"
-        runs = {f"vitline.run.{stage}": found[RUN] for stage, found in links.items() if RUN in found}
-        self.tracking.put_tags(run, view.tags | runs)
-        self.tracking.put_params(run, view.params)
-        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
-        self.tracking.put_files(run, view.files)
-        self._send_values(run, view, [])
-        table = ["| stage | run | what | |", "|---|---|---|---|"]
-        for stage in record.stages:
-            url = links.get(stage.stage, {}).get("url")
-            name = f"[{stage.run_key}]({url})" if url else stage.run_key or ""
-            time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
-            table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
-        facts = [*view.facts, *(link for _, link in self._models(view.model_inputs))]
-        self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
-        return "sent"
-
-    def _parent(self, pipeline: str | None) -> TrackedRun | None:
-        if pipeline is None:
-            return None
-        try:
-            return self._tracked_parent(pipeline_view(self.root, pipeline)[0])
-        except FileNotFoundError:
-            return None
-
-    def _tracked_parent(self, view: View) -> TrackedRun | None:
-        ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(view.key))
-        return self.tracking.run(ids, view.experiment, view.key, view.store_uri, view.start_ms, view.tags)
-
-    def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:
-        """As MLflow has them; what this process remembers is right unless another shipper was here, or a new server."""
-        done = shipped(run).get("segments", {})
-        curves = self._curves.get(key)
-        if curves is None or (curves.run_id, curves.done) != (run.run_id, done):
-            curves = self._curves[key] = Curves(run.run_id, done)
-            sent = [s for s in segments if s.number < done.get(journal_name(s), 0)]
-            for first in range(0, len(sent), _SEGMENTS_A_TIME):
-                choose_points(store, sent[first : first + _SEGMENTS_A_TIME], curves, total_steps)
-        return curves
-
-    def _send_curves(
-        self, run: TrackedRun, store: Store, fresh: list[Segment], curves: Curves, total_steps: int
-    ) -> None:
-        for first in range(0, len(fresh), _SEGMENTS_A_TIME):
-            part = fresh[first : first + _SEGMENTS_A_TIME]
-            points = choose_points(store, part, curves, total_steps)
-            self.tracking.put_points(run, points)
-            curves.done = curves.done | {journal_name(s): s.number + 1 for s in part}
-            self.tracking.put_tags(run, {SHIPPED: json.dumps({"segments": curves.done}, sort_keys=True)})
-
-    def _models(self, makers: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Id and link of the models that a run reads; MLflow's pages show inputs of their own experiment only."""
-        found = []
-        for digest, maker in makers.items():
-            names = TrackingIds(self.root.child(f"runs/{maker}"), self.tracking.uri).read()
-            model_id, version = (names.get(f"{kind} {digest[:12]}") for kind in ("model", "version"))
-            if model_id and version:
-                name = maker.rpartition("-")[0]
-                url = self.tracking.version_url(name, version)
-                found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
-        return found
-
-    def _send_values(self, run: TrackedRun, view: View, models: list[str]) -> None:
-        at = view.end_ms or int(time.time() * 1000)
-        points = [Point(key, value, step, at) for key, (value, step) in view.values.items()]
-        of_model = [p for p in points if len(models) == 1 and p.step and not p.key.startswith("time/")]
-        self.tracking.put_points_once(run, of_model, models[0] if models else None)
-        self.tracking.put_points_once(run, [p for p in points if p not in of_model])
-
-    def _model(self, model: Published, store: Store, segments: list[Segment]) -> Model:
-        """With its held-out scores just as the journal has them, so that the run shows each once."""
-        last = [segment for segment in segments if not segment.writer][-4:]
-        records = [record for part in read_segments(store, last) for record in part]
-        scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
-        return Model(**vars(model), points=scores)
-
-    def _finish(
-        self, run: TrackedRun, view: View, facts: list[str], digest: str, curves: Curves | None, more: str = ""
-    ) -> None:
-        """The note, the state, and last how far this was: what was cut off before is sent again."""
-        state = f"**{view.state}**" + (f": {view.tags['vitline.reason']}" if view.tags.get("vitline.reason") else "")
-        lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{view.store_uri}`"])
-        self.tracking.put_tags(run, {"mlflow.note.content": "\n\n".join(filter(None, (state, more, lines)))})
-        self.tracking.put_status(run, view.status, view.end_ms)
-        done = {"segments": curves.done} if curves else {}
-        self.tracking.put_tags(run, {SHIPPED: json.dumps({**done, "view": digest}, sort_keys=True)})
-
-
-def choose_points(store: Store, segments: list[Segment], curves: Curves, total_steps: int) -> list[Point]:
-    """The points of segments that MLflow gets; `curves` notes them. Each (key, step) counts once, wherever it stands."""
-    points = []
-    for records in read_segments(store, segments):
-        for record in records:
-            if (record.key, record.step) not in curves.known:
-                curves.known.add((record.key, record.step))
-                points.append(Point(record.key, record.value, record.step, record.timestamp_ms))
-    return thinned(points, curves.seen, total_steps)
-
-
-def journal_name(segment: Segment) -> str:
-    return f"a{segment.attempt}/{segment.writer}".rstrip("/")
-
-
-def shipped(run: TrackedRun) -> dict[str, Any]:
-    """What an earlier shipper noted on the MLflow run; nothing where it cannot be read."""
-    try:
-        return json.loads(run.tags.get(SHIPPED, "{}"))
-    except ValueError:
-        return {}
 
 
 @dataclass

@@ -41,7 +41,7 @@ _ABOUT_MODELS = (
 # Without these MLflow's pages take every experiment for a chat model's, with other menus.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRAINING_PAGES = "?workflowType=machine_learning"
-_TEXT = (".json", ".md", ".html", ".txt")
+_TEXT = (".json", ".md", ".html", ".txt", ".csv")
 
 
 class Point(NamedTuple):
@@ -121,10 +121,17 @@ class Tracking:
     # Runs
 
     def run(
-        self, ids: TrackingIds, experiment: str, key: str, store_uri: str, start_ms: int, tags: Mapping[str, str]
+        self,
+        ids: TrackingIds,
+        experiment: str,
+        key: str,
+        store_uri: str,
+        start_ms: int,
+        tags: Mapping[str, str],
+        name: str | None = None,
     ) -> TrackedRun | None:
         """The MLflow run of a run key: the one agreed upon, or one found by its tags, or a new one. None where somebody
-        has deleted it in MLflow: it is not made again."""
+        has deleted it in MLflow: it is not made again. `name` is what a new one is called; its key, where none is given."""
         known = ids.read().get(RUN)
         if known is not None and (found := self._find(lambda: self._client.get_run(known))) is not None:
             return self._tracked(found) if found.info.lifecycle_stage == "active" else None
@@ -132,7 +139,7 @@ class Tracking:
         run_id, made = self._search_run(experiment_id, key, store_uri), False
         if run_id is None:
             about = self._clean_all({**tags, RUN_KEY: key, STORE_URI: store_uri})
-            run_id, made = self._client.create_run(experiment_id, start_ms, about, key).info.run_id, True
+            run_id, made = self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id, True
         agreed = ids.agree(RUN, run_id, instead_of=known, url=self.run_url(experiment_id, run_id))
         if made and agreed != run_id:
             self._client.delete_run(run_id)

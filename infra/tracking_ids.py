@@ -18,6 +18,11 @@ def pipeline_ids_key(key: str) -> str:
     return f"tracking/pipelines/{key}/{IDS_KEY}"
 
 
+def child_ids_key(slug: str) -> str:
+    """Where the names of a part of a run are, below the run."""
+    return f"tasks/{slug}/{IDS_KEY}"
+
+
 class TrackingIds:
     """The names agreed upon for one run on one server, by kind: "run", "url", and those of its model."""
 

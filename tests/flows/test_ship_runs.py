@@ -17,7 +17,6 @@ from mlflow import MlflowClient
 
 from flows import ship_runs
 from flows.records import AttemptRecord, Origin, PipelineRecord, StageRecord, write_pipeline
-from flows.run_views import score_values
 from flows.shipper import Shipper, sync_runs
 from infra.claims import take_claim
 from infra.config import replace
@@ -29,7 +28,6 @@ from infra.storage import open_store
 from infra.tracking import Tracking
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.vtab.tasks import VTAB_TASKS
 from vit.world import World
 
 
@@ -397,27 +395,6 @@ def sent_files(stack):
                 patch.setenv(name, value)
         store = open_store(f"{stack.env['VITLINE_ROOT']}/mlflow-artifacts")
         return "".join(store.read(key).decode() for key in store.list() if key.endswith(".json"))
-
-
-def test_scores_have_the_names_that_people_compare():
-    def score(task, value, model="file:///m/emoji/1"):
-        return {"task": task, "value": value, "model": model, "wall_s": 2.0}
-
-    some = [score("digits", 0.7), score("digits", 0.6, None), score("vtab-cifar100", 0.5), score("svhn", 0.25)]
-    assert score_values(some, {"file:///m/emoji/1": 320}) == {
-        "tasks/digits/top1": (0.7, 320),
-        "tasks/digits/top1_from_scratch": (0.6, 0),
-        "vtab/cifar100/top1": (0.5, 320),
-        "vtab/svhn/top1": (0.25, 320),
-        "vtab/all_2of19/top1": (0.375, 320),
-        "time/trials_s": (8.0, 0),
-    }
-    whole = score_values([score(task.name, 0.5) for task in VTAB_TASKS], {"file:///m/emoji/1": 320})
-    assert {"vtab/natural/top1", "vtab/specialized/top1", "vtab/structured/top1", "vtab/all/top1"} <= whole.keys()
-    assert len(whole) == 19 + 4 + 1
-    two = score_values([score("digits", 0.1), score("digits", 0.2, "file:///m/emoji/2")], {})
-    assert two["tasks/digits/top1"] == (0.1, 0)
-    assert two["tasks/digits/top1_2"] == (0.2, 0)
 
 
 def test_the_shipper_imports_no_mlflow():
