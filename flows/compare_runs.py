@@ -43,7 +43,7 @@ def published_beside(scored: Collection[str]) -> dict[str, dict[str, float]]:
     transfer = {f"tasks/{corpus}/top1" for corpus in TRANSFER_CORPORA}
     with_vtab = any(name.startswith("vtab/") for name in scored)
     with_transfer = not transfer.isdisjoint(scored)
-    rows = {}
+    rows: dict[str, dict[str, float]] = {}
     for label, row in ROWS.items():
         if row.is_headline:
             metrics = published_metrics(row)

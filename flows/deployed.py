@@ -41,6 +41,7 @@ from flows.requests import (
     ReconcileRequest,
 )
 from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
+from flows.score_tables import score_tables_markdown
 from flows.stage import Skipped, exclusively, stop_jobs_of
 from flows.training import plan_training
 from infra.config import FrozenConfig
@@ -139,7 +140,10 @@ def evaluate(request: EvaluateRequest) -> State:
     def body(request: EvaluateRequest, at_hand: Engines, this: FlowRun) -> str:
         _, result, scores = evaluate_tasks("scores", resolve_evaluate(at_hand.root, request), at_hand)
         columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
-        show(at_hand, "scores", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
+        show(at_hand, "settings", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
+        if isinstance(at_hand.watch, PrefectWatch):
+            what = "All scores of the model beside the published ones"
+            at_hand.watch.page("scores", what, lambda: score_tables_markdown(at_hand.root, scores))
         return sentence(headline(scores)) + (" (scored before)" if result.reused else "")
 
     return run(EvaluateRequest, request, body)

@@ -125,6 +125,10 @@ class PrefectWatch:
         body = [dict(zip(columns, row, strict=True)) for row in rows]
         self._show(lambda: create_table_artifact(body, key=key, description=description))
 
+    def page(self, key: str, description: str, markdown: Callable[[], str]) -> None:
+        """A text with tables, as an artifact; it is written only where there is a server to take it."""
+        self._show(lambda: create_markdown_artifact(markdown(), key=key, description=description))
+
     # What ends a stage early.
 
     def check(self) -> None:

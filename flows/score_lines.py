@@ -75,6 +75,14 @@ class TextTable:
     notes: tuple[str, ...] = ()
     full_names: tuple[str, ...] = ()
     """Of the columns, where these are abbreviated."""
+    legend: str = ""
+    """What the abbreviations stand for."""
+
+
+def is_number(table: TextTable, index: int) -> bool:
+    """Whether what stands in a column begins as numbers do."""
+    texts = [line.cells[index] for line in table.lines if line.cells[index] not in ("", "-")]
+    return all(text.lstrip("+-")[:1].isdigit() for text in texts)
 
 
 class Footnotes:
@@ -92,12 +100,14 @@ class Footnotes:
 
 
 def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[TextTable]:
-    """The tables that have something to show; VTAB's always, as the published rows are something to look at."""
-    tables = [vtab_table(report, extent)]
+    """The tables that have something to show: of scores, or of published rows where these are not only beside ours."""
+    tables = [vtab_table(report, extent)] if report.tables["vtab"] or extent != "compared" else []
     if report.tables["transfer"] or extent == "every":
         tables.append(transfer_table(report, extent))
-    makers = (("own", own_table), ("frozen", frozen_table))
-    tables += [make(report) for table, make in makers if report.tables[table]]
+    if report.tables["own"]:
+        tables.append(own_table(report))
+    if report.tables["frozen"]:
+        tables.append(frozen_table(report))
     if report.models:
         tables.append(cost_table(report, extent))
     if report.checks():
@@ -124,7 +134,8 @@ def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         tuple(VTAB_NAMES[name][0] if name in VTAB_NAMES else GROUP_NAMES[name] for name in columns),
         tuple(lines),
         blocks=(*(len(group_corpora(group)) + 1 for group in GROUPS[:-1]), len(group_corpora(GROUPS[-1])) + 2),
-        notes=(f"{report.coverage}. {marks}{names}; Natu, Spec, Stru: means of the groups.", *foot.notes()),
+        notes=(f"{report.coverage}. {marks}".strip(), *foot.notes()),
+        legend=f"{names}; Natu, Spec, Stru: means of the groups.",
         full_names=tuple(VTAB_NAMES[name][1] if name in VTAB_NAMES else f"mean, {name}" for name in columns),
     )
 
@@ -234,7 +245,7 @@ def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -
     shown = [whole.get(name) for name in columns]
     lines = [
         Line(_model_label(row), tuple(_cell_text(n, c) for n, c in zip(columns, shown, strict=True)), "ours"),
-        Line(f"  {_what_noise_is(row)}", _noises(shown), "detail"),
+        Line(f"  {_what_noise_is(row)}", _noises(columns, shown), "detail"),
     ]
     found = differences(row, beside) if beside else {}
     if beside:
@@ -250,10 +261,14 @@ def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -
     return lines
 
 
-def _noises(cells: Sequence[Cell | Mean | None]) -> tuple[str, ...]:
+def _noises(columns: Sequence[str], cells: Sequence[Cell | Mean | None]) -> tuple[str, ...]:
     """A star marks those of the test split where others are of seeds."""
     mixed = len({cell.noise_of for cell in cells if cell}) > 1
-    return tuple(f"{_noise(c)}{'*' if mixed and c.noise_of == 'test images' else ''}" if c else "" for c in cells)
+    texts = []
+    for name, cell in zip(columns, cells, strict=True):
+        star = "*" if mixed and cell and cell.noise_of == "test images" else ""
+        texts.append(f"{_fine(cell.noise) if name == 'all' else _noise(cell)}{star}" if cell else "")
+    return tuple(texts)
 
 
 def _what_noise_is(row: ModelScores) -> str:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from flows.catalog import list_corpora
 from flows.scored_models import ModelFacts, model_facts
 from infra.storage import open_store
+from vit.vtab.evaluate import Score
 from vit.vtab.published_scores import GROUP_COLUMNS, ROWS, PublishedRow, published_named
 from vit.vtab.report import (
     TRANSFER_CORPORA,
@@ -76,18 +77,20 @@ class ScoreReport:
         ]
 
 
-def read_report(root: str, beside: str | None = None, models: Collection[str] | None = None) -> ScoreReport:
-    """The report of what is stored below a root, of some models (URIs) or of all.
+def read_report(root: str, beside: str | None = None, of: Collection[Score] | None = None) -> ScoreReport:
+    """The report of what is stored below a root; of some scores, all of their models and their own controls.
 
     Raises ValueError for a `beside` that is no published row.
     """
     asked = published_named(beside) if beside else None
     corpora = list_corpora(root)
     records, left_out = latest_records(read_records(open_store(root)), {corpus["digest"] for corpus in corpora})
-    chosen = [record for record in records if models is None or record.score.model in models]
+    if of is not None:
+        models = {score.model for score in of} - {None}
+        records = [record for record in records if record.score.model in models or record.score in of]
     tables = {
         table: sorted(
-            scores_by_model(r for r in chosen if table_of(r.score.protocol, r.score.task) == table),
+            scores_by_model(r for r in records if table_of(r.score.protocol, r.score.task) == table),
             key=lambda row: (row.protocol, row.model is None, row.label, row.arm),
         )
         for table in TABLES

@@ -1,23 +1,18 @@
-"""The tables that people compare with, drawn: in the console, as Markdown for a flow's page, as one HTML page."""
+"""The tables that people compare with, drawn in the console and as Markdown for a flow's page."""
 
-import html
-from collections.abc import Collection, Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.table import Table as Drawn
 
 from flows import console
-from flows.report import STYLE, table_html
-from flows.score_lines import TextTable, text_tables
+from flows.score_lines import TextTable, is_number, text_tables
+from flows.score_page import page_html
 from flows.score_report import ScoreReport, as_data, read_report
 from infra.settings import Settings
+from vit.vtab.evaluate import Score
 
 STYLES = {"ours": "bold", "detail": "dim", "heading": "italic dim", "published": ""}
-WIDE_STYLE = """
-body { max-width: 110rem } .wide { overflow-x: auto } td, th { padding-right: .45rem }
-td:first-child { white-space: pre; position: sticky; left: 0; background: #fff }
-"""
 NO_SCORES = (
     "There are no scores yet: `vitline vtab run --model NAME --task CORPUS` makes one. A task is a corpus with splits "
     "train800, val200, train800val200 and test (the 19 are named vtab-<task>), or train, val, trainval and test."
@@ -68,8 +63,9 @@ def draw(table: TextTable) -> None:
                 drawn.add_row(line.label, *cells, style=STYLES[line.kind])
         console.OUT.print(drawn)
         console.tell("")
-    for note in table.notes:
-        console.tell(note)
+    for note in (table.legend, *table.notes):
+        if note:
+            console.tell(note)
     console.tell("")
 
 
@@ -91,31 +87,26 @@ def column_width(table: TextTable, index: int) -> int:
     return max(len(table.columns[index]), *(len(line.cells[index]) for line in table.lines))
 
 
-def is_number(table: TextTable, index: int) -> bool:
-    """Whether what stands in a column begins as numbers do."""
-    texts = [line.cells[index] for line in table.lines if line.cells[index] not in ("", "-")]
-    return all(text.lstrip("+-")[:1].isdigit() for text in texts)
-
-
-def score_tables_markdown(root: str, models: Collection[str] | None = None) -> str:
-    """The tables of some models (URIs), or of all, as Markdown: what a flow shows of its scores.
+def score_tables_markdown(root: str, scores: Sequence[Score]) -> str:
+    """What a flow shows of the scores it made: their tables, with everything else that is known of their models.
 
     A page of Prefect is narrow: VTAB's nineteen columns become lines, and of the published rows those that differences
     are to are shown.
     """
-    tables = text_tables(read_report(root, models=models), "compared")
-    return "\n\n".join(markdown(table) for table in tables)
+    return "\n\n".join(markdown(table) for table in text_tables(read_report(root, of=scores), "compared"))
 
 
 def markdown(table: TextTable) -> str:
-    """A heading, the table and its notes."""
+    """A heading, the table and its notes; a table with abbreviated columns lies on its side, under their full names."""
     head, rows = (table.first, *table.columns), [(line.label.strip(), *line.cells) for line in table.lines]
-    if table.blocks:
+    right = [is_number(table, index) for index in range(len(table.columns))]
+    if table.full_names:
         kept = [row for row, line in zip(rows, table.lines, strict=True) if line.kind != "heading"]
         head, *rows = zip(("", *table.full_names), *kept, strict=True)
-    lines = [head, ("---", *("---:" for _ in head[1:])), *rows]
+        right = [True] * len(kept)
+    lines = [head, ("---", *("---:" if number else "---" for number in right)), *rows]
     body = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"### {table.title}\n\n{body}\n\n" + "\n\n".join(table.notes)
+    return f"### {table.title}\n\n{body}\n\n" + "  \n".join(table.notes)
 
 
 def write_page(report: ScoreReport, page: Path, root: str) -> None:
@@ -127,22 +118,3 @@ def write_page(report: ScoreReport, page: Path, root: str) -> None:
         page.write_text(page_html(text_tables(report, "every"), f"{root}: {len(report.models)} models"))
     except OSError as error:
         raise ValueError(f"{page} cannot be written ({error.strerror}); `--html FILE` takes a file's path.") from error
-
-
-def page_html(tables: Sequence[TextTable], lead: str) -> str:
-    body = "\n".join(
-        f'<h2>{html.escape(table.title)}</h2><div class="wide">{_table_html(table)}</div>'
-        + "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
-        for table in tables
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vitline: scores</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}{WIDE_STYLE}</style></head><body>'
-        f'<h1>Scores beside the published ones</h1><p class="lead">{html.escape(lead)}<br>'
-        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>{body}</body></html>\n"
-    )
-
-
-def _table_html(table: TextTable) -> str:
-    right = [index + 1 for index in range(len(table.columns)) if is_number(table, index)]
-    return table_html((table.first, *table.columns), [(line.label, *line.cells) for line in table.lines], right=right)

@@ -67,6 +67,7 @@ class PublishedRow:
 # Columns of Tables 2 and 9; the first three have both.
 _H14_JFT, _L16_JFT, _L16_I21K = ("ViT-H/14", "JFT-300M"), ("ViT-L/16", "JFT-300M"), ("ViT-L/16", "ImageNet-21k")
 _BIT_L, _NOISY = ("BiT-L R152x4", "JFT-300M"), ("Noisy Student EfficientNet-L2", "JFT-300M")
+_NOTES = {_NOISY[0]: "ImageNet is printed as 88.4 / 88.5"}
 
 _TABLE_2 = """
 imagenet         88.55±0.04  87.76±0.03  85.30±0.02  87.54±0.02  88.4
@@ -237,21 +238,25 @@ def _fraction(percent: float) -> float:
     return round(percent / 100, 6)
 
 
-def _row(model: str, data: str | None, source: str, cells: Mapping[str, str], **about: str) -> PublishedRow:
+def _row(
+    model: str, data: str | None, source: str, cells: Mapping[str, str], setting: str = "", note: str = ""
+) -> PublishedRow:
     """A row from its printed cells: by corpus, by group, or a cost. A column without an entry is left out."""
     read = {column: _cell(text) for column, text in cells.items()}
     values = {column: value for column, (value, _) in read.items() if value is not None}
-    costs = {name: values.pop(name, None) for name in ("tpuv3_core_days", "exaflops")}
+    days, exaflops = values.pop("tpuv3_core_days", None), values.pop("exaflops", None)
     means = {name: _fraction(values.pop(name)) for name in GROUP_COLUMNS if name in values}
     return PublishedRow(
         model=model,
         data=data,
         source=source,
+        setting=setting,
         scores=MappingProxyType({name: _fraction(value) for name, value in values.items()}),
         deviations=MappingProxyType({name: _fraction(d) for name, (_, d) in read.items() if d is not None}),
         printed_means=MappingProxyType(means),
-        **costs,
-        **about,
+        tpuv3_core_days=days,
+        exaflops=exaflops,
+        note=note,
     )
 
 
@@ -273,27 +278,26 @@ def _by_row(columns: str, text: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 def _rows_of_the_paper() -> Iterator[PublishedRow]:
     """Tables 2 and 9 in one, then 5 and 6, of version 2; Tables 2 and 5 of version 1."""
-    noisy = {"note": "ImageNet is printed as 88.4 / 88.5"}
-    table_9 = [*_by_column(_TABLE_9), {}, {}]
-    for (model, data), cells, vtab in zip(
-        (_H14_JFT, _L16_JFT, _L16_I21K, _BIT_L, _NOISY), _by_column(_TABLE_2), table_9, strict=True
-    ):
+    table_9 = (*_by_column(_TABLE_9), {}, {})
+    models = (_H14_JFT, _L16_JFT, _L16_I21K, _BIT_L, _NOISY)
+    for (model, data), cells, vtab in zip(models, _by_column(_TABLE_2), table_9, strict=True):
         tables = "Tables 2 and 9" if vtab else "Table 2"
-        yield _row(model, data, f"{VIT}v2, {tables}", cells | vtab, **(noisy if model == _NOISY[0] else {}))
-    for data, text in _TABLE_5.items():
-        for model, cells in zip(_TABLE_5_MODELS, _by_column(text), strict=True):
-            if set(cells.values()) != {"-"}:
-                yield _row(model, data, f"{VIT}v2, Table 5", cells, setting="384 px")
+        yield _row(model, data, f"{VIT}v2, {tables}", cells | vtab, note=_NOTES.get(model, ""))
+    yield from _rows_of_table_5("v2", _TABLE_5, "384 px")
     for model, cells in _by_row(_TABLE_6_COLUMNS, _TABLE_6):
-        epochs = cells.pop("epochs")
-        yield _row(model, "JFT-300M", f"{VIT}v2, Table 6", cells, setting=f"{epochs} epochs")
+        setting = f"{cells.pop('epochs')} epochs"
+        yield _row(model, "JFT-300M", f"{VIT}v2, Table 6", cells, setting)
     for (model, data), cells in zip((_H14_JFT, _L16_JFT, _BIT_L, _NOISY), _by_column(_TABLE_2_V1), strict=True):
-        about = noisy if model == _NOISY[0] else {}
-        yield _row(model, data, f"{VIT}v1, Table 2", cells, setting="v1", **about)
-    for data, text in _TABLE_5_V1.items():
+        yield _row(model, data, f"{VIT}v1, Table 2", cells, "v1", note=_NOTES.get(model, ""))
+    yield from _rows_of_table_5("v1", _TABLE_5_V1, "Table 5 of v1")
+
+
+def _rows_of_table_5(version: str, tables: Mapping[str, str], setting: str) -> Iterator[PublishedRow]:
+    """A row for each network and pre-training data; a network that was not trained on these has none."""
+    for data, text in tables.items():
         for model, cells in zip(_TABLE_5_MODELS, _by_column(text), strict=True):
             if set(cells.values()) != {"-"}:
-                yield _row(model, data, f"{VIT}v1, Table 5", cells, setting="Table 5 of v1")
+                yield _row(model, data, f"{VIT}{version}, Table 5", cells, setting)
 
 
 def _rows_of_others() -> Iterator[PublishedRow]:
