@@ -49,10 +49,10 @@ class ImagenetV2(ImagenetTask):
     def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
         with Spill(place, part) as spill:
             for member, data, where in picture_members(self.store, part, self.max_bytes, _is_image):
-                if member.refused or data is None:
-                    refused = member.refused or ("ignored_file", "no file")
-                    yield RawExample(readable_id(member.path), (), "test", spill.base, spill.key, refused=refused)
-                else:
+                if member.refused:
+                    example_id = readable_id(member.path)
+                    yield RawExample(example_id, (), "test", spill.base, spill.key, refused=member.refused)
+                elif data is not None:
                     yield self._example(member.path, data, where, spill)
 
     def _example(self, path: str, data: bytes, where: tuple[str, int, int] | None, spill: Spill) -> RawExample:
