@@ -118,6 +118,7 @@ def test_files_that_are_missing_or_wrong_are_errors(folder, ilsvrc):
         (kit(truth=b"1\n2\nthree\n"), "line 3 of .* is 'three'"),
         (kit(truth=b"1\n7\n"), "line 2 of .* is '7'"),
         (kit(truth=b"1\n\n2\n"), "line 3 of"),
+        (kit(truth=b"\n"), "has no labels"),
         (kit(meta=b"MATLAB 7.3"), "no MATLAB 5 file"),
         (kit(meta=ilsvrc.meta(SYNSETS)[:-40]), "damaged MATLAB file"),
         (kit(meta=ilsvrc.meta([*SYNSETS, SYNSETS[0]])), "a synset twice"),
