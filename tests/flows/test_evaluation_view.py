@@ -76,9 +76,9 @@ def test_seeds_are_one_value_as_the_protocol_says_and_shots_are_several():
     assert score_values(bit, {})["tasks/digits/top1"] == (0.2, 0)
     shots = [score("vtab-dtd", value, protocol=f"fewshot-{n}") for n, value in zip((5, 10, 25), values, strict=True)]
     assert score_values(shots, {MODEL: 7}) == {
-        "fewshot/dtd/5shot/top1": (0.1, 7),
-        "fewshot/dtd/10shot/top1": (0.2, 7),
-        "fewshot/dtd/25shot/top1": (0.9, 7),
+        "fewshot/vtab-dtd/5shot/top1": (0.1, 7),
+        "fewshot/vtab-dtd/10shot/top1": (0.2, 7),
+        "fewshot/vtab-dtd/25shot/top1": (0.9, 7),
         "time/trials_s": (6.0, 0),
     }
 
@@ -153,15 +153,17 @@ def test_a_child_for_each_task_and_model_explains_its_score(evaluated, root, dig
     assert [child.name for child in view.children] == ["digits", "digits from scratch"]
     first, second = view.children
     assert first.values == {"tasks/digits/top1": (0.7, 320), "time/trials_s": (2.0, 0)}
-    assert first.params == {"peak_lr": 0.3, "total_steps": 60, "val_top1": 0.75, "num_examples": 797,
-                            "num_classes": 10, "majority_fraction": 0.125}  # fmt: skip
+    assert first.params == {"peak_lr": 0.3, "total_steps": 60, "val_top1": 0.75, "model": "emoji/1",
+                            "num_examples": 797, "num_classes": 10, "majority_fraction": 0.125}  # fmt: skip
     assert first.curves == [("train/loss", 2.5, 1), ("train/loss", 0.5, 60)]
     assert first.stored_files == {
         "confusion.csv": "trials/d-final-1/abc/confusion.csv",
         "hardest.html": "trials/d-final-1/abc/hardest.html",
     }
     assert (first.tags["vitline.task"], first.tags["vitline.model_uri"]) == ("digits", model)
-    assert second.tags["vitline.model_digest"] == "none: from scratch"
+    assert first.facts[1] == f"**Predictions:** `{store.uri_of('trials/d-final-1/abc/predictions.parquet')}`"
+    assert "vitline.model_digest" not in second.tags
+    assert second.params["model"] == "from scratch"
     assert [corpus.name for corpus in second.corpora] == ["digits/test"]
     assert first.slug != second.slug
 
@@ -212,6 +214,7 @@ def test_children_are_sent_once_and_found_again(evaluated, root, stack, digits):
     assert (child.info.start_time, child.info.end_time) == (parent.info.start_time, parent.info.end_time)
     assert child.data.metrics == {"tasks/digits/top1": 0.5, "train/loss": 0.5, "time/trials_s": 2.0}
     assert {"peak_lr": "0.3", "val_top1": "0.75", "num_examples": "797"}.items() <= child.data.params.items()
+    assert {"vitline.stage": "evaluate", "mlflow.source.name": "vitline evaluate"}.items() <= child.data.tags.items()
     assert child.data.tags["vitline.run_key"] == f"{key}/digits-scratch"
     files = {file.path for file in client.list_artifacts(child.info.run_id)}
     assert files == {"scores.json", "confusion.csv", "hardest.html"}

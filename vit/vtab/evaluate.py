@@ -82,14 +82,14 @@ class Score(FrozenConfig):
 
     @property
     def metric_name(self) -> str:
-        """`vtab/<task>/top1`, `tasks/<task>/top1` for one's own, `fewshot/<task>/10shot/top1`, `linear/<task>/top1`, ..."""
-        task = benchmark_name(self.task)
+        """`vtab/<task>/top1`, `tasks/<corpus>/top1` for any other; of frozen features `fewshot/<corpus>/10shot/top1`,
+        `linear/<corpus>/top1` and so on, as `cifar100` and `vtab-cifar100` are two tasks."""
         method, _, shots = self.protocol.partition("-")
         if method == "fewshot":
-            return f"fewshot/{task}/{shots}shot/top1"
+            return f"fewshot/{self.task}/{shots}shot/top1"
         if method in ("linear", "knn", "head"):
-            return f"{method}/{task}/top1"
-        return f"{metric_group(self.task)}/{task}/top1"
+            return f"{method}/{self.task}/top1"
+        return f"{metric_group(self.task)}/{benchmark_name(self.task)}/top1"
 
 
 class Contest(FrozenConfig):

@@ -143,3 +143,9 @@ def test_records_of_controls_are_told_apart_by_their_keys(tmp_path):
     for arm in ("scratch-0123456789ab", "scratch-ba9876543210"):
         root.write(f"scores/digits/p/{arm}-s0-abcdef.json", score("digits", 0.5).model_dump_json().encode())
     assert sorted(record.arm for record in read_records(root)) == ["scratch-0123456789ab", "scratch-ba9876543210"]
+
+
+@pytest.mark.parametrize("protocol", ["vit-paper", "fewshot-10", "linear", "knn", "head"])
+def test_tasks_of_like_name_have_metrics_of_their_own(protocol):
+    whole, vtab = (score(task, 0.5, protocol=protocol).metric_name for task in ("cifar100", "vtab-cifar100"))
+    assert whole != vtab
