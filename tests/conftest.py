@@ -28,7 +28,7 @@ from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
-_WITH_SERVERS = ("end_to_end/", "flows/", "infra/", "test_prepare_on_ray", "test_interchange", "test_class_folders")
+_WITH_SERVERS = ("end_to_end/", "flows/", "infra/", "_on_ray", "test_interchange", "test_class_folders")
 
 
 def starts_servers(nodeid: str) -> bool:

@@ -1,4 +1,4 @@
-"""Many small trainings in one Ray job, packed onto the CPUs or fractions of GPUs of the cluster.
+"""Many small trainings, or features in bulk, in one Ray job, packed onto the CPUs or GPUs of the cluster.
 
 python -m vit.ray_workers --run URI --attempt N
 """
@@ -6,9 +6,13 @@ python -m vit.ray_workers --run URI --attempt N
 import argparse
 import logging
 import os
+import pickle
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import pyarrow as pa
 
 from infra.claims import ClaimHolder, ClaimLost
 from infra.redact import log_to_stderr
@@ -25,12 +29,17 @@ from vit.vtab.evaluate import (
     stored_score,
     total_trials,
 )
+from vit.vtab.extract_features import Extractor
+from vit.vtab.feature_plan import Part, errands
+from vit.vtab.frozen import frozen_scores
+from vit.vtab.packing import trial_resources
+from vit.vtab.probes import Probe
+from vit.vtab.read_out import read_out
+from vit.vtab.readings import Reading
 from vit.vtab.run_trial import ensure_trial
 from vit.vtab.trials import Trial
 
 log = logging.getLogger(__name__)
-# Trials this small use a fraction of a GPU; four together keep it busy while each waits for its own Python.
-TRIALS_PER_GPU = 4
 GRACE_S = 5.0
 
 
@@ -67,7 +76,9 @@ def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, d
     """How the sweep ended, with the scores or the reason."""
     try:
         with StopWatch(run, attempt) as stop:
-            scores = Sweep(run, spec, stop).execute()
+            frozen = isinstance(spec.protocol, Probe)
+            on_ray = (features_on_ray, readings_on_ray)
+            scores = frozen_scores(run, spec, stop, *on_ray) if frozen else Sweep(run, spec, stop).execute()
             reason = stop.asked()
     except Exception as error:
         log.exception("the evaluation ended")
@@ -94,7 +105,7 @@ class Sweep:
 
         with handlers_kept():
             ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-        work = ray.remote(ensure_trial).options(max_retries=3, **self._resources(ray.cluster_resources()))
+        work, cluster = ray.remote(ensure_trial), ray.cluster_resources()
         contests = plan_contests(self.spec)
         scores: dict[int, Score] = {
             i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None
@@ -106,7 +117,10 @@ class Sweep:
         def launch(index: int, contest: Contest) -> None:
             todo, score = next_trials(contest, open_store(self.trials_uri))
             busy = {trial.key for _, trial in running.values()}
-            running.update({work.remote(self.trials_uri, t): (index, t) for t in todo if t.key not in busy})
+            for trial in (trial for trial in todo if trial.key not in busy):
+                cpus, gpus, threads = trial_resources(trial.recipe, cluster)
+                placed = work.options(max_retries=3, num_cpus=cpus, num_gpus=gpus)
+                running[placed.remote(self.trials_uri, trial, threads)] = (index, trial)
             if score is not None:
                 scores[index] = record_score(self.root, contest, score)
             selecting = bool(todo) and todo[0].phase == "select"
@@ -140,9 +154,6 @@ class Sweep:
                     ray.cancel(ref, force=True)
                 return None
 
-    def _resources(self, cluster: dict[str, float]) -> dict[str, float]:
-        return {"num_cpus": 1, "num_gpus": 1 / TRIALS_PER_GPU} if cluster.get("GPU") else {"num_cpus": 1}
-
     def _progress(self, done: int, total: int, done_before: int, running: dict[Any, tuple[int, Trial]]) -> None:
         elapsed, done_now = time.monotonic() - self.started, done - done_before
         self.run.write_json(
@@ -155,6 +166,80 @@ class Sweep:
                 "running": sorted(trial.key for _, trial in running.values()),
             },
         )
+
+
+def features_on_ray(root: str, parts: Sequence[Part]) -> Iterator[Part]:
+    """Parts as they are kept, by one Ray Data execution: actors that hold on to their model, each with a GPU, or a CPU
+    where there are no GPUs. Raises RuntimeError with the message of a worker that failed for a reason of its own."""
+    import ray.data
+
+    cluster = start_ray()
+    cpus, gpus = int(cluster.get("CPU", 1)), int(cluster.get("GPU", 0))
+    workers, threads = gpus or cpus, cpus // gpus if gpus else 1
+    for handler in logging.getLogger("ray.data").handlers:
+        if handler.get_name() == "console":  # says when the execution starts and ends; its own file keeps that
+            handler.setLevel(logging.ERROR)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    # Else Ray holds back what an actor yields until a block is full: here, until the whole errand is done.
+    context.target_max_block_size = 1
+    rows = [{"errand": pickle.dumps((root, threads, errand))} for errand in errands(parts, workers)]
+    kept = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+        FeatureWorker,
+        batch_size=1,
+        batch_format="pyarrow",
+        compute=ray.data.ActorPoolStrategy(min_size=1, max_size=min(workers, len(rows))),
+        num_cpus=1,
+        num_gpus=1 if gpus else 0,
+    )
+    for row in kept.iter_rows():
+        part, error = pickle.loads(row["kept"])
+        if error:
+            raise RuntimeError(error)
+        yield part
+
+
+class FeatureWorker:
+    """An actor of `features_on_ray`: runs errands, and tells of every part as soon as it is kept."""
+
+    def __init__(self) -> None:
+        self._extractor: Extractor | None = None
+
+    def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
+        root, threads, errand = pickle.loads(batch.column("errand")[0].as_py())
+        self._extractor = self._extractor or Extractor(root, threads)
+        # An error of ours comes back as a value: as an exception, Ray Data would wrap it in pages of traceback.
+        try:
+            for part in self._extractor.ensure(errand):
+                yield pa.table({"kept": [pickle.dumps((part, ""))]})
+        except (ValueError, RuntimeError, OSError) as error:
+            yield pa.table({"kept": [pickle.dumps((None, f"{type(error).__name__}: {error}"))]})
+
+
+def readings_on_ray(root: str, readings: Sequence[Reading]) -> Iterator[tuple[Reading, Score]]:
+    """Scores as they are recorded, each by a Ray task with a CPU, and a GPU where there are any."""
+    import ray
+
+    num_gpus = 1 if start_ray().get("GPU") else 0
+    work = ray.remote(read_out).options(max_retries=3, num_cpus=1, num_gpus=num_gpus)
+    running = {work.remote(root, reading): reading for reading in readings}
+    try:
+        while running:
+            (ref,), _ = ray.wait(list(running), num_returns=1)
+            yield running.pop(ref), ray.get(ref)
+    finally:
+        for ref in running:
+            ray.cancel(ref, force=True)
+
+
+def start_ray() -> dict[str, float]:
+    """Joins the cluster that the job runs in; its resources."""
+    import ray
+
+    with handlers_kept():
+        ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
+    return ray.cluster_resources()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ from pydantic import PositiveInt
 
 from infra.config import FrozenConfig
 
+Method = Literal["least-squares", "logistic", "nearest", "head"]
+
 
 class Probe(FrozenConfig):
     """How a model is scored without training it."""
@@ -13,7 +15,7 @@ class Probe(FrozenConfig):
     kind: Literal["probe"] = "probe"
     name: str
     """Name of the protocol; scores of few shots carry their number as well, as in `fewshot-10`."""
-    method: Literal["least-squares", "logistic", "nearest", "head"]
+    method: Method
     """What maps features to classes; `head` is the model's own, for a corpus of its classes."""
     shots: tuple[PositiveInt, ...] = ()
     """Training examples a class, drawn by the seed; none takes all."""

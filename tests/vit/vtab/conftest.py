@@ -1,0 +1,110 @@
+"""A small network for the digits, published as it begins and after a short training."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from data_prep.decode import DecodePolicy
+from data_prep.shard_format import load_class_names, load_manifest
+from infra.storage import open_store
+from vit.input.batches import eval_batches
+from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
+from vit.models.vit import VisionTransformer
+from vit.published import ImageContract, publish
+from vit.vtab import extract_features
+from vit.vtab.evaluate import EvaluationSpec, TaskRef
+from vit.vtab.extract_features import Extractor
+from vit.vtab.frozen import frozen_scores
+from vit.vtab.probes import PROBES
+from vit.vtab.read_out import read_out
+
+VIEW = AugmentConfig(image_size_px=8)
+ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=48, depth=2, num_heads=4, mlp_dim=96, pool="gap")
+
+
+def published(root, name, network, classes, view=VIEW) -> str:
+    contract = ImageContract(decode=DecodePolicy(), evaluation=view)
+    return publish(open_store(root).child("models"), name, "1", network, contract, classes, {})
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory, digits) -> SimpleNamespace:
+    """URIs: `.untrained`, and `.trained` on train800 for 120 steps."""
+    root, classes = str(tmp_path_factory.mktemp("models")), load_class_names(digits)
+    torch.manual_seed(0)
+    network = VisionTransformer(ARCHITECTURE, len(classes))
+    untrained = published(root, "untrained", network, classes)
+    with eval_batches(digits, load_manifest(digits), "train800", VIEW, batch_size=800) as batches:
+        (batch,) = batches
+    images = batch.images.permute(0, 3, 1, 2).float() / 127.5 - 1
+    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
+    for _ in range(120):
+        optimizer.zero_grad()
+        F.cross_entropy(network.train()(images), batch.labels).backward()
+        optimizer.step()
+    return SimpleNamespace(untrained=untrained, trained=published(root, "trained", network, classes))
+
+
+@pytest.fixture
+def forwarded(monkeypatch) -> list[int]:
+    """How many images each part that was computed had."""
+    seen: list[int] = []
+    real = extract_features.part_features
+
+    def counted(network, contract, batches, num_rows, device):
+        seen.append(num_rows)
+        return real(network, contract, batches, num_rows, device)
+
+    monkeypatch.setattr(extract_features, "part_features", counted)
+    return seen
+
+
+@pytest.fixture
+def spec_for(root, digits):
+    """spec_for(name, *models): an evaluation of the digits under a named probe."""
+
+    def make(name: str, *uris: str | None, **changes) -> EvaluationSpec:
+        return EvaluationSpec(
+            **{
+                "run_key": f"{name}-000000000000",
+                "tasks": (TaskRef(name="digits", corpus=digits.uri),),
+                "models": uris,
+                "architecture": ARCHITECTURE,
+                "protocol": next(probe for probe in PROBES if probe.name == name),
+                "root": root,
+                **changes,
+            }
+        )
+
+    return make
+
+
+class Stop:
+    """A stop that is asked for after so many looks."""
+
+    def __init__(self, after: int | None = None) -> None:
+        self.left = after
+
+    def asked(self) -> str | None:
+        if self.left is not None:
+            self.left -= 1
+        return "preempted" if self.left is not None and self.left < 0 else None
+
+
+@pytest.fixture
+def score(root):
+    """score(spec): its scores, all computed in this process."""
+
+    def go(spec: EvaluationSpec, stop_after: int | None = None):
+        def compute(root: str, parts) -> Iterator:
+            return Extractor(root, batch_size=100).ensure(parts)
+
+        run = open_store(root).child(f"runs/{spec.run_key}")
+        readings = lambda root, todo: ((reading, read_out(root, reading)) for reading in todo)  # noqa: E731
+        return frozen_scores(run, spec, Stop(stop_after), compute, readings)
+
+    return go

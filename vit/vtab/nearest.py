@@ -1,0 +1,71 @@
+"""Nearest neighbours among frozen features: every training example votes with its similarity."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+NEIGHBOURS = 20
+TEMPERATURE = 0.07
+# Queries compared at a time with the examples of one part.
+_CHUNK_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Of each query: cosine similarity and label of its k nearest examples, nearest first."""
+
+    similarity: Float[Tensor, "n k"]
+    labels: Int[Tensor, "n k"]
+
+    def vote(self, num_classes: int, temperature: float = TEMPERATURE) -> Int[Tensor, " n"]:
+        """The class with the largest sum of exp(similarity / temperature) over the neighbours that have it.
+
+        Source: the kNN evaluation of DINO (arXiv:2104.14294, Sec. 4.1; k = 20 and 0.07 in its code).
+        """
+        # Relative to the nearest: the same winner, and nothing overflows at a low temperature.
+        weights = ((self.similarity - self.similarity[:, :1]) / temperature).exp()
+        votes = torch.zeros(len(weights), num_classes, dtype=weights.dtype, device=weights.device)
+        return votes.scatter_add_(1, self.labels, weights).argmax(dim=1)
+
+
+def nearest(
+    queries: Float[Tensor, "n D"],
+    examples: Iterable[tuple[Float[Tensor, "p D"], Int[Tensor, " p"]]],
+    k: int = NEIGHBOURS,
+) -> Neighbours:
+    """The k nearest of all examples by cosine similarity; all of them where there are fewer.
+
+    Examples come part by part and are forgotten: beside the queries, memory holds one part and k candidates a query.
+    """
+    queries = F.normalize(queries, dim=1)
+    similarity = queries.new_zeros(len(queries), 0)
+    labels = torch.zeros(len(queries), 0, dtype=torch.int64, device=queries.device)
+    for features, classes in examples:
+        scaled = F.normalize(features.to(queries), dim=1)
+        classes = classes.to(labels)
+        nearer = [
+            _merge(s, n, q @ scaled.T, classes, k)
+            for q, s, n in zip(
+                queries.split(_CHUNK_ROWS), similarity.split(_CHUNK_ROWS), labels.split(_CHUNK_ROWS), strict=True
+            )
+        ]
+        similarity, labels = (torch.cat(column) for column in zip(*nearer, strict=True))
+    return Neighbours(similarity, labels)
+
+
+def _merge(
+    similarity: Float[Tensor, "n j"],
+    labels: Int[Tensor, "n j"],
+    found: Float[Tensor, "n p"],
+    classes: Int[Tensor, " p"],
+    k: int,
+) -> tuple[Float[Tensor, "n i"], Int[Tensor, "n i"]]:
+    """The k nearest of those known and those of one part."""
+    all_similar = torch.cat([similarity, found], dim=1)
+    all_labels = torch.cat([labels, classes.expand(len(labels), -1)], dim=1)
+    best = all_similar.topk(min(k, all_similar.shape[1]), dim=1)
+    return best.values, all_labels.gather(1, best.indices)
