@@ -110,16 +110,15 @@ def score_child(
         name=name,
         slug=f"{first.task}-{first.model_digest[:12] if first.model_digest else 'scratch'}",
         tags={
-            "vitline.stage": "evaluate",
             "vitline.task": first.task,
             "vitline.protocol": ", ".join(dict.fromkeys(score.protocol for score in scores)),
-            "vitline.model_uri": first.model or "none: from scratch",
-            "vitline.model_digest": first.model_digest or "none: from scratch",
+            **({"vitline.model_uri": first.model, "vitline.model_digest": first.model_digest} if first.model else {}),
             "vitline.corpus_digest": first.corpus_digest,
             **{suffixed("vitline.trial", ".", label): trial.key for label, trial in trials.items()},
         },
         params={
             **{prefixed(label, ".", k): plain(v) for label, score in labels.items() for k, v in score.chosen.items()},
+            "model": model_label(first.model) if first.model else "from scratch",
             "num_examples": first.num_examples,
             "num_classes": first.num_classes,
             "majority_fraction": first.majority_fraction,
@@ -138,7 +137,14 @@ def score_child(
             for key in trial.files
             if not key.endswith(NOT_SENT)
         },
-        facts=[f"**Weights:** `{first.model}`"] if first.model else (),
+        facts=[
+            *([f"**Weights:** `{first.model}`"] if first.model else []),
+            *(
+                f"**Predictions:** `{root.uri_of(f'trials/{trial.files[0]}')}`"
+                for trial in trials.values()
+                if trial.files
+            ),
+        ],
         table="\n\n".join(settings_table(label, score) for label, score in labels.items()),
     )
 

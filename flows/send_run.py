@@ -22,6 +22,8 @@ from infra.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
 Kind = Literal["run", "pipeline"]
 Outcome = Literal["sent", "unchanged", "absent", "deleted"]
 SHIPPED = "vitline.shipped"
+INHERITED = ("vitline.stage", "mlflow.user", "mlflow.source.name")
+"""Tags that the parts of a run have of it."""
 _SEGMENTS_A_TIME = 256
 
 
@@ -85,12 +87,13 @@ class Sender:
     def _send_child(self, child: Child, view: View, run: TrackedRun, store: Store) -> str | None:
         """A part of a run, as an MLflow run below it; its page, or None where somebody has deleted it in MLflow."""
         ids = TrackingIds(store, self.tracking.uri, child_ids_key(child.slug))
-        tags = child.tags | {"mlflow.parentRunId": run.run_id}
+        tags = {name: view.tags[name] for name in INHERITED if name in view.tags} | child.tags
+        tags |= {"mlflow.parentRunId": run.run_id}
         key = f"{view.key}/{child.slug}"
         part = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, tags, child.name)
         if part is None:
             return None
-        digest = digest_of([child.digest, view.status, view.end_ms, run.run_id])[:16]
+        digest = digest_of([child.digest, tags, view.status, view.end_ms])[:16]
         if shipped(part).get("view") == digest:
             return part.url
         self.tracking.put_tags(part, tags)
