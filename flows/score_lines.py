@@ -248,9 +248,9 @@ def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -
         Line(f"  {_what_noise_is(row)}", _noises(columns, shown), "detail"),
     ]
     found = differences(row, beside) if beside else {}
-    if beside:
-        texts = (_signed(n, found[n].value) if n in found and n in whole else "" for n in columns)
-        lines.append(Line(f"  minus {beside.label}", tuple(texts), "detail"))
+    minus = tuple(_signed(n, found[n].value) if n in found and n in whole else "" for n in columns)
+    if beside and any(minus):
+        lines.append(Line(f"  minus {beside.label}", minus, "detail"))
     if "all" not in whole:
         mean, blank = means["all"], ("",) * (len(columns) - 1)
         label = f"  mean of {mean.num_tasks} of {mean.num_wanted}, ±{_fine(mean.noise)}"

@@ -6,9 +6,12 @@ Numbers only, as fractions of the test split; what they look like is decided in 
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
 
 from infra.storage import Store
 from vit.vtab.evaluate import Score
@@ -20,6 +23,7 @@ Table = Literal["vtab", "transfer", "own", "frozen"]
 VTAB_CORPORA = tuple(task.corpus_name for task in VTAB_TASKS)
 TRANSFER_CORPORA = ("imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102")
 """The paper's other data sets, by the names of their corpora; `cifar100` is the whole of it, `vtab-cifar100` is VTAB's."""
+_READERS = 16
 FROZEN_METHODS = ("fewshot", "linear", "knn", "head")
 
 
@@ -99,13 +103,21 @@ def table_of(protocol: str, corpus: str) -> Table:
 
 
 def read_records(root: Store) -> list[Record]:
-    """Every stored score below a root."""
-    records = []
-    for key in root.list("scores/"):
-        score = Score.model_validate(root.read_json(key))
+    """Every stored score below a root. Raises ValueError naming what is stored among them and is none."""
+
+    def read(key: str) -> Record:
+        try:
+            score = Score.model_validate(root.read_json(key))
+        except ValidationError as error:
+            raise ValueError(
+                f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}); delete it, or score that task again."
+            ) from error
         named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+\.json", key.rpartition("/")[2])
-        records.append(Record(named[1] if named else score.model_digest or "scratch", score))
-    return records
+        return Record(named[1] if named else score.model_digest or "scratch", score)
+
+    # Nineteen tasks with three seeds of thirty models are 1,710 small objects, and each costs a round trip.
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, root.list("scores/")))
 
 
 def latest_records(records: Iterable[Record], current_digests: Collection[str]) -> tuple[list[Record], int]:

@@ -145,6 +145,12 @@ def test_records_of_controls_are_told_apart_by_their_keys(tmp_path):
     assert sorted(record.arm for record in read_records(root)) == ["scratch-0123456789ab", "scratch-ba9876543210"]
 
 
+def test_what_is_no_score_among_the_scores_is_named(tmp_path):
+    open_store(tmp_path).write_json("scores/digits/p/notes.json", {"value": 1})
+    with pytest.raises(ValueError, match=r"scores/digits/p/notes\.json is no score record"):
+        read_records(open_store(tmp_path))
+
+
 @pytest.mark.parametrize("protocol", ["vit-paper", "fewshot-10", "linear", "knn", "head"])
 def test_tasks_of_like_name_have_metrics_of_their_own(protocol):
     whole, vtab = (score(task, 0.5, protocol=protocol).metric_name for task in ("cifar100", "vtab-cifar100"))
