@@ -1,5 +1,6 @@
 """What a score is made of: every example once, and tables and pictures that say no other thing than the score."""
 
+import base64
 import csv
 import html
 import io
@@ -18,9 +19,10 @@ from vit.evaluate import evaluate
 from vit.input.batches import Batch, eval_batches
 from vit.input.config import AugmentConfig
 from vit.models.config import ViTConfig
+from vit.vtab import hardest as hardest_module
 from vit.vtab import trial_files
 from vit.vtab.confusion import confused_pairs_csv, confusion, confusion_csv, distinct, draw_confusion, per_class_csv
-from vit.vtab.hardest import MAX_SHOWN, hardest, hardest_page, load_shown, suspicious
+from vit.vtab.hardest import MAX_SHOWN, Shown, hardest, hardest_page, load_shown, suspicious
 from vit.vtab.predictions import Predictions
 from vit.vtab.run_trial import ensure_trial
 from vit.vtab.trial_files import show_predictions
@@ -254,6 +256,21 @@ def test_only_row_groups_with_a_shown_example_are_read(digits, monkeypatch):
     shown = load_shown(digits, manifest, "test", [0, 5 * size, 1 % size, 0, 796])
     assert sorted(read) == sorted({0, 5, 1 % size // size, 796 // size})
     assert all(shown[row].picture.startswith("data:image/png;base64,") and shown[row].small for row in shown)
+
+
+def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monkeypatch):
+    def opened(height, width):
+        uri = hardest_module._thumbnail(np.full((height, width, 3), 7, np.uint8))
+        picture = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
+        return picture.format, picture.size
+
+    assert opened(160, 20) == ("PNG", (20, 160))
+    assert opened(400, 200) == ("JPEG", (80, 160))
+    shown = Shown("an id", (0, 2, 3, 4, 5, 6, 7), "cannot be decoded: it is gone", False)
+    monkeypatch.setattr(hardest_module, "load_shown", lambda *args: {0: shown})
+    page = hardest_page(said([0], [1]), digits, load_manifest(digits), "test", "abcdefgh", "x")
+    assert "a, c, d, e, f and 2 more" in page
+    assert "it is gone" in page
 
 
 def test_a_picture_that_fails_costs_no_score(trained, digits, tmp_path, monkeypatch, caplog):
