@@ -85,7 +85,9 @@ def device_days(run: Store) -> float | None:
 
 def _data_of(manifest: Mapping[str, Any]) -> str | None:
     provenance = manifest.get("provenance", {})
-    kind = provenance.get("request", {}).get("source", {}).get("kind")
+    source = provenance.get("request", {}).get("source", {})
+    # ImageNet is prepared as a task as well, then under that name.
+    kind = source.get("task") if source.get("kind") == "transfer" else source.get("kind")
     return data_of_corpus(kind, manifest.get("num_classes", 0), "view_of" in provenance)
 
 

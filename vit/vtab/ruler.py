@@ -103,7 +103,8 @@ def data_of_corpus(source_kind: str | None, num_classes: int, is_view: bool) -> 
     """The public data set that a corpus is, whole; what is like JFT-300M is not JFT-300M."""
     if source_kind == "imagenet21k" and num_classes in (21_841, 21_843) and not is_view:
         return "ImageNet-21k"
-    return "ImageNet" if source_kind == "ilsvrc2012" and num_classes == 1000 and not is_view else None
+    whole_1k = source_kind in ("ilsvrc2012", "imagenet") and num_classes == 1000
+    return "ImageNet" if whole_1k and not is_view else None
 
 
 def matching_row(
