@@ -180,12 +180,13 @@ def own_table(report: ScoreReport) -> TextTable:
 def frozen_table(report: ScoreReport) -> TextTable:
     """What is read from frozen features: a line for every model and task, a column for every way of reading."""
     protocols = sorted({row.protocol for row in report.tables["frozen"]}, key=_probe_order)
-    found = {
-        (row.label, corpus, row.protocol): cell for row in report.tables["frozen"] for corpus, cell in row.cells.items()
-    }
+    by_task: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for row in report.tables["frozen"]:
+        for corpus, cell in row.cells.items():
+            by_task.setdefault((row.label, row.arm, corpus), {})[row.protocol] = cell
     lines = []
-    for model, corpus in dict.fromkeys((model, corpus) for model, corpus, _ in sorted(found)):
-        cells = [found.get((model, corpus, protocol)) for protocol in protocols]
+    for (model, _, corpus), found in sorted(by_task.items(), key=lambda item: item[0]):
+        cells = [found.get(protocol) for protocol in protocols]
         texts = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
         lines.append(Line(model, (corpus, *texts), "ours"))
     columns = ("task", *map(_probe_name, protocols))
@@ -215,12 +216,13 @@ def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         cells = (row.architecture or "-", _number(row.exaflops), days, "-", "-")
         lines.append(Line(foot.label(row), cells, "published"))
     notes = (
-        "exaFLOPs: 6 x multiply-adds of a forward pass x images seen, as in the paper's Table 6. Device-days: GPUs, or "
+        "exaFLOPs: 6 x multiply-adds of a forward pass x images seen, of all trainings that made the weights; the paper's "
+        "Table 6 counts pre-training so. Device-days: GPUs, or "
         "worker processes where there are none, times days at work; the paper's are TPUv3 cores times days. Transfer: "
         "wall time of all trainings and readings, one after the other.",
         *foot.notes(),
     )
-    columns = ("network", "pre-training exaFLOPs", "device-days", "trainings", "transfer")
+    columns = ("network", "training exaFLOPs", "device-days", "trainings", "transfer")
     return TextTable("Cost", "model", columns, tuple(lines), notes=notes)
 
 

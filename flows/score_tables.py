@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rich.markup import escape
 from rich.table import Table as Drawn
 
 from flows import console
@@ -60,7 +61,7 @@ def draw(table: TextTable) -> None:
         for line in table.lines:
             cells = line.cells[start:end]
             if any(cells) or line.kind == "heading":
-                drawn.add_row(line.label, *cells, style=STYLES[line.kind])
+                drawn.add_row(escape(line.label), *map(escape, cells), style=STYLES[line.kind])
         console.OUT.print(drawn)
         console.tell("")
     for note in (table.legend, *table.notes):

@@ -189,6 +189,12 @@ def test_a_flow_shows_its_own_models_with_their_other_scores(scored):
     assert "20.0" not in text
 
 
+def test_brackets_in_names_are_shown_as_they_are(vitline, scored):
+    scored.add(scored.model("[red]birds"), "digits", 0.9)
+    _, out, _ = vitline("vtab", "report", "--root", scored.root)
+    assert "[red]birds/1" in out
+
+
 def test_bars_in_names_do_not_break_a_markdown_table(scored):
     scored.add(scored.model("a|b"), "digits", 0.9)
     own = text_tables(read_report(scored.root), "compared")[0]
