@@ -8,7 +8,8 @@ from flows.records import PipelineRecord
 from infra.config import flatten
 from infra.storage import Store
 from vit.vtab.published_scores import ROWS
-from vit.vtab.report import TRANSFER_CORPORA, published_metrics
+from vit.vtab.report import published_mean, published_metrics
+from vit.vtab.tasks import GROUPS, VTAB_TASKS
 
 Row = dict[str, Any]
 
@@ -38,17 +39,19 @@ def compare_pipelines(records: Sequence[PipelineRecord]) -> Row:
 
 
 def published_beside(scored: Collection[str]) -> dict[str, dict[str, float]]:
-    """Metrics of published rows by label: of the paper's Tables 2 and 9, and of BiT's re-runs, where tasks of theirs were
-    scored: VTAB's, or the data sets of the transfer table."""
-    transfer = {f"tasks/{corpus}/top1" for corpus in TRANSFER_CORPORA}
-    with_vtab = any(name.startswith("vtab/") for name in scored)
-    with_transfer = not transfer.isdisjoint(scored)
-    rows: dict[str, dict[str, float]] = {}
+    """Metrics of published rows by label, of the tasks that were scored: of the paper's Tables 2 and 9 and of BiT's
+    re-runs; VTAB's means where tasks of VTAB were scored, also over the same few."""
+    tasks = [task.corpus_name for task in VTAB_TASKS if f"vtab/{task.name}/top1" in scored]
+    few = f"vtab/all_{len(tasks)}of{len(VTAB_TASKS)}/top1"
+    wanted = {*scored} | ({f"vtab/{group}/top1" for group in (*GROUPS, "all")} if tasks else set())
+    rows = {}
     for label, row in ROWS.items():
         if row.is_headline:
             metrics = published_metrics(row)
-            shown = {n: v for n, v in metrics.items() if (with_transfer if n in transfer else with_vtab)}
-            rows |= {label: shown} if shown else {}
+            if few in scored and (mean := published_mean(row, "all", tasks)) is not None:
+                metrics[few] = mean
+            if shown := {name: value for name, value in metrics.items() if name in wanted}:
+                rows[label] = shown
     return rows
 
 
