@@ -10,7 +10,7 @@ The folder is named by its content: of two workers that ran one trial at once, t
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.storage import Store, open_store
@@ -34,36 +34,40 @@ PREDICTIONS = "predictions.parquet"
 def write_trial_files(
     trials: Store, trial_key: str, predictions: Predictions, corpus_uri: str, split: str, title: str
 ) -> tuple[str, ...]:
-    """Writes the files; returns their keys below `trials`, the predictions first.
+    """Writes the files; returns the keys of those written below `trials`, the predictions first.
 
-    No score is lost for a table or a picture: an error in making one is logged, and the files so far are returned. That
-    the predictions themselves cannot be written is raised.
+    No score is lost for a table or a picture: one that cannot be made is logged and left out. That the store takes
+    nothing is raised.
     """
     folder = f"{trial_key}/{predictions.digest[:12]}"
     keys = [f"{folder}/{PREDICTIONS}"]
     trials.write(keys[0], predictions.to_parquet())
-    try:
-        corpus = open_store(corpus_uri)
-        for name, data in show_predictions(predictions, corpus, load_manifest(corpus), split, title):
-            trials.write(f"{folder}/{name}", data)
-            keys.append(f"{folder}/{name}")
-    except Exception:
-        log.warning("what %s predicted could not be shown whole", trial_key, exc_info=True)
+    corpus = open_store(corpus_uri)
+    for name, make in shown_files(predictions, corpus, load_manifest(corpus), split, title).items():
+        try:
+            data = make()
+        except Exception:
+            log.warning("%s of %s cannot be made", name, trial_key, exc_info=True)
+            continue
+        keys.append(f"{folder}/{name}")
+        trials.write(keys[-1], data)
     return tuple(keys)
 
 
-def show_predictions(
+def shown_files(
     predictions: Predictions, corpus: Store, manifest: Manifest, split: str, title: str
-) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file that people look at. `title` says which model, on which task."""
+) -> dict[str, Callable[[], bytes]]:
+    """What makes each file that people look at, by name. `title` says which model, on which task."""
     names = distinct(load_class_names(corpus))
-    yield "per_class.csv", per_class_csv(predictions, names).encode()
-    if len(names) <= MAX_CLASSES_IN_FULL:
-        counts = confusion(predictions, len(names))
-        yield "confusion.csv", confusion_csv(counts, names).encode()
-        if len(names) <= MAX_CLASSES_DRAWN:
-            caption = f"{title}: {len(predictions):,} of {split}, {100 * predictions.right.mean():.1f} % right"
-            yield "confusion.png", draw_confusion(counts, names, caption)
-    else:
-        yield "confused_pairs.csv", confused_pairs_csv(predictions, names).encode()
-    yield "hardest.html", hardest_page(predictions, corpus, manifest, split, names, title).encode()
+    caption = f"{title}: {len(predictions):,} of {split}, {100 * predictions.right.mean():.1f} % right"
+    files = {
+        "per_class.csv": lambda: per_class_csv(predictions, names).encode(),
+        "hardest.html": lambda: hardest_page(predictions, corpus, manifest, split, names, title).encode(),
+    }
+    if len(names) > MAX_CLASSES_IN_FULL:
+        return files | {"confused_pairs.csv": lambda: confused_pairs_csv(predictions, names).encode()}
+    counts = confusion(predictions, len(names))
+    files["confusion.csv"] = lambda: confusion_csv(counts, names).encode()
+    if len(names) <= MAX_CLASSES_DRAWN:
+        files["confusion.png"] = lambda: draw_confusion(counts, names, caption)
+    return files

@@ -25,7 +25,7 @@ from vit.vtab.confusion import confused_pairs_csv, confusion, confusion_csv, dis
 from vit.vtab.hardest import MAX_SHOWN, Shown, hardest, hardest_page, load_shown, suspicious
 from vit.vtab.predictions import Predictions
 from vit.vtab.run_trial import ensure_trial
-from vit.vtab.trial_files import show_predictions
+from vit.vtab.trial_files import shown_files
 from vit.vtab.trials import Trial
 
 
@@ -115,7 +115,7 @@ def test_the_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, 
     trials, _, result = trained
     predictions, names = kept(trained), load_class_names(digits)
     files = {key.rpartition("/")[2]: trials.read(key) for key in result.files}
-    assert list(files) == ["predictions.parquet", "per_class.csv", "confusion.csv", "confusion.png", "hardest.html"]
+    assert list(files) == ["predictions.parquet", "per_class.csv", "hardest.html", "confusion.csv", "confusion.png"]
     head, *rows = rows_of(files["confusion.csv"].decode())
     assert head[1:] == names == [row[0] for row in rows]
     counts = np.array([row[1:] for row in rows], int)
@@ -211,8 +211,8 @@ def test_of_many_classes_the_most_confused_pairs_are_listed(digits, monkeypatch)
         ["c8", "c2", "1", "0.3333"],
     ]
     monkeypatch.setattr(trial_files, "load_class_names", lambda corpus: names)
-    files = dict(show_predictions(found, digits, load_manifest(digits), "test", "x"))
-    assert list(files) == ["per_class.csv", "confused_pairs.csv", "hardest.html"]
+    files = shown_files(found, digits, load_manifest(digits), "test", "x")
+    assert list(files) == ["per_class.csv", "hardest.html", "confused_pairs.csv"]
 
 
 def test_classes_of_one_name_are_told_apart():
@@ -275,10 +275,15 @@ def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monke
 
 def test_a_picture_that_fails_costs_no_score(trained, digits, tmp_path, monkeypatch, caplog):
     def broken(*args):
-        raise RuntimeError("no font")
+        raise RuntimeError("no picture")
 
-    monkeypatch.setattr(trial_files, "draw_confusion", broken)
+    monkeypatch.setattr(trial_files, "hardest_page", broken)
     trials = open_store(str(tmp_path))
     keys = trial_files.write_trial_files(trials, "k", kept(trained), digits.uri, "test", "x")
-    assert [key.rpartition("/")[2] for key in keys] == ["predictions.parquet", "per_class.csv", "confusion.csv"]
-    assert "no font" in caplog.text
+    assert [key.rpartition("/")[2] for key in keys] == [
+        "predictions.parquet",
+        "per_class.csv",
+        "confusion.csv",
+        "confusion.png",
+    ]
+    assert "no picture" in caplog.text
