@@ -175,7 +175,7 @@ def features_on_ray(root: str, parts: Sequence[Part]) -> Iterator[Part]:
 
     cluster = start_ray()
     cpus, gpus = int(cluster.get("CPU", 1)), int(cluster.get("GPU", 0))
-    workers, threads = gpus or cpus, cpus // gpus if gpus else 1
+    workers, threads = max(gpus or cpus, 1), max(cpus // gpus, 1) if gpus else 1
     for handler in logging.getLogger("ray.data").handlers:
         if handler.get_name() == "console":  # says when the execution starts and ends; its own file keeps that
             handler.setLevel(logging.ERROR)

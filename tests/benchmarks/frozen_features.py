@@ -1,9 +1,9 @@
 """A frozen-feature pass against the bare forward pass: decode, resize, forward and writing, over forward alone.
 
-    .venv/bin/python tests/benchmarks/frozen_features.py [--rounds 7] [--images 64] [--batch 16] [s16 b32]
+    .venv/bin/python tests/benchmarks/frozen_features.py [--rounds 7] [--turns 3] [--images 16] [--batch 16] [s16 b32]
 
 Both sides in one process, the same network, batch size and inference mode; the bare side has its input ready in memory as
-float tensors. The ratio is taken within a round, the sides in turn. JPEG at 500 x 375, cut from scikit-learn's two
+float tensors. The ratio is taken within a round, in which the sides take turns. JPEG at 500 x 375, cut from scikit-learn's two
 photographs, prepared as a corpus and read from its shards. Bar: 0.9. By wall time decoding runs beside the network, in a
 thread; CPU-seconds count it in full, and mind other work on the machine little.
 """
@@ -32,7 +32,7 @@ from vit.input.batches import eval_batches
 from vit.input.config import AugmentConfig
 from vit.models.build import build_network
 from vit.models.variants import network_variant
-from vit.published import ImageContract, load_model, publish
+from vit.published import ImageContract, publish
 from vit.vtab.evaluate import published_digest
 from vit.vtab.extract_features import Extractor, network_input
 from vit.vtab.feature_plan import FeatureSource, plan_parts
@@ -44,11 +44,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", default=["s16", "b32"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--turns", type=int, default=3, help="of each side in a round")
+    parser.add_argument("--images", type=int, default=16, help="of each turn")
     parser.add_argument("--batch", type=int, default=16)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, one thread, batch {asked.batch}, {asked.images} images, {asked.rounds} rounds")
+    print(
+        f"torch {torch.__version__}, one thread, batch {asked.batch}, {asked.rounds} rounds of {asked.turns} turns of "
+        f"{asked.images} images"
+    )
     with tempfile.TemporaryDirectory() as folder:
         corpus = photographs(Path(folder), asked.images)
         for variant in asked.variants:
@@ -94,10 +98,10 @@ def compare(variant: str, corpus: Store, root: Store, asked: argparse.Namespace)
         corpus_digest=manifest.digest,
         decode_digest=digest_of(manifest.decode_policy),
     )
-    parts, network = plan_parts(source, manifest, SPLIT), load_model(uri).network
+    parts, extractor = plan_parts(source, manifest, SPLIT), Extractor(root.uri, batch_size=asked.batch)
+    network = extractor.model(source).network
     with eval_batches(corpus, manifest, SPLIT, view, batch_size=asked.batch) as batches:
         inputs = [network_input(batch.images, contract, torch.device("cpu")) for batch in batches]
-    extractor = Extractor(root.uri, batch_size=asked.batch)
 
     @torch.inference_mode()
     def bare() -> None:
@@ -107,19 +111,20 @@ def compare(variant: str, corpus: Store, root: Store, asked: argparse.Namespace)
     def whole() -> None:
         assert len(list(extractor.ensure(parts))) == len(parts)
 
-    def again() -> None:
+    def spend(side: Callable[[], None]) -> np.ndarray:
         for part in parts:
             root.child(source.folder).delete(part.key)
+        return seconds(side)
 
+    spend(bare), spend(whole)  # warms up
     rows = []
-    for i in range(asked.rounds + 1):
-        again()
-        sides = [bare, whole] if i % 2 else [whole, bare]
-        spent = {side: seconds(side) for side in sides}
-        if i == 0:
-            continue  # loads the model and warms up
-        rates = [asked.images / spent[side][0] for side in (bare, whole)]
-        rows.append((*rates, *(b / w for b, w in zip(spent[bare], spent[whole], strict=True))))
+    for i in range(1, asked.rounds + 1):
+        spent = {bare: np.zeros(2), whole: np.zeros(2)}
+        for turn in range(asked.turns):
+            for side in (bare, whole) if turn % 2 else (whole, bare):
+                spent[side] += spend(side)
+        rates = [asked.turns * asked.images / spent[side][0] for side in (bare, whole)]
+        rows.append((*rates, *(spent[bare] / spent[whole])))
         print("  round {:2d}: {:6.2f} {:6.2f} images/s, ratio wall {:.3f}, CPU {:.3f}".format(i, *rows[-1]), flush=True)
     names = ("bare forward, images/s", "whole pass, images/s", "ratio, wall", "ratio, CPU-seconds")
     print(f"{variant}:")
@@ -127,11 +132,11 @@ def compare(variant: str, corpus: Store, root: Store, asked: argparse.Namespace)
         print("  {:24s} {:7.3f}  [{:.3f}, {:.3f}]".format(name, *interval(column)))
 
 
-def seconds(call: Callable[[], None]) -> tuple[float, float]:
+def seconds(call: Callable[[], None]) -> np.ndarray:
     """Wall and CPU seconds of a call."""
-    started, cpu_started = time.perf_counter(), time.process_time()
+    started = np.array([time.perf_counter(), time.process_time()])
     call()
-    return time.perf_counter() - started, time.process_time() - cpu_started
+    return np.array([time.perf_counter(), time.process_time()]) - started
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Extractor:
                 yield from self._compute(source, split, todo)
 
     def _compute(self, source: FeatureSource, split: str, parts: Sequence[Part]) -> Iterator[Part]:
-        model, corpus = self._load(source), open_store(source.corpus)
+        model, corpus = self.model(source), open_store(source.corpus)
         manifest = load_manifest(corpus)
         found = (manifest.digest, digest_of(manifest.decode_policy))
         if found != (source.corpus_digest, source.decode_digest):
@@ -81,7 +81,8 @@ class Extractor:
             if behind is not None:
                 yield _settled(*behind)
 
-    def _load(self, source: FeatureSource) -> PublishedModel:
+    def model(self, source: FeatureSource) -> PublishedModel:
+        """The model of these features, its network on this process's device. Raises RuntimeError if it was replaced."""
         if self._model is None or self._model.digest != source.model_digest:
             self._model = None  # two large models need not fit at once
             model = load_model(source.model)

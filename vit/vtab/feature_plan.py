@@ -62,11 +62,11 @@ def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[Pa
 
 
 def errands(parts: Sequence[Part], num_workers: int, most: int = 16) -> list[list[Part]]:
-    """Parts in the portions that workers take: following ones of one split, several for each worker so that all end alike.
+    """Parts in the portions that workers take: following ones of one split, through which a worker runs without a pause.
 
-    The pipeline of a worker runs through a portion without a pause; `most` bounds what a worker that dies has begun.
+    There are 16 for each worker, so that all end at about the same time, or smaller ones of `most` parts.
     """
-    size = max(1, min(most, len(parts) // (4 * num_workers)))
+    size = max(1, min(most, len(parts) // (16 * num_workers)))
     portions = []
     for _, group in groupby(parts, key=lambda part: (part.source, part.split)):
         of_split = list(group)

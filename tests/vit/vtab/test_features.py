@@ -118,6 +118,19 @@ def test_only_what_is_missing_is_computed(root, source, manifest, forwarded, mon
     assert forwarded == []
 
 
+def test_two_evaluations_at_once_do_each_other_no_harm(root, source, manifest, forwarded, monkeypatch):
+    monkeypatch.setattr(feature_plan, "PART_ROWS", 100)
+    monkeypatch.setattr(extract_features, "missing_parts", lambda folder, parts: list(parts))  # both began before
+    parts, folder = plan_parts(source, manifest, "test"), open_store(root).child(source.folder)
+    racers = [Extractor(root, batch_size=size).ensure(parts) for size in (100, 7)]
+    for together in zip(*racers, strict=True):
+        assert together[0] == together[1]
+    assert sum(forwarded) == 2 * 797
+    finish_split(folder, manifest, parts)
+    finish_split(folder, manifest, parts)
+    assert len(FeatureReader(open_store(root), source, ["test"]).whole().values) == 797
+
+
 def test_the_first_of_two_writers_wins_and_a_damaged_part_is_named(root):
     folder = open_store(root)
     first, second = (Features(torch.full((3, 2), x), torch.arange(3), torch.ones(3).long()) for x in (1.0, 2.0))
