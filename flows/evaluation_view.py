@@ -16,7 +16,18 @@ from vit.vtab.report import group_means
 from vit.vtab.tasks import benchmark_name
 from vit.vtab.trials import TrialResult, model_label
 
-PROTOCOL_PARAMS = ("name", "total_steps", "global_batch_size", "learning_rates", "image_size_px")
+PROTOCOL_PARAMS = (
+    "kind",
+    "name",
+    "splits",
+    "total_steps",
+    "global_batch_size",
+    "learning_rates",
+    "image_size_px",
+    "seed_statistic",
+    "method",
+    "shots",
+)
 NOT_SENT = (".parquet",)
 """Files of a trial that stay in the store: for programs, not for people."""
 Values = dict[str, tuple[float, int]]
@@ -27,7 +38,7 @@ def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
     configs = {model: optional(open_store(model), "config.json") or {} for model in models}
     view.params = {
-        **{f"protocol.{name}": plain(protocol.get(name)) for name in PROTOCOL_PARAMS},
+        **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
         **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
         "model": ", ".join(map(model_label, models)) or None,
         "tasks": ", ".join(task["name"] for task in spec["tasks"]),

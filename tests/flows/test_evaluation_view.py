@@ -6,7 +6,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flows import ship_runs
-from flows.evaluation_view import by_arm, score_values, settings_table
+from flows.evaluation_view import by_arm, child_name, score_values, settings_table
 from flows.run_views import run_view
 from infra.claims import take_claim
 from infra.config import replace
@@ -88,6 +88,12 @@ def test_a_score_named_twice_is_one_and_each_model_has_its_own():
     assert by_arm([a, b, a, replace(a, seed=1)]) == [[a, replace(a, seed=1)], [b]]
 
 
+def test_runs_below_an_evaluation_are_told_apart_by_name():
+    other = "file:///m/emoji/2"
+    three = [score("digits", 0.5), score("digits", 0.4, other), score("digits", 0.3, None)]
+    assert [child_name(one, [MODEL, other]) for one in three] == ["digits", "digits: emoji/2", "digits from scratch"]
+
+
 def test_every_setting_is_shown_and_the_chosen_one_is_marked():
     assert settings_table("", score("digits", 0.625)).splitlines() == [
         "top-1 62.50 % of 797 images",
@@ -150,6 +156,9 @@ def test_a_child_for_each_task_and_model_explains_its_score(evaluated, root, dig
     own = score("digits", 0.7, model, corpus_digest=digest, trials=("d-select-1", "d-final-1"))
     control = score("digits", 0.5, None, corpus_digest=digest, trials=("d-select-2", "d-final-2"))
     view = run_view(store, evaluated(own, control))
+    assert {"protocol.name": "tiny", "protocol.kind": "finetune", "protocol.learning_rates": "0.1, 0.3",
+            "model": "emoji/1", "num_seeds": 1}.items() <= view.params.items()  # fmt: skip
+    assert "protocol.shots" not in view.params
     assert [child.name for child in view.children] == ["digits", "digits from scratch"]
     first, second = view.children
     assert first.values == {"tasks/digits/top1": (0.7, 320), "time/trials_s": (2.0, 0)}
