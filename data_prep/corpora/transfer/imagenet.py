@@ -23,7 +23,8 @@ from data_prep.corpora.vtab.tfds_order import order_prefix
 from infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"
-_LIST_THREADS = 16  # an object store answers a read in some 8 ms, and there is one for each image
+# Each header is a read. A tenth of the archive, 128,100 headers on a local disk, took 29 s with one thread, 9 s with these.
+_LIST_THREADS = 16
 
 
 class Imagenet(ImagenetTask):
