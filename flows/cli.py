@@ -129,10 +129,20 @@ def pretrain_run(
 def finetune_run(
     model: Annotated[str, typer.Option(help="Published model: NAME, NAME/VERSION or URI.")],
     corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps.")] = 500,
-    lr: Annotated[float, typer.Option(help="Peak learning rate of SGD.")] = 0.03,
-    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 512,
-    image_size: Annotated[int | None, typer.Option(help="Input side in px; default: the model's own.")] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(
+            help="Steps, batch, resolution, crop and schedule as of this protocol, such as vit-paper-transfer."
+        ),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the protocol's, or 500.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate; default: the protocol's, or 0.03.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Examples per step; default: the protocol's, or 512.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Input side in px; default: the protocol's, or the model's own.")
+    ] = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -145,15 +155,9 @@ def finetune_run(
     from flows.resolve import resolve_finetune
     from flows.training import parse_overrides, train_and_show
 
-    request = FinetuneRequest(
-        model=model,
-        corpus=corpus,
-        steps=steps,
-        peak_lr=lr,
-        global_batch_size=batch,
-        image_size_px=image_size,
-        overrides=parse_overrides(set_ or []),
-    )
+    asked = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
+    asked |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
+    request = FinetuneRequest.model_validate(asked)
     chosen = settings(root)
     train_and_show(chosen, resolve_finetune(chosen.root, request), as_json=json)
 

@@ -1,5 +1,7 @@
 """models -> scores on tasks: all trials of all models in one Ray job."""
 
+from collections.abc import Sequence
+
 from flows import console
 from flows.engines import Engines, engines
 from flows.requests import EvaluateRequest
@@ -9,9 +11,10 @@ from infra.config import digest_of, replace
 from infra.keys import run_key
 from infra.settings import Settings
 from vit.run_spec import read_progress
-from vit.vtab.evaluate import EvaluationSpec, Score, plan_contests
+from vit.vtab.evaluate import Contest, EvaluationSpec, Score, plan_contests
 from vit.vtab.probes import Probe
 from vit.vtab.protocols import known_protocols
+from vit.vtab.readings import Reading, plan_readings
 
 
 def evaluate_tasks(
@@ -31,8 +34,7 @@ def evaluate_tasks(
         num_seeds=plan.num_seeds,
         root=engines.root,
     )
-    contests = plan_contests(draft)
-    inputs = {contest.score_key: contest.corpus_digest for contest in contests}
+    inputs = {score.score_key: score.corpus_digest for score in planned_scores(draft)}
     key = run_key(name, "evaluate", digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds]), inputs)
     spec = replace(draft, run_key=key)
     run = run_store(engines.root, key)
@@ -48,6 +50,11 @@ def evaluate_tasks(
         claim_timeout_s=30,
     )
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
+
+
+def planned_scores(spec: EvaluationSpec) -> Sequence[Contest | Reading]:
+    """What an evaluation will give a score each. Raises ValueError for a task or model that the protocol cannot use."""
+    return plan_readings(spec) if isinstance(spec.protocol, Probe) else plan_contests(spec)
 
 
 def protocol_rows() -> list[dict[str, str]]:
@@ -82,7 +89,12 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
         console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
         return
     columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
-    title = f"Protocol {request.protocol}, seed {request.seed}"
+    seeds = (
+        f"seeds {request.seed} to {request.seed + request.num_seeds - 1}"
+        if request.num_seeds > 1
+        else f"seed {request.seed}"
+    )
+    title = f"Protocol {request.protocol}, {seeds}"
     console.table(title, columns, [score_cells(score) for score in scores], right=(2, 3, 5))
 
 
@@ -93,6 +105,6 @@ def score_cells(score: Score) -> list[str]:
         "pre-trained" if score.model_digest else "from scratch",
         console.percent(score.value),
         f"{score.num_examples:,}",
-        f"lr {score.chosen['peak_lr']:g}, val {console.percent(score.chosen['val_top1'])}",
+        console.setting(score.chosen),
         console.percent(score.majority_fraction),
     ]

@@ -9,6 +9,7 @@ from flows.stage import run_store
 from infra.journal import read_journal
 from infra.storage import Store, open_store
 from vit.vtab.evaluate import EvaluationSpec, Score, plan_contests
+from vit.vtab.probes import Probe
 from vit.vtab.trials import finished_result
 
 
@@ -58,6 +59,8 @@ def training_plots(run: Store) -> list[Plot]:
 
 def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
     """Loss of the final trainings, the model beside its control, one plot a task."""
+    if isinstance(evaluation.protocol, Probe):
+        return []
     trials = root.child("trials")
     curves: dict[str, list[Curve]] = {}
     for contest in plan_contests(evaluation):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from flows.console import duration, percent
+from flows.console import duration, percent, setting
 from flows.records import StageRecord
 from vit.vtab.evaluate import Score
 
@@ -109,7 +109,7 @@ def render(page: ReportPage) -> str:
         '<div class="plots">' + "".join(figure(plot) for plot in page.plots) + "</div>" if page.plots else "",
     ]
     if page.scores:
-        parts += ["<h2>Settings</h2>", settings_html(page.scores)]
+        parts += ["<h2>Settings</h2>", settings_html(page.scores)] if any(score.tried for score in page.scores) else []
     if page.inputs_png:
         data = base64.b64encode(page.inputs_png).decode()
         parts += [
@@ -134,17 +134,16 @@ def settings_html(scores: Sequence[Score]) -> str:
                 [
                     score.task,
                     arm,
-                    f"{tried['peak_lr']:g}",
-                    f"{tried['total_steps']:,}",
+                    setting({name: value for name, value in tried.items() if name != "val_top1"}),
                     percent(tried["val_top1"]),
                     chosen,
                 ]
             )
-    columns = ("task", "start", "learning rate", "steps", "validation", "")
+    columns = ("task", "start", "setting", "validation", "")
     note = (
         '<p class="note">Settings are chosen on the 200 validation images; test is read once, for the chosen one.</p>'
     )
-    return note + table_html(columns, rows, right=(2, 3, 4))
+    return note + table_html(columns, rows, right=(3,))
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -45,7 +45,7 @@ def test_a_plan_counts_what_is_left(root, plan, digits):
     assert (pretrained.trainings, pretrained.finished) == (4, 0)
     assert pretrained.trained_images == 4 * 100 * 64
     assert pretrained.scored_images == 3 * 200 + splits["test"].num_rows
-    flop = forward_flops(pretrained.recipe.model, 10)
+    flop = forward_flops(pretrained.network, 10)
     assert pretrained.flop == flop * (3 * pretrained.trained_images + pretrained.scored_images)
 
     spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump())
@@ -71,8 +71,17 @@ def test_the_command_reckons_hours_and_money(root, model, digits):
     assert total["usd"] == pytest.approx(3600 * total["device_hours"])
     shown = CliRunner().invoke(app, ["vtab", "plan", *options])
     assert "as measured on this machine" in shown.output
-    shown = CliRunner().invoke(app, ["vtab", "plan", *options[:-4], "--protocol", "knn", "--root", root])
-    assert "not supported: knn trains no network" in str(shown.exception)
+
+
+def test_a_probe_takes_one_pass_over_the_splits_that_it_reads(root, model, digits):
+    (task,) = plan_tasks(
+        root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), protocol="linear"))
+    )
+    splits = load_manifest(digits).splits
+    assert (task.trainings, task.trained_images) == (0, 0)
+    # Views share the rows of the segments that they are made of; only what is cut off within a part is computed twice.
+    assert 1000 <= task.scored_images - splits["test"].num_rows <= 2000
+    assert task.flop == forward_flops(NETWORK, 10) * task.scored_images
 
 
 def test_weights_of_another_codebase_are_published_once_and_then_scored(root, tmp_path):

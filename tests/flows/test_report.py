@@ -127,7 +127,7 @@ def test_a_row_compares_a_model_with_its_control_and_with_chance():
 
 def test_the_chosen_setting_is_marked_once_a_start():
     elements = Elements(render(page()))
-    assert elements.text.count("0.1100") == 2  # learning rate 0.1, 100 steps: cells side by side
+    assert elements.text.count("lr 0.1, 100 steps") == 2
     assert len(re.findall("75.0 %chosen", elements.text)) == 2
     assert "50.0 %chosen" not in elements.text
 

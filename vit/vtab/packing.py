@@ -37,11 +37,11 @@ def micro_batch_size(config: NetworkConfig, device: str) -> int:
     return 1 << min(max(fits, 1), _LARGEST_MICRO_BATCH).bit_length() - 1
 
 
-def trials_per_gpu(recipe: TrainRecipe) -> int:
+def trials_per_gpu(config: NetworkConfig, *, average: bool = False) -> int:
     """How many such trials fit a GPU together: weights, gradients, momentum (and averages) and activations of each."""
-    weights = sum(p.numel() for p in meta_network(recipe.model, _CLASSES).parameters())
-    copies = 3 + (recipe.average_decay is not None)
-    activations = activation_bytes(recipe.model, micro_batch_size(recipe.model, "cuda"))
+    weights = sum(p.numel() for p in meta_network(config, _CLASSES).parameters())
+    copies = 3 + average
+    activations = activation_bytes(config, micro_batch_size(config, "cuda"))
     return max(1, min(_MOST_TRIALS_PER_GPU, _GPU_BYTES // (4 * copies * weights + activations + _CONTEXT_BYTES)))
 
 
@@ -50,7 +50,7 @@ def trial_resources(recipe: TrainRecipe, cluster: Mapping[str, float]) -> Resour
     gpus = int(cluster.get("GPU", 0))
     if not gpus:
         return Resources(1, 0, 1)
-    together = trials_per_gpu(recipe)
+    together = trials_per_gpu(recipe.model, average=recipe.average_decay is not None)
     cpus = max(1, int(cluster.get("CPU", 1)) // (gpus * together))
     return Resources(cpus, 1 / together, cpus)
 

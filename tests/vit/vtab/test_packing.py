@@ -53,6 +53,10 @@ def test_small_trials_share_a_gpu_and_large_ones_do_not():
             }
         )
 
-    assert [trials_per_gpu(recipe(*each)) for each in (("s16", 224), ("b16", 384), ("h14", 518))] == [4, 3, 2]
+    together = [
+        trials_per_gpu(network_variant(variant, image_size_px=px))
+        for variant, px in (("s16", 224), ("b16", 384), ("h14", 518))
+    ]
+    assert together == [4, 3, 2]
     assert trial_resources(recipe("s16", 224), {"CPU": 64.0, "GPU": 4.0}) == (4, 0.25, 4)
     assert trial_resources(recipe("s16", 224), {"CPU": 64.0}) == (1, 0, 1)

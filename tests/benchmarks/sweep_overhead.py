@@ -1,0 +1,94 @@
+"""What a sweep takes beside its trainings: planning, placing, storing, and what explains a final score.
+
+    .venv/bin/python tests/benchmarks/sweep_overhead.py [--rounds 5] [--rates 20]
+
+A contest of so many learning rates on the digits, on a Ray cluster of two cores that is started before the clock. Per
+trial: (wall time of the whole drive x cores - seconds that trials say they trained and scored) / trials, so that a core
+that stands idle at the end counts as well. The first round also starts the worker processes. Bar: 2 s.
+"""
+
+import argparse
+import tempfile
+import time
+
+import ray
+import torch
+from input import interval
+
+from data_prep.corpora import presets
+from data_prep.decode import DecodePolicy
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import prepare
+from infra.claims import take_claim
+from infra.run_state import read_state
+from infra.storage import open_store
+from vit import ray_workers
+from vit.input.config import AugmentConfig
+from vit.models.build import build_network
+from vit.published import ImageContract, publish
+from vit.recipes import emoji
+from vit.vtab.evaluate import EvaluationSpec, TaskRef
+from vit.vtab.protocols import Protocol
+from vit.vtab.trials import TrialResult
+
+CORES = 2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rates", type=int, default=20)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as root:
+        prepare([presets.digits()], root)
+        ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False)
+        overheads = [measure(root, seed, asked.rates) for seed in range(asked.rounds)]
+        ray.shutdown()
+    print(f"first round, which starts the processes: {overheads[0]:.2f} s a trial")
+    print("later rounds: {:.2f} s [{:.2f}, {:.2f}] a trial".format(*interval(overheads[1:])))
+
+
+def measure(root: str, seed: int, rates: int) -> float:
+    """Seconds beside its training that a trial of one sweep took."""
+    run = open_store(root).child(f"runs/sweep-{seed}")
+    run.write_json("config.json", spec(root, seed, rates).model_dump(mode="json"))
+    claim = take_claim(run, f"sweep-{seed}", job_state=lambda job: "failed", owner="benchmark")
+    started = time.perf_counter()
+    code = ray_workers.drive(run, claim.attempt)
+    wall = time.perf_counter() - started
+    assert code == 0, read_state(run)
+    (score,) = read_state(run)["scores"]
+    trials = open_store(root).child("trials")
+    trained = [TrialResult.model_validate(trials.read_json(f"{key}.json")).wall_s for key in score["trials"]]
+    overhead = (wall * CORES - sum(trained)) / len(trained)
+    print(
+        f"seed {seed}: {len(trained)} trials in {wall:.1f} s, {sum(trained):.1f} s of training: {overhead:.2f} s a trial"
+    )
+    return overhead
+
+
+def spec(root: str, seed: int, rates: int) -> EvaluationSpec:
+    """A sweep of the demo's network over many learning rates."""
+    torch.manual_seed(0)
+    config, contract = emoji.network(), ImageContract(decode=DecodePolicy(), evaluation=emoji.protocol().augment)
+    classes = [f"{i}" for i in range(3)]
+    model = publish(open_store(root).child("models"), "net", "1", build_network(config, 3), contract, classes, {})
+    corpus = corpus_store(open_store(root), presets.digits())
+    protocol = Protocol(
+        name="many-rates",
+        image_size_px=None,
+        learning_rates=tuple(0.01 * (i + 1) for i in range(rates)),
+        total_steps=(20,),
+        warmup_steps=2,
+        global_batch_size=64,
+        num_lanes=16,
+        augment=AugmentConfig(image_size_px=emoji.IMAGE_SIZE_PX, train_crop="none", flip=False),
+    )
+    return EvaluationSpec(
+        run_key=f"sweep-{seed}", tasks=(TaskRef(name="digits", corpus=corpus.uri),), models=(model,),
+        architecture=config, protocol=protocol, seed=seed, root=root,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
