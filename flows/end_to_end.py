@@ -109,7 +109,9 @@ def transfer(
         seed=plan.request.seed,
     )
     spec, scored, scores = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
-    what = f"{len(tasks)} tasks x {len(evaluation.models)} starts, {sum(len(s.trials) for s in scores)} trainings"
+    trainings = sum(len(score.trials) for score in scores)
+    how = f"{trainings} trainings" if trainings else "frozen features"
+    what = f"{len(tasks)} tasks x {len(evaluation.models)} starts, {how}"
     where = run_store(engines.root, spec.run_key).uri
     book.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
     book.note(metrics=headline(scores))
