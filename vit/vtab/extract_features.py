@@ -75,6 +75,7 @@ class Extractor:
             behind: tuple[Part, Future[None]] | None = None
             for part in parts:
                 features = part_features(model.network, model.contract, batches, len(part.rows), self._device)
+                check_finite(features, part)
                 before, behind = behind, (part, writer.submit(write_part, folder, part.key, features))
                 if before is not None:
                     yield _settled(*before)
@@ -128,6 +129,16 @@ def part_features(
         time.perf_counter() - started,
         time.process_time() - cpu_started,
     )
+
+
+def check_finite(features: Features, part: Part) -> None:
+    """Raises ValueError naming the model and the first row whose features are not finite."""
+    bad = (~features.values.isfinite().all(dim=1)).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"{part.source.model} gives features that are not finite for row {part.rows[int(bad[0])]} of split "
+            f"{part.split!r} of {part.source.corpus}, and {len(bad) - 1} more. Its training diverged: take an earlier checkpoint."
+        )
 
 
 def network_input(images: Tensor, contract: ImageContract, device: torch.device) -> Float[Tensor, "n 3 H W"]:

@@ -170,6 +170,21 @@ def test_a_model_or_corpus_that_was_replaced_since_planning_is_refused(root, sou
             list(Extractor(root).ensure(plan_parts(other, manifest, "val")))
 
 
+def test_features_that_are_not_finite_are_refused_by_row(root, source, manifest, monkeypatch):
+    real = extract_features.part_features
+
+    def broken(*args):
+        values = real(*args).values.clone()
+        values[7, 3] = torch.nan
+        return Features(values, torch.zeros(len(values)).long(), torch.ones(len(values)).long())
+
+    monkeypatch.setattr(extract_features, "part_features", broken)
+    with pytest.raises(
+        ValueError, match=r"not finite for row 7 of split 'val' of .*, and 0 more\. Its training diverged"
+    ):
+        list(Extractor(root).ensure(plan_parts(source, manifest, "val")))
+
+
 def test_errands_are_following_parts_of_one_split_and_hold_each_once(source, manifest, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", 10)
     parts = [part for split in ("train", "test") for part in plan_parts(source, manifest, split)]

@@ -4,8 +4,14 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
+from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import prepare
 from data_prep.shard_format import load_manifest
 from infra.config import replace
 from infra.storage import open_store
@@ -87,6 +93,29 @@ def test_the_head_scores_what_the_whole_network_answers(models, spec_for, score,
         expected = evaluate(model.network, batches, 797)
     (found,) = score(spec_for("head", models.trained))
     assert (found.value, found.majority_fraction) == (expected.top1, expected.majority_fraction)
+
+
+def test_any_of_several_labels_is_right_for_a_head(root, spec_for, score, tmp_path):
+    rng = np.random.default_rng(0)
+    for split in ("train", "test"):
+        for name, count in (("a", 6), ("b", 4), ("c", 2)):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    for i in range(3):  # three of the a are b as well
+        (tmp_path / "pictures/test/b" / f"link{i}.png").symlink_to(f"../a/{i}.png")
+    source = ClassFolders(path=str(tmp_path / "pictures"), links="second_label")
+    request = CorpusConfig(name="several", source=source, recipe=CorpusRecipe(duplicates="keep"))
+    prepare([request], root)
+    always_b = VisionTransformer(ARCHITECTURE, 3)
+    with torch.no_grad():
+        always_b.head.bias[1] = 5.0
+    model = published(root, "always-b", always_b, ["a", "b", "c"])
+    task = TaskRef(name="several", corpus=corpus_store(open_store(root), request).uri)
+    (found,) = score(spec_for("head", model, tasks=(task,)))
+    assert (found.value, found.num_examples) == (7 / 12, 12)
+    assert found.majority_fraction == 7 / 12
 
 
 def test_only_what_draws_is_read_once_for_each_seed(models, spec_for):
