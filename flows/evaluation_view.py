@@ -4,7 +4,7 @@ The child has what explains the score: the chosen setting and all that were trie
 what the trial left of its predictions (`vit/vtab/trial_files.py`). Imports no MLflow and no torch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flows.view import JSON, MODEL_PARAMS, Child, Corpus, View, corpus_use, makers, optional, plain
@@ -117,6 +117,12 @@ def score_child(
     trials = {label: trial for label, score in labels.items() if (trial := final_trial(root, score))}
     corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
     values = {metric: (value, step) for metric, value in top1_values(scores).items()}
+    common = {
+        "model": model_label(first.model) if first.model else "from scratch",
+        "num_examples": first.num_examples,
+        "num_classes": first.num_classes,
+        "majority_fraction": first.majority_fraction,
+    }
     return Child(
         name=name,
         slug=f"{first.task}-{first.model_digest[:12] if first.model_digest else 'scratch'}",
@@ -127,13 +133,7 @@ def score_child(
             "vitline.corpus_digest": first.corpus_digest,
             **{suffixed("vitline.trial", ".", label): trial.key for label, trial in trials.items()},
         },
-        params={
-            **{prefixed(label, ".", k): plain(v) for label, score in labels.items() for k, v in score.chosen.items()},
-            "model": model_label(first.model) if first.model else "from scratch",
-            "num_examples": first.num_examples,
-            "num_classes": first.num_classes,
-            "majority_fraction": first.majority_fraction,
-        },
+        params=chosen_params(labels, common) | common,
         values=values | {"time/trials_s": (sum(score.wall_s for score in scores), 0)},
         curves=[
             (suffixed("train/loss", "_", label), loss, step)
@@ -158,6 +158,12 @@ def score_child(
         ],
         table="\n\n".join(settings_table(label, score) for label, score in labels.items()),
     )
+
+
+def chosen_params(labels: Mapping[str, Score], taken: Collection[str]) -> JSON:
+    """The chosen settings, under their own names where these are not taken; a probe's `num_examples` is of its training."""
+    named = {prefixed(label, ".", k): plain(v) for label, score in labels.items() for k, v in score.chosen.items()}
+    return {f"chosen.{name}" if name in taken else name: value for name, value in named.items()}
 
 
 def told_apart(scores: Sequence[Score]) -> dict[str, Score]:

@@ -6,7 +6,7 @@ import pytest
 from mlflow import MlflowClient
 
 from flows import ship_runs
-from flows.evaluation_view import by_arm, child_name, score_values, settings_table
+from flows.evaluation_view import by_arm, child_name, chosen_params, score_values, settings_table
 from flows.run_views import run_view
 from infra.claims import take_claim
 from infra.config import replace
@@ -81,6 +81,12 @@ def test_seeds_are_one_value_as_the_protocol_says_and_shots_are_several():
         "fewshot/vtab-dtd/25shot/top1": (0.9, 7),
         "time/trials_s": (6.0, 0),
     }
+
+
+def test_a_setting_does_not_hide_what_is_said_of_every_score():
+    probe = score("digits", 0.5, chosen={"num_examples": 100, "ridge": 1024.0})
+    assert chosen_params({"": probe}, {"num_examples"}) == {"chosen.num_examples": 100, "ridge": 1024.0}
+    assert chosen_params({"fewshot-5": probe}, {"num_examples"}).keys() == {"fewshot-5.num_examples", "fewshot-5.ridge"}
 
 
 def test_a_score_named_twice_is_one_and_each_model_has_its_own():
