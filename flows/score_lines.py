@@ -74,7 +74,7 @@ class TextTable:
     """How many columns each block has; none keeps all together."""
     notes: tuple[str, ...] = ()
     full_names: tuple[str, ...] = ()
-    """Of the columns, where these are abbreviated."""
+    """Of the columns, where these are abbreviated; those of means begin with `mean`."""
     legend: str = ""
     """What the abbreviations stand for."""
 
@@ -172,7 +172,7 @@ def own_table(report: ScoreReport) -> TextTable:
         score = (_point(cell.value), _noise(cell), _statistic(cell))
         cells = (row.label, row.protocol, *score, f"{cell.num_examples:,}", _point(cell.majority_fraction))
         lines.append(Line(corpus, cells, "ours"))
-    columns = ("model", "protocol", "top-1", "±", "± of", "test images", "one answer")
+    columns = ("model", "protocol", "top-1", "noise", "of", "test images", "one answer")
     note = "Beside the 19 and in none of their means. One answer: what always giving the most frequent class scores."
     return TextTable("Your tasks, top-1 in percent", "task", columns, tuple(lines), notes=(note,))
 

@@ -3,7 +3,6 @@
 import html
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
 
 from flows.report import STYLE
 from flows.score_lines import TextTable, is_number
@@ -29,9 +28,10 @@ def page_html(tables: Sequence[TextTable], lead: str) -> str:
 
 def section_html(table: TextTable) -> str:
     """A heading, the table and its notes."""
-    ends = {end - 1 for end in accumulate(table.blocks)}  # the mean of a group closes its block
+    names = table.full_names or table.columns
     kinds = [
-        " ".join(["n"] * is_number(table, index) + ["mean"] * (index in ends)) for index in range(len(table.columns))
+        " ".join(["n"] * is_number(table, index) + ["mean"] * name.startswith("mean"))
+        for index, name in enumerate(names)
     ]
     titles = [f' title="{html.escape(name)}"' for name in table.full_names] or [""] * len(table.columns)
     columns = zip(table.columns, kinds, titles, strict=True)
