@@ -31,7 +31,16 @@ def published(root, name, network, classes, view=VIEW) -> str:
     return publish(open_store(root).child("models"), name, "1", network, contract, classes, {})
 
 
-@pytest.fixture(scope="module")
+def reference(digits, manifest, split, model):
+    """Features and labels by one forward pass over the split as evaluation reads it."""
+    num_rows = manifest.split(split).num_rows
+    with eval_batches(digits, manifest, split, model.contract.evaluation, batch_size=num_rows) as batches:
+        (batch,) = batches
+    with torch.inference_mode():
+        return model.network.features(model.normalised(batch.images.numpy())), batch.labels
+
+
+@pytest.fixture(scope="session")
 def models(tmp_path_factory, digits) -> SimpleNamespace:
     """URIs: `.untrained`, and `.trained` on train800 for 120 steps."""
     root, classes = str(tmp_path_factory.mktemp("models")), load_class_names(digits)

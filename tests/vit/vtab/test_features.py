@@ -6,7 +6,6 @@ import torch
 from data_prep.shard_format import load_manifest
 from infra.config import digest_of, replace
 from infra.storage import open_store
-from vit.input.batches import eval_batches
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import load_model
@@ -15,6 +14,8 @@ from vit.vtab.evaluate import published_digest
 from vit.vtab.extract_features import Extractor, network_input
 from vit.vtab.feature_plan import FeatureSource, errands, plan_parts
 from vit.vtab.features import FeatureReader, Features, finish_split, missing_parts, read_part, write_part
+
+from .conftest import reference
 
 SPLITS = ("train", "val", "test", "train800", "val200", "train800val200")
 
@@ -48,15 +49,6 @@ def keep(root, source, manifest):
         return FeatureReader(open_store(root), source, [split])
 
     return go
-
-
-def reference(digits, manifest, split, model):
-    """Features and labels by one forward pass over the split as evaluation reads it."""
-    num_rows = manifest.split(split).num_rows
-    with eval_batches(digits, manifest, split, model.contract.evaluation, batch_size=num_rows) as batches:
-        (batch,) = batches
-    with torch.inference_mode():
-        return model.network.features(model.normalised(batch.images.numpy())), batch.labels
 
 
 @pytest.mark.parametrize("part_rows", [1, 100, 250, 10_000])

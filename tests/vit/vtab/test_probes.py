@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.neighbors import KNeighborsClassifier
 
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from data_prep.find_corpus import corpus_store
@@ -24,7 +26,7 @@ from vit.vtab import read_out as reading_out
 from vit.vtab.evaluate import TaskRef, list_scores
 from vit.vtab.readings import ProbeSplits, plan_readings, probe_splits
 
-from .conftest import ARCHITECTURE, published
+from .conftest import ARCHITECTURE, published, reference
 
 NAMES = ("fewshot", "linear", "knn", "head")
 
@@ -45,6 +47,35 @@ def test_every_probe_of_a_trained_network_is_far_above_chance_and_above_the_untr
     assert trained[-1] > 0.85
     assert all(a > b for a, b in zip(trained, untrained, strict=True))
     assert untrained[-1] < 0.2
+
+
+def test_scores_are_what_scikit_learn_makes_of_the_same_features(models, spec_for, score, digits):
+    model, manifest = load_model(models.trained), load_manifest(digits)
+    (x, y), (test, truth) = (
+        [tensor.double().numpy() for tensor in reference(digits, manifest, split, model)]
+        for split in ("train800val200", "test")
+    )
+    mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-5
+    (linear,) = score(spec_for("linear", models.trained))
+    theirs = LogisticRegression(C=1 / (linear.chosen["strength"] * 1000), tol=1e-9, max_iter=5000)
+    expected = theirs.fit((x - mean) / scale, y).score((test - mean) / scale, truth)
+    assert linear.value == pytest.approx(expected, abs=1.5 / 797)  # one tie may fall the other way
+
+    def weight(distance):
+        return np.exp((1 - distance) / 0.07)
+
+    (knn,) = score(spec_for("knn", models.trained))
+    neighbours = KNeighborsClassifier(20, weights=weight, algorithm="brute", metric="cosine").fit(x, y)
+    assert knn.value == pytest.approx(neighbours.score(test, truth), abs=1.5 / 797)
+
+    few = score(spec_for("fewshot", models.trained, seed=3))[1]
+    rng = np.random.default_rng(3)
+    rows = np.concatenate([rng.permutation(np.flatnonzero(y == c))[:10] for c in range(10)])
+    shot, mean, scale = x[rows], x[rows].mean(axis=0), x[rows].std(axis=0) + 1e-5
+    ridge = Ridge(alpha=1024.0, fit_intercept=False, solver="svd")
+    ridge.fit(np.c_[(shot - mean) / scale, np.full(100, 100.0)], 2 * np.eye(10)[y[rows].astype(int)] - 1)
+    predicted = ridge.predict(np.c_[(test - mean) / scale, np.full(797, 100.0)]).argmax(axis=1)
+    assert few.value == pytest.approx((predicted == truth).mean(), abs=1.5 / 797)
 
 
 def test_one_pass_over_the_corpus_serves_every_probe(models, spec_for, score, digits, root, forwarded):
