@@ -42,7 +42,7 @@ def reference(digits, manifest, split, model):
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory, digits) -> SimpleNamespace:
-    """URIs: `.untrained`, and `.trained` on train800 for 120 steps."""
+    """URIs: `.untrained`, and `.trained` on train800 for 60 steps."""
     root, classes = str(tmp_path_factory.mktemp("models")), load_class_names(digits)
     torch.manual_seed(0)
     network = VisionTransformer(ARCHITECTURE, len(classes))
@@ -50,8 +50,8 @@ def models(tmp_path_factory, digits) -> SimpleNamespace:
     with eval_batches(digits, load_manifest(digits), "train800", VIEW, batch_size=800) as batches:
         (batch,) = batches
     images = batch.images.permute(0, 3, 1, 2).float() / 127.5 - 1
-    optimizer = torch.optim.AdamW(network.parameters(), lr=3e-3)
-    for _ in range(120):
+    optimizer = torch.optim.AdamW(network.parameters(), lr=5e-3)
+    for _ in range(60):
         optimizer.zero_grad()
         F.cross_entropy(network.train()(images), batch.labels).backward()
         optimizer.step()
