@@ -155,7 +155,7 @@ def finetune_run(
     from flows.resolve import resolve_finetune
     from flows.training import parse_overrides, train_and_show
 
-    asked = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
+    asked: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
     asked |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
     request = FinetuneRequest.model_validate(asked)
     chosen = settings(root)

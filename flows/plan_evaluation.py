@@ -112,7 +112,7 @@ def plan_and_show(
     plan = resolve_evaluate(settings.root, request)
     tasks = plan_tasks(settings.root, plan)
     rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])
-    total = {
+    total: dict[str, Any] = {
         "protocol": plan.protocol.name,
         "trainings": sum(task.trainings for task in tasks),
         "finished": sum(task.finished for task in tasks),

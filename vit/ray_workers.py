@@ -103,9 +103,8 @@ class Sweep:
         """The scores in the order of the contests, or None when a stop was asked for."""
         import ray
 
-        with handlers_kept():
-            ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-        work, cluster = ray.remote(ensure_trial), ray.cluster_resources()
+        cluster = start_ray()
+        work: Any = ray.remote(ensure_trial)
         contests = plan_contests(self.spec)
         scores: dict[int, Score] = {
             i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None
