@@ -20,13 +20,14 @@ from vit.input.batches import Batch, eval_batches
 from vit.input.config import AugmentConfig
 from vit.models.config import ViTConfig
 from vit.vtab import hardest as hardest_module
+from vit.vtab import run_trial as running
 from vit.vtab import trial_files
 from vit.vtab.confusion import confused_pairs_csv, confusion, confusion_csv, distinct, draw_confusion, per_class_csv
 from vit.vtab.hardest import MAX_SHOWN, Shown, hardest, hardest_page, load_shown, suspicious
 from vit.vtab.predictions import Predictions
 from vit.vtab.run_trial import ensure_trial
 from vit.vtab.trial_files import shown_files
-from vit.vtab.trials import Trial
+from vit.vtab.trials import Trial, finished_result
 
 
 def said(label, predicted, probability=None, loss=None, row=None) -> Predictions:
@@ -256,6 +257,26 @@ def test_only_row_groups_with_a_shown_example_are_read(digits, monkeypatch):
     shown = load_shown(digits, manifest, "test", [0, 5 * size, 1 % size, 0, 796])
     assert sorted(read) == sorted({0, 5, 1 % size // size, 796 // size})
     assert all(shown[row].picture.startswith("data:image/png;base64,") and shown[row].small for row in shown)
+
+
+def test_of_two_workers_with_one_trial_the_result_that_stays_names_its_own_predictions(trained, tmp_path, monkeypatch):
+    _, trial, result = trained
+    trials = open_store(str(tmp_path))
+    slower, faster = said([0], [0]), said([0], [1])
+    to_come = [slower, faster]
+
+    def overtaken(trial, note, **_):
+        mine = to_come.pop(0)
+        if to_come:
+            ensure_trial(trials.uri, trial)  # another worker, which begins later and ends first
+        note(mine)
+        return result
+
+    monkeypatch.setattr(running, "run_trial", overtaken)
+    stays = ensure_trial(trials.uri, trial)
+    assert stays == finished_result(trials, trial)
+    assert Predictions.from_parquet(trials.read(stays.files[0])).digest == faster.digest
+    assert len({key.rpartition("/")[0] for key in trials.list(f"{trial.key}/")}) == 2
 
 
 def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monkeypatch):
