@@ -10,6 +10,7 @@ from flows.stage import StageResult, run_stage, run_store
 from infra.config import digest_of, replace
 from infra.keys import run_key
 from infra.settings import Settings
+from infra.storage import open_store
 from vit.run_spec import read_progress
 from vit.vtab.evaluate import Contest, EvaluationSpec, Score, plan_contests
 from vit.vtab.probes import Probe
@@ -34,6 +35,8 @@ def evaluate_tasks(
         num_seeds=plan.num_seeds,
         root=engines.root,
     )
+    if plan.rescore:
+        draft = next_repetition(draft)
     inputs = {score.score_key: score.corpus_digest for score in planned_scores(draft)}
     key = run_key(name, "evaluate", digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds]), inputs)
     spec = replace(draft, run_key=key)
@@ -55,6 +58,14 @@ def evaluate_tasks(
 def planned_scores(spec: EvaluationSpec) -> Sequence[Contest | Reading]:
     """What an evaluation will give a score each. Raises ValueError for a task or model that the protocol cannot use."""
     return plan_readings(spec) if isinstance(spec.protocol, Probe) else plan_contests(spec)
+
+
+def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
+    """The first repetition that is not whole: a rescoring that was cut off goes on, what was never scored is scored."""
+    root = open_store(spec.root)
+    while all(root.exists(score.score_key) for score in planned_scores(spec)):
+        spec = replace(spec, repetition=spec.repetition + 1)
+    return spec
 
 
 def protocol_rows() -> list[dict[str, str]]:

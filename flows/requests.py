@@ -146,6 +146,8 @@ class EvaluateRequest(FrozenConfig):
     """How many seeds, each a run of its own. The paper gives mean and deviation of three."""
     from_scratch: bool = False
     """Also train the same network from scratch, with the same steps and choices, as a control."""
+    rescore: bool = False
+    """Train and score again what has a record, in spite of it; the new records name the old ones."""
     overrides: Overrides = Field(default_factory=dict)
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}; it is another protocol then,
     and its scores stand apart."""

@@ -244,6 +244,7 @@ class EvaluationPlan(FrozenConfig):
     protocol: Protocol | Probe
     seed: int
     num_seeds: int = 1
+    rescore: bool = False
 
 
 def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
@@ -258,6 +259,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
         protocol=_asked_protocol(request.protocol, request.overrides, request.from_scratch),
         seed=request.seed,
         num_seeds=request.num_seeds,
+        rescore=request.rescore,
     )
 
 

@@ -132,6 +132,7 @@ def vtab_run(
     seed: Seed = 0,
     num_seeds: NumSeeds = 1,
     control: Control = False,
+    rescore: Annotated[bool, typer.Option(help="Score again what has a record; the new one names the old.")] = False,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -141,9 +142,10 @@ def vtab_run(
     Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
     """
     from flows.evaluate_tasks import score_and_show
+    from infra.config import replace
 
     asked = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)
-    score_and_show(settings(root), asked, as_json=json)
+    score_and_show(settings(root), replace(asked, rescore=rescore), as_json=json)
 
 
 def evaluation(

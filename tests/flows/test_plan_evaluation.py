@@ -48,7 +48,7 @@ def test_a_plan_counts_what_is_left(root, plan, digits):
     flop = forward_flops(pretrained.network, 10)
     assert pretrained.flop == flop * (3 * pretrained.trained_images + pretrained.scored_images)
 
-    spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump())
+    spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump(exclude={"rescore"}))
     done = plan_contests(spec)[0].select_trials()[1]
     result = TrialResult(
         key=done.key, top1=0.5, loss=1.0, num_examples=200, majority_fraction=0.1, train_losses=(), wall_s=1.0, cpu_s=1.0,

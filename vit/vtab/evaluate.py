@@ -3,11 +3,12 @@
 Only the chosen setting is ever scored on test; a second request returns the stored record (DESIGN 3.7).
 """
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any
 
-from pydantic import PositiveInt
+from pydantic import NonNegativeInt, PositiveInt
 
 from data_prep.shard_format import Manifest, ShardReader, load_manifest
 from infra.config import FrozenConfig, digest_of
@@ -46,6 +47,8 @@ class EvaluationSpec(FrozenConfig):
     """The first seed."""
     num_seeds: PositiveInt = 1
     """How many, counting up."""
+    repetition: NonNegativeInt = 0
+    """Of scoring the same again: one more than that of the records that are to be replaced."""
     root: str
     """Root URI: trials and scores are kept below it."""
 
@@ -76,9 +79,14 @@ class Score(FrozenConfig):
     """Share of the test split's most frequent class: what always giving one answer scores."""
     num_classes: int
     corpus_digest: str
+    split_digest: str = ""
+    """Of the test split; records of earlier days have none."""
     wall_s: float
     cpu_s: float
     trials: tuple[str, ...]
+    repetition: int = 0
+    replaces: str | None = None
+    """The record, by its key, that this one was asked for in spite of."""
 
     @property
     def metric_name(self) -> str:
@@ -105,6 +113,9 @@ class Contest(FrozenConfig):
     protocol: Protocol
     seed: int
     settings: tuple[TrainRecipe, ...]
+    test_digest: str
+    """Of the test split."""
+    repetition: int = 0
 
     def select_trials(self) -> list[Trial]:
         return [self._trial("select", recipe) for recipe in self.settings]
@@ -134,6 +145,9 @@ class Contest(FrozenConfig):
             tried=tried,
             num_classes=self.num_classes,
             corpus_digest=self.corpus_digest,
+            split_digest=self.test_digest,
+            repetition=self.repetition,
+            replaces=replaced(self.score_key),
             wall_s=sum(r.wall_s for r in results),
             cpu_s=sum(r.cpu_s for r in results),
             trials=tuple(r.key for r in results),
@@ -146,7 +160,9 @@ class Contest(FrozenConfig):
         semantics = [SEMANTICS[stage] for stage in ("finetune", "evaluate")]
         depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, semantics]
         identity = digest_of(depends_on)[:6]
-        return f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}.json"
+        return (
+            f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}{again(self.repetition)}.json"
+        )
 
     def _trial(self, phase: Any, recipe: TrainRecipe) -> Trial:
         splits = self.splits
@@ -162,7 +178,19 @@ class Contest(FrozenConfig):
             train_split=train_split,
             score_split=score_split,
             recipe=recipe,
+            repetition=self.repetition,
         )
+
+
+def again(repetition: int) -> str:
+    """End of the name of a record: `-r2` of the second repetition, nothing of the first scoring."""
+    return f"-r{repetition}" if repetition else ""
+
+
+def replaced(score_key: str) -> str | None:
+    """The record that a repetition takes the place of, by their keys."""
+    match = re.fullmatch(r"(.+)-r(\d+)\.json", score_key)
+    return f"{match[1]}{again(int(match[2]) - 1)}.json" if match else None
 
 
 def plan_contests(spec: EvaluationSpec) -> list[Contest]:
@@ -191,6 +219,8 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
                     protocol=spec.protocol,
                     seed=seed,
                     settings=spec.protocol.settings(spec.architecture, facts, seed),
+                    test_digest=manifest.split(splits.test).digest,
+                    repetition=spec.repetition,
                 )
                 for seed in spec.seeds
             ]

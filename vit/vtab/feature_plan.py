@@ -28,11 +28,14 @@ class FeatureSource(FrozenConfig):
     corpus_digest: str
     decode_digest: str
     """Of the corpus's decode policy, which neither digest covers."""
+    repetition: int = 0
+    """Computed again in spite of features that are kept."""
 
     @property
     def folder(self) -> str:
         """`features/<12 hex>`, below the root; equal features have equal folders, wherever model and corpus lie."""
         identity = [self.model_digest, self.corpus_digest, self.decode_digest, SEMANTICS["evaluate"]]
+        identity += [self.repetition] if self.repetition else []
         return f"features/{digest_of(identity)[:12]}"
 
 

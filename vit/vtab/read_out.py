@@ -13,7 +13,7 @@ from torch import Tensor
 from infra.storage import Lost, Store, open_store
 from vit.published import HEAD
 from vit.tensor_file import read_tensors
-from vit.vtab.evaluate import Score
+from vit.vtab.evaluate import Score, replaced
 from vit.vtab.feature_plan import FeatureSource
 from vit.vtab.features import FeatureReader, Features
 from vit.vtab.linear_readouts import RIDGE, draw_shots, least_squares, logistic_fits
@@ -185,6 +185,9 @@ def read_out(root: str, reading: Reading) -> Score:
         majority_fraction=counted.largest_class / counted.num_examples,
         num_classes=reading.num_classes,
         corpus_digest=reading.corpus_digest,
+        split_digest=reading.test_digest,
+        repetition=reading.source.repetition,
+        replaces=replaced(reading.score_key),
         wall_s=wall_s + time.perf_counter() - started,
         cpu_s=cpu_s + time.process_time() - cpu_started,
         trials=(),

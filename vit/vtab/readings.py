@@ -6,10 +6,10 @@ Imports no torch, so that a flow can plan. `read_out.py` computes.
 from collections.abc import Iterable
 
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
-from infra.config import FrozenConfig, digest_of
+from infra.config import FrozenConfig, digest_of, replace
 from infra.semantics import SEMANTICS
 from infra.storage import Store, open_store
-from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, published_digest
+from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
 from vit.vtab.feature_plan import FeatureSource, Part, plan_parts
 from vit.vtab.probes import Method, Probe
 from vit.vtab.tasks import find_task_splits
@@ -39,6 +39,8 @@ class Reading(FrozenConfig):
     num_classes: int
     num_test: int
     """Images of the test split; all are counted."""
+    test_digest: str
+    """Of the test split."""
 
     @property
     def corpus_digest(self) -> str:
@@ -47,8 +49,11 @@ class Reading(FrozenConfig):
     @property
     def score_key(self) -> str:
         """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
-        depends_on = [self.method, self.shots, self.splits, self.source.folder, SEMANTICS["evaluate"]]
-        name = f"{self.source.model_digest[:12]}-s{self.seed}-{digest_of(depends_on)[:6]}"
+        first = replace(self.source, repetition=0).folder
+        depends_on = [self.method, self.shots, self.splits, first, SEMANTICS["evaluate"]]
+        name = (
+            f"{self.source.model_digest[:12]}-s{self.seed}-{digest_of(depends_on)[:6]}{again(self.source.repetition)}"
+        )
         return f"scores/{self.task.name}/{self.protocol}/{name}.json"
 
     @property
@@ -81,6 +86,7 @@ def plan_readings(spec: EvaluationSpec) -> list[Reading]:
                 corpus=corpus.uri,
                 corpus_digest=manifest.digest,
                 decode_digest=digest_of(manifest.decode_policy),
+                repetition=spec.repetition,
             )
             readings += [
                 Reading(
@@ -93,6 +99,7 @@ def plan_readings(spec: EvaluationSpec) -> list[Reading]:
                     splits=splits,
                     num_classes=manifest.num_classes,
                     num_test=manifest.split(splits.test).num_rows,
+                    test_digest=manifest.split(splits.test).digest,
                 )
                 for seed in (spec.seeds if probe.shots else spec.seeds[:1])
                 for shots in probe.shots or (None,)

@@ -112,7 +112,7 @@ def read_records(root: Store) -> list[Record]:
             raise ValueError(
                 f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}); delete it, or score that task again."
             ) from error
-        named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+\.json", key.rpartition("/")[2])
+        named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+(-r\d+)?\.json", key.rpartition("/")[2])
         return Record(named[1] if named else score.model_digest or "scratch", score)
 
     # Nineteen tasks with three seeds of thirty models are 1,710 small objects, and each costs a round trip.
@@ -123,9 +123,9 @@ def read_records(root: Store) -> list[Record]:
 def latest_records(records: Iterable[Record], current_digests: Collection[str]) -> tuple[list[Record], int]:
     """One record for every model, protocol, task and seed, and how many were left out.
 
-    Of several, one on a corpus that is still there holds, then the one listed last.
+    Of several, one on a corpus that is still there holds, then the last repetition, then the one listed last.
     """
-    every = sorted(records, key=lambda record: record.score.corpus_digest in current_digests)
+    every = sorted(records, key=lambda r: (r.score.corpus_digest in current_digests, r.score.repetition))
     chosen = {(r.arm, r.score.protocol, r.score.task, r.score.seed): r for r in every}
     return list(chosen.values()), len(every) - len(chosen)
 

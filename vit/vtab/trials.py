@@ -31,6 +31,8 @@ class Trial(FrozenConfig):
     train_split: str
     score_split: str
     recipe: TrainRecipe
+    repetition: int = 0
+    """Trained again in spite of a result."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -53,6 +55,8 @@ class Trial(FrozenConfig):
         }
         if self.model_digest is not None:
             inputs["model"] = self.model_digest
+        if self.repetition:
+            inputs["repetition"] = str(self.repetition)
         return run_key(f"{self.task}-{self.phase}", "finetune", digest_of(self.recipe), inputs)
 
 

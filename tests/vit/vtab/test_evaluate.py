@@ -20,6 +20,7 @@ from vit.vtab import evaluate
 from vit.vtab import run_trial as running
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
 from vit.vtab.protocols import Protocol
+from vit.vtab.report import latest_records, read_records
 from vit.vtab.run_trial import ensure_trial, run_trial
 from vit.vtab.tasks import find_task_splits
 from vit.vtab.trials import TrialResult
@@ -133,6 +134,20 @@ def test_what_is_finished_is_not_run_again_and_a_record_stays_as_it_is(spec_of, 
     assert record_score(open_store(root), contest, other) == first
     assert stored_score(open_store(root), contest) == first
     assert list(evaluate.list_scores(open_store(root))) == [first]
+
+
+def test_a_rescoring_trains_again_and_names_the_record_that_it_replaces(spec_of, root):
+    (contest,) = plan_contests(spec_of())
+    first = hold(contest, root)
+    (repeated,) = plan_contests(spec_of().model_copy(update={"repetition": 1}))
+    assert set(t.key for t in contest.select_trials()).isdisjoint(t.key for t in repeated.select_trials())
+    second = hold(repeated, root)
+    assert (first.replaces, second.replaces) == (None, contest.score_key)
+    assert (second.value, second.chosen, second.split_digest) == (first.value, first.chosen, first.split_digest)
+    assert repeated.score_key == contest.score_key.replace(".json", "-r1.json")
+    kept, left_out = latest_records(read_records(open_store(root)), {first.corpus_digest})
+    assert ([record.score for record in kept], left_out) == ([second], 1)
+    assert len({record.arm for record in read_records(open_store(root))}) == 1
 
 
 def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec_of, root, monkeypatch):
