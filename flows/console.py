@@ -95,13 +95,21 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+_FIRST = ("peak_lr", "total_steps", "shots", "neighbours", "strength")
+
+
 def setting(chosen: Mapping[str, Any]) -> str:
-    """A setting, with the validation score that chose it: `lr 0.03, 100 steps, val 41.0 %`."""
-    given = dict(chosen)
-    parts = [f"lr {lr:g}"] if (lr := given.pop("peak_lr", None)) else []
-    parts += [f"{steps:,} steps"] if (steps := given.pop("total_steps", None)) else []
-    val = given.pop("val_top1", None)
-    for name, value in given.items():
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        parts.append(f"{name.replace('_', ' ')} {shown}")
-    return ", ".join(parts if val is None else [*parts, f"val {percent(val)}"])
+    """A setting, with the validation score that chose it: `lr 0.03, 100 steps, val 41.0 %`. Counts of nothing and what is
+    as it should be are left out."""
+    parts = []
+    for name in sorted(chosen.keys() - {"val_top1"}, key=lambda name: (name not in _FIRST, name)):
+        value, word = chosen[name], name.replace("_", " ")
+        if isinstance(value, bool):
+            parts += [] if value else [f"not {word}"]
+        elif isinstance(value, float):
+            parts.append(f"{'lr' if name == 'peak_lr' else word} {value:g}")
+        elif isinstance(value, int):
+            parts += [f"{value:,} {word.removeprefix('total ').removeprefix('num ')}"] if value else []
+        else:
+            parts.append(f"{word}: {value}")
+    return ", ".join([*parts, f"val {percent(chosen['val_top1'])}"] if "val_top1" in chosen else parts)
