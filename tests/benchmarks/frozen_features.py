@@ -1,6 +1,6 @@
 """A frozen-feature pass against the bare forward pass: decode, resize, forward and writing, over forward alone.
 
-    .venv/bin/python tests/benchmarks/frozen_features.py [--rounds 7] [--turns 3] [--images 16] [--batch 16] [s16 b32]
+    .venv/bin/python tests/benchmarks/frozen_features.py [--rounds 7] [--turns 5] [--images 16] [--batch 16] [s16 b32]
 
 Both sides in one process, the same network, batch size and inference mode; the bare side has its input ready in memory as
 float tensors. The ratio is taken within a round, in which the sides take turns. JPEG at 500 x 375, cut from scikit-learn's two
@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="*", default=["s16", "b32"])
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--turns", type=int, default=3, help="of each side in a round")
+    parser.add_argument("--turns", type=int, default=5, help="of each side in a round")
     parser.add_argument("--images", type=int, default=16, help="of each turn")
     parser.add_argument("--batch", type=int, default=16)
     asked = parser.parse_args()
