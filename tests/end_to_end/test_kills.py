@@ -6,6 +6,7 @@ CPU float32 on two workers: losses are compared bit for bit (DESIGN 3.4).
 import contextlib
 import itertools
 import os
+import re
 import signal
 import time
 
@@ -15,12 +16,17 @@ import pytest
 from flows.engines import Cluster
 from flows.stage import run_store
 from infra.claims import ClaimHeld, take_claim
+from infra.config import replace
 from infra.journal import read_journal
 from infra.run_state import read_state
 from infra.settings import Settings
+from infra.storage import open_store
 from vit.checkpoint import list_checkpoints
 from vit.published import load_model
+from vit.recipes.emoji import network
+from vit.recipes.emoji import protocol as small_images
 from vit.run_spec import make_spec, read_progress
+from vit.vtab.evaluate import EvaluationSpec, TaskRef
 
 pytestmark = pytest.mark.slow
 STEPS, KILL_AT = 100, 50
@@ -48,11 +54,14 @@ class Session:
                     process.kill()
 
     def submit(self, config):
-        spec = make_spec(config, self.root)
+        return self.start(make_spec(config, self.root), "vit.ray_train")
+
+    def start(self, spec, module):
+        """The next attempt of a run, as a job."""
         run = run_store(self.root, spec.run_key)
         claim = self.claim(run, spec.run_key)
         run.write_json("config.json", spec.model_dump(mode="json"))
-        command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", str(claim.attempt)]
+        command = ["python", "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
         self.jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
         return run, claim
 
@@ -191,6 +200,32 @@ def test_everything_killed_at_once_goes_on_in_a_new_cluster(session, slow_config
     assert claim.attempt == 2
     assert session.follow(claim).exit_code == 0
     assert result(run) == expected
+
+
+def test_a_sweep_whose_cluster_dies_repeats_no_finished_trial(session, digits):
+    rates = tuple(0.01 * (i + 1) for i in range(6))
+    protocol = replace(small_images(), learning_rates=rates, total_steps=30, warmup_steps=3)
+    spec = EvaluationSpec(
+        run_key="sweep-000000000000", tasks=(TaskRef(name="digits", corpus=digits.uri),), models=(None,),
+        architecture=network(), protocol=protocol, root=session.root,
+    )  # fmt: skip
+    trials = open_store(session.root).child("trials")
+    session.start(spec, "vit.ray_workers")
+    deadline = time.monotonic() + 240
+    while len(finished := [key for key in trials.list() if key.endswith(".json")]) < 3:
+        assert time.monotonic() < deadline, "the sweep finished nothing"
+        time.sleep(0.1)
+    session.kill()
+    session.cluster.__exit__()
+    session.restart()
+    run, claim = session.start(spec, "vit.ray_workers")
+    assert claim.attempt == 2
+    assert session.follow(claim).exit_code == 0
+    ran = re.findall(r"trial=(\S+) top1=", session.jobs.logs(claim.job_id))
+    assert len(ran) == len(set(ran)) == len(rates) + 1 - len(finished)
+    assert {f"{key}.json" for key in ran}.isdisjoint(finished)
+    (score,) = read_state(run)["scores"]
+    assert len(score["trials"]) == len(rates) + 1
 
 
 def test_no_training_process_is_left(session):
