@@ -54,6 +54,7 @@ def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Finding]:
 def heaps(root: Store, keep_checkpoints: int, before: float) -> Iterator[Heap]:
     yield from checkpoints(root, keep_checkpoints, before)
     yield from preparations(root, before)
+    yield from features(root, before)
     probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < before]
     if probes:
         yield "doctor/", "probes of a doctor that was killed", root, probes
@@ -109,3 +110,22 @@ def preparations(root: Store, before: float) -> Iterator[Heap]:
         made_at = datetime.fromisoformat(load_manifest(corpus).provenance["created_at"]).timestamp()
         if made_at < before:
             yield f"corpus {folder.split('/', 1)[1].rstrip('/')}", f"published {utc(made_at)}", corpus, work
+
+
+def features(root: Store, before: float) -> Iterator[Heap]:
+    """Features of models or corpora that are gone."""
+    folders: dict[str, Keys] = {}
+    for key in root.list("features/"):
+        folder, _, inside = key.removeprefix("features/").partition("/")
+        folders.setdefault(f"features/{folder}", []).append(inside)
+    for name, keys in folders.items():
+        folder, wholes = root.child(name), [key for key in keys if "/" not in key and key.endswith(".json")]
+        made = [folder.read_json(key) for key in wholes]
+        if not made or max(split["made_at"] for split in made) >= before:
+            continue
+        source = made[0]["source"]
+        wanted = ((source["model"], "config.json"), (source["corpus"], MANIFEST_KEY))
+        gone = next((uri for uri, key in wanted if not open_store(uri).exists(key)), None)
+        if gone:
+            # What says that they are whole goes first.
+            yield name, f"of {gone}, which is gone", folder, [*wholes, *sorted({*keys} - {*wholes})]

@@ -105,7 +105,7 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
         if request.num_seeds > 1
         else f"seed {request.seed}"
     )
-    title = f"Protocol {request.protocol}, {seeds}"
+    title = f"Protocol {plan.protocol.name}, {seeds}"
     console.table(title, columns, [score_cells(score) for score in scores], right=(2, 3, 5))
 
 

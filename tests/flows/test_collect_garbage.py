@@ -130,3 +130,22 @@ def test_probes_and_signs_of_life_of_the_killed_go_by_their_own_record(root, col
     assert len(left) == 3
     assert left[0] == "claims/nightly-0123456789ab/claim.json"
     assert left[2] == "flow-runs/60.json"
+
+
+def test_features_go_with_the_model_or_corpus_that_they_are_of(root, collect):
+    store, ago = open_store(root), time.time() - WEEKS
+    for uri, key in (("models/bird/1", "config.json"), ("corpora/birds/1", "manifest.json")):
+        store.write_json(f"{uri}/{key}", {})
+
+    def keep(name, made_at=ago, model="models/bird/1", corpus="corpora/birds/1"):
+        source = {"model": store.uri_of(model), "corpus": store.uri_of(corpus)}
+        store.write_json(f"features/{name}/test.json", {"source": source, "made_at": made_at})
+        store.write(f"features/{name}/test/00.safetensors", b"numbers")
+
+    keep("in-use")
+    keep("young", made_at=time.time(), model="models/gone/1")
+    keep("of-no-model", model="models/gone/1")
+    keep("of-no-corpus", corpus="corpora/gone/1")
+    store.write("features/begun/test/00.safetensors", b"numbers")
+    assert [finding.subject for finding in collect()] == ["features/of-no-corpus", "features/of-no-model"]
+    assert {key.split("/")[1] for key in store.list("features/")} == {"in-use", "young", "begun"}
