@@ -116,8 +116,8 @@ def features(root: Store, before: float) -> Iterator[Heap]:
     """Features of models or corpora that are gone."""
     folders: dict[str, Keys] = {}
     for key in root.list("features/"):
-        folder, _, inside = key.removeprefix("features/").partition("/")
-        folders.setdefault(f"features/{folder}", []).append(inside)
+        name, _, inside = key.removeprefix("features/").partition("/")
+        folders.setdefault(f"features/{name}", []).append(inside)
     for name, keys in folders.items():
         folder, wholes = root.child(name), [key for key in keys if "/" not in key and key.endswith(".json")]
         made = [folder.read_json(key) for key in wholes]
