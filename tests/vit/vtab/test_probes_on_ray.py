@@ -99,6 +99,10 @@ def test_killed_drivers_and_workers_compute_nothing_twice(ray_jobs, slow_model, 
     progress = read_progress(run)
     assert (progress["step"], progress["total_steps"], progress["unit"]) == (1, 1, "scores")
 
+    run, job = submit(ray_jobs, spec.model_copy(update={"run_key": "again-000000000000"}))
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "succeeded"
+    assert read_state(run)["scores"] == [score]
+
 
 def test_a_model_without_its_weights_fails_in_one_sentence(ray_jobs, slow_model, spec_for):
     open_store(slow_model).delete("model.safetensors")
