@@ -135,7 +135,10 @@ def finetune_run(
             help="Steps, batch, resolution, crop and schedule as of this protocol, such as vit-paper-transfer."
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; default: the protocol's, or 500.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Optimizer steps; default: the protocol's, or 500. Warmup shrinks with them."),
+    ] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate; default: the protocol's, or 0.03.")] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Examples per step; default: the protocol's, or 512.")

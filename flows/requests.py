@@ -114,7 +114,7 @@ class FinetuneRequest(FrozenConfig):
     protocol: FinetuningName | None = None
     """Steps, batch, resolution, crop and schedule as this protocol has them for a corpus of this size."""
     steps: PositiveInt | None = None
-    """Optimizer steps. Empty: the protocol's, or 500."""
+    """Optimizer steps. Empty: the protocol's, or 500. Warmup shrinks with them."""
     peak_lr: PositiveFloat | None = None
     """Learning rate at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06. Empty: the protocol's, or 0.03."""
     global_batch_size: PositiveInt | None = None
@@ -150,7 +150,7 @@ class EvaluateRequest(FrozenConfig):
     """Train and score again what has a record, in spite of it; the new records name the old ones."""
     overrides: Overrides = Field(default_factory=dict)
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}; it is another protocol then,
-    and its scores stand apart."""
+    and its scores stand apart. No other field follows: with shorter total_steps set warmup_steps, too."""
 
 
 class PipelineRequest(FrozenConfig):

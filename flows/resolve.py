@@ -10,6 +10,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import ValidationError
+
 from data_prep.config import CorpusConfig, CorpusRecipe, Source
 from data_prep.corpora.presets import PRESETS
 from data_prep.find_corpus import corpus_version, prepared_corpus
@@ -140,8 +142,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
             raise ValueError(
                 f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images."
             )
-        warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
-        changes |= {"total_steps": steps, "optim.warmup_steps": warmup}
+        changes |= _with_steps(recipe, steps)
     config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
     overrides: dict[str, Any] = dict(request.overrides)
     if isinstance(request, PipelineRequest):
@@ -151,6 +152,12 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
     if settled := sorted({"corpus", "name", "stage"} & overrides.keys()):
         raise ValueError(f"{settled[0]!r} is no override: the form's own fields settle it.")
     return replace(config, **overrides)
+
+
+def _with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:
+    """The changes for another number of steps: warmup shrinks in proportion, and never grows."""
+    warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
+    return {"total_steps": steps, "optim.warmup_steps": warmup}
 
 
 def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:
@@ -224,14 +231,16 @@ def _protocol_recipe(
     given = {name: getattr(request, field) for name, field in fields.items() if getattr(request, field) is not None}
     whole = TaskSplits(train="train", val="val", joined="train")
     settings = replace(protocol, **given).settings(architecture, task_facts(store, manifest, whole), request.seed)
-    asked = {"optim.peak_lr": request.peak_lr, "total_steps": request.steps}
     rates = list(dict.fromkeys(setting.optim.peak_lr for setting in settings))
     if len(rates) > 1 and request.peak_lr is None:
         raise ValueError(
             f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
             "or let an evaluation try all (`vitline vtab run`)."
         )
-    return replace(settings[0], **{path: value for path, value in asked.items() if value is not None})
+    changes: dict[str, Any] = {} if request.peak_lr is None else {"optim.peak_lr": request.peak_lr}
+    if request.steps is not None:
+        changes |= _with_steps(settings[0], request.steps)
+    return replace(settings[0], **changes)
 
 
 class EvaluationPlan(FrozenConfig):
@@ -293,7 +302,11 @@ def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool)
     if not changes:
         return protocol
     # A protocol that was changed is another one: its scores must not pass for those of the named one.
-    return replace(protocol, name=f"{name}-{digest_of(changes)[:6]}", **changes)
+    try:
+        return replace(protocol, name=f"{name}-{digest_of(changes)[:6]}", **changes)
+    except ValidationError as error:
+        problems = [told({**problem, "loc": ("protocol", *problem["loc"])}) for problem in error.errors()]
+        raise ValueError("; ".join(problems) + ".") from error
 
 
 @dataclass(frozen=True)

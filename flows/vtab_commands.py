@@ -86,7 +86,12 @@ Seed = Annotated[int, typer.Option(min=0, help="The first seed.")]
 NumSeeds = Annotated[int, typer.Option(min=1, help="Runs with seeds counting up from the first.")]
 Control = Annotated[bool, typer.Option(help="Also train the same network from scratch.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="protocol.FIELD=VALUE; another protocol, then. Repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="protocol.FIELD=VALUE; another protocol, then. No other field follows: with shorter protocol.total_steps set "
+        "protocol.warmup_steps, too. Repeatable.",
+    ),
 ]
 
 

@@ -59,7 +59,7 @@ def test_the_same_pipeline_has_the_same_key_and_another_another(digits_root):
         {"tasks": ("digits",)},
         {"corpus": "digits-0-to-4"},
         {"overrides": {"recipe.optim.peak_lr": 0.5}},
-        {"overrides": {"protocol.total_steps": 7}},
+        {"overrides": {"protocol.total_steps": 70}},
     ]
     keys = [key(digits_root, **changes) for changes in others] + [key(digits_root, NIGHT)]
     assert len(set(keys)) == len(keys)
@@ -75,9 +75,9 @@ def test_a_night_is_in_the_keys_of_the_pipeline_and_of_its_training(digits_root)
 
 
 def test_a_changed_protocol_does_not_go_by_the_name_of_the_one_it_was(digits_root):
-    plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS, overrides={"protocol.total_steps": 7}))
+    plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS, overrides={"protocol.total_steps": 70}))
     assert plan.protocol.name.startswith("small-images-")
-    assert plan.protocol.total_steps == (7,)
+    assert plan.protocol.total_steps == (70,)
 
 
 def test_presets_are_prepared_and_other_corpora_must_be_there(digits_root):
@@ -122,6 +122,49 @@ def test_a_finetuning_is_that_of_a_protocol_but_for_the_fields_that_are_given(di
     assert changed.input.augment.train_resize_px == 19
     with pytest.raises(ValueError, match=r"chooses among the learning rates 0\.001, 0\.003, 0\.01, 0\.03: set peak_lr"):
         recipe(protocol="vit-paper-transfer")
+
+
+def test_steps_shrink_the_warmup_of_a_protocol_and_an_override_wins(digits_root, tiny):
+    def plan(protocol, steps, **overrides):
+        asked = {"protocol": protocol, "steps": steps, "peak_lr": 0.01, "image_size_px": 16, "overrides": overrides}
+        recipe = resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **asked)).recipe
+        return recipe.total_steps, recipe.optim.warmup_steps
+
+    for protocol, steps, warmup in [
+        ("vit-paper-transfer", 500, 100),  # its own
+        ("vit-paper-transfer", 499, 99),
+        ("vit-paper-transfer", 100, 20),  # no more than its warmup
+        ("vit-paper-transfer", 1, 0),
+        ("vit-paper-transfer", 5000, 100),
+        ("vit-paper-v1", 500, 100),  # chooses between 1,000 and 10,000 steps, with 200 of warmup
+        ("vtab-sweep", 10, 0),
+    ]:
+        assert plan(protocol, steps) == (steps, warmup)
+    assert plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 99}) == (100, 99)
+    assert plan("vit-paper-transfer", 100, **{"recipe.total_steps": 10, "recipe.optim.warmup_steps": 9}) == (10, 9)
+    with pytest.raises(ValueError, match=r"optim\.warmup_steps=100 leaves nothing of total_steps=100"):
+        plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 100})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"total_steps": 10}, "warmup_steps=10 leaves nothing of total_steps=10; .*set a smaller warmup_steps with it"),
+        ({"total_steps": [200, 7]}, "warmup_steps=10 leaves nothing of total_steps=7"),
+        ({"larger": [{"at_least": 9, "learning_rates": [0.1], "total_steps": 5, "warmup_steps": 6}]},
+         r"protocol\.larger\.0: warmup_steps=6 leaves nothing of total_steps=5"),
+        ({"global_batch_size": 0}, r"protocol\.global_batch_size: .* greater than 0, not 0"),
+    ],
+)  # fmt: skip
+def test_what_a_protocol_cannot_train_is_refused_before_anything_is(digits_root, tiny, overrides, says):
+    changes = {f"protocol.{field}": value for field, value in overrides.items()}
+    for resolve, request in [
+        (resolve_evaluate, EvaluateRequest(model=tiny, overrides=changes)),
+        (resolve_pipeline, PipelineRequest(**DIGITS, overrides=changes)),
+    ]:
+        with pytest.raises(ValueError, match=says) as told:
+            resolve(digits_root, request)
+        assert "\n" not in str(told.value)
 
 
 def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digits_root, tiny):

@@ -48,6 +48,11 @@ class LargerTask(FrozenConfig):
     total_steps: Steps
     warmup_steps: NonNegativeInt
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        _check_warmup(self.warmup_steps, self.total_steps)
+        return self
+
 
 class SmallPictures(FrozenConfig):
     """Another resolution for pictures that are small themselves."""
@@ -103,6 +108,7 @@ class Protocol(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        _check_warmup(self.warmup_steps, self.total_steps)
         if [t.at_least for t in self.larger] != sorted({t.at_least for t in self.larger}):
             raise ValueError(f"{self.name}: `larger` must stand in the order of `at_least`, each size once.")
         return self
@@ -173,6 +179,14 @@ class Protocol(FrozenConfig):
         if excepted and not excepted.flip:
             changes |= {"flip": False}
         return AugmentConfig.model_validate(given.model_dump() | changes)
+
+
+def _check_warmup(warmup_steps: int, total_steps: Sequence[int]) -> None:
+    if warmup_steps >= min(total_steps):
+        raise ValueError(
+            f"warmup_steps={warmup_steps} leaves nothing of total_steps={min(total_steps)}; the learning rate would never "
+            "reach its peak: set a smaller warmup_steps with it."
+        )
 
 
 # BiT's, which the paper follows: resize to the square of 448, crop 384 at random, flip; in evaluation straight to the
