@@ -1,4 +1,5 @@
-"""What every source is tested with: all that it gives, read as preparation reads it; and the archives of ILSVRC2012."""
+"""What every source is tested with: all that it gives, read as preparation reads it; tasks as corpora; and the archives of
+ILSVRC2012."""
 
 import io
 import tarfile
@@ -9,7 +10,10 @@ import numpy as np
 import pytest
 import scipy.io
 
+from data_prep.config import CorpusConfig
 from data_prep.corpora.raw import Part, Place
+from data_prep.prepare import prepare
+from data_prep.shard_format import ShardReader
 from infra.storage import open_store
 
 
@@ -39,6 +43,27 @@ def read():
         return runs[0]
 
     return read_twice
+
+
+@pytest.fixture
+def prepared(tmp_path, task_source):
+    """prepared(task, folder): manifest, store, and of every split or view its (example id, label, picture) in order; a list
+    of labels where a picture may have several. `task_source` is that of the folder of the test: `Vtab` or `Transfer`."""
+
+    def prepare_task(task, folder):
+        root = str(tmp_path / "prepared")
+        (manifest,) = prepare([CorpusConfig(name=task, source=task_source(task=task, path=str(folder)))], root)
+        corpus = open_store(f"{root}/corpora/{manifest.name}/{manifest.version}")
+        label, rows = "label" if manifest.single_label else "labels", {}
+        for split in manifest.splits:
+            with ShardReader(corpus, manifest, split) as reader:
+                tables = [reader.row_group(i) for i in range(reader.split.num_row_groups)]
+            rows[split] = [
+                (row["example_id"], row[label], row["image"]["bytes"]) for table in tables for row in table.to_pylist()
+            ]
+        return manifest, corpus, rows
+
+    return prepare_task
 
 
 def tar_of(files, mode="w"):

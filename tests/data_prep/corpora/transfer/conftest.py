@@ -8,14 +8,11 @@ import pytest
 from PIL import Image
 
 from data_prep.class_maps import RELEASES
-from data_prep.config import CorpusConfig, Transfer
+from data_prep.config import Transfer
 from data_prep.corpora.transfer import imagenet_real
 from data_prep.corpora.transfer.carving import CARVINGS, TEST_SETS
 from data_prep.corpora.vtab.carving import cut
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader
 from infra.config import replace
-from infra.storage import open_store
 
 # As in the kit, numbers are in no order of the WNIDs. Twelve classes: sorted as text, 10 and 11 come before 2.
 WNIDS = [f"n{1000 + 17 * i:08d}" for i in range(12)]
@@ -36,25 +33,9 @@ def picture(*seed):
 
 
 @pytest.fixture
-def prepared(tmp_path):
-    """prepared(task, folder): manifest, and of every split or view its (example id, labels, picture) in order."""
-
-    def prepare_task(task, folder):
-        root = str(tmp_path / "prepared")
-        (manifest,) = prepare([CorpusConfig(name=task, source=Transfer(task=task, path=str(folder)))], root)
-        corpus = open_store(f"{root}/corpora/{manifest.name}/{manifest.version}")
-        rows = {}
-        for split in manifest.splits:
-            with ShardReader(corpus, manifest, split) as reader:
-                tables = [reader.row_group(i) for i in range(reader.split.num_row_groups)]
-            rows[split] = [
-                (row["example_id"], row["labels"], row["image"]["bytes"])
-                for table in tables
-                for row in table.to_pylist()
-            ]
-        return manifest, rows
-
-    return prepare_task
+def task_source():
+    """Of the tasks of this folder."""
+    return Transfer
 
 
 @pytest.fixture

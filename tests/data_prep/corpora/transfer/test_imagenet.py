@@ -40,7 +40,7 @@ def pack_v2(folder, ilsvrc, files, mode):
 
 
 def test_val_is_the_end_of_train_in_the_order_of_tfds(imagenet, prepared):
-    manifest, rows = prepared("imagenet", imagenet)
+    manifest, _, rows = prepared("imagenet", imagenet)
     train = in_order("train", [f"{wnid}_{i}.JPEG" for wnid in WNIDS for i in range(5)])
     found = {split: [row[0] for row in part] for split, part in rows.items()}
     assert found == {
@@ -51,17 +51,17 @@ def test_val_is_the_end_of_train_in_the_order_of_tfds(imagenet, prepared):
     }
     assert find_task_splits(manifest.splits, "here").joined == "trainval"
     labels = {row[0]: row[1] for part in ("trainval", "test") for row in rows[part]}
-    assert labels[f"train/{WNIDS[10]}_3.JPEG"] == [10]
-    assert labels["validation/ILSVRC2012_val_00000012.JPEG"] == [11]
-    assert labels["validation/ILSVRC2012_val_00000013.JPEG"] == [0]
+    assert labels[f"train/{WNIDS[10]}_3.JPEG"] == 10
+    assert labels["validation/ILSVRC2012_val_00000012.JPEG"] == 11
+    assert labels["validation/ILSVRC2012_val_00000013.JPEG"] == 0
 
 
 def test_the_three_have_one_class_map(imagenet, v2, prepared, published):
     (imagenet / "real.json").write_text(json.dumps(REAL, indent=1))  # set otherwise, but the same labels
     published(json.dumps(REAL), 24)
-    whole, _ = prepared("imagenet", imagenet)
-    real, real_rows = prepared("imagenet-real", imagenet)
-    second, v2_rows = prepared("imagenet-v2", imagenet)
+    whole, *_ = prepared("imagenet", imagenet)
+    real, _, real_rows = prepared("imagenet-real", imagenet)
+    second, _, v2_rows = prepared("imagenet-v2", imagenet)
     assert whole.class_map_digest == real.class_map_digest == second.class_map_digest
     assert set(real.splits) == set(second.splits) == {"test"}
 
@@ -71,13 +71,13 @@ def test_the_three_have_one_class_map(imagenet, v2, prepared, published):
     assert [row[0] for row in real_rows["test"]] == [i for i in in_order("validation", VALIDATION) if i in expected]
 
     keys = {f"test/{path.replace('/', '_')}": (int(path.split("/")[0]), data) for path, data in v2.items()}
-    assert {row[0]: (row[1][0], row[2]) for row in v2_rows["test"]} == keys
+    assert {row[0]: row[1:] for row in v2_rows["test"]} == keys
     assert [row[0] for row in v2_rows["test"]] == in_order("test", [key.partition("/")[2] for key in keys])
 
 
 @pytest.mark.parametrize("form", ["w", "folder"])
 def test_v2_is_read_whether_it_is_packed_or_not(imagenet, v2, prepared, ilsvrc, form):
-    packed, _ = prepared("imagenet-v2", imagenet)
+    packed, *_ = prepared("imagenet-v2", imagenet)
     (imagenet / "imagenetv2-matched-frequency.tar.gz").unlink()
     if form == "w":
         pack_v2(imagenet, ilsvrc, v2, form)
@@ -86,7 +86,7 @@ def test_v2_is_read_whether_it_is_packed_or_not(imagenet, v2, prepared, ilsvrc, 
             target = imagenet / "imagenetv2-matched-frequency-format-val" / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-    again, _ = prepared("imagenet-v2", imagenet)
+    again, *_ = prepared("imagenet-v2", imagenet)
     assert again.digest == packed.digest
 
 

@@ -40,7 +40,7 @@ def test_cifar10_counts_through_its_batches_and_has_one_label_byte(tmp_path, car
     files["cifar-10-batches-bin/batches.meta.txt"] = b"".join(b"class %d\n" % i for i in range(10)) + b"\n"
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(ilsvrc.tar_of(files, "w:gz"))
 
-    manifest, rows = prepared("cifar10", tmp_path)
+    manifest, _, rows = prepared("cifar10", tmp_path)
     ids = in_order("train", range(NUM_TRAIN + NUM_VAL))
     found = {split: [row[0] for row in part] for split, part in rows.items()}
     test = in_order("test", range(NUM_TEST))
@@ -48,7 +48,7 @@ def test_cifar10_counts_through_its_batches_and_has_one_label_byte(tmp_path, car
     pictures = {row[0]: row[1:] for part in ("trainval", "test") for row in rows[part]}
     for example_id, record in (("train/37", records[37]), ("test/4", records[NUM_TRAIN + NUM_VAL + 4])):
         pixels = record[1:].reshape(3, 32, 32).transpose(1, 2, 0)
-        assert pictures[example_id] == ([record[0]], lossless_png(pixels))
+        assert pictures[example_id] == (record[0], lossless_png(pixels))
     assert manifest.num_classes == 10
 
 
@@ -61,7 +61,7 @@ def test_flowers_leaves_out_the_validation_images_of_tfds(tmp_path, carved, prep
     numbers = np.arange(1, total + 1)[None]
     sets = {"trnid": numbers[:, :first_val], "valid": numbers[:, first_val : first_val + 5]}
     savemat(tmp_path / "setid.mat", sets | {"tstid": numbers[:, first_val + 5 :]})
-    manifest, rows = prepared("flowers102", tmp_path)
+    manifest, _, rows = prepared("flowers102", tmp_path)
     names = [f"image_{i:05d}.jpg" for i in range(1, total + 1)]
     assert [row[0] for row in rows["trainval"]] == in_order("train", names[:first_val])
     assert [row[0] for row in rows["test"]] == in_order("test", names[first_val + 5 :])
@@ -91,8 +91,8 @@ def test_a_directory_that_tfds_wrote_gives_the_same_pictures_in_the_same_order(t
                 yield f"Beagle_{i}.jpg", {"image": io.BytesIO(noise(i)), "label": i % 37}
 
     OxfordIiitPet(data_dir=str(tmp_path), file_format="array_record").download_and_prepare()
-    manifest, rows = prepared("pets", tmp_path / "oxford_iiit_pet/4.0.0")
+    manifest, _, rows = prepared("pets", tmp_path / "oxford_iiit_pet/4.0.0")
     order = tfds_order("train", [f"Beagle_{i}.jpg" for i in range(counts["train"])])
-    assert [row[1:] for row in rows["trainval"]] == [([i % 37], noise(i)) for i in order]
+    assert [row[1:] for row in rows["trainval"]] == [(i % 37, noise(i)) for i in order]
     assert [len(rows[split]) for split in ("train", "val", "test")] == [NUM_TRAIN, NUM_VAL, NUM_TEST]
     assert manifest.num_classes == 37

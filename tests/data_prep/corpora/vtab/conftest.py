@@ -7,11 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.config import CorpusConfig, Vtab
+from data_prep.config import Vtab
 from data_prep.corpora.vtab.carving import CARVINGS, Carving, Slice
-from data_prep.prepare import prepare
-from data_prep.shard_format import ShardReader
-from infra.storage import open_store
 
 NUM_TRAIN, NUM_VAL = 900, 250
 
@@ -73,23 +70,6 @@ def carved(monkeypatch):
 
 
 @pytest.fixture
-def prepared(tmp_path):
-    """prepared(task, folder): manifest, store, and of every split or view its (example id, label, picture) in order."""
-
-    def prepare_task(task, folder):
-        root = str(tmp_path / "prepared")
-        config = CorpusConfig(name=f"vtab-{task.replace('_', '-')}", source=Vtab(task=task, path=str(folder)))
-        (manifest,) = prepare([config], root)
-        corpus = open_store(f"{root}/corpora/{manifest.name}/{manifest.version}")
-        rows = {}
-        for split in manifest.splits:
-            with ShardReader(corpus, manifest, split) as reader:
-                tables = [reader.row_group(i) for i in range(reader.split.num_row_groups)]
-            rows[split] = [
-                (row["example_id"], row["label"], row["image"]["bytes"])
-                for table in tables
-                for row in table.to_pylist()
-            ]
-        return manifest, corpus, rows
-
-    return prepare_task
+def task_source():
+    """Of the tasks of this folder."""
+    return Vtab
