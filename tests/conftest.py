@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
+import psutil
 import pytest
 
 from data_prep.corpora import presets
@@ -19,7 +20,9 @@ from data_prep.prepare import prepare
 from flows.catalog import list_pipelines
 from flows.records import PipelineRecord
 from infra.local.processes import free_ports
+from infra.local.ray_node import LocalRay
 from infra.local.stack import stack_environment, start_stack, stop_stack
+from infra.ray_jobs import RayJobs
 from infra.settings import NO_TELEMETRY, Settings, join_environment
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
@@ -103,6 +106,43 @@ def train_config(digits):
 def root(tmp_path: Path) -> str:
     """An empty root on this machine's disk."""
     return str(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def ray_jobs(tmp_path_factory):
+    """The jobs of a Ray of two cores, which is the module's own."""
+    with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000) as ray:
+        yield RayJobs(ray.address, token_path=ray.env["RAY_AUTH_TOKEN_PATH"])
+
+
+@pytest.fixture
+def until(ray_jobs):
+    """until(condition, job): waits for it, as long as the job has not ended."""
+
+    def wait(condition, job):
+        deadline = time.monotonic() + 120
+        while not condition():
+            state = ray_jobs.find(job)
+            assert not state.terminal, f"{state}\n{ray_jobs.logs(job)}"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    return wait
+
+
+@pytest.fixture
+def processes():
+    """processes(word, ...): ours (descendants of this test) whose command line has all the words."""
+
+    def find(*words):
+        found = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if all(word in " ".join(process.cmdline()) for word in words):
+                    found.append(process)
+        return found
+
+    return find
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,12 +1,9 @@
 """The real thing: Ray Data in a real Ray, killed with -9 in the middle, ends with the digest of an undisturbed run."""
 
-import contextlib
-import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-import psutil
 import pytest
 
 from data_prep.config import ClassFolders, CorpusConfig
@@ -14,28 +11,10 @@ from data_prep.prepare import PrepareSpec, in_process, prepare, ray_data
 from data_prep.shard_format import load_manifest
 from data_prep.verify_shards import verify_corpus
 from infra.claims import take_claim
-from infra.local.ray_node import LocalRay
-from infra.ray_jobs import RayJobs
 from infra.run_state import read_state
 from infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def ray_jobs(tmp_path_factory):
-    with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000) as ray:
-        yield RayJobs(ray.address, token_path=ray.env["RAY_AUTH_TOKEN_PATH"])
-
-
-def processes(*words):
-    """Ours (descendants of this test) whose command line has all the words."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if all(word in " ".join(process.cmdline()) for word in words):
-                found.append(process)
-    return found
 
 
 def submit(jobs, root, request):
@@ -58,16 +37,9 @@ def stamps(folder, pattern):
     return {path: path.stat().st_mtime_ns for path in folder.glob(pattern)}
 
 
-def until(condition, job, jobs):
-    deadline = time.monotonic() + 120
-    while not condition():
-        state = jobs.find(job)
-        assert not state.terminal, f"{state}\n{jobs.logs(job)}"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_killed_drivers_and_workers_change_nothing(ray_jobs, fill_folder, request_for, tmp_path, memory_root):
+def test_killed_drivers_and_workers_change_nothing(
+    ray_jobs, until, processes, fill_folder, request_for, tmp_path, memory_root
+):
     request = request_for(fill_folder(tmp_path / "pictures", per_class=300), examples_per_chunk=4)
     (undisturbed,) = prepare([request], memory_root, in_process)
     root = tmp_path / "killed"
@@ -77,9 +49,9 @@ def test_killed_drivers_and_workers_change_nothing(ray_jobs, fill_folder, reques
 
     def kill_at(pattern, at_least):
         run, job = submit(ray_jobs, root, request)
-        until(lambda: len(stamps(corpus, pattern)) >= at_least, job, ray_jobs)
+        until(lambda: len(stamps(corpus, pattern)) >= at_least, job)
         (driver,) = processes("data_prep.prepare", run.uri)
-        driver.send_signal(signal.SIGKILL)
+        driver.kill()
         ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
         assert (ended.state, (corpus / "manifest.json").exists()) == ("failed", False)
         assert stamps(corpus, records).items() >= finished.items()
@@ -93,9 +65,9 @@ def test_killed_drivers_and_workers_change_nothing(ray_jobs, fill_folder, reques
     assert len(written) < sum(split.segments[0].num_shards for split in undisturbed.splits.values())
 
     run, job = submit(ray_jobs, root, request)
-    until(lambda: len(stamps(corpus, shards)) > len(written), job, ray_jobs)
+    until(lambda: len(stamps(corpus, shards)) > len(written), job)
     for worker in processes("ray::", "Map")[:1]:
-        worker.send_signal(signal.SIGKILL)
+        worker.kill()
     ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
     assert ended.state == "succeeded", ray_jobs.logs(job)
     assert stamps(corpus, shards).items() >= written.items()

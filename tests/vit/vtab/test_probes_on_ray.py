@@ -1,17 +1,10 @@
 """Features by Ray Data in a real Ray: killed with -9 in the middle, only what was missing is computed again."""
 
-import contextlib
-import signal
-import time
-
-import psutil
 import pytest
 import torch
 
 from data_prep.shard_format import load_class_names
 from infra.claims import take_claim
-from infra.local.ray_node import LocalRay
-from infra.ray_jobs import RayJobs
 from infra.run_state import read_state
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
@@ -22,12 +15,6 @@ from vit.run_spec import read_progress
 from .conftest import published
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-
-@pytest.fixture(scope="module")
-def ray_jobs(tmp_path_factory):
-    with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000) as ray:
-        yield RayJobs(ray.address, token_path=ray.env["RAY_AUTH_TOKEN_PATH"])
 
 
 @pytest.fixture
@@ -54,43 +41,25 @@ def submit(jobs, spec):
     return run, claim.job_id
 
 
-def kill(*words):
-    """The first of ours (descendants of this test) whose command line has all the words."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if all(word in " ".join(process.cmdline()) for word in words):
-                process.send_signal(signal.SIGKILL)
-                return
-    raise AssertionError(f"no process of {words}")
-
-
-def until(condition, job, jobs):
-    deadline = time.monotonic() + 120
-    while not condition():
-        state = jobs.find(job)
-        assert not state.terminal, f"{state}\n{jobs.logs(job)}"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def test_killed_drivers_and_workers_compute_nothing_twice(ray_jobs, slow_model, spec_for, root):
+def test_killed_drivers_and_workers_compute_nothing_twice(ray_jobs, until, processes, slow_model, spec_for, root):
     def parts():
         return {listed.key: listed.tag for listed in open_store(root).scan("features/")}
 
     spec = spec_for("linear", slow_model)
     run, job = submit(ray_jobs, spec)
-    until(lambda: len(parts()) >= 1, job, ray_jobs)
-    kill("vit.ray_workers", run.uri)
+    until(lambda: len(parts()) >= 1, job)
+    (driver,) = processes("vit.ray_workers", run.uri)
+    driver.kill()
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
     before = parts()
     assert 1 <= len(before) < 5
     assert not open_store(root).list("scores/")
 
     run, job = submit(ray_jobs, spec)
-    until(lambda: (read_progress(run) or {}).get("step", 0) > 0, job, ray_jobs)
+    until(lambda: (read_progress(run) or {}).get("step", 0) > 0, job)
     assert read_progress(run)["total_steps"] == 1797
-    until(lambda: len(parts()) > len(before), job, ray_jobs)
-    kill("ray::MapWorker")
+    until(lambda: len(parts()) > len(before), job)
+    processes("ray::MapWorker")[0].kill()
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "succeeded", ray_jobs.logs(job)
     assert parts().items() >= before.items()
     (score,) = read_state(run)["scores"]
