@@ -31,29 +31,36 @@ from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
-_WITH_SERVERS = ("end_to_end/", "flows/", "infra/", "_on_ray", "test_interchange", "test_class_folders")
+# Parts of module names, by what a module starts; the first that fits counts.
+_OWN_RAY = ("test_kills", "_on_ray", "test_ray_node", "test_interchange")
+_STACK = ("end_to_end/", "flows/", "infra/", "test_class_folders")
 
 
-def starts_servers(nodeid: str) -> bool:
-    """Whether the module of a test does."""
-    return any(name in nodeid.partition("::")[0] for name in _WITH_SERVERS)
+def company(nodeid: str) -> str:
+    """Which tests a test shares a process with: those that use the stack, those that start only a Ray of their own, or
+    its module."""
+    module = nodeid.partition("::")[0]
+    for name, parts in {"own ray": _OWN_RAY, "stack": _STACK}.items():
+        if any(part in module for part in parts):
+            return name
+    return module
 
 
 def pytest_collection_modifyitems(items):
     """What takes longest begins first."""
-    items.sort(key=lambda item: not starts_servers(item.nodeid))
+    items.sort(key=lambda item: ("stack", "own ray", company(item.nodeid)).index(company(item.nodeid)))
 
 
 def pytest_xdist_make_scheduler(config, log):
-    """Modules are dealt to the processes whole; all that starts servers goes to one, so that they are started once and
-    never compete for ports and cores. (xdist's own groups do nothing under pytest 9.2.)"""
+    """Companies are dealt to the processes whole: the stack is started once, and at most one other Ray runs beside it.
+    (xdist's own groups do nothing under pytest 9.2.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ServersTogether(LoadScopeScheduling):
+    class Companies(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            return "servers" if starts_servers(nodeid) else nodeid.partition("::")[0]
+            return company(nodeid)
 
-    return ServersTogether(config, log) if config.getvalue("dist") == "loadscope" else None
+    return Companies(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +127,7 @@ def until(ray_jobs):
     """until(condition, job): waits for it, as long as the job has not ended."""
 
     def wait(condition, job):
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not condition():
             state = ray_jobs.find(job)
             assert not state.terminal, f"{state}\n{ray_jobs.logs(job)}"

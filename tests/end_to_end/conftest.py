@@ -1,6 +1,7 @@
 """What tests of whole flow runs look at: Prefect, Ray, the store, MLflow, and the processes of this machine."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import psutil
 import pytest
 
 from infra.claims import read_claim
+from infra.local.processes import processes_with
 from infra.ray_jobs import RayJobs
 from infra.run_state import read_state
 from infra.storage import Store, open_store
@@ -113,14 +115,14 @@ class Work:
 
     @staticmethod
     def workers() -> set[int]:
-        """Processes that do the work of Ray's jobs: they go by the name of what they run, idle ones are none of them."""
+        """Processes that do the work of the stack's jobs: they go by the name of what they run, idle ones are none."""
+        idle = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnv")
         found = set()
-        for process in psutil.process_iter(["cmdline"]):
-            name = " ".join(process.info["cmdline"] or ())
-            if name.startswith("ray::") and not name.startswith(
-                ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnv")
-            ):
-                found.add(process.pid)
+        for process in processes_with("RAY_AUTH_TOKEN_PATH", os.environ["RAY_AUTH_TOKEN_PATH"]):
+            with contextlib.suppress(psutil.Error):
+                name = " ".join(process.cmdline())
+                if name.startswith("ray::") and not name.startswith(idle):
+                    found.add(process.pid)
         return found
 
     @staticmethod

@@ -18,6 +18,7 @@ from flows.stage import run_store
 from infra.claims import ClaimHeld, take_claim
 from infra.config import replace
 from infra.journal import read_journal
+from infra.local.processes import processes_with
 from infra.run_state import read_state
 from infra.settings import Settings
 from infra.storage import open_store
@@ -36,7 +37,7 @@ class Session:
     """A cluster and a root, and what a flow does with them, step by step."""
 
     def __init__(self, root, logs):
-        self.root, self.logs = root, logs
+        self.root, self.logs, self.tokens = root, logs, []
         self.restart()
 
     def restart(self):
@@ -45,6 +46,7 @@ class Session:
         self.cluster = Cluster(Settings(root=self.root), self.logs)
         self.jobs = self.cluster.jobs
         self.processes = set(psutil.Process().children()) - before
+        self.tokens.append(self.cluster.local.env["RAY_AUTH_TOKEN_PATH"])
 
     def kill(self):
         """Everything of this cluster with -9, and nothing of the stack that other tests may have started."""
@@ -119,17 +121,22 @@ def result(run):
     return losses, load_model(read_state(run)["model"]).digest
 
 
-def wait_for_step(run, step, timeout_s=120):
+def wait_for_step(run, step, timeout_s=300):
     deadline = time.monotonic() + timeout_s
     while (read_progress(run) or {"step": 0})["step"] < step:
         assert time.monotonic() < deadline, f"{run.uri} did not reach step {step}"
         time.sleep(0.05)
 
 
-def training_workers():
-    """Training processes of the cluster; Ray names them by class, and the driver is none of them."""
-    names = ("RayTrainWorker", "TrainWorker")
-    return [p for p in psutil.process_iter(["cmdline"]) if any(n in " ".join(p.info["cmdline"] or ()) for n in names)]
+def training_workers(session):
+    """Training processes of the clusters there were; Ray names them by class, and the driver is none of them."""
+    found = []
+    for token in session.tokens:
+        for process in processes_with("RAY_AUTH_TOKEN_PATH", token):
+            with contextlib.suppress(psutil.Error):
+                if "TrainWorker" in " ".join(process.cmdline()):
+                    found.append(process)
+    return found
 
 
 def driver_of(run):
@@ -155,7 +162,7 @@ def expected(session, slow_config, undisturbed):
 def test_a_killed_worker_costs_nothing_but_time(session, slow_config, expected):
     run, claim = session.submit(slow_config("worker-killed"))
     wait_for_step(run, KILL_AT)
-    workers = training_workers()
+    workers = training_workers(session)
     assert len(workers) == 2
     workers[0].kill()
     assert session.follow(claim).exit_code == 0
@@ -230,7 +237,7 @@ def test_a_sweep_whose_cluster_dies_repeats_no_finished_trial(session, digits):
 
 def test_no_training_process_is_left(session):
     for _ in itertools.repeat(None, 50):
-        if not training_workers():
+        if not training_workers(session):
             return
         time.sleep(0.2)
-    pytest.fail(f"left behind: {training_workers()}")
+    pytest.fail(f"left behind: {training_workers(session)}")

@@ -327,7 +327,7 @@ def test_workers_of_ray_outlive_the_store_and_their_own_kill(own_store, own_uri,
     assert found[0] == found[1]
 
 
-def wait_for_step(run, step, timeout_s=120):
+def wait_for_step(run, step, timeout_s=300):
     deadline = time.monotonic() + timeout_s
     while True:
         with contextlib.suppress(json.JSONDecodeError):

@@ -1,6 +1,5 @@
 """A real one-node Ray: jobs under our ids, and nothing left behind however its owner ends."""
 
-import contextlib
 import json
 import os
 import signal
@@ -9,9 +8,9 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
+from infra.local.processes import processes_with
 from infra.local.ray_node import LocalRay
 from infra.ray_jobs import RayJobs
 
@@ -29,6 +28,7 @@ time.sleep(1000)
 # A shell that starts a program in the background has it ignore Ctrl-C, and programs inherit that.
 OWNER = """
 import json, pathlib, signal, sys, time
+from infra.local.processes import processes_with
 from infra.local.ray_node import LocalRay
 signal.signal(signal.SIGINT, signal.default_int_handler)
 with LocalRay(pathlib.Path(sys.argv[1]), num_cpus=1) as ray:
@@ -43,12 +43,7 @@ def jobs_of(env):
 
 def processes_of(env):
     """Everything that inherited the token of a stack, whoever is its parent now."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("RAY_AUTH_TOKEN_PATH") == env["RAY_AUTH_TOKEN_PATH"]:
-                found.append(process)
-    return found
+    return processes_with("RAY_AUTH_TOKEN_PATH", env["RAY_AUTH_TOKEN_PATH"])
 
 
 def wait_for(condition, what, patience_s=60):
@@ -118,7 +113,7 @@ def test_nothing_is_left_after_the_context(ray, tmp_path):
         start_stubborn_job(second.env)
         assert jobs_of(ray.env).find("stubborn") is None
         assert len(processes_of(second.env)) > 10
-    assert processes_of(second.env) == []
+    assert not processes_of(second.env)
     assert not Path(second.env["RAY_AUTH_TOKEN_PATH"]).parent.exists()
     assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
     assert jobs_of(ray.env).find("none") is None
@@ -136,7 +131,7 @@ def test_nothing_is_left_after_the_owner_was_killed(ray, tmp_path, number):
         owner.stdout.close()
     folder = Path(env["RAY_AUTH_TOKEN_PATH"]).parent
     wait_for(lambda: not folder.exists(), "the supervisor has not ended")  # its last deed
-    assert processes_of(env) == []
+    assert not processes_of(env)
     assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
     assert jobs_of(ray.env).find("none") is None
 

@@ -14,7 +14,7 @@ from vit.run_spec import read_progress
 
 from .conftest import published
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
