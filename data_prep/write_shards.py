@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,9 @@ from infra.storage import Store, open_store
 
 _READ_THREADS = 8
 _MIN_ROWS_AT_ONCE = 32
+# Larger pages, as of a whole row group of photographs, are written into memory that the kernel must give anew each time;
+# smaller ones cost readers more than they save here.
+_PAGE_BYTES, _MAX_BATCH_ROWS = 3 * 1024 * 1024, 1024
 _HASHED_AT_ONCE_BYTES, _HASHED_AHEAD = 256 * 1024, 4
 _PLACE = ["example_id", "base", "key", "offset", "sha256"]
 _STATISTICS = ["example_id", "label", "width_px", "height_px"]
@@ -88,7 +92,8 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
     corpus = open_store(task.corpus)
     with corpus.writer(task.spec.key) as file:
         sink = HashingSink(file)
-        with shard_writer(sink, task.spec.arrow_schema()) as writer:
+        mean_bytes = pc.mean(planned["num_bytes"]).as_py() or 0
+        with shard_writer(sink, task.spec.arrow_schema(), mean_bytes) as writer:
             for table in _tables(planned, task):
                 writer.write_table(table, row_group_size=task.spec.rows_per_row_group)
     info = ShardInfo(
@@ -110,8 +115,9 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
     return info
 
 
-def shard_writer(sink: "HashingSink", schema: pa.Schema) -> pq.ParquetWriter:
+def shard_writer(sink: "HashingSink", schema: pa.Schema, mean_image_bytes: float) -> pq.ParquetWriter:
     """Parquet's own writer, told to keep image bytes as they are: no compression, dictionary or statistics on them."""
+    batch_rows = math.ceil(_PAGE_BYTES / max(1, mean_image_bytes))  # a page ends between two batches, whatever its size
     return pq.ParquetWriter(
         sink,
         schema,
@@ -119,6 +125,7 @@ def shard_writer(sink: "HashingSink", schema: pa.Schema) -> pq.ParquetWriter:
         use_dictionary=False,
         write_statistics=[name for name in _STATISTICS if name in schema.names],
         write_page_checksum=True,
+        write_batch_size=min(batch_rows, _MAX_BATCH_ROWS),
     )
 
 
