@@ -150,7 +150,8 @@ class EvaluateRequest(FrozenConfig):
     """Train and score again what has a record, in spite of it; the new records name the old ones."""
     overrides: Overrides = Field(default_factory=dict)
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}; it is another protocol then,
-    and its scores stand apart. No other field follows: with shorter total_steps set warmup_steps, too."""
+    and its scores stand apart. It holds for tasks of every size, and no other field follows: with shorter total_steps set
+    warmup_steps, too."""
 
 
 class PipelineRequest(FrozenConfig):

@@ -29,7 +29,7 @@ from vit.models.config import AnyNetworkConfig, NetworkConfig, field_path, netwo
 from vit.recipes import recipe_named
 from vit.vtab.evaluate import TaskRef, task_facts
 from vit.vtab.probes import Probe
-from vit.vtab.protocols import Protocol, protocol_named
+from vit.vtab.protocols import LargerTask, Protocol, protocol_named
 from vit.vtab.tasks import VTAB_TASKS, TaskSplits
 
 CorpusChoice = CorpusConfig | str
@@ -227,8 +227,8 @@ def _protocol_recipe(
     """As a protocol trains on a corpus of this size; the fields that are given take the place of its own."""
     protocol = protocol_named(str(request.protocol))
     assert isinstance(protocol, Protocol)
-    fields = {"image_size_px": "image_size_px", "global_batch_size": "global_batch_size"}
-    given = {name: getattr(request, field) for name, field in fields.items() if getattr(request, field) is not None}
+    fields = ("image_size_px", "global_batch_size")
+    given = {field: value for field in fields if (value := getattr(request, field)) is not None}
     whole = TaskSplits(train="train", val="val", joined="train")
     settings = replace(protocol, **given).settings(architecture, task_facts(store, manifest, whole), request.seed)
     rates = list(dict.fromkeys(setting.optim.peak_lr for setting in settings))
@@ -236,6 +236,12 @@ def _protocol_recipe(
         raise ValueError(
             f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
             "or let an evaluation try all (`vitline vtab run`)."
+        )
+    lengths = list(dict.fromkeys(setting.total_steps for setting in settings))
+    if len(lengths) > 1 and request.steps is None:
+        raise ValueError(
+            f"{protocol.name} chooses among {', '.join(f'{steps:,}' for steps in lengths)} steps: set steps to one of "
+            "them, or let an evaluation try all (`vitline vtab run`)."
         )
     changes: dict[str, Any] = {} if request.peak_lr is None else {"optim.peak_lr": request.peak_lr}
     if request.steps is not None:
@@ -302,8 +308,13 @@ def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool)
     if not changes:
         return protocol
     # A protocol that was changed is another one: its scores must not pass for those of the named one.
+    other = f"{name}-{digest_of(changes)[:6]}"
+    if isinstance(protocol, Protocol) and "larger" not in changes:
+        # Larger tasks have some of these fields of their own: what is asked for holds for them, too.
+        shared = {field: value for field, value in changes.items() if field in LargerTask.model_fields}
+        changes["larger"] = [task.model_dump() | shared for task in protocol.larger]
     try:
-        return replace(protocol, name=f"{name}-{digest_of(changes)[:6]}", **changes)
+        return replace(protocol, name=other, **changes)
     except ValidationError as error:
         problems = [told({**problem, "loc": ("protocol", *problem["loc"])}) for problem in error.errors()]
         raise ValueError("; ".join(problems) + ".") from error

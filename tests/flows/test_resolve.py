@@ -15,6 +15,7 @@ from vit.models.config import ViTConfig
 from vit.published import ImageContract, publish
 from vit.recipes import recipe_named
 from vit.run_spec import make_spec
+from vit.vtab.protocols import protocol_named
 
 DIGITS = {"corpus": "digits", "recipe": "digits", "tasks": ("digits-5-to-9",)}
 NIGHT = date(2026, 11, 21)
@@ -122,6 +123,8 @@ def test_a_finetuning_is_that_of_a_protocol_but_for_the_fields_that_are_given(di
     assert changed.input.augment.train_resize_px == 19
     with pytest.raises(ValueError, match=r"chooses among the learning rates 0\.001, 0\.003, 0\.01, 0\.03: set peak_lr"):
         recipe(protocol="vit-paper-transfer")
+    with pytest.raises(ValueError, match=r"chooses among 1,000, 10,000 steps: set steps to one"):
+        recipe(protocol="vit-paper-v1", peak_lr=0.01)
 
 
 def test_steps_shrink_the_warmup_of_a_protocol_and_an_override_wins(digits_root, tiny):
@@ -174,6 +177,13 @@ def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digit
     changed = protocol(overrides={"protocol.precision": "bfloat16"})
     assert changed.name.startswith("small-images-")
     assert changed.precision == "bfloat16"
+    short = protocol(
+        protocol="vit-paper-transfer", overrides={"protocol.total_steps": 200, "protocol.warmup_steps": 20}
+    )
+    assert {(size.total_steps, size.warmup_steps) for size in (short, *short.larger)} == {((200,), 20)}
+    assert [size.learning_rates for size in short.larger] == [
+        s.learning_rates for s in protocol_named("vit-paper-transfer").larger
+    ]
     with pytest.raises(ValueError, match=r"'recipe\.seed' is no override of an evaluation"):
         protocol(overrides={"recipe.seed": 1})
     with pytest.raises(ValueError, match=r"'protocol\.name' is no override"):
