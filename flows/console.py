@@ -1,6 +1,7 @@
 """What people see in a terminal: headings, one live progress line, tables. Results go to stdout, all else to stderr."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -10,22 +11,35 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 # rich respects NO_COLOR and draws plainly when the output is no terminal.
 # Into a file or pipe, tables take the width they want; 80 columns would break every name.
 OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 ERR = Console(stderr=True, highlight=False)
 PLAIN_LINE_EVERY_S = 15.0
+# Control characters, line and paragraph separators, changes of the direction of writing, and bytes that are no text.
+_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """A text as one line of what can be seen: names of files and classes are written by strangers, and what they hold
+    must neither colour a terminal nor break a table. Others are escaped as in Python."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(visible, text.split("\n")))
 
 
 def say(text: str) -> None:
     """A line about what is going on."""
-    ERR.print(text, soft_wrap=True, markup=False)
+    ERR.print(_lines(text), soft_wrap=True, markup=False)
 
 
 def tell(text: str) -> None:
     """A line of the result, on stdout."""
-    OUT.print(text, soft_wrap=True, markup=False)
+    OUT.print(_lines(text), soft_wrap=True, markup=False)
 
 
 def emit(value: Any) -> None:
@@ -34,14 +48,19 @@ def emit(value: Any) -> None:
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
-    """A table on stdout; columns in `right` are numbers."""
+    """A table on stdout; columns in `right` are numbers. Its texts are shown as they are: none is markup."""
     drawn = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE, pad_edge=False, show_header=any(columns)
+        title=Text(visible(title)) if title else None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE,
+        pad_edge=False,
+        show_header=any(columns),
     )
     for index, column in enumerate(columns):
-        drawn.add_column(column, justify="right" if index in right else "left", overflow="fold")
+        drawn.add_column(Text(visible(column)), justify="right" if index in right else "left", overflow="fold")
     for row in rows:
-        drawn.add_row(*row)
+        drawn.add_row(*(Text(visible(text)) for text in row))
     OUT.print(drawn)
 
 
@@ -50,8 +69,8 @@ def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
     """A live line from the `progress.json` of a job; plain lines now and then where the output is no terminal."""
     started = time.monotonic()
     if ERR.is_terminal:
-        with ERR.status(f"{title} ...") as status:
-            yield lambda p: status.update(line(title, p, time.monotonic() - started))
+        with ERR.status(Text(visible(f"{title} ..."))) as status:
+            yield lambda p: status.update(Text(visible(line(title, p, time.monotonic() - started))))
     else:
         say(f"{title} ...")
         last = [started]

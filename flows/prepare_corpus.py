@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from data_prep.check_refused import check_reused, told_loss
 from data_prep.config import CorpusConfig, Emoji
 from data_prep.corpora.emoji import PACKAGES, STYLES, fetch_style
 from data_prep.corpus_stats import CorpusStats
@@ -58,12 +59,15 @@ def prepare_corpora(
 ) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
     """The corpora of the requests, in order, and the run that made what was missing, if anything was.
 
-    What is finished is found without a cluster. Raises FetchUnavailable where a source cannot be had here, StageFailed
-    with the reason for every other failure.
+    What is finished is found without a cluster. Raises ValueError where it breaks the rules of the request's `execution`,
+    FetchUnavailable where a source cannot be had here, StageFailed with the reason for every other failure.
     """
     base = open_store(engines.root)
     stores = [corpus_store(base, request) for request in requests]
     missing = [r for r, store in zip(requests, stores, strict=True) if not store.exists(MANIFEST_KEY)]
+    for request, store in zip(requests, stores, strict=True):
+        if request not in missing:
+            check_reused(request, store, base)
     key, result = None, None
     if missing:
         fetch_sources(missing, base, engines.watch.say)
@@ -73,6 +77,8 @@ def prepare_corpora(
         for request, store in zip(requests, stores, strict=True)
     ]
     for corpus in prepared:
+        if lost := told_loss(corpus.manifest):
+            engines.watch.say(f"warning: {corpus.manifest.name}: {lost}")
         for leak in leaks_of(corpus.uri) or ():
             engines.watch.say(f"warning: {corpus.manifest.name}: {leak}")
     return prepared, key, result
@@ -167,7 +173,7 @@ def prepare_and_show(
         rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
-            console.tell(f"  {line}")
+            console.tell(f"  {console.visible(line)}")
     for view in views:
         console.tell(told_view(view))
 
@@ -243,7 +249,7 @@ def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
         console.emit(report.model_dump(mode="json"))
     else:
         for uri, problem in report.problems.items():
-            console.tell(f"{uri} {problem}")
+            console.tell(console.visible(f"{uri} {problem}"))
     if report.problems:
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."

@@ -146,6 +146,39 @@ def test_stats_show_what_is_in_a_corpus(data):
     assert [found["count"] for found in whole["leakage"].values()] == [2]
 
 
+def test_names_of_strangers_are_shown_escaped(place, vitline, tmp_path, monkeypatch):
+    """A colour, a line break, a change of direction and what looks like markup: shown, and nothing is done by them."""
+    monkeypatch.chdir(tmp_path)
+    for i, name in enumerate(("\x1b[31mred", "line\nbreak", "a\u202eb", "[bold]c")):
+        for k in range(4):
+            fill(tmp_path / "evil/train" / name / f"{k}.png", picture(1000 + 10 * i + k))
+    fill(tmp_path / "evil/train/[bold]c/bro\nken.png", b"no picture")
+    root = str(tmp_path / "store")
+    request = source_request(root, str(tmp_path / "evil"), "evil", overrides={"execution.max_refused_fraction": 0.5})
+    prepare([request], root)
+    prep = ("prep", "--source", tmp_path / "evil", "--name", "evil", "--set", "execution.max_refused_fraction=0.5")
+    for arguments in (("stats", "evil"), ("show", "evil"), (*prep, "--dry-run"), prep):
+        code, out, said = vitline("data", *arguments, "--root", root)
+        assert code == 0, said
+        assert "\x1b" not in out + said
+        assert "\u202e" not in out + said
+        if "bro" in out:
+            assert "bro\\nken.png" in out
+        if arguments[0] != "prep" or "--dry-run" in arguments:
+            assert all(name in out for name in (r"\x1b[31mred", r"line\nbreak", r"a\u202eb", "[bold]c"))
+
+
+@pytest.mark.parametrize("root", ["/proc/nostore", "file", "file/store"])
+def test_a_root_that_cannot_be_written_is_named_with_its_setting(vitline, place, tmp_path, monkeypatch, root):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("VITLINE_HOME", raising=False)
+    (tmp_path / "file").write_text("x")
+    code, out, err = vitline("data", "prep", "--source", place / "birds", "--name", "b", "--root", root)
+    assert (code, out) == (1, "")
+    assert f"{root} cannot be written: " in err or f"{root}/runs/prepare-b-" in err
+    assert "--root or $VITLINE_ROOT gives" in err
+
+
 def test_a_diff_names_the_examples(data):
     both = json.loads(data("diff", "birds", "clean", "--json"))
     removed = both["examples"]["removed"]
