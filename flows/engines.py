@@ -16,6 +16,7 @@ from infra.local.ray_node import LocalRay
 from infra.ray_jobs import RayJobs
 from infra.run_state import StopReason
 from infra.settings import Settings
+from infra.storage import Unwritable, check_writable, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -139,10 +140,19 @@ class Engines:
         return self.settings.root
 
 
+def _logs(settings: Settings) -> Path:
+    try:
+        return log_dir(settings)
+    except Unwritable:
+        if settings.home is None:  # the folder is beside the root: where that cannot be written either, it is named
+            check_writable(open_store(settings.root))
+        raise
+
+
 @contextlib.contextmanager
 def engines(settings: Settings, watch: Watch | None = None, origin: Origin | None = None) -> Iterator[Engines]:
     """The engines of one command or flow run; what was started for it ends with it, and MLflow is sent the rest."""
-    looking, logs = watch or Terminal(), log_dir(settings)
+    looking, logs = watch or Terminal(), _logs(settings)
     with Cluster(settings, logs, looking.say) as cluster, Shipper(settings, logs) as shipper:
         try:
             yield Engines(settings, cluster, looking, shipper, origin or Origin())

@@ -48,6 +48,21 @@ class StoreFailed(RuntimeError):
         return type(self), (str(self), self.status, self.code)
 
 
+class Unwritable(OSError):
+    """A place on this machine that cannot be written, and which setting names it."""
+
+    def __init__(self, what: str, error: OSError) -> None:
+        super().__init__(
+            f"{what} cannot be written: {error.strerror}, at {error.filename}. Name a place that this user may write to: "
+            "--root or $VITLINE_ROOT gives that of corpora, runs and models, $VITLINE_HOME that of logs, which are kept "
+            "beside the root where it is not set."
+        )
+        self._made_of = what, error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._made_of
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """An object as a listing shows it. `tag` is another text when the object was replaced: ETag, or time in ns."""
@@ -210,6 +225,13 @@ def probe_conditional_writes(store: Store) -> None:
     finally:
         store.discard(key)
         store.discard(f"{key}-absent")
+
+
+def check_writable(store: Store) -> None:
+    """Raises Unwritable where this machine does not let us write there."""
+    key = f"probe-{uuid.uuid4().hex}"
+    store.write(key, b"")
+    store.discard(key)
 
 
 def checked_key(key: str) -> str:
@@ -391,10 +413,14 @@ class FileStore(Store):
 
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(_TEMPORARY + uuid.uuid4().hex)  # mkstemp would hide it from other users: mode 0600
         try:
-            with open(temporary, "xb") as file:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = open(temporary, "xb")  # noqa: SIM115 - only the opening is to be caught
+        except OSError as error:
+            raise Unwritable(self.uri, error) from error
+        try:
+            with file:
                 yield temporary, file
         finally:
             temporary.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from infra.settings import Settings
+from infra.storage import Unwritable
 
 
 def local_dir(settings: Settings) -> Path:
@@ -25,5 +26,8 @@ def download_dir(settings: Settings) -> Path:
 
 
 def _made(path: Path) -> Path:
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unwritable(f"the folder {path}", error) from error
     return path

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.storage import Lost, open_store, probe_conditional_writes
+from infra.storage import Lost, Unwritable, check_writable, open_store, probe_conditional_writes
 
 BACKENDS = ["file", "memory", pytest.param("s3", marks=pytest.mark.s3)]
 
@@ -245,3 +245,12 @@ def test_an_unknown_uri_is_refused(uri):
 def test_file_uris_are_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert open_store("store").uri == open_store(tmp_path / "store/").uri == f"file://{tmp_path}/store"
+
+
+def test_a_place_that_cannot_be_written_says_what_names_it(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Unwritable, match=r"file cannot be written: .*--root or \$VITLINE_ROOT gives") as refused:
+        open_store(tmp_path / "file").write("runs/a.json", b"{}")
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+    with pytest.raises(Unwritable):
+        check_writable(open_store(tmp_path / "file/store"))
