@@ -12,11 +12,13 @@ from infra.config import FrozenConfig
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 SplitName = Literal["train", "val", "test"]
+TopFolders = Literal["auto", "splits", "classes"]
 CorpusName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 
 
 class ClassFolders(FrozenConfig):
-    """Folders of pictures, one per class, of any depth. Top-level train, val and test folders are taken as splits."""
+    """Folders of pictures, one per class, of any depth. Top-level train, val and test folders are taken as splits, unless
+    pictures lie beside them: see `top_folders`."""
 
     kind: Literal["class_folders"] = "class_folders"
     path: str
@@ -24,6 +26,10 @@ class ClassFolders(FrozenConfig):
     links: Literal["follow", "second_label", "skip"] = "follow"
     """Symbolic links: read what they point to as examples of their own; take their folder as a further label of the
     picture they point to, so that the corpus has several labels a picture; or list them as refused."""
+    top_folders: TopFolders = "auto"
+    """What top-level folders called train, val and test are. Auto: splits where no other folder with pictures lies beside
+    them; train alone beside others is a class; both val or test and others beside train are an error. Splits: what lies in
+    no such folder is left out. Classes: the names mean nothing."""
 
 
 class ImageNet21k(FrozenConfig):

@@ -16,10 +16,10 @@ def corpus_version(root: Store, config: CorpusConfig) -> str:
 
     Raises ValueError where the source or a named corpus does not exist.
     """
-    identity = {
-        "source": config.source.model_dump(mode="json", exclude={"path", "cache"}),
-        "recipe": config.recipe.model_dump(mode="json"),
-    }
+    source = config.source.model_dump(mode="json", exclude={"path", "cache"})
+    if source.get("top_folders") == "auto":
+        del source["top_folders"]  # versions are older than this setting
+    identity = {"source": source, "recipe": config.recipe.model_dump(mode="json")}
     inputs = {"source": open_source(config).fingerprint()}
     if config.recipe.class_map:
         inputs["class_map"] = load_class_map(config.recipe.class_map).digest

@@ -12,9 +12,9 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from data_prep.config import ClassFolders, CorpusRecipe
+from data_prep.config import ClassFolders, CorpusRecipe, TopFolders
 from data_prep.corpora.archive_members import Member, link_target
 from data_prep.corpora.archives import archive_kind, index, read_members, stretches
 from data_prep.corpora.raw import ListedCorpus, Part, Place, RawExample, Spill, SplitRule
@@ -64,13 +64,14 @@ class ClassFolderCorpus(ListedCorpus):
 
     def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
         self._store, self._links, self._recipe = open_store(source.path), source.links, recipe
+        self._top_folders = source.top_folders
         self.origin = self._store.uri
         self.single_label = source.links != "second_label"
         local = self.origin.startswith("file://")
         self._folder = Path(self.origin.removeprefix("file://")) if local else None
         self._archive: _Archive | None = None
         if archive_kind(self.origin) and not (self._folder and self._folder.is_dir()):
-            self._archive = _Archive(self.origin, source.links, recipe)
+            self._archive = _Archive(self.origin, source, recipe)
 
     def fingerprint(self) -> str:
         if self._archive:
@@ -89,7 +90,7 @@ class ClassFolderCorpus(ListedCorpus):
 
     def listing(self, place: Place) -> Iterator[RawExample]:
         entries = self._walk()
-        layout = Layout(self._split_folders())
+        layout = Layout(self._split_folders(), only_splits=self._top_folders == "splits")
         split_rule = SplitRule(self._recipe, frozenset(layout.splits.values()))
         with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
         links = Links({entry.path: entry.target for entry in with_targets if entry.target})
@@ -103,19 +104,44 @@ class ClassFolderCorpus(ListedCorpus):
         return ClassInfo(name=source_id, source_id=source_id, parents=tuple(source_id.split("/")[:-1]))
 
     def _split_folders(self) -> dict[str, str]:
-        """Top-level folders that are splits."""
-        tops = Tops()
-        if self._folder is not None:
-            names = (entry.name for entry in os.scandir(self._folder) if entry.is_dir() and not _hidden(entry.name))
-        else:
-            names = (
-                top for top, below, _ in (e.path.partition("/") for e in self._walk()) if below and not _hidden(top)
-            )
-        for name in names:
-            tops.add(name)
-            if tops.others:
-                return {}
-        return tops.as_splits()
+        """Top-level folders that are splits. Raises ValueError where that is not certain."""
+        tops = Tops(self._top_folders)
+        if self._top_folders != "classes":
+            for name, holds_pictures in self._folders_on_top() if self._folder else self._prefixes_on_top():
+                tops.add(name, holds_pictures)
+        return tops.splits_at(self.origin)
+
+    def _folders_on_top(self) -> Iterator[tuple[str, bool]]:
+        """Names of the folders and whether they hold a picture; behind the first that does and is no split: no."""
+        folder, found = cast(Path, self._folder), False
+        for child in sorted(os.scandir(folder), key=lambda child: child.name):
+            is_dir = os.path.isdir(child.path) if child.is_symlink() else child.is_dir()  # false of links that go round
+            if is_dir and not _hidden(child.name):
+                stray = not found and child.name.lower() not in SplitRule.NAMES and not self._refused(child, child.name)
+                holds_pictures = stray and self._holds_pictures(child)
+                found |= holds_pictures
+                yield child.name, holds_pictures
+
+    def _holds_pictures(self, child: os.DirEntry[str]) -> bool:
+        if child.is_symlink() and self._links == "second_label":
+            return True
+        above = frozenset({os.path.realpath(self._folder or ""), os.path.realpath(child.path)})
+        entries = self._below(Path(child.path), f"{child.name}/", above)
+        return any(not entry.refused or entry.target for entry in entries)
+
+    def _prefixes_on_top(self) -> Iterator[tuple[str, bool]]:
+        """As `_folders_on_top`, of objects: from the first picture that is in no split on, splits are asked for by name,
+        as a list of all would cost a request a thousand objects."""
+        for entry in self._walk():
+            top, below, _ = entry.path.partition("/")
+            if below and not _hidden(top):
+                yield top, not entry.refused
+                if not entry.refused and top.lower() not in SplitRule.NAMES:
+                    break
+        spellings = (spelt for word in SplitRule.NAMES for spelt in (word, word.capitalize(), word.upper()))
+        for name in spellings:
+            if any(True for _ in self._store.scan(f"{name}/")):
+                yield name, True
 
     def _walk(self) -> Iterator[Entry]:
         if self._folder is None:
@@ -186,9 +212,10 @@ class ClassFolderCorpus(ListedCorpus):
 class _Archive:
     """One archive of class folders: stretches of a tar or of a zip's directory, or a whole tar.gz, are parts."""
 
-    def __init__(self, uri: str, links: str, recipe: CorpusRecipe) -> None:
+    def __init__(self, uri: str, source: ClassFolders, recipe: CorpusRecipe) -> None:
         folder, _, self._key = uri.rpartition("/")
-        self._store, self._links, self._recipe = open_store(folder), links, recipe
+        self._store, self._links, self._recipe = open_store(folder), source.links, recipe
+        self._top_folders = source.top_folders
         self._kind = archive_kind(self._key)
 
     def fingerprint(self) -> str:
@@ -207,7 +234,7 @@ class _Archive:
                 name="000000", num_bytes=self._store.size(self._key), where={"start": 0, "end": None, "whole": True}
             )
             return
-        survey = Survey(self._links != "skip")
+        survey = self._empty_survey()
         cut = list(stretches(survey.through(index(self._store, self._key)), place.examples_per_part))
         if not survey.num_members:
             raise ValueError(
@@ -233,10 +260,13 @@ class _Archive:
             if damage:  # seen in the whole zip directory only
                 yield from self._of_member(survey, survey.damaged_member(), None, spill)
 
+    def _empty_survey(self) -> "Survey":
+        return Survey(self._links != "skip", self._top_folders, self._store.uri_of(self._key))
+
     def _survey(self, place: Place) -> "Survey":
         if self._kind != "tar.gz":
             return Survey.from_json(place.work.read_json(_SURVEY_KEY))
-        survey = Survey(self._links != "skip")
+        survey = self._empty_survey()
         for _ in survey.through(index(self._store, self._key)):
             pass
         survey.find_targets(index(self._store, self._key))
@@ -290,14 +320,19 @@ class Layout:
 
     splits: dict[str, str]
     wrapper: str = ""
+    only_splits: bool = False
+    """Whether what lies in no split folder is refused."""
 
     def example(self, names: list[str], split_rule: SplitRule, refused: Refused | None) -> RawExample:
         """The example of a file with these paths, without its place. Id and split are of the first, labels of all."""
         example_id = readable_id(names[0])
         labels = tuple(sorted({"/".join(classes) for name in names if (classes := self._read(readable_id(name))[1])}))
+        named = self._read(example_id)[0]
+        if self.only_splits and named is None and not refused:
+            refused = ("ignored_file", f"in none of the split folders {', '.join(self.splits)}")
         if not labels and not refused:
             refused = ("no_label", "lies in no class folder")
-        split = split_rule.place(example_id, self._read(example_id)[0])
+        split = split_rule.place(example_id, named)
         return RawExample(example_id=example_id, labels=labels, split=split, base="", key="", refused=refused)
 
     def _read(self, example_id: str) -> tuple[str | None, list[str]]:
@@ -310,22 +345,45 @@ class Layout:
 
 
 class Tops:
-    """Top-level folders: they are splits all of them or none, as a class may well be called 'train'."""
+    """Top-level folders: splits all of them or none, unless `top_folders` says it, as a class may be called 'train'."""
 
-    def __init__(self) -> None:
+    def __init__(self, top_folders: TopFolders) -> None:
+        self._top_folders = top_folders
         self.splits: dict[str, str] = {}
-        self.others, self.first, self.several = False, "", False
+        self.first, self.several, self._stray = "", False, ""
 
-    def add(self, name: str) -> None:
+    def add(self, name: str, holds_pictures: bool) -> None:
         self.several |= self.first not in ("", name)
         self.first = self.first or name
         if split := SplitRule.NAMES.get(name.lower()):
             self.splits[name] = split
-        else:
-            self.others = True
+        elif holds_pictures:
+            self._stray = self._stray or f"the folder {name!r}"
 
-    def as_splits(self) -> dict[str, str]:
-        return self.splits if not self.others and "train" in self.splits.values() else {}
+    def add_picture(self, path: str) -> None:
+        """One beside the folders."""
+        self._stray = self._stray or f"the picture {path!r}"
+
+    def splits_at(self, uri: str) -> dict[str, str]:
+        """The folders that are splits, `uri` being what holds them all. Raises ValueError where that is not certain."""
+        found = set(self.splits.values())
+        if self._top_folders == "splits":
+            if "train" not in found:
+                named = ", ".join(self.splits) or "no folder named so"
+                raise ValueError(
+                    f"source.top_folders is 'splits', but {uri} holds {named}: expected are train and, if there are any, "
+                    "val and test at its top. Name the folder that holds them, or leave the setting out."
+                )
+            return self.splits
+        if self._top_folders == "classes" or "train" not in found:
+            return {}
+        if self._stray and len(found) > 1:
+            raise ValueError(
+                f"{uri} holds {', '.join(self.splits)}, which are called as splits are, and beside them "
+                f"{self._stray}, which is none. Take it away, or say what they are: with "
+                "source.top_folders='splits' they are splits and all else is left out, with 'classes' each is a class."
+            )
+        return {} if self._stray else self.splits
 
 
 class Links:
@@ -367,11 +425,11 @@ class Links:
 class Survey:
     """What one pass over the headers of an archive tells: the layout, and the links. Memory: that of the links."""
 
-    def __init__(self, with_links: bool) -> None:
+    def __init__(self, with_links: bool, top_folders: TopFolders = "auto", uri: str = "") -> None:
         self.num_members, self.damage, self.damage_path = 0, "", ""
         self.layout, self.links = Layout({}), Links({})
-        self._with_links = with_links
-        self._outer, self._inner, self._bare = Tops(), Tops(), False
+        self._with_links, self._top_folders, self._uri = with_links, top_folders, uri
+        self._outer, self._inner, self._bare = Tops(top_folders), Tops(top_folders), ""
 
     def through(self, members: Iterable[Member]) -> Iterator[Member]:
         """The same members; when they are through, the survey is made."""
@@ -387,10 +445,18 @@ class Survey:
                     targets[member.path] = target
             yield member
         self.links = Links(targets)
-        splits, wrapper = self._outer.as_splits(), ""
-        if not splits and self._outer.first and self._inner.first and not self._outer.several and not self._bare:
-            splits, wrapper = self._inner.as_splits(), self._outer.first
-        self.layout = Layout(splits, wrapper)
+        self.layout = self._found_layout()
+
+    def _found_layout(self) -> Layout:
+        """Raises ValueError where it is not certain."""
+        only_splits, named = self._top_folders == "splits", self._top_folders != "classes"
+        wrapped = bool(self._outer.first and self._inner.first and not self._outer.several)
+        if not wrapped or (named and "train" in self._outer.splits.values()):
+            return Layout(self._outer.splits_at(self._uri), only_splits=only_splits)
+        if self._bare:
+            self._inner.add_picture(self._bare)
+        splits = self._inner.splits_at(f"{self._uri}!{self._outer.first}")
+        return Layout(splits, self._outer.first if splits or not self._bare else "", only_splits)
 
     def find_targets(self, members: Iterable[Member]) -> None:
         """Which targets of links there are, by a second pass; none is made where there are no links."""
@@ -406,6 +472,7 @@ class Survey:
         return {
             "splits": self.layout.splits,
             "wrapper": self.layout.wrapper,
+            "only_splits": self.layout.only_splits,
             "targets": self.links.targets,
             "existing": sorted(self.links.existing),
             "damage": self.damage,
@@ -415,7 +482,7 @@ class Survey:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Survey":
         survey = cls(True)
-        survey.layout = Layout(value["splits"], value["wrapper"])
+        survey.layout = Layout(value["splits"], value["wrapper"], value.get("only_splits", False))
         survey.links = Links(value["targets"], value["existing"])
         survey.damage, survey.damage_path = value["damage"], value["damage_path"]
         return survey
@@ -425,11 +492,12 @@ class Survey:
         folders = path.split("/") if member.kind == "folder" else path.split("/")[:-1]
         if member.refused or not folders or any(_hidden(name) for name in folders):
             return
-        self._outer.add(folders[0])
+        is_picture = member.kind != "folder" and not refusal_by_name(path)
+        self._outer.add(folders[0], is_picture)
         if len(folders) > 1:
-            self._inner.add(folders[1])
-        elif member.kind != "folder" and not refusal_by_name(path):
-            self._bare = True
+            self._inner.add(folders[1], is_picture)
+        elif is_picture:
+            self._bare = self._bare or path
 
 
 def refusal_by_name(path: str) -> Refused | None:

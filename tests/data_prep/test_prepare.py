@@ -1,5 +1,6 @@
 """Laws of preparation: every example once, one digest however it is computed, and a killed job goes on."""
 
+import os
 import threading
 import unicodedata
 from collections import Counter
@@ -12,6 +13,7 @@ from data_prep import examine, prepare, write_shards
 from data_prep.config import ShardingConfig
 from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from infra.config import replace
 from infra.storage import open_store
 
 
@@ -315,6 +317,15 @@ def test_the_version_follows_what_the_corpus_holds(folder, picture, request_for,
     before = corpus_version(root, request)
     (folder / "cat/new.jpg").write_bytes(picture(6))
     assert corpus_version(root, request) != before
+
+
+def test_a_setting_of_later_changes_no_version_where_it_is_left_out(tmp_path, request_for, memory_root):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(b"x")
+    os.utime(tmp_path / "cat/1.jpg", ns=(1, 1))
+    request, root = request_for(tmp_path), open_store(memory_root)
+    assert corpus_version(root, request) == "eb7e3f314b42"
+    assert corpus_version(root, replace(request, **{"source.top_folders": "classes"})) != "eb7e3f314b42"
 
 
 @pytest.mark.parametrize(

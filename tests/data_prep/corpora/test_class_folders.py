@@ -17,8 +17,9 @@ from data_prep.corpora.raw import Place
 from infra.storage import open_store
 
 
-def opened(path, links="follow", **recipe):
-    return ClassFolderCorpus(ClassFolders(path=str(path), links=links), CorpusRecipe(**recipe))
+def opened(path, links="follow", top_folders="auto", **recipe):
+    source = ClassFolders(path=str(path), links=links, top_folders=top_folders)
+    return ClassFolderCorpus(source, CorpusRecipe(**recipe))
 
 
 def a_place(work=None, each=3):
@@ -130,6 +131,69 @@ def test_a_split_that_is_missing_is_taken_from_train(tmp_path):
 def test_a_class_may_be_called_train(tmp_path):
     put(tmp_path, "train/1.jpg", "plane/2.jpg", "ship/3.jpg")
     assert {e.labels for e in listed(tmp_path).values()} == {("train",), ("plane",), ("ship",)}
+
+
+@pytest.fixture(params=["folder", "tree.tar", "tree.tar.gz", "tree.zip", "wrapped.zip", "store"])
+def stray(request, tmp_path):
+    """Splits with a picture in a folder beside them, as a place to read, and what stands before every path there."""
+    put(
+        tmp_path / "tree",
+        "train/a/0.jpg",
+        "validation/a/1.jpg",
+        "test/a/2.jpg",
+        "docs/figures/fig.jpg",
+        "notes/read.md",
+    )
+    if request.param == "folder":
+        return tmp_path / "tree", ""
+    if request.param == "store":
+        return in_memory(tmp_path / "tree"), ""
+    inside = "pets" if request.param.startswith("wrapped") else ""
+    packed(tmp_path / "tree", tmp_path / request.param, inside=inside)
+    return tmp_path / request.param, f"{inside}/" if inside else ""
+
+
+def in_memory(folder):
+    uri = f"memory://{uuid.uuid4().hex}"
+    for file in folder.rglob("*"):
+        if file.is_file():
+            open_store(uri).write(file.relative_to(folder).as_posix(), file.read_bytes())
+    return uri
+
+
+def test_pictures_beside_the_splits_are_no_silent_end_of_the_splits(stray):
+    path, _ = stray
+    with pytest.raises(ValueError, match=r"beside them the folder 'docs'.*source.top_folders='splits'"):
+        listed(path)
+
+
+def test_what_top_level_folders_are_can_be_said(stray):
+    path, before = stray
+    found = listed(path, top_folders="splits")
+    assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
+        f"{before}train/a/0.jpg": (("a",), "train"),
+        f"{before}validation/a/1.jpg": (("a",), "val"),
+        f"{before}test/a/2.jpg": (("a",), "test"),
+    }
+    reason, detail = found[f"{before}docs/figures/fig.jpg"].refused
+    assert reason == "ignored_file"
+    assert detail.startswith("in none of the split folders ")
+    as_classes = (e.labels for e in listed(path, top_folders="classes").values() if not e.refused)
+    assert {*as_classes} == {("train/a",), ("validation/a",), ("test/a",), ("docs/figures",)}
+
+
+@pytest.mark.parametrize("as_store", [False, True])
+def test_a_folder_without_pictures_beside_the_splits_changes_nothing(tmp_path, as_store):
+    put(tmp_path, "docs/read.md", "docs/.x/1.jpg", "train/cat/1.jpg", "val/cat/2.jpg", "zoo/.DS_Store")
+    (tmp_path / "empty").mkdir()
+    found = splits_of(in_memory(tmp_path) if as_store else tmp_path, test_fraction=0)
+    assert {found["train/cat/1.jpg"], found["val/cat/2.jpg"]} == {"train", "val"}
+
+
+def test_splits_that_are_asked_for_must_be_there(tmp_path):
+    put(tmp_path, "cat/1.jpg", "test/2.jpg")
+    with pytest.raises(ValueError, match="'splits', but .* holds test: expected are train"):
+        listed(tmp_path, top_folders="splits")
 
 
 def test_splits_are_by_hash_and_do_not_move(tmp_path):
