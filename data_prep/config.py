@@ -297,6 +297,9 @@ class PrepareExecution(FrozenConfig):
     max_refused_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
     """Above this share of refused pictures nothing is published. Duplicates and files that are no pictures by their
     name do not count."""
+    uncounted_losses: Literal["refuse", "accept"] = "refuse"
+    """Archives, files and folders that cannot be read to their end, so that nobody knows how much is missing: publish
+    nothing; or publish what was read, and say so in the report."""
 
 
 class CorpusConfig(FrozenConfig):

@@ -6,10 +6,10 @@ The driver sees counts only; the rows are sorted by the tasks of `sort_records.p
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from data_prep.check_refused import check_refused
 from data_prep.class_maps import applied, extended, load_class_map
 from data_prep.config import CorpusConfig, ShardingConfig
 from data_prep.corpora.open_source import open_source
@@ -21,7 +21,7 @@ from data_prep.leakage import save_decontamination
 from data_prep.near_duplicates import band_bits
 from data_prep.near_records import Judged, NearTask, deal_bands, find_near, judge_near
 from data_prep.partitions import in_groups
-from data_prep.records import NOT_COUNTED, Chunks, read_table
+from data_prep.records import Chunks
 from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, segment_keys, segment_store
 from data_prep.sort_records import (
     CLASSES_FILE,
@@ -31,7 +31,6 @@ from data_prep.sort_records import (
     SortTask,
     deal_out,
     find_duplicates,
-    rejects_key,
     select,
     val_candidates,
 )
@@ -192,7 +191,7 @@ def select_examples(
         buckets=tuple(selected),
         num_near_left=judged.num_left if judged else 0,
     )
-    _check_refused(config, corpus, selection)
+    check_refused(config, corpus, selection.stats.refused, selection.num_accepted)
     _check_left(selection, sum(seen.num_accepted for seen in dealt), source, base)
     return selection
 
@@ -291,27 +290,6 @@ def _selected(buckets: Iterator[Selected]) -> tuple[list[Selected], CorpusStats]
         found.append(each.model_copy(update={"stats": {}}))
     assert stats is not None
     return sorted(found, key=lambda each: each.bucket), stats
-
-
-def _check_refused(config: CorpusConfig, corpus: Store, selection: Selection) -> None:
-    """Raises ValueError, with the first refusals, where more than the allowed share of the pictures is refused."""
-    benchmark = bool(open_source(config).benchmark_rows)
-    limit = 0.0 if benchmark else config.execution.max_refused_fraction
-    counted = sum(bucket.num_counted for bucket in selection.buckets)
-    num_pictures = selection.num_accepted + counted
-    if counted > limit * num_pictures:
-        rows: list[dict[str, Any]] = []
-        for bucket in selection.buckets:
-            found = read_table(corpus, rejects_key(bucket.bucket)).to_pylist()
-            rows += [row for row in found if row["reason"] not in NOT_COUNTED][: 5 - len(rows)]
-            if len(rows) == 5:
-                break
-        first = "; ".join(f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows)
-        raise ValueError(
-            f"{config.name}: {counted:,} of {num_pictures:,} pictures are refused, more than the share {limit:g} that "
-            f"{'a benchmark' if benchmark else 'max_refused_fraction'} allows, so nothing is published. The first: {first}. "
-            + ("Copy its files again." if benchmark else "Repair or remove them, or raise the limit.")
-        )
 
 
 def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base: Base | None) -> None:

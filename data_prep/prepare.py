@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from data_prep.check_refused import check_reused
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, merged
@@ -78,6 +79,9 @@ def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in
     top = open_store(root)
     stores = [corpus_store(top, config) for config in requests]
     missing = {s: config for s, config in zip(stores, requests, strict=True) if not s.exists(MANIFEST_KEY)}
+    for store, config in zip(stores, requests, strict=True):
+        if store not in missing:
+            check_reused(config, store, top)
     at_work = [_list(config, top, store) for store, config in missing.items()]
     _examine(at_work, top, executor)
     # The refusals of all are judged before a shard of any is written.

@@ -20,10 +20,14 @@ from infra.storage import Store
 
 RejectReason = (
     DecodeReason
-    | Literal["unreadable", "damaged_archive", "unsafe_path", "ignored_file", "no_label"]
+    | Literal["unreadable", "damaged_archive", "uncounted_loss", "unsafe_path", "ignored_file", "no_label"]
     | Literal["duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"]
 )
 """Every reason in rejects.parquet: of a file, and of an example whose picture is good."""
+
+UNCOUNTED = "uncounted_loss"
+"""The reason of what is no picture but the rest of an archive, a file or a folder that cannot be read: nobody knows how
+many pictures, and classes, that is."""
 
 NOT_COUNTED = frozenset({"ignored_file", "duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
 """Reasons that say nothing about the health of a source, and do not count against `max_refused_fraction`."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
+from data_prep.check_refused import told_loss
 from data_prep.corpus_stats import (
     ASPECT_RATIO,
     FILE_BYTES,
@@ -74,7 +75,9 @@ def render_report(
     ]
     body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
     head = f'<h1>{text(title)}</h1><div class="soft">digest {manifest.digest}<br>{text(credit)}</div>'
-    return page(title, head + _tiles(manifest, stats) + body)
+    lost = told_loss(manifest)
+    banner = f'<p class="banner bad"><strong>{text(lost)}</strong></p>' if lost else ""
+    return page(title, head + banner + _tiles(manifest, stats) + body)
 
 
 def _tiles(manifest: Manifest, stats: CorpusStats) -> str:

@@ -17,7 +17,7 @@ class ArchiveDamaged(ValueError):
 
     def as_member(self) -> "Member":
         path = f"(damaged at byte {self.byte})"
-        return Member(path, kind="damage", refused=("damaged_archive", str(self)), header=self.byte)
+        return Member(path, kind="damage", refused=("uncounted_loss", str(self)), header=self.byte)
 
 
 @dataclass(frozen=True, slots=True)

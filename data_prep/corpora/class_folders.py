@@ -168,7 +168,7 @@ class ClassFolderCorpus(ListedCorpus):
         try:
             children = sorted(os.scandir(folder), key=lambda child: child.name)
         except PermissionError as error:
-            yield Entry(prefix.rstrip("/"), refused=("unreadable", f"folder: {error.strerror}"))
+            yield Entry(prefix.rstrip("/"), refused=("uncounted_loss", f"folder: {error.strerror}"))
             return
         for child in children:
             path = prefix + child.name
@@ -466,7 +466,7 @@ class Survey:
             self.links = Links(self.links.targets, {name for name in found if name in wanted})
 
     def damaged_member(self) -> Member:
-        return Member(self.damage_path, kind="damage", refused=("damaged_archive", self.damage))
+        return Member(self.damage_path, kind="damage", refused=("uncounted_loss", self.damage))
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -236,14 +236,14 @@ class _Text:
         try:
             self._stored = self._file = _windowed(store.open(key), window)
         except (FileNotFoundError, PermissionError) as error:
-            raise Refusal("unreadable", f"{self._uri}: {error.strerror}") from error
+            raise Refusal("uncounted_loss", f"{self._uri}: {error.strerror}") from error
         if key.lower().endswith(".gz"):
             self._file = cast(BinaryIO, gzip.GzipFile(fileobj=self._stored))
         self._read_to = start
         try:
             self._file.seek(start)
         except _GZIP_DAMAGE as error:
-            raise Refusal("damaged_archive", f"{self._uri}: {error}") from error
+            raise Refusal("uncounted_loss", f"{self._uri}: {error}") from error
 
     def __enter__(self) -> "_Text":
         return self
@@ -302,7 +302,7 @@ class _Text:
                     if more.endswith(b"\n"):
                         break
         except _GZIP_DAMAGE as error:
-            raise Refusal("damaged_archive", f"{self._uri} behind line {self.line}: {error}") from error
+            raise Refusal("uncounted_loss", f"{self._uri} behind line {self.line}: {error}") from error
         self._read_to += size
         if at == 0:
             line = line.removeprefix(codecs.BOM_UTF8)

@@ -36,7 +36,7 @@ class ParquetRows:
         try:
             self._file = _StoreFile(store.open(key))
         except (FileNotFoundError, PermissionError) as error:
-            raise Refusal("unreadable", f"{self._uri}: {error.strerror}") from error
+            raise Refusal("uncounted_loss", f"{self._uri}: {error.strerror}") from error
         try:
             with self._damage("footer"):
                 self._parquet = pq.ParquetFile(
@@ -82,7 +82,7 @@ class ParquetRows:
             num_read += batch.num_rows
             yield batch
         if num_read != wanted:
-            raise Refusal("damaged_archive", f"{self._uri}: row group {group} holds {num_read} rows, not {wanted}")
+            raise Refusal("uncounted_loss", f"{self._uri}: row group {group} holds {num_read} rows, not {wanted}")
 
     @contextlib.contextmanager
     def _damage(self, what: str) -> Iterator[None]:
@@ -92,7 +92,7 @@ class ParquetRows:
             if self._file.failure is not None:
                 raise self._file.failure from None
             detail = f"{self._uri}: {what}: {' '.join(str(error).split())[:300]}"
-            raise Refusal("damaged_archive", detail) from error
+            raise Refusal("uncounted_loss", detail) from error
 
 
 class _StoreFile:

@@ -65,7 +65,7 @@ class WebDatasetCorpus(RawCorpus):
                 for group in reader.groups(where["start"], where["end"]):
                     yield reader.example(group, spill) if isinstance(group, _Group) else group
             except (FileNotFoundError, PermissionError) as error:
-                yield reader.refused("(the tar)", "unreadable", f"{error.strerror}")
+                yield reader.refused("(the tar)", "uncounted_loss", f"{error.strerror}")
 
     def class_info(self, source_id: str) -> ClassInfo:
         number = None if self._source.label_key.lower().endswith("txt") else labelled_number(source_id)

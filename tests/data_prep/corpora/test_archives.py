@@ -277,7 +277,7 @@ def test_a_truncated_archive_gives_what_is_there_and_one_refusal(name):
         if last.kind != "damage":  # the mark of the end is there, and only padding is missing
             assert (last.path, nothing) == PAIRS[-1]
         else:
-            assert last.refused[0] == "damaged_archive"
+            assert last.refused[0] == "uncounted_loss"
             assert f"memory://archives/{name} at byte " in last.refused[1]
             assert nothing is None
 

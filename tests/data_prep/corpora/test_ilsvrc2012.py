@@ -100,7 +100,7 @@ def test_odd_members_are_refused(folder, ilsvrc):
         "other.JPEG": "no_label",
         "readme.txt": "ignored_file",
         "ILSVRC2012_val_00000001.JPEG": None,
-        "(damaged": "damaged_archive",
+        "(damaged": "uncounted_loss",
         "n1.tar": "no_label",
         "n00000001.tar!a.JPEG": None,
     }

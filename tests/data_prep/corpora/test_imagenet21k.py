@@ -127,8 +127,8 @@ def test_what_is_no_synset_is_refused(tmp_path, layout):
     refused = {i.split(" ")[0]: e.refused[0] for i, e in found.items() if e.refused}
     assert refused == {
         "n00000002.tar": "damaged_archive",
-        "n00000003.tar!(damaged": "damaged_archive",
-        "n00000004.tar!(damaged": "damaged_archive",
+        "n00000003.tar!(damaged": "uncounted_loss",
+        "n00000004.tar!(damaged": "uncounted_loss",
         "n00000005.tar!../up.JPEG": "unsafe_path",
         "n00000005.tar!readme.txt": "ignored_file",
         "n00000005.tar!d/._1.JPEG": "ignored_file",
@@ -150,7 +150,7 @@ def test_a_truncated_archive_gives_the_synsets_before_the_cut(synsets, tmp_path,
     _, found = listed(tmp_path / f"a.{layout}")
     good = {i for i, e in found.items() if not e.refused}
     assert {f"{wnid}.tar!{wnid}_{i}.JPEG" for wnid in WNIDS[:2] for i in range(2)} <= good
-    assert {e.refused[0] for e in found.values() if e.refused} == {"damaged_archive"}
+    assert {e.refused[0] for e in found.values() if e.refused} == {"uncounted_loss"}
 
 
 def test_a_source_that_is_none_is_an_error(tmp_path):

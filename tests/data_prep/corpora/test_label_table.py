@@ -259,8 +259,8 @@ def test_damaged_tables_cost_what_cannot_be_read(memory):
     examples = [example for part in source.parts(work) for example in source.examples(part, work)]
     refused = refusals(examples)
     assert {name: reason for name, (reason, _) in refused.items()} == {
-        "a.csv.gz!damaged": "damaged_archive",
-        "b.csv.gz.damaged!damaged": "damaged_archive",
+        "a.csv.gz!damaged": "uncounted_loss",
+        "b.csv.gz.damaged!damaged": "uncounted_loss",
         "c.csv.damaged!damaged": "unreadable",
     }
     assert examples[-1].example_id == "d.jpg"

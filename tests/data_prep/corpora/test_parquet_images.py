@@ -137,7 +137,7 @@ def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder,
         refused = refusals(rows)
         assert [row[0] for row in rows if not row[6]] == [f"a.parquet!{i}" for i in (0, 1, 2, 6, 7, 8)]
         assert [*refused] == ["a.parquet!row group 1", "b.parquet.damaged!footer", "c.parquet.damaged!footer"]
-        assert {reason for reason, _ in refused.values()} == {"damaged_archive"}
+        assert {reason for reason, _ in refused.values()} == {"uncounted_loss"}
         assert "a.parquet: row group 1" in refused["a.parquet!row group 1"][1]
 
 

@@ -143,7 +143,7 @@ def test_a_damaged_tar_costs_what_is_behind_the_damage(memory, ending, read):
     memory.write(f"x.{ending}", data[: len(data) // 2])
     memory.write(f"y.{ending}", tar(("1.jpg", b"x"), ("1.txt", b"y"), mode="w" if ending == "tar" else "w:gz"))
     rows = read(corpus(memory, label_key="txt"))
-    assert "damaged_archive" in {reason for reason, _ in refusals(rows).values()}
+    assert "uncounted_loss" in {reason for reason, _ in refusals(rows).values()}
     good = [row[0] for row in rows if not row[6]]
     assert good[-1] == f"y.{ending}!1"
     if ending == "tar":
@@ -157,7 +157,7 @@ def test_a_tar_that_cannot_be_opened_is_refused_and_a_failing_store_is_not(tmp_p
     place = Place(work, work, 512)
     gone, there = source.parts(place)
     (tmp_path / "a.tar").unlink()
-    assert [e.refused[0] for e in source.examples(gone, place)] == ["unreadable"]
+    assert [e.refused[0] for e in source.examples(gone, place)] == ["uncounted_loss"]
     assert [e.refused for e in source.examples(there, place)] == [None]
 
     def fail(*_):

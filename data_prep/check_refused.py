@@ -1,0 +1,116 @@
+"""What stops a corpus from being published, or from being taken as it lies there: losses that nobody can count, and too
+much refused. The rules are of `execution`, so that they hold for what is prepared already, too.
+"""
+
+import math
+from collections.abc import Mapping
+
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpus_stats import Findings
+from data_prep.find_corpus import prepared_corpus
+from data_prep.records import NOT_COUNTED, PLAN, UNCOUNTED
+from data_prep.shard_format import REJECTS_KEY, Manifest, load_manifest
+from infra.storage import Store
+
+_EXAMPLES_NAMED = 5
+
+
+def check_refused(config: CorpusConfig, corpus: Store, refused: Mapping[str, Findings], num_accepted: int) -> None:
+    """Judge what preparing refused, by reason. Raises ValueError that names reasons, examples and the next step."""
+    _check_losses(config, refused)
+    counted = {reason: found for reason, found in refused.items() if reason not in NOT_COUNTED}
+    problem = _too_many(config, {reason: found.count for reason, found in counted.items()}, num_accepted)
+    if problem:
+        first = {reason: found.first[0] for reason, found in counted.items()}
+        named = "; ".join(f"{each.picture.example_id}: {reason} ({each.detail})" for reason, each in first.items())
+        raise ValueError(
+            f"{config.name}: {problem}, so nothing is published. The first of each: {named}. All are listed in "
+            f"{corpus.uri}/{PLAN}/rejects/*.parquet. {_next_step(config, counted, num_accepted)}"
+        )
+
+
+def check_reused(config: CorpusConfig, corpus: Store, root: Store) -> None:
+    """Judge a corpus that is prepared already by the rules of this request. Raises ValueError where it breaks them."""
+    manifest = load_manifest(corpus)
+    refused, num_accepted = dict(manifest.counts.refused), manifest.counts.num_accepted
+    if config.add_to:  # what was there before was judged before
+        base = load_manifest(prepared_corpus(root, config.add_to)).counts
+        refused = {reason: count - base.refused.get(reason, 0) for reason, count in refused.items()}
+        num_accepted -= base.num_accepted
+    here = f"{manifest.name}/{manifest.version} is prepared already"
+    if refused.get(UNCOUNTED) and config.execution.uncounted_losses == "refuse":
+        raise ValueError(
+            f"{here}, from files of which {refused[UNCOUNTED]:,} could not be read to their end: what is missing cannot be "
+            f"counted. They are listed in {corpus.uri_of(REJECTS_KEY)}. Copy them again and prepare; or take it as it is "
+            "with --set execution.uncounted_losses=accept."
+        )
+    counted = {reason: count for reason, count in refused.items() if count and reason not in NOT_COUNTED}
+    if problem := _too_many(config, counted, num_accepted):
+        raise ValueError(
+            f"{here}, but {problem}. They are listed in {corpus.uri_of(REJECTS_KEY)}. Repair the source and prepare "
+            f"again; or take it as it is with {_raised_limit(counted, num_accepted)}."
+        )
+
+
+def told_loss(manifest: Manifest) -> str:
+    """What a corpus lacks without anybody knowing how much, as a sentence; empty where it is whole."""
+    num = manifest.counts.refused.get(UNCOUNTED, 0)
+    if not num:
+        return ""
+    return (
+        f"{num:,} file{'s' if num > 1 else ''} could not be read to {'their' if num > 1 else 'its'} end: pictures, and maybe "
+        f"whole classes, are missing, and nobody knows how many. See {UNCOUNTED} in {REJECTS_KEY}."
+    )
+
+
+def _check_losses(config: CorpusConfig, refused: Mapping[str, Findings]) -> None:
+    lost = refused.get(UNCOUNTED)
+    if lost is None or config.execution.uncounted_losses == "accept":
+        return
+    named = "; ".join(f"{each.picture.example_id}: {each.detail}" for each in lost.first[:_EXAMPLES_NAMED])
+    more = f"; and {lost.count - _EXAMPLES_NAMED:,} more" if lost.count > _EXAMPLES_NAMED else ""
+    raise ValueError(
+        f"{config.name}: what is missing cannot be counted, so nothing is published: {lost.count:,} "
+        f"file{' was' if lost.count == 1 else 's were'} not read to the end. {named}{more}. Copy "
+        f"{'it' if lost.count == 1 else 'them'} again; or publish what was read, whatever is missing, with "
+        "--set execution.uncounted_losses=accept."
+    )
+
+
+def _too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: int) -> str:
+    """What is wrong with so many refusals; empty: nothing."""
+    total = sum(counted.values())
+    benchmark = _is_benchmark(config)
+    limit = 0.0 if benchmark else config.execution.max_refused_fraction
+    num_pictures = num_accepted + total
+    if total <= limit * num_pictures:
+        return ""
+    ordered = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
+    return (
+        f"{total:,} of {num_pictures:,} pictures are refused ({', '.join(f'{reason} {n:,}' for reason, n in ordered)}), "
+        f"more than the share {limit:g} that {'a benchmark' if benchmark else 'execution.max_refused_fraction'} allows"
+    )
+
+
+def _is_benchmark(config: CorpusConfig) -> bool:
+    return bool(open_source(config).benchmark_rows)
+
+
+def _next_step(config: CorpusConfig, counted: Mapping[str, Findings], num_accepted: int) -> str:
+    if _is_benchmark(config):
+        return "Copy its files again."
+    counts = {reason: found.count for reason, found in counted.items()}
+    limit = _raised_limit(counts, num_accepted)
+    if 2 * counts.get("no_label", 0) < sum(counts.values()):
+        return f"Repair or remove them, or allow them with {limit}."
+    given = config.source.model_dump(mode="json")
+    fields = ", ".join(f"source.{name} ({value!r})" for name, value in given.items() if "label" in name)
+    if not fields:
+        fields = "the source: a picture has to lie in a folder of its class"
+    return f"Most have no label: correct {fields}. Or leave them out with {limit}."
+
+
+def _raised_limit(counted: Mapping[str, int], num_accepted: int) -> str:
+    total = sum(counted.values())
+    return f"--set execution.max_refused_fraction={min(1.0, math.ceil(100 * total / (num_accepted + total)) / 100):g}"

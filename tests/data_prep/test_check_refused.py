@@ -1,0 +1,103 @@
+"""What stops a corpus from being published, and what of it is said: losses that nobody counted, too much refused, nothing left."""
+
+import gzip
+import io
+import tarfile
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from data_prep import prepare
+from data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
+from data_prep.find_corpus import corpus_store
+from data_prep.shard_format import load_manifest
+from infra.config import replace
+from infra.storage import open_store
+
+
+@pytest.fixture
+def tar_of_classes(picture):
+    """The bytes of a tar of `per_class` pictures in each of four class folders."""
+
+    def make(per_class=10):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            for c, label in enumerate("abcd"):
+                for i in range(per_class):
+                    member = tarfile.TarInfo(f"{label}/{i:02d}.jpg")
+                    data = picture(100 * c + i)
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        return out.getvalue()
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_a_cut_archive_is_published_only_when_that_is_asked_for(
+    kind, tar_of_classes, request_for, tmp_path, memory_root
+):
+    whole = tar_of_classes()
+    cut = {"tar": whole[: len(whole) // 2], "tar.gz": gzip.compress(whole, 0)[: len(whole) // 2], "zip": b""}[kind]
+    if kind == "zip":
+        cut = zip_without_its_last_entries(whole)
+    (tmp_path / f"a.{kind}").write_bytes(cut)
+    request = request_for(tmp_path / f"a.{kind}", max_refused_fraction=0.5)
+    with pytest.raises(ValueError, match=rf"cannot be counted.*/a\.{kind} at byte .*execution.uncounted_losses=accept"):
+        prepare.prepare([request], memory_root)
+    accepting = replace(request, **{"execution.uncounted_losses": "accept"})
+    (manifest,) = prepare.prepare([accepting], memory_root)
+    assert manifest.counts.refused == {"uncounted_loss": 1}
+    report = corpus_store(open_store(memory_root), request).read("report.html").decode()
+    assert "1 file could not be read to its end" in report
+    with pytest.raises(ValueError, match=r"is prepared already.*execution.uncounted_losses=accept"):
+        prepare.prepare([request], memory_root)
+
+
+def zip_without_its_last_entries(tar):
+    """A zip of the members of a tar, one entry fewer in its directory than the directory says."""
+    import zipfile
+
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive, zipfile.ZipFile(out, "w") as packed:
+        for member in archive:
+            packed.writestr(member.name, archive.extractfile(member).read())
+    data = bytearray(out.getvalue())
+    data[-22 + 10] -= 1
+    return bytes(data)
+
+
+def test_one_cut_tar_of_a_webdataset_and_one_cut_parquet_file_stop_publication(picture, tmp_path, memory_root):
+    (tmp_path / "wds").mkdir()
+    for t, name in enumerate(("a", "b")):
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w") as archive:
+            for i in range(20):
+                for ending, data in (("jpg", picture(100 * t + i)), ("cls", b"%d" % (i % 2))):
+                    member = tarfile.TarInfo(f"{i:03d}.{ending}")
+                    member.size = len(data)
+                    archive.addfile(member, io.BytesIO(data))
+        (tmp_path / f"wds/{name}.tar").write_bytes(out.getvalue()[: None if name == "a" else 8000])
+    source = WebDataset(path=str(tmp_path / "wds"))
+    with pytest.raises(ValueError, match=r"cannot be counted.*b\.tar at byte"):
+        prepare.prepare([CorpusConfig(name="wds", source=source)], memory_root)
+
+    (tmp_path / "pq").mkdir()
+    rows = pa.table({"image": [picture(i) for i in range(40)], "label": [i % 2 for i in range(40)]})
+    pq.write_table(rows, tmp_path / "pq/a.parquet")
+    pq.write_table(rows, tmp_path / "pq/b.parquet")
+    (tmp_path / "pq/b.parquet").write_bytes((tmp_path / "pq/b.parquet").read_bytes()[:3000])
+    with pytest.raises(ValueError, match=r"cannot be counted.*b\.parquet"):
+        prepare.prepare([CorpusConfig(name="pq", source=ParquetImages(path=str(tmp_path / "pq")))], memory_root)
+
+
+def test_a_damaged_member_is_one_refused_picture(tar_of_classes, request_for, tmp_path, memory_root):
+    tar = bytearray(tar_of_classes())
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        at = archive.getmember("b/03.jpg").offset_data
+    tar[at : at + 200] = b"\xff" * 200
+    (tmp_path / "a.tar").write_bytes(tar)
+    (manifest,) = prepare.prepare([request_for(tmp_path / "a.tar")], memory_root)
+    assert sum(manifest.counts.refused.values()) == 1
+    assert "uncounted_loss" not in manifest.counts.refused
