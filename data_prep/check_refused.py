@@ -1,10 +1,12 @@
-"""What stops a corpus from being published, or from being taken as it lies there: losses that nobody can count, and too
-much refused. The rules are of `execution`, so that they hold for what is prepared already, too.
+"""What stops a corpus from being published, or from being taken as it lies there: losses that nobody can count, too
+much refused, nothing left. The limits are of `execution`, so that they hold for what is prepared already, too.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
+from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import Findings
@@ -53,6 +55,67 @@ def check_reused(config: CorpusConfig, corpus: Store, root: Store) -> None:
         )
 
 
+def check_left(
+    config: CorpusConfig,
+    rows: Mapping[str, int],
+    refused: Mapping[str, Findings],
+    label_counts: Mapping[str, int],
+    num_labelled: int,
+) -> None:
+    """Judge what is left: `rows` by split. `label_counts` are the pictures of every label before classes are left out,
+    `num_labelled` those before duplicates are. Raises ValueError where nothing can be trained on, with the cause."""
+    source = open_source(config)
+    num_found = sum(rows.values()) + sum(found.count for found in refused.values())
+    if not num_labelled:
+        raise ValueError(
+            f"no labelled picture among the {num_found:,} files of {source.origin}. Expected are pictures with labels; in "
+            "class folders, one folder per class, as in cats/1.jpg and dogs/1.jpg."
+        )
+    for split, expected in source.benchmark_rows.items():
+        if (there := rows.get(split, 0)) != expected:
+            raise ValueError(
+                f"{source.origin}: {there:,} examples of {split} were found, the benchmark has {expected:,}. Its files are "
+                "not whole, or of another release; copy them again."
+            )
+    is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
+    if rows.get("train") or config.add_to or is_test_set:
+        return
+    counts = {reason: found.count for reason, found in refused.items()}
+    why = _why_none_is_left(config, sum(rows.values()), counts, label_counts)
+    raise ValueError(
+        f"{source.origin}: no picture is left for train; of {num_found:,} files {sum(counts.values()):,} were refused or "
+        f"left out ({_by_reason(counts) or 'none'}). {why}"
+    )
+
+
+def _why_none_is_left(
+    config: CorpusConfig, num_elsewhere: int, counts: Mapping[str, int], label_counts: Mapping[str, int]
+) -> str:
+    recipe, labels = config.recipe, Counter(label_counts).most_common()
+    if num_elsewhere:
+        return (
+            f"All {num_elsewhere:,} others are in val and test. Add pictures, or lower val_fraction and test_fraction."
+        )
+    most = max(counts, key=lambda reason: counts[reason])
+    if most == "small_class":
+        return (
+            f"recipe.min_images_per_class is {recipe.min_images_per_class:,}; the largest class, {labels[0][0]!r}, has "
+            f"{labels[0][1]:,} pictures. Lower it, or add pictures."
+        )
+    if most == "unknown_class":
+        wanted = ", ".join(map(repr, load_class_map(recipe.class_map).source_ids[:_EXAMPLES_NAMED]))
+        there = ", ".join(repr(label) for label, _ in labels[:_EXAMPLES_NAMED])
+        return (
+            f"recipe.class_map {recipe.class_map} fits none of them: its source ids are {wanted} ..., the labels of the "
+            f"source {there} .... Give a map whose source ids are labels of the source."
+        )
+    if most == "leakage":
+        return (
+            f"They show what recipe.decontaminate keeps out: {', '.join(recipe.decontaminate)}. Name other sets there."
+        )
+    return "Add pictures."
+
+
 def told_loss(manifest: Manifest) -> str:
     """What a corpus lacks without anybody knowing how much, as a sentence; empty where it is whole."""
     num = manifest.counts.refused.get(UNCOUNTED, 0)
@@ -66,7 +129,7 @@ def told_loss(manifest: Manifest) -> str:
 
 def _check_losses(config: CorpusConfig, refused: Mapping[str, Findings]) -> None:
     lost = refused.get(UNCOUNTED)
-    if lost is None or config.execution.uncounted_losses == "accept":
+    if lost is None or config.execution.uncounted_losses == "accept" or _is_benchmark(config):
         return
     named = "; ".join(f"{each.picture.example_id}: {each.detail}" for each in lost.first[:_EXAMPLES_NAMED])
     more = f"; and {lost.count - _EXAMPLES_NAMED:,} more" if lost.count > _EXAMPLES_NAMED else ""
@@ -86,11 +149,15 @@ def _too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: in
     num_pictures = num_accepted + total
     if total <= limit * num_pictures:
         return ""
-    ordered = sorted(counted.items(), key=lambda item: (-item[1], item[0]))
     return (
-        f"{total:,} of {num_pictures:,} pictures are refused ({', '.join(f'{reason} {n:,}' for reason, n in ordered)}), "
+        f"{total:,} of {num_pictures:,} pictures are refused ({_by_reason(counted)}), "
         f"more than the share {limit:g} that {'a benchmark' if benchmark else 'execution.max_refused_fraction'} allows"
     )
+
+
+def _by_reason(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count:,}" for reason, count in ordered)
 
 
 def _is_benchmark(config: CorpusConfig) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.check_refused import check_refused
+from data_prep.check_refused import check_left, check_refused
 from data_prep.class_maps import applied, extended, load_class_map
 from data_prep.config import CorpusConfig, ShardingConfig
 from data_prep.corpora.open_source import open_source
@@ -192,7 +192,8 @@ def select_examples(
         num_near_left=judged.num_left if judged else 0,
     )
     check_refused(config, corpus, selection.stats.refused, selection.num_accepted)
-    _check_left(selection, sum(seen.num_accepted for seen in dealt), source, base)
+    rows = {split: selection.num_rows(split) for split in SPLIT_ORDER}
+    check_left(config, rows, selection.stats.refused, counts, sum(seen.num_accepted for seen in dealt))
     return selection
 
 
@@ -290,27 +291,6 @@ def _selected(buckets: Iterator[Selected]) -> tuple[list[Selected], CorpusStats]
         found.append(each.model_copy(update={"stats": {}}))
     assert stats is not None
     return sorted(found, key=lambda each: each.bucket), stats
-
-
-def _check_left(selection: Selection, num_labelled: int, source: RawCorpus, base: Base | None) -> None:
-    found = selection.num_accepted + selection.num_rejects
-    if not num_labelled:
-        raise ValueError(
-            f"no labelled picture among the {found:,} files of {source.origin}. Expected are pictures with labels; in "
-            "class folders, one folder per class, as in cats/1.jpg and dogs/1.jpg."
-        )
-    for split, expected in source.benchmark_rows.items():
-        if (there := selection.num_rows(split)) != expected:
-            raise ValueError(
-                f"{source.origin}: {there:,} examples of {split} were found, the benchmark has {expected:,}. Its files are "
-                "not whole, or of another release; copy them again."
-            )
-    is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
-    if not selection.num_rows("train") and base is None and not is_test_set:
-        raise ValueError(
-            f"{source.origin}: no accepted picture is left for train; {selection.num_rejects:,} of {found:,} "
-            "files were refused or are duplicates. Add pictures, or lower val_fraction and test_fraction."
-        )
 
 
 def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, base: Base | None) -> CorpusPlan:

@@ -11,7 +11,6 @@ import pytest
 from data_prep import prepare
 from data_prep.config import CorpusConfig, LabelTable, ParquetImages, WebDataset
 from data_prep.find_corpus import corpus_store
-from data_prep.shard_format import load_manifest
 from infra.config import replace
 from infra.storage import open_store
 
@@ -101,3 +100,64 @@ def test_a_damaged_member_is_one_refused_picture(tar_of_classes, request_for, tm
     (manifest,) = prepare.prepare([request_for(tmp_path / "a.tar")], memory_root)
     assert sum(manifest.counts.refused.values()) == 1
     assert "uncounted_loss" not in manifest.counts.refused
+
+
+def test_too_many_refusals_are_told_by_reason_with_the_list_and_the_option(
+    fill_folder, request_for, tmp_path, memory_root
+):
+    folder = fill_folder(tmp_path / "p", per_class=8)
+    for i in range(6):
+        (folder / f"cat/x{i}.jpg").write_bytes(b"")
+        (folder / f"dog/y{i}.jpg").write_bytes(b"no picture" * (i + 1))
+    request = request_for(folder)
+    with pytest.raises(ValueError, match="nothing is published") as raised:
+        prepare.prepare([request], memory_root)
+    told = str(raised.value)
+    assert "12 of 36 pictures are refused (empty 6, not_an_image 6)" in told
+    assert "empty (" in told
+    assert "not_an_image (" in told
+    assert "--set execution.max_refused_fraction=0.34" in told
+    where = told.partition("All are listed in ")[2].partition("/*.parquet")[0]
+    listed = [key for key in open_store(where).list() if key.endswith(".parquet")]
+    assert sum(len(pq.read_table(open_store(where).open(key))) for key in listed) == 12
+
+
+def test_a_wrong_label_column_is_named_not_the_pictures(picture, tmp_path, memory_root):
+    for i in range(10):
+        (tmp_path / f"{i}.jpg").write_bytes(picture(i))
+    lines = ["image,labels,other", *(f"{i}.jpg,,x" for i in range(10))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    request = CorpusConfig(name="t", source=LabelTable(path=str(tmp_path / "t.csv")))
+    with pytest.raises(ValueError, match=r"Most have no label: correct source.labels_column \('labels'\)"):
+        prepare.prepare([request], memory_root)
+
+
+def test_a_stricter_limit_holds_for_what_is_prepared_already(fill_folder, request_for, tmp_path, memory_root):
+    folder = fill_folder(tmp_path / "p", per_class=10)
+    for i in range(2):
+        (folder / f"cat/x{i}.jpg").write_bytes(b"")
+    prepare.prepare([request_for(folder)], memory_root)
+    prepare.prepare([request_for(folder, max_refused_fraction=0.07)], memory_root)
+    with pytest.raises(
+        ValueError, match=r"is prepared already, but 2 of 32 .*empty 2.*0\.01.*max_refused_fraction=0\.07"
+    ):
+        prepare.prepare([request_for(folder, max_refused_fraction=0.01)], memory_root)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "cause"),
+    [
+        (
+            {"min_images_per_class": 100},
+            r"small_class 36.*min_images_per_class is 100; the largest class, '\S+', has 12 pict",
+        ),
+        ({"class_map": "MAP"}, r"unknown_class 36.*classes\.txt fits none of them: .*'wolf'.*'cat'"),
+        ({"val_fraction": 0.5, "test_fraction": 0.499999}, r"All 36 others are in val and test.*lower val_fraction"),
+    ],
+)
+def test_the_cause_is_named_where_nothing_is_left(recipe, cause, fill_folder, request_for, tmp_path, memory_root):
+    (tmp_path / "classes.txt").write_text("wolf\nlynx\n")
+    given = {name: str(tmp_path / "classes.txt") if value == "MAP" else value for name, value in recipe.items()}
+    folder = fill_folder(tmp_path / "p", per_class=12)
+    with pytest.raises(ValueError, match=cause):
+        prepare.prepare([request_for(folder, **given)], memory_root)
