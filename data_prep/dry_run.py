@@ -8,163 +8,29 @@ import math
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.class_maps import load_class_map
-from data_prep.config import CorpusConfig
+from data_prep.config import CorpusConfig, CorpusRecipe
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Place, RawCorpus
-from data_prep.corpus_stats import CorpusStats, SampleRow, SampleRule
-from data_prep.examine import read_located
+from data_prep.corpora.raw import Place, RawCorpus, kept_lists
+from data_prep.corpus_stats import CorpusStats, SampleRule
+from data_prep.dry_run_report import Cores, DryRun, Number, render
+from data_prep.expected_rows import Kept, kept_rows, shares
 from data_prep.labels import ClassMap
-from data_prep.plan_shards import Base, Selection, plan_corpus
-from data_prep.records import NOT_COUNTED, RECORD_SCHEMA
-from data_prep.report import formats_section, refused_section, sample_sheet, sizes_section
-from data_prep.report_html import duration, num_bytes, page, table, text
-from data_prep.report_pictures import load_pictures
+from data_prep.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
+from data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
 from data_prep.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
 from data_prep.sort_records import ROW_SCHEMA, Selected, with_label_ids
 from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardTask, write_shard
 from infra.storage import Store, open_store
 
-_MAX_CLASSES_SHOWN = 200
 # Of the store's and the readers' code: what one request moves at most.
 _LIST_PAGE, _WINDOW_BYTES, _UPLOAD_BYTES = 1000, 4 << 20, 32 << 20
-
-
-@dataclass(frozen=True)
-class Cores:
-    """On how many cores the preparation will run, and where they are."""
-
-    number: int
-    where: str
-
-
-@dataclass(frozen=True)
-class Number:
-    """A count, or an estimate from a sample."""
-
-    value: float
-    exact: bool
-
-    def __str__(self) -> str:
-        return f"{'' if self.exact else 'about '}{self.value:,.0f}"
-
-
-_PLAIN = (
-    *("name", "origin", "num_parts", "classes_exact", "bytes_out", "num_shards", "num_sampled", "mean_bytes"),
-    *("mean_pixels", "examined_per_s", "written_per_s", "hours"),
-)
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What was found and what is expected. Times are seconds of one core unless they say otherwise."""
-
-    name: str
-    origin: str
-    num_parts: int
-    found: Number
-    """Examples and files that are none."""
-    source_bytes: Number
-    classes: Mapping[str, int]
-    """Pictures by label, as the source calls it, before decoding; of the whole source if `classes_exact`."""
-    classes_exact: bool
-    class_names: Mapping[str, str]
-    refused: Mapping[str, Number]
-    """Files by reason."""
-    splits: Mapping[str, int]
-    """Expected rows."""
-    bytes_out: float
-    rows_per_row_group: Mapping[str, int]
-    num_shards: int
-    requests: Mapping[str, float]
-    """To an object store, where source and corpus lie in one, by kind."""
-    num_sampled: int
-    mean_bytes: float
-    mean_pixels: float
-    examined_per_s: float
-    """Images a second of one core: read, decoded, hashed."""
-    written_per_s: float
-    """The same of reading again and writing to a shard."""
-    cores: Cores
-    hours: float
-    """On all these cores; starting, listing and planning not counted."""
-    notes: tuple[str, ...]
-    class_map: ClassMap
-    stats: CorpusStats
-    """Of the sample; likewise the class map."""
-
-    def rows(self) -> list[tuple[str, str]]:
-        """As lines of a table."""
-        accepted = sum(self.splits.values())
-        largest = sorted(self.classes.items(), key=lambda item: (-item[1], item[0]))[:5]
-        return [
-            ("source", f"{self.origin}, in {self.num_parts:,} part{'s' * (self.num_parts != 1)}"),
-            (
-                "files found",
-                f"{self.found}, {'' if self.source_bytes.exact else 'about '}{num_bytes(self.source_bytes.value)}",
-            ),
-            (
-                "pictures expected",
-                f"about {accepted:,}, {num_bytes(accepted * self.mean_bytes)}, before duplicates are dropped",
-            ),
-            ("splits", ", ".join(f"{name} {rows:,}" for name, rows in self.splits.items()) or "none"),
-            (
-                "classes",
-                f"{len(self.classes):,}{'' if self.classes_exact else ' in the sample'}: "
-                + ", ".join(f"{self.class_names.get(label, label)} {count:,}" for label, count in largest)
-                + (", ..." if len(self.classes) > len(largest) else ""),
-            ),
-            (
-                "formats",
-                ", ".join(
-                    f"{kind} {100 * n / max(1, self.stats.num_rows):.3g} %" for kind, n in _by_count(self.stats.kinds)
-                ),
-            ),
-            (
-                "refused",
-                ", ".join(
-                    f"{reason} {number} ({100 * number.value / max(1, self.found.value):.2g} %)"
-                    for reason, number in sorted(self.refused.items(), key=lambda item: -item[1].value)
-                )
-                or "none in the sample",
-            ),
-            ("a picture", f"{num_bytes(self.mean_bytes)}, {self.mean_pixels / 1e6:.3g} megapixels on average"),
-            (
-                "shards",
-                f"about {self.num_shards:,} of {num_bytes(self.bytes_out)} in all; rows a row group: "
-                + ", ".join(f"{name} {rows:,}" for name, rows in self.rows_per_row_group.items()),
-            ),
-            (
-                "speed",
-                f"examining {self.examined_per_s:,.0f} images/s a core, writing {self.written_per_s:,.0f} images/s a core",
-            ),
-            ("time", f"about {duration(3600 * self.hours)} on {self.cores.number:,} cores of {self.cores.where}"),
-            (
-                "requests",
-                ", ".join(f"{kind} {_round(n)}" for kind, n in self.requests.items()) + ", on an object store",
-            ),
-            ("sample", f"{self.num_sampled:,} files"),
-            *(("note", note) for note in self.notes),
-        ]
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything but pictures, as plain JSON."""
-        return {
-            **{name: getattr(self, name) for name in _PLAIN},
-            **{name: vars(getattr(self, name)) for name in ("found", "source_bytes", "cores")},
-            **{name: dict(getattr(self, name)) for name in ("classes", "splits", "rows_per_row_group", "requests")},
-            "refused": {reason: vars(number) for reason, number in self.refused.items()},
-            "formats": dict(self.stats.kinds),
-            "notes": list(self.notes),
-        }
 
 
 def dry_run(
@@ -180,8 +46,8 @@ def dry_run(
         place = Place(work.child("root"), work.child("source"), config.execution.examples_per_chunk)
         listed = list_parts(source, place, config)
         sample = take_sample(source, place, listed, config, budget)
-        found = _estimate(config, source, cores, base, listed, sample, work)
-        return found, _page(found, config)
+        found = _estimate(config, source, cores, base, listed, sample, place)
+        return found, render(found, config)
 
 
 def _estimate(
@@ -191,7 +57,7 @@ def _estimate(
     base: Base | None,
     listed: ListedSource,
     sample: Sample,
-    work: Store,
+    place: Place,
 ) -> DryRun:
     records = pa.Table.from_pylist(sample.rows, schema=RECORD_SCHEMA)
     accepted, rejects, class_map = _verdicts(config, source, records)
@@ -203,10 +69,22 @@ def _estimate(
         )
     stats = CorpusStats.of(accepted, rejects, len(class_map.classes), SampleRule())
     found = _found(listed, sample)
+    complete = found.exact and len(records) == found.value
+    readable_rows = records.filter(pc.is_null(records["reason"]))
+    kept = _kept(config, source, base, listed, place, readable_rows if complete else None)
     refused = _refused(listed, found, rejects, sample)
-    num_accepted = max(1, round(found.value - sum(number.value for number in refused.values())))
+    if complete:
+        refused = {reason: Number(round(number.value), True) for reason, number in refused.items()}
+    expected = found.value - sum(number.value for number in refused.values())
+    if kept:
+        decoded = expected + refused.pop("unknown_class", Number(0, True)).value
+        refused |= {reason: Number(lost * decoded / _total(kept), complete) for reason, lost in kept.lost.items()}
+        expected = decoded * kept.share
+        _check_left(kept, config, source, base)
+    num_accepted = max(1, round(expected))
     mean_bytes = pc.mean(accepted["num_bytes"]).as_py()
-    splits = _shares(listed.splits or Counter(accepted["split"].to_pylist()), num_accepted)
+    splits = shares(kept.splits if kept else Counter(accepted["split"].to_pylist()), num_accepted)
+    splits = {name: splits[name] for name in SPLIT_ORDER if name in splits}
     selection = Selection(
         class_map=class_map,
         single_label=source.single_label,
@@ -226,7 +104,7 @@ def _estimate(
     plan = plan_corpus(selection, source.views, config.recipe.sharding, base)
     layouts = {name: plan.layouts[name] for name in splits}
     write_seconds, share_out = _write(
-        accepted, selection, source, max(layout.rows_per_row_group for layout in layouts.values()), work
+        accepted, selection, source, max(layout.rows_per_row_group for layout in layouts.values()), place.work
     )
     bytes_out = num_accepted * mean_bytes * share_out
     examined_per_s, written_per_s = (
@@ -238,7 +116,9 @@ def _estimate(
         if listed.listed
         else found.value * sample.num_readable / len(records)
     )
-    labels = listed.labels or Counter(label for row in sample.rows if not row["reason"] for label in row["labels"])
+    labels = Counter(label for row in sample.rows if not row["reason"] for label in row["labels"])
+    if listed.listed and not complete:
+        labels = listed.labels
     return DryRun(
         name=config.name,
         origin=source.origin,
@@ -246,10 +126,12 @@ def _estimate(
         found=found,
         source_bytes=Number(listed.num_bytes or found.value * mean_bytes, listed.listed),
         classes=dict(sorted(labels.items())),
-        classes_exact=listed.listed,
+        classes_exact=listed.listed or complete,
         class_names={label: source.class_info(label).name for label in labels},
         refused=refused,
         splits=splits,
+        complete=complete,
+        train_at_most=kept.splits["train"] if kept else None,
         bytes_out=bytes_out,
         rows_per_row_group={name: layout.rows_per_row_group for name, layout in layouts.items()},
         num_shards=len(plan.shards),
@@ -265,7 +147,7 @@ def _estimate(
             + num_accepted / written_per_s / min(cores.number, len(plan.shards))
         )
         / 3600,
-        notes=tuple(_notes(config, listed, sample, found, refused)),
+        notes=tuple(_notes(config, listed, sample, found, refused, kept)),
         class_map=class_map,
         stats=stats,
     )
@@ -313,11 +195,42 @@ def _refused(listed: ListedSource, found: Number, rejects: pa.Table, sample: Sam
     return {r: Number(by_list[r] + shown[r] * scale, not shown[r]) for r in sorted(by_list | shown)}
 
 
-def _shares(counts: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` rows in proportion, for splits that get any."""
-    every = sum(counts.values())
-    shares = {name: round(total * counts[name] / every) for name in ("train", "val", "test") if counts.get(name)}
-    return {name: rows for name, rows in shares.items() if rows} or {"train": total}
+def _kept(
+    config: CorpusConfig,
+    source: RawCorpus,
+    base: Base | None,
+    listed: ListedSource,
+    place: Place,
+    every: pa.Table | None,
+) -> Kept | None:
+    """What the recipe keeps: of all readable pictures where the sample is `every` one of them, else of those that are
+    listed. None where a source says nothing before it is read."""
+    if every is not None:
+        return kept_rows(lambda: [every], config, source, base)
+    if not listed.listed:
+        return None
+    return kept_rows(
+        lambda: (rows.filter(pc.is_null(rows["reason"])) for rows in kept_lists(place)), config, source, base
+    )
+
+
+def _total(kept: Kept) -> int:
+    return max(1, kept.splits.total() + kept.lost.total())
+
+
+def _check_left(kept: Kept, config: CorpusConfig, source: RawCorpus, base: Base | None) -> None:
+    """Raises ValueError where the preparation would end as nothing is left for it."""
+    if kept.splits["train"] or base or (source.benchmark_rows and "train" not in source.benchmark_rows):
+        return
+    lost = kept.lost.total()
+    why, next_step = "", "Add pictures, or lower val_fraction and test_fraction."
+    if lost:
+        label, count = kept.largest
+        why = f": {lost:,} of {_total(kept):,} pictures are of no class that is kept (the largest, {label!r}, has {count:,})"
+        next_step = f"Lower recipe.min_images_per_class, which is {config.recipe.min_images_per_class:,}."
+        if "unknown_class" in kept.lost:
+            next_step = "Look whether recipe.class_map is meant for this source."
+    raise ValueError(f"{source.origin}: no picture would be left for train{why}. {next_step}")
 
 
 def _write(
@@ -360,7 +273,12 @@ def _requests(
 
 
 def _notes(
-    config: CorpusConfig, listed: ListedSource, sample: Sample, found: Number, refused: Mapping[str, Number]
+    config: CorpusConfig,
+    listed: ListedSource,
+    sample: Sample,
+    found: Number,
+    refused: Mapping[str, Number],
+    kept: Kept | None,
 ) -> Iterable[str]:
     recipe = config.recipe
     counted = sum(number.value for reason, number in refused.items() if reason not in NOT_COUNTED)
@@ -370,13 +288,24 @@ def _notes(
             f"{100 * counted / max(1.0, pictures):.3g} % of the pictures would be refused, more than "
             f"max_refused_fraction {config.execution.max_refused_fraction:g} allows: nothing would be published."
         )
+    if UNCOUNTED in refused and config.execution.uncounted_losses == "refuse":
+        yield (
+            "The sample has archives, files or folders that cannot be read to their end, so that nobody knows how much "
+            "is missing: nothing would be published (execution.uncounted_losses)."
+        )
     if sample.late:
         yield _late(sample)
-    if listed.listed and recipe.min_images_per_class > 1:
-        small = sum(count < recipe.min_images_per_class for count in listed.labels.values())
-        yield f"Classes with fewer than {recipe.min_images_per_class:,} pictures, which would be left out: {small:,}."
-    if recipe.val_per_class:
-        yield "val_per_class is not in the expected splits."
+    if kept and kept.num_small:
+        yield (
+            f"Classes with fewer than {recipe.min_images_per_class:,} pictures, which would be left out: "
+            f"{kept.num_small:,}."
+        )
+    for name in ("min_images_per_class", "val_per_class"):
+        if kept is None and getattr(recipe, name) != CorpusRecipe.model_fields[name].default:
+            yield (
+                f"recipe.{name} is not in the expected rows: how many pictures a class has is known when all of this "
+                "source has been read."
+            )
     if listed.num_parts == 1 and not listed.listed:
         yield "The source is one part, whose first pictures are the sample: one worker examines it alone."
     yield "Duplicates, near duplicates and leakage take the whole corpus and are not looked for."
@@ -387,41 +316,3 @@ def _late(sample: Sample) -> str:
         f"Parts of which the sample has nothing, as they gave nothing in time: {len(sample.late):,} ({sample.late[0]}). "
         "A compressed tar is read to its end before its first picture."
     )
-
-
-def _by_count(counts: Mapping[str, int]) -> Sequence[tuple[str, int]]:
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _round(number: float) -> str:
-    return f"{float(f'{number:.2g}'):,.0f}"
-
-
-# The page
-
-
-def _page(found: DryRun, config: CorpusConfig) -> str:
-    pictures = load_pictures(found.stats, config.recipe.decode, _load)
-    sections = [
-        ("What to expect", table(found.rows(), ("", ""))),
-        ("Classes", _classes(found)),
-        ("Sizes", sizes_section(found.stats)),
-        ("Formats", formats_section(found.stats)),
-        ("Refused in the sample", refused_section(found.stats, pictures)),
-        ("Sample of the classes", sample_sheet(found.class_map, found.stats, pictures)),
-    ]
-    head = f"<h1>{text(found.name)}: before it is prepared</h1><div class=soft>{text(found.origin)}</div>"
-    body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
-    return page(f"{found.name}, dry run", head + body)
-
-
-def _load(row: SampleRow) -> bytes:
-    return read_located(open_store(row.base), row.key, row.offset, row.length)
-
-
-def _classes(found: DryRun) -> str:
-    shown = _by_count(found.classes)
-    rows = [(found.class_names.get(label, label), label, f"{count:,}") for label, count in shown[:_MAX_CLASSES_SHOWN]]
-    more = f"<p>{len(shown) - len(rows):,} more.</p>" if len(shown) > len(rows) else ""
-    kind = "pictures" if found.classes_exact else "pictures in the sample"
-    return table(rows, ("class", "as the source calls it", kind)) + more

@@ -11,16 +11,18 @@ from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import SIDE_PX, CorpusStats
 from data_prep.diff_corpora import ChangeKind, ExampleDiff, diff_examples
 from data_prep.diff_stats import CorpusFacts, Difference, diff_stats
-from data_prep.dry_run import Cores, dry_run
+from data_prep.dry_run import dry_run
+from data_prep.dry_run_report import Cores
 from data_prep.find_corpus import prepared_corpus
 from data_prep.labels import ClassMap
+from data_prep.leakage import own_splits_said
 from data_prep.plan_shards import Base
 from data_prep.report_html import num_bytes
 from data_prep.shard_format import CLASSES_KEY, Manifest, load_manifest
 from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.command_line import cell
-from flows.prepare_corpus import leak_lines
+from flows.prepare_corpus import leakage_said
 from infra.ray_jobs import RayJobs
 from infra.settings import Settings
 from infra.storage import Store, open_store
@@ -76,7 +78,9 @@ def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
     yield "formats", _counted(stats.kinds)
     yield "refused", _counted({reason: found.count for reason, found in stats.refused.items()})
     yield "duplicates", _counted({kind.replace("_", " "): found.count for kind, found in stats.duplicates.items()})
-    yield "leakage", _leakage(stats)
+    yield "leakage", leakage_said(stats)
+    if own := own_splits_said(facts.manifest):
+        yield "own splits", own
 
 
 def _class_rows(stats: CorpusStats, class_map: ClassMap) -> Iterator[tuple[str, str]]:
@@ -96,13 +100,6 @@ def _class_rows(stats: CorpusStats, class_map: ClassMap) -> Iterator[tuple[str, 
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items(), key=lambda item: -item[1])) or "none"
-
-
-def _leakage(stats: CorpusStats) -> str:
-    if not stats.compared:
-        return "not looked for: there was no evaluation set to compare with"
-    splits = {f"{corpus} ({split})" for corpus, split in stats.compared}
-    return "; ".join(leak_lines(stats)) or f"none in {', '.join(sorted(splits)[:5])}{', ...' * (len(splits) > 5)}"
 
 
 def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> None:
@@ -148,24 +145,51 @@ def _as_json(titles: list[str], of: list[str], corpora: list[Difference], exampl
 
 
 def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | None, as_json: bool) -> None:
-    """What is to be expected of a request; the sample sheet goes into a file of the current folder."""
+    """What is to be expected of a request; then a sample sheet is written into the current folder, where that can be.
+
+    Raises ValueError, after all is shown, for a view that is larger than train can be.
+    """
     base = None
     if request.add_to:
         corpus = prepared_corpus(open_store(settings.root), request.add_to)
         base = Base(corpus, load_manifest(corpus))
     with console.progress(f"dry run of {request.name}"):
         found, page = dry_run(request, cores_of(settings), base)
-    sheet = Path(f"dry-run-{request.name}.html").resolve()
-    sheet.write_text(page, encoding="utf-8")
+    if not as_json:
+        rows = [[what, said] for what, said in found.rows()]
+        if take_rows is not None:
+            train = f"{'' if found.complete else 'about '}{found.splits.get('train', 0):,}"
+            rows.append(["view", f"the first {take_rows:,} of train, which has {train} rows"])
+        console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
+    sheet = Path(f"dry-run-{request.name}.html").absolute()
+    problem = _write_sheet(sheet, page)
     if as_json:
-        console.emit({**found.to_json(), "sample_sheet": str(sheet)})
-        return
-    rows = [[what, said] for what, said in found.rows()]
-    if take_rows is not None:
-        rows.append(["view", f"the first {take_rows:,} of about {found.splits.get('train', 0):,} of train"])
-    console.table(
-        f"{request.name}: nothing was written to {settings.root}", ["", ""], [*rows, ["sample sheet", str(sheet)]]
-    )
+        written = {"sample_sheet": None if problem else str(sheet), "sample_sheet_problem": problem}
+        console.emit({**found.to_json(), **written})
+    else:
+        console.tell(problem or f"sample sheet: {sheet}")
+    check_take(request.name, take_rows, found.train_at_most)
+
+
+def check_take(name: str, take_rows: int | None, train_at_most: int | None) -> None:
+    """Raises ValueError where train has not more rows than a view is to show."""
+    if take_rows is not None and train_at_most is not None and take_rows >= train_at_most:
+        raise ValueError(
+            f"--take {take_rows:,}: train of {name} will have {train_at_most:,} rows at most. Ask for fewer; the whole corpus "
+            "needs no view."
+        )
+
+
+def _write_sheet(sheet: Path, page: str) -> str | None:
+    """Writes the page; what an earlier dry run has left there is replaced, and nothing else. Gives why it is not there."""
+    another = "Run it in another folder to have one."
+    try:
+        if sheet.exists() and ", dry run</title>" not in sheet.read_text(encoding="utf-8", errors="replace")[:1000]:
+            return f"no sample sheet was written: {sheet} is there and is none. {another}"
+        sheet.write_text(page, encoding="utf-8")
+    except OSError as error:
+        return f"no sample sheet was written: {error.strerror}, at {sheet}. {another}"
+    return None
 
 
 def cores_of(settings: Settings) -> Cores:

@@ -8,7 +8,9 @@ import pytest
 from data_prep import dry_run as module
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import Part, RawCorpus
-from data_prep.dry_run import Cores, Number, dry_run
+from data_prep.dry_run import dry_run
+from data_prep.dry_run_report import Cores, Number
+from data_prep.expected_rows import shares
 from data_prep.find_corpus import corpus_store
 from data_prep.plan_shards import Base
 from data_prep.prepare import prepare
@@ -37,9 +39,10 @@ def test_a_folder_is_counted_exactly_and_estimated_as_it_turns_out(folder, reque
     (made,) = prepare([request], memory_root)
     assert found.found == Number(made.counts.num_found, True)
     assert found.classes_exact
-    assert found.classes == {"cat": 46, "dog": 40, "bird/owl": 40}
-    assert found.refused == {"ignored_file": Number(2, True), "not_an_image": Number(6, False)}
-    assert sum(found.splits.values()) == pytest.approx(made.counts.num_accepted, abs=1)
+    assert found.classes == {"cat": 40, "dog": 40, "bird/owl": 40}
+    assert found.refused == {"ignored_file": Number(2, True), "not_an_image": Number(6, True)}
+    assert found.complete
+    assert found.splits == {name: made.splits[name].num_rows for name in ("train", "val", "test")}
     assert found.mean_bytes == pytest.approx(made.counts.num_bytes / made.counts.num_accepted)
     assert found.num_shards == pytest.approx(sum(s.num_shards for s in made.splits["trainval"].segments), abs=2)
     assert found.mean_pixels == 24 * 20
@@ -56,6 +59,8 @@ def test_a_small_sample_is_spread_over_the_parts(folder, request_for):
     assert 32 <= found.num_sampled <= 40
     assert {info.source_id for info in found.class_map.classes} == {"cat", "dog", "bird/owl"}
     assert found.found == Number(128, True)
+    assert not found.complete
+    assert found.classes == {"cat": 46, "dog": 40, "bird/owl": 40}
     assert sum(found.splits.values()) == pytest.approx(120, abs=8)
 
 
@@ -83,10 +88,45 @@ def test_nothing_that_is_a_picture_is_an_error(tmp_path, request_for):
 
 
 def test_what_would_end_without_a_corpus_is_told_before(folder, request_for):
-    request = request_for(folder, min_images_per_class=41, max_refused_fraction=0.01)
-    notes = " ".join(dry_run(request, CORES)[0].notes)
+    notes = " ".join(dry_run(request_for(folder, max_refused_fraction=0.01), CORES)[0].notes)
     assert "4.76 % of the pictures would be refused, more than max_refused_fraction 0.01 allows" in notes
-    assert "which would be left out: 2" in notes
+    with pytest.raises(ValueError, match=r"no picture would be left for train: 120 of 120 .* has 40\).*which is 41"):
+        dry_run(request_for(folder, min_images_per_class=41), CORES)
+
+
+@pytest.mark.parametrize("budget", [Budget(), Budget(num_images=32)])
+@pytest.mark.parametrize("recipe", [{"min_images_per_class": 20}, {"class_map": "list"}, {}])
+def test_what_the_recipe_leaves_out_is_in_the_expected_rows(
+    fill_folder, request_for, tmp_path, memory_root, recipe, budget
+):
+    folder = fill_folder(tmp_path / "source")
+    fill_folder(folder, per_class=9, classes=("cat", "dog", "bird/owl", "small", "tiny"))
+    if "class_map" in recipe:
+        (tmp_path / "list").write_text("small\ncat\nnone")
+        recipe = {"class_map": str(tmp_path / "list")}
+    request = request_for(folder, duplicates="keep", **recipe)
+    found, _ = dry_run(request, CORES, budget=budget)
+    (made,) = prepare([request], memory_root)
+    assert found.splits == {name: made.splits[name].num_rows for name in ("train", "val", "test")}
+    assert {reason: number.value for reason, number in found.refused.items()} == made.counts.refused
+    assert found.train_at_most == found.splits["train"]
+
+
+def test_an_archive_says_which_options_are_not_counted(folder, request_for, tmp_path):
+    archive = shutil.make_archive(str(tmp_path / "pictures"), "tar", folder.parent, folder.name)
+    request = request_for(archive, min_images_per_class=41, val_per_class=5)
+    found, _ = dry_run(request, CORES, budget=Budget(num_images=16))
+    notes = " ".join(found.notes)
+    assert "recipe.min_images_per_class is not in the expected rows" in notes
+    assert "recipe.val_per_class is not in the expected rows" in notes
+    assert not found.complete
+    with pytest.raises(ValueError, match="no picture would be left for train"):
+        dry_run(request, CORES)
+
+
+def test_shares_add_up():
+    assert shares({"train": 1, "val": 1, "test": 1}, 59) == {"train": 20, "val": 20, "test": 19}
+    assert shares({"train": 5, "val": 0}, 3) == {"train": 3}
 
 
 def test_an_addition_keeps_the_row_groups_of_its_corpus(folder, fill_folder, request_for, tmp_path, memory_root):

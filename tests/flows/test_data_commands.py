@@ -90,7 +90,7 @@ def test_a_finished_corpus_is_found_without_a_cluster_and_warns_of_leakage(data,
     prep = ("prep", "--source", place / "birds", "--name", "clean", "--decontaminate", "pets")
     out, err = data(*prep, "--take", "20", err=True)
     assert "warning" not in err
-    assert "refused leakage 2, not_an_image 1 leakage none" in " ".join(out.split())
+    assert "refused leakage 2, not_an_image 1 leakage none; compared with pets/" in " ".join(out.split())
     assert "the first 20 of train of clean/" in out
     taken = json.loads(data(*prep, "--take", "20", "--json"))
     (view,) = taken["views"]
@@ -206,20 +206,47 @@ def test_a_dry_run_writes_its_sheet_here_and_nothing_to_the_store(data, corpora,
     out = data(*prep, "--take", "5")
     shown = " ".join(out.split())
     for said in (
-        "not_an_image about 1",
+        "not_an_image 1",
         "41,",
         "PNG RGB 100 %",
         "of this machine",
         "would be left out: 1",
-        "the first 5",
+        "the first 5 of train, which has 15 rows",
+        "beside starting the job, listing and planning",
     ):
         assert said in shown
     found = json.loads(data(*prep, "--json"))
-    assert found["classes"] == {"owl": 26, "wren": 15}
+    assert found["classes"] == {"owl": 25, "wren": 15}
+    assert (found["splits"], found["refused"]["small_class"]["value"]) == ({"train": 15, "val": 10}, 15)
     page = Path(found["sample_sheet"])
     assert page == tmp_path / "dry-run-new.html"
     assert page.read_text().count("data:image/webp") == 12
     assert open_store(corpora[0]).list() == before
+
+
+def test_a_dry_run_without_a_place_for_its_sheet_still_says_what_to_expect(data, place, tmp_path, vitline, corpora):
+    prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "new")
+    sheet = tmp_path / "dry-run-new.html"
+    sheet.mkdir()
+    shown = data(*prep)
+    assert "pictures expected" in shown
+    assert f"no sample sheet was written: Is a directory, at {sheet}" in shown
+    assert json.loads(data(*prep, "--json"))["sample_sheet"] is None
+    sheet.rmdir()
+    sheet.write_text("my own")
+    assert f"no sample sheet was written: {sheet} is there and is none" in data(*prep)
+    assert sheet.read_text() == "my own"
+    sheet.unlink()
+    assert all(f"sample sheet: {sheet}" in data(*prep) for _ in range(2))
+
+
+def test_a_view_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "new", "--take", "5k", "--root", corpora[0])
+    code, out, err = vitline("data", *prep)
+    assert code == 2
+    assert "pictures expected" in out
+    assert "error: --take 5,000: train of new will have 30 rows at most. Ask for fewer" in err
 
 
 def test_a_source_that_is_not_of_its_kind_is_refused(refused, corpora, place):
