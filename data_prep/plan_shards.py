@@ -179,7 +179,7 @@ def select_examples(
     every = (*leaks, *(drops.key for drops in dropped))
     buckets = [t.model_copy(update={"drops": every}) for t in buckets]
     last_hash: dict[str, int] = {}
-    if config.recipe.val_per_class is not None:
+    if config.recipe.val_per_class is not None and not any(seen.has_val for seen in dealt):
         last_hash = _last_val_hashes(run(val_candidates, buckets), config.recipe.val_per_class)
     corpus.write_json(VAL_FILE, last_hash)
     selected, stats = _selected(run(select, buckets))

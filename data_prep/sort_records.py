@@ -82,6 +82,8 @@ class DealtOut(FrozenConfig):
     label_counts: dict[str, int]
     num_accepted: int
     num_weighted: int
+    has_val: bool
+    """Whether any example is in val before `val_per_class` takes some: where the source names val."""
     leaks: "Dropped | None"
     """What is left out as it shows a picture of an evaluation set; not among the accepted."""
 
@@ -145,6 +147,7 @@ def deal_out(task: SortTask) -> DealtOut:
         label_counts=label_counts(accepted),
         num_accepted=len(accepted),
         num_weighted=len(accepted) - accepted["weights"].null_count,
+        has_val=bool(pc.any(pc.equal(records["split"], "val")).as_py()),
         leaks=leaks,
     )
 

@@ -246,9 +246,9 @@ class SplitRule:
 
     def __init__(self, recipe: CorpusRecipe, present: frozenset[str] = frozenset()) -> None:
         """`present` are the splits that the source names by itself: what it lacks is hashed off train, val where there
-        is no val, test where there is neither val nor test."""
+        is no val, test where there is neither val nor test. Under `val_per_class` planning takes val off train instead."""
         self._test_fraction = 0.0 if present & {"val", "test"} else recipe.test_fraction
-        self._val_fraction = 0.0 if "val" in present else recipe.val_fraction
+        self._val_fraction = 0.0 if "val" in present or recipe.val_per_class else recipe.val_fraction
 
     def place(self, group_key: str, named: str | None = None) -> str:
         """The split of an example. `group_key` is the example id unless several examples belong together."""

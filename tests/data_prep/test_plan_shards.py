@@ -27,13 +27,23 @@ def test_every_class_gives_so_many_pictures_to_val_whatever_the_buckets(fill_fol
     fill_folder(folder, per_class=9, classes=("newt",))
     ids = []
     for i, sort_bytes in enumerate((1 << 20, 1)):
-        options = {"val_fraction": 0.0, "test_fraction": 0.0, "val_per_class": 5, "sort_bytes": sort_bytes}
+        options = {"test_fraction": 0.0, "val_per_class": 5, "sort_bytes": sort_bytes}
         corpus = prepared(folder, f"{memory_root}-{i}", **options)
         val = rows_of(corpus, "val")
         # A class of 9 has not twice 5 pictures: all of them are trained on.
         assert Counter(row["example_id"].rpartition("/")[0] for row in val) == {"cat": 5, "dog": 5, "bird/owl": 5}
         ids.append([row["example_id"] for row in val])
     assert ids[0] == ids[1]
+
+
+def test_val_per_class_takes_nothing_where_the_source_names_val(fill_folder, picture, prepared, tmp_path, memory_root):
+    fill_folder(tmp_path / "p/train", per_class=20)
+    for i, label in enumerate(("cat", "dog", "cat")):
+        (tmp_path / "p/val" / label).mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"p/val/{label}/{i}.jpg").write_bytes(picture(9000 + i))
+    corpus = prepared(tmp_path / "p", memory_root, val_per_class=2)
+    assert {row["example_id"] for row in rows_of(corpus, "val")} == {"val/cat/0.jpg", "val/dog/1.jpg", "val/cat/2.jpg"}
+    assert len(rows_of(corpus, "train")) == 60
 
 
 def test_a_class_map_fixes_the_ids_and_leaves_the_rest_out(fill_folder, prepared, tmp_path, memory_root):
