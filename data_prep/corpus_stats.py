@@ -173,6 +173,8 @@ class CorpusStats:
     leakage: Mapping[Leak, Findings]
     compared: frozenset[tuple[str, str]] = field(default_factory=frozenset)
     """Evaluation corpora (NAME/VERSION) and their splits that were looked through for leaks."""
+    older_versions: frozenset[str] = field(default_factory=frozenset)
+    """Evaluation corpora (NAME/VERSION) that were not, as a newer version of them was."""
 
     @classmethod
     def of(
@@ -248,6 +250,7 @@ class CorpusStats:
             "duplicates": {name: asdict(found) for name, found in sorted(self.duplicates.items())},
             "leakage": {" ".join(leak): asdict(found) for leak, found in sorted(self.leakage.items())},
             "compared": [list(pair) for pair in sorted(self.compared)],
+            "older_versions": sorted(self.older_versions),
         }
 
     @classmethod
@@ -268,6 +271,7 @@ class CorpusStats:
                 duplicates={name: _findings(found) for name, found in value["duplicates"].items()},
                 leakage={Leak(*name.split(" ")): _findings(found) for name, found in value["leakage"].items()},
                 compared=frozenset((corpus, split) for corpus, split in value["compared"]),
+                older_versions=frozenset(value.get("older_versions", ())),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -291,6 +295,7 @@ def merged(a: CorpusStats, b: CorpusStats) -> CorpusStats:
         first = _first((*x.first, *y.first), _finding_order, a.rule.per_finding)
         return Findings(x.count + y.count, x.num_left_out + y.num_left_out, first)
 
+    compared = a.compared | b.compared
     return CorpusStats(
         num_classes=a.num_classes,
         rule=a.rule,
@@ -307,7 +312,8 @@ def merged(a: CorpusStats, b: CorpusStats) -> CorpusStats:
         sheet=_united(a.sheet, b.sheet, lambda x, y: _first((*x, *y), _row_order, a.rule.per_class)),
         duplicates=_united(a.duplicates, b.duplicates, joined),
         leakage=_united(a.leakage, b.leakage, joined),
-        compared=a.compared | b.compared,
+        compared=compared,
+        older_versions=(a.older_versions | b.older_versions) - {corpus for corpus, _ in compared},
     )
 
 

@@ -1,11 +1,15 @@
 """Evaluation pictures that hide in what is trained on: found by perceptual hash, confirmed on thumbnails.
 
-The hashes of all test and val pictures are one small table, which every task reads; the work is linear in the corpus.
+The hashes of all evaluation pictures are one small table, which every task reads; the work is linear in the corpus. A
+corpus with a test split is an evaluation set, with its val; one without is one by its val, where the source names that.
+A val that is hashed off train is the corpus's own affair.
 """
 
+import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,11 +24,13 @@ from data_prep.locate_pictures import PictureReader
 from data_prep.near_duplicates import HashIndex, as_words
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_keys, segment_store
+from data_prep.splits import hashed_split
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
 EVALUATION_SPLITS = ("test", "val")
+_ROWS_LOOKED_AT = 256
 NEAREST = 16
 """Evaluation pictures with near hashes that a training picture is compared with: those with the nearest hashes."""
 EVALUATION_SCHEMA = pa.schema(
@@ -73,6 +79,8 @@ class LeakTask(FrozenConfig):
     rows_key: str
     found_key: str
     num_classes: int
+    older: tuple[str, ...] = ()
+    """NAME/VERSION of evaluation sets of which a newer version is compared."""
 
 
 class LeaksFound(FrozenConfig):
@@ -83,20 +91,26 @@ class LeaksFound(FrozenConfig):
 
 
 def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor) -> list[CorpusStats | None]:
-    """For every corpus the pictures of its train split that show a test or val picture of another corpus, prepared
+    """For every corpus the pictures of its train split that show an evaluation picture of another corpus, prepared
     below the root (its newest version) or planned here. None where there is no other, and for a benchmark."""
     tasks = []
+    known = _prepared_sets(root)
     for each in planned:
         if each.is_benchmark:
             continue  # nobody pre-trains on it, and its splits are as published
-        index = _evaluation_rows(each, planned, root)
+        index, older = _evaluation_rows(each, planned, known)
         if len(index):
             write_table(each.store, INDEX_KEY, index)
             for i, key in enumerate(each.rows_keys.get("train", [])):
                 found_key = f"{PLAN}/leaks/{i:05d}.parquet"
-                tasks.append(
-                    LeakTask(corpus=each.store.uri, rows_key=key, found_key=found_key, num_classes=each.num_classes)
+                task = LeakTask(
+                    corpus=each.store.uri,
+                    rows_key=key,
+                    found_key=found_key,
+                    num_classes=each.num_classes,
+                    older=older,
                 )
+                tasks.append(task)
     small = all(len(each.rows_keys.get("train", [])) <= 1 for each in planned)
     totals: dict[str, CorpusStats] = {}
     for found in (in_process if small else executor)(look_for_leaks, tasks) if tasks else ():
@@ -111,25 +125,71 @@ def leak_lists(corpus: Store) -> Iterator[pa.Table]:
         yield read_table(corpus, listed.key)
 
 
-def _evaluation_rows(own: PlannedCorpus, planned: Sequence[PlannedCorpus], root: Store) -> pa.Table:
-    """The evaluation pictures of all corpora but this one (and other versions of it), as EVALUATION_SCHEMA."""
-    whole = (found for found in prepared_corpora(root) if "view_of" not in found[1].provenance)
-    newest = {manifest.name: (store, manifest) for store, manifest in whole}
+_Prepared = tuple[Store, Manifest, tuple[str, ...]]
+
+
+def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
+    """The evaluation sets below the root, with their evaluation splits, by name and from old to new; views are none."""
+    found: dict[str, list[_Prepared]] = {}
+    for store, manifest in prepared_corpora(root):
+        if "view_of" not in manifest.provenance and (splits := evaluation_splits(store, manifest)):
+            found.setdefault(manifest.name, []).append((store, manifest, splits))
+    return found
+
+
+def _evaluation_rows(
+    own: PlannedCorpus, planned: Sequence[PlannedCorpus], known: Mapping[str, Sequence[_Prepared]]
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """The evaluation pictures of all corpora but this one (and other versions of it), as EVALUATION_SCHEMA; and the
+    evaluation sets, NAME/VERSION, that a newer version stands for."""
     mates = {each.name: each for each in planned}
-    tables = [EVALUATION_SCHEMA.empty_table()]
-    for name in sorted((newest.keys() | mates.keys()) - {own.name}):
-        if name in mates:
-            tables += _planned_evaluation(mates[name])
-        else:
-            tables += published_evaluation(*newest[name])
-    return pa.concat_tables(tables)
+    tables, older = [EVALUATION_SCHEMA.empty_table()], list[str]()
+    for name in sorted((known.keys() | mates.keys()) - {own.name}):
+        versions = [*known.get(name, ())]
+        if name in mates and (splits := _planned_splits(mates[name])):
+            tables += _planned_evaluation(mates[name], splits)
+        elif versions:
+            tables += _published_rows(*versions.pop())
+        older += [f"{name}/{manifest.version}" for _, manifest, _ in versions]
+    return pa.concat_tables(tables), tuple(older)
 
 
-def _planned_evaluation(corpus: PlannedCorpus) -> Iterator[pa.Table]:
-    if "test" not in corpus.rows_keys:
-        return  # a corpus without a test split is no evaluation set; its val is its own affair
-    for split in EVALUATION_SPLITS:
-        for key in corpus.rows_keys.get(split, ()):
+def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
+    """The splits of a finished corpus that others are compared with; none where it is no evaluation set."""
+    own = [name for name in EVALUATION_SPLITS if name in manifest.splits]
+    if own == ["val"]:
+        segment = manifest.splits["val"].segments[0]
+        file = open_shard(segment_store(corpus, segment), segment_keys(segment)[0])
+        rows = next(file.iter_batches(_ROWS_LOOKED_AT, columns=["example_id", "group"], use_threads=False))
+        file.close(force=True)
+        return () if _is_made_here(rows, manifest.provenance.get("request", {})) else ("val",)
+    return tuple(own)
+
+
+def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
+    """As `evaluation_splits`."""
+    own = [name for name in EVALUATION_SPLITS if corpus.rows_keys.get(name)]
+    if own == ["val"]:
+        with corpus.store.open(corpus.rows_keys["val"][0]) as file:
+            rows = pq.read_table(file, columns=["example_id", "group"]).slice(0, _ROWS_LOOKED_AT)
+        return () if _is_made_here(rows, corpus.store.read_json(REQUEST_KEY)) else ("val",)
+    return tuple(own)
+
+
+def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -> bool:
+    """Whether rows are in val by the recipe, or by the plan of the emoji for pre-training, and not as published: what
+    is hashed is found by hashing it again."""
+    recipe = request.get("recipe", {})
+    if recipe.get("val_per_class") or request.get("source", {}).get("role") == "pretrain":
+        return True
+    fractions = recipe.get("val_fraction", 0.0), recipe.get("test_fraction", 0.0)
+    keys = pc.coalesce(rows["group"], rows["example_id"]).to_pylist()
+    return all(hashed_split(key, *fractions) == "val" for key in keys)
+
+
+def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Iterator[pa.Table]:
+    for split in splits:
+        for key in corpus.rows_keys[split]:
             with corpus.store.open(key) as file:
                 rows = pq.read_table(file, columns=["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
             rows = rows.append_column("corpus", pa.repeat(corpus.title, len(rows)))
@@ -137,13 +197,9 @@ def _planned_evaluation(corpus: PlannedCorpus) -> Iterator[pa.Table]:
             yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
 
 
-def published_evaluation(corpus: Store, manifest: Manifest) -> Iterator[pa.Table]:
-    """The evaluation pictures of a finished corpus, as EVALUATION_SCHEMA; none where it has no test split."""
-    if "test" not in manifest.splits:
-        return
-    for split in EVALUATION_SPLITS:
-        if split not in manifest.splits:
-            continue
+def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -> Iterator[pa.Table]:
+    """The pictures of some splits of a finished corpus, as EVALUATION_SCHEMA."""
+    for split in splits:
         info = manifest.splits[split]
         for segment in info.segments:
             store = segment_store(corpus, segment)
@@ -166,6 +222,26 @@ def published_evaluation(corpus: Store, manifest: Manifest) -> Iterator[pa.Table
                     "row": pa.array(range(num), pa.int64()),
                 }
                 yield pa.table(columns).cast(EVALUATION_SCHEMA)
+
+
+def own_splits_said(manifest: Manifest) -> str:
+    """Whether pictures of one split of a corpus were looked for in its others, as a sentence; empty where it has one."""
+    if len([name for name, split in manifest.splits.items() if any(s.split == name for s in split.segments)]) < 2:
+        return ""
+    request = manifest.provenance.get("request", {})
+    if request.get("recipe", {}).get("near_duplicates", "keep") == "keep":
+        return (
+            "Its own splits were not compared with each other: whether one holds a picture of another scaled, recompressed "
+            "or mirrored is not known. Prepared with near_duplicates 'drop' they are, and one of such a pair is left out."
+        )
+    which = (
+        "that were added were compared with each other, not with those that were there" if request.get("add_to") else ""
+    )
+    left = manifest.provenance.get("near_pairs_not_compared", 0)
+    return (
+        f"The pictures of its own splits {which or 'were compared with each other, too'} (near_duplicates is 'drop')"
+        f"{f'; {left:,} pairs were too many to look at' if left else ''}."
+    )
 
 
 def look_for_leaks(task: LeakTask) -> LeaksFound:
@@ -198,6 +274,7 @@ def look_for_leaks(task: LeakTask) -> LeaksFound:
         pairs,
         [(row["corpus"], row["split"]) for row in compared],
     )
+    stats = dataclasses.replace(stats, older_versions=frozenset(task.older))
     return LeaksFound(corpus=task.corpus, stats=stats.to_json())
 
 
@@ -208,18 +285,23 @@ def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Ta
 
 
 def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:
-    """List the evaluation pictures of the corpora that `decontaminate` names, for `leaked_rows`."""
+    """List the test and val pictures of the corpora that `decontaminate` names, for `leaked_rows`."""
     tables = [EVALUATION_SCHEMA.empty_table()]
     for name in config.recipe.decontaminate:
         store = prepared_corpus(root, name)
         manifest = load_manifest(store)
-        if "test" not in manifest.splits:
-            raise ValueError(
-                f"recipe.decontaminate names {name!r}, which has no test split ({', '.join(manifest.splits)}): there is "
-                "nothing to keep out. Name evaluation sets."
-            )
-        tables += published_evaluation(store, manifest)
+        tables += _published_rows(store, manifest, splits_to_keep_out(name, manifest))
     write_table(corpus, DECONTAMINATE_KEY, pa.concat_tables(tables))
+
+
+def splits_to_keep_out(name: str, manifest: Manifest) -> list[str]:
+    """The splits that `decontaminate` means: test and val, whoever made them. Raises ValueError where there is neither."""
+    if found := [split for split in EVALUATION_SPLITS if split in manifest.splits]:
+        return found
+    raise ValueError(
+        f"recipe.decontaminate names {name!r}, which has neither a test nor a val split ({', '.join(manifest.splits)}): "
+        "there is nothing to keep out. Name evaluation sets."
+    )
 
 
 def _pairs(rows: pa.Table, index: pa.Table, config: CorpusConfig) -> pa.Table:

@@ -19,6 +19,7 @@ from data_prep.corpus_stats import (
 )
 from data_prep.decode import DecodePolicy
 from data_prep.labels import ClassMap
+from data_prep.leakage import own_splits_said
 from data_prep.report_html import (
     Axis,
     bar_plot,
@@ -61,7 +62,7 @@ def render_report(
     title = f"{manifest.name}/{manifest.version}"
     credit = manifest.provenance.get("credit") or manifest.provenance.get("origin", "")
     sections = [
-        ("Leakage", _leakage(stats, pictures)),
+        ("Leakage", _leakage(stats, pictures) + _own_splits(manifest)),
         ("Splits", _splits(manifest, stats)),
         ("Classes", _classes(class_map, stats)),
         ("Sizes", sizes_section(stats)),
@@ -125,19 +126,27 @@ def _leakage(stats: CorpusStats, pictures: Pictures) -> str:
 def _compared(stats: CorpusStats) -> str:
     if not stats.compared:
         return (
-            '<p class="banner plain"><strong>Not looked for.</strong> This corpus was compared with no evaluation set: '
-            "none other was prepared under its root when it was made, or it is a benchmark, whose splits are as published. "
-            "Whether test pictures are among its pictures is not known.</p>"
+            '<p class="banner plain"><strong>Not looked for.</strong> This corpus was compared with no evaluation set (a '
+            "corpus with a test split, or a val split that its source names): none other was prepared under its root when it "
+            "was made, or it is a benchmark, whose splits are as published. Whether test pictures are among its pictures is "
+            "not known.</p>"
         )
+    older = ", ".join(sorted(stats.older_versions))
+    older = f"<p>Older versions were not compared: {text(older)}.</p>" if older else ""
     clean = sorted(stats.compared - {(leak.corpus, leak.corpus_split) for leak in stats.leakage})
     if not clean:
-        return ""
+        return older
     listed = ", ".join(f"{corpus} ({split})" for corpus, split in clean)
     start = "None found" if not stats.leakage else "Nothing found in the others"
     return (
-        f'<p class="banner"><strong>{start}.</strong> No picture of this corpus looks like one of the evaluation '
-        f"pictures that it was compared with: {text(listed)}.</p>"
+        f'<p class="banner"><strong>{start}.</strong> No training picture of this corpus looks like one of '
+        f"the evaluation pictures that it was compared with: {text(listed)}.</p>{older}"
     )
+
+
+def _own_splits(manifest: Manifest) -> str:
+    said = own_splits_said(manifest)
+    return f'<p class="banner plain">{text(said)}</p>' if said else ""
 
 
 def _splits(manifest: Manifest, stats: CorpusStats) -> str:

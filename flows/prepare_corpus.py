@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from data_prep.config import CorpusConfig, Emoji
 from data_prep.corpora.emoji import PACKAGES, STYLES, fetch_style
 from data_prep.corpus_stats import CorpusStats
 from data_prep.find_corpus import corpus_store
+from data_prep.leakage import own_splits_said
 from data_prep.prepare import PrepareSpec
 from data_prep.progress import PROGRESS_KEY, STAGES
 from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
@@ -55,7 +56,7 @@ def source_request(root: str, source: str, name: str | None, **fields: Any) -> C
 
 
 def prepare_corpora(
-    requests: Sequence[CorpusConfig], engines: Engines
+    requests: Sequence[CorpusConfig], engines: Engines, take_rows: int | None = None
 ) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
     """The corpora of the requests, in order, and the run that made what was missing, if anything was.
 
@@ -71,7 +72,9 @@ def prepare_corpora(
     key, result = None, None
     if missing:
         fetch_sources(missing, base, engines.watch.say)
-        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines)
+        key, result = run_preparation(
+            missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows
+        )
     prepared = [
         PreparedCorpus(store.uri, load_manifest(store), request not in missing)
         for request, store in zip(requests, stores, strict=True)
@@ -97,7 +100,7 @@ def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[
 
 
 def run_preparation(
-    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines
+    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines, take_rows: int | None = None
 ) -> tuple[str, StageResult]:
     """One job for all corpora that are not finished. Its key follows from their versions."""
     key = preparation_key(requests, corpora, engines.root)
@@ -106,7 +109,7 @@ def run_preparation(
         run_store(engines.root, key),
         key,
         "data_prep.prepare",
-        PrepareSpec(run_key=key, root=engines.root, requests=tuple(requests)),
+        PrepareSpec(run_key=key, root=engines.root, requests=tuple(requests), take=take_rows),
         title=f"prepare {', '.join(request.name for request in requests)}",
         progress=lambda: preparation_progress(corpora),
         output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
@@ -162,7 +165,7 @@ def prepare_and_show(
     """Prepares and prints counts, splits and what was refused with its reasons; `take_rows` also makes a view."""
     started = time.monotonic()
     with engines(settings) as at_hand:
-        corpora, _, _ = prepare_corpora(requests, at_hand)
+        corpora, _, _ = prepare_corpora(requests, at_hand, take_rows)
     views = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
     if as_json:
         shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
@@ -201,15 +204,14 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
     """A corpus as lines of a table: where, how many, which splits, what was refused, what leaks."""
     counts = corpus.manifest.counts
     splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
-    leaks = leaks_of(corpus.uri)
-    if leaks is None:
-        leaks = ["not looked for: there was no evaluation set, a corpus with a test split, to compare with"]
+    found, own = corpus_stats(open_store(corpus.uri)), own_splits_said(corpus.manifest)
     return [
         ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
         ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
         ["splits", splits],
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
-        ["leakage", "; ".join(leaks) or "none"],
+        ["leakage", leakage_said(found.stats if found else None)],
+        *([["own splits", own]] if own else []),
         ["digest", corpus.manifest.digest],
         ["report", f"{corpus.uri}/{REPORT_KEY}"],
     ]
@@ -221,6 +223,27 @@ def leaks_of(uri: str) -> list[str] | None:
     if found is None or not found.stats.compared:
         return None
     return leak_lines(found.stats)
+
+
+def leakage_said(stats: CorpusStats | None) -> str:
+    """What of a corpus is in which evaluation sets, in a line."""
+    if stats is None or not stats.compared:
+        return (
+            "not looked for: there was no evaluation set to compare with, a corpus with a test split, or a val split that "
+            "its source names"
+        )
+    said = [
+        "; ".join(leak_lines(stats)) or "none",
+        f"compared with {_few(f'{name} ({s})' for name, s in stats.compared)}",
+    ]
+    if stats.older_versions:
+        said.append(f"older versions not compared: {_few(stats.older_versions)}")
+    return "; ".join(said)
+
+
+def _few(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:6]) + (f" and {len(ordered) - 6:,} more" if len(ordered) > 6 else "")
 
 
 _ADJECTIVE = {"train": "training", "val": "validation"}

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from data_prep.config import CorpusConfig, CorpusRecipe, Source
 from data_prep.corpora.presets import PRESETS
 from data_prep.find_corpus import corpus_version, prepared_corpus
+from data_prep.leakage import splits_to_keep_out
 from data_prep.plan_shards import Base
 from data_prep.shard_format import Manifest, load_manifest
 from flows.catalog import find_corpus, find_model, is_location, list_corpora
@@ -52,12 +53,7 @@ def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
     store = open_store(root)
     corpus_version(store, config)  # looks for the source, the class map and the corpora that are named
     for name in config.recipe.decontaminate:
-        manifest = load_manifest(prepared_corpus(store, name))
-        if "test" not in manifest.splits:
-            raise ValueError(
-                f"decontaminate: {name} has no test split ({', '.join(manifest.splits)}): there is nothing to keep out. "
-                "Name evaluation sets."
-            )
+        splits_to_keep_out(name, load_manifest(prepared_corpus(store, name)))  # raises where there are none
     if config.add_to:
         corpus = prepared_corpus(store, config.add_to)
         Base(corpus, load_manifest(corpus)).check(config)

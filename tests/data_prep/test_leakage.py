@@ -1,5 +1,7 @@
 """Evaluation pictures among what is trained on: found however they were changed, told, and left out on request."""
 
+import time
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -106,6 +108,47 @@ def test_leaks_are_left_out_on_request(corpora, memory_root):
     rejects = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
     assert {row["kept_id"] for row in rejects} == {f"test/cat/{i}.png" for i in range(4)}
     assert all("of test of pets/" in row["detail"] for row in rejects)
+
+
+def test_a_val_that_the_source_names_is_compared_where_there_is_no_test(corpora, tmp_path, memory_root):
+    pets, web = corpora
+    (tmp_path / "pets/test").rename(tmp_path / "pets/val/moved")
+    together = f"{memory_root}-together"
+    prepare.prepare([web, pets], together)
+    prepared(pets, memory_root)
+    for corpus in (corpus_store(open_store(together), web), prepared(web, memory_root)):
+        assert {row["split"] for row in leaks_of(corpus).values()} == {"val"}
+        assert len(leaks_of(corpus)) == 4
+    clean = prepared(replace(web, **{"recipe.decontaminate": ("pets",)}), memory_root)
+    assert load_manifest(clean).counts.refused == {"leakage": 4}
+
+
+def test_a_val_that_is_hashed_off_train_is_no_evaluation_set(corpora, tmp_path, memory_root):
+    pets, web = corpora
+    for split in ("val", "test"):
+        for file in (tmp_path / "pets" / split / "cat").iterdir():
+            file.rename(tmp_path / "pets/train/cat" / file.name)
+    for folder in ("val/cat", "val", "test/cat", "test"):
+        (tmp_path / "pets" / folder).rmdir()
+    hashed = prepared(replace(pets, **{"recipe.val_fraction": 0.7}), memory_root)
+    assert set(load_manifest(hashed).splits) == {"train", "val", "trainval"}
+    assert prepared(web, memory_root).read_json("stats.json")["compared"] == []
+    asked = prepared(replace(web, **{"recipe.decontaminate": ("pets",)}), memory_root)
+    assert load_manifest(asked).counts.refused["leakage"] > 0
+
+
+def test_the_newest_version_is_compared_and_older_ones_are_named(corpora, memory_root):
+    pets, web = corpora
+    titles = []
+    for seed in (0, 1):
+        manifest = load_manifest(prepared(replace(pets, **{"recipe.order_seed": seed}), memory_root))
+        titles.append(f"pets/{manifest.version}")
+        time.sleep(1.1 * (1 - seed))  # versions are in order of whole seconds
+    corpus = prepared(web, memory_root)
+    stats = corpus.read_json("stats.json")
+    assert {name for name, _ in stats["compared"]} == {titles[1]}
+    assert stats["older_versions"] == [titles[0]]
+    assert f"Older versions were not compared: {titles[0]}" in corpus.read("report.html").decode()
 
 
 def test_near_duplicates_inside_a_corpus_go_on_request(corpora, pieces, tmp_path, memory_root):

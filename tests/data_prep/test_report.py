@@ -128,12 +128,30 @@ def test_leakage_stands_first_with_both_pictures():
 @pytest.mark.parametrize(
     ("compared", "sentence"),
     [
-        ([("pets/1", "test")], "None found. No picture of this corpus looks like one of the evaluation pictures"),
+        (
+            [("pets/1", "test")],
+            "None found. No training picture of this corpus looks like one of the evaluation pictures",
+        ),
         ([], "Not looked for. This corpus was compared with no evaluation set"),
     ],
 )
 def test_no_leakage_says_what_that_means(compared, sentence):
     assert sentence in words(render(stats_of(3, compared=frozenset(compared))))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ({}, "Its own splits were not compared with each other"),
+        ({"near_duplicates": "drop"}, "The pictures of its own splits were compared with each other, too (near_dup"),
+    ],
+)
+def test_it_says_whether_its_own_splits_were_compared(recipe, sentence):
+    manifest = manifest_of(stats_of(3))
+    manifest = manifest.model_copy(update={"provenance": {"request": {"recipe": recipe}}})
+    stats = stats_of(3)
+    page = render_report(manifest, class_map_of(3), stats, lambda row: picture(row.example_id))
+    assert sentence in words(page)
 
 
 def test_pictures_that_cannot_be_had_show_why():
