@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from pydantic import PositiveInt
+
 from data_prep.check_refused import check_reused
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
@@ -32,6 +34,7 @@ from data_prep.publish import Finished, publish
 from data_prep.records import Chunks, Listing
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
 from data_prep.sort_records import rows_key
+from data_prep.subsets import check_take
 from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard
 from infra.claims import ClaimHolder
@@ -70,8 +73,12 @@ class _Planned:
     shards: dict[str, ShardInfo] = field(default_factory=dict)
 
 
-def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process) -> list[Manifest]:
+def prepare(
+    requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process, take: int | None = None
+) -> list[Manifest]:
     """The manifests of the requested corpora, in order; what is finished already is only looked up.
+
+    `take` rows of train will be asked for as a view: what cannot have more is refused as early as that is known.
 
     Raises ValueError for a source or request that cannot be prepared, with the file or field at fault,
     FetchUnavailable where a source cannot be fetched, and RuntimeError where the world changed under the work.
@@ -83,9 +90,14 @@ def prepare(requests: Sequence[CorpusConfig], root: str, executor: Executor = in
         if store not in missing:
             check_reused(config, store, top)
     at_work = [_list(config, top, store) for store, config in missing.items()]
+    for work in at_work:
+        if num_found := work.listing.num_examples:
+            check_take(work.config.name, take, num_found + _train_rows(work.base))
     _examine(at_work, top, executor)
     # The refusals of all are judged before a shard of any is written.
     planned = [_plan(work, top, executor) for work in at_work]
+    for each in planned:
+        check_take(each.work.config.name, take, each.selection.num_rows("train") + _train_rows(each.work.base))
     _look_for_leaks(planned, top, executor)
     _gather(planned, executor)
     for each in planned:
@@ -103,6 +115,10 @@ def _list(config: CorpusConfig, root: Store, store: Store) -> _AtWork:
         base.check(config)
     listing = list_source(config, root, store)
     return _AtWork(config, store, base, listing, {"list": time.monotonic() - start})
+
+
+def _train_rows(base: Base | None) -> int:
+    return base.manifest.splits["train"].num_rows if base and "train" in base.manifest.splits else 0
 
 
 def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> None:
@@ -250,6 +266,8 @@ class PrepareSpec(FrozenConfig):
     root: str
     """URI under which `corpora/` lies."""
     requests: tuple[CorpusConfig, ...]
+    take: PositiveInt | None = None
+    """Rows of train that a view will be made of, which is refused early where there are not so many."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -277,7 +295,7 @@ def drive(run: Store, attempt: int) -> int:
             with handlers_kept():
                 ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
             logging.getLogger("ray.data").setLevel(logging.WARNING)
-            corpora = prepare(spec.requests, spec.root, ray_data)
+            corpora = prepare(spec.requests, spec.root, ray_data, spec.take)
         except (ValueError, RuntimeError, OSError) as error:
             reason = cleaned(" ".join(f"{type(error).__name__}: {error}".split()))
             print(f"error: {reason}", file=sys.stderr)

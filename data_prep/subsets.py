@@ -20,6 +20,15 @@ from infra.config import digest_of
 from infra.storage import Store, open_store
 
 
+def check_take(name: str, num_rows: int | None, train_at_most: int) -> None:
+    """Raises ValueError where a view is asked for (not None) that train cannot be larger than, before it is prepared."""
+    if num_rows is not None and num_rows >= train_at_most:
+        raise ValueError(
+            f"take {num_rows:,}: train of {name} will have {train_at_most:,} rows at most. Ask for fewer; the whole corpus "
+            "needs no view."
+        )
+
+
 def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     """The first rows of a split as a corpus of the same name: nested by construction, as rows stand in random order.
 

@@ -19,6 +19,7 @@ from data_prep.leakage import own_splits_said
 from data_prep.plan_shards import Base
 from data_prep.report_html import num_bytes
 from data_prep.shard_format import CLASSES_KEY, Manifest, load_manifest
+from data_prep.subsets import check_take
 from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.command_line import cell
@@ -168,16 +169,8 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
         console.emit({**found.to_json(), **written})
     else:
         console.tell(problem or f"sample sheet: {sheet}")
-    check_take(request.name, take_rows, found.train_at_most)
-
-
-def check_take(name: str, take_rows: int | None, train_at_most: int | None) -> None:
-    """Raises ValueError where train has not more rows than a view is to show."""
-    if take_rows is not None and train_at_most is not None and take_rows >= train_at_most:
-        raise ValueError(
-            f"--take {take_rows:,}: train of {name} will have {train_at_most:,} rows at most. Ask for fewer; the whole corpus "
-            "needs no view."
-        )
+    if found.train_at_most is not None:
+        check_take(request.name, take_rows, found.train_at_most)
 
 
 def _write_sheet(sheet: Path, page: str) -> str | None:

@@ -12,6 +12,7 @@ import pytest
 from data_prep import examine, prepare, write_shards
 from data_prep.config import ShardingConfig
 from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
+from data_prep.records import Chunks
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from infra.config import replace
 from infra.storage import open_store
@@ -380,3 +381,18 @@ def test_a_folder_of_broken_pictures_is_an_error(tmp_path, request_for, memory_r
         (tmp_path / "broken" / "cat" / f"{i}.jpg").write_bytes(b"\xff\xd8\xff broken")
     with pytest.raises(ValueError, match=r"3 of 3 pictures are refused.*cat/0\.jpg: "):
         prepare.prepare([request_for(tmp_path / "broken")], memory_root)
+
+
+def test_a_view_that_train_cannot_fill_is_refused_before_it_costs_anything(
+    fill_folder, request_for, tmp_path, memory_root
+):
+    request = request_for(fill_folder(tmp_path / "source"))
+    with pytest.raises(ValueError, match="take 120: train of folder will have 120 rows at most"):
+        prepare.prepare([request], memory_root, take=120)
+    store = corpus_store(open_store(memory_root), request)
+    assert not Chunks(store, request).finished()
+    with pytest.raises(ValueError, match=r"take 110: train of folder will have 9. rows at most"):
+        prepare.prepare([request], memory_root, take=110)
+    assert not [key for key in store.list() if "/part-" in key]
+    (manifest,) = prepare.prepare([request], memory_root, take=90)
+    assert manifest.splits["train"].num_rows > 90
