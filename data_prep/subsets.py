@@ -1,6 +1,8 @@
 """Subsets of a corpus as views: a manifest of their own over the same shards, and no copied byte (DESIGN 3.1)."""
 
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,22 +32,30 @@ def check_take(name: str, num_rows: int | None, train_at_most: int) -> None:
 
 
 def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
-    """The first rows of a split as a corpus of the same name: nested by construction, as rows stand in random order.
+    """The first rows of a split as a corpus of the same name: nested by construction, as rows stand in random order. What
+    was added stands behind what was there, and is in random order by itself.
 
-    The other splits stay whole. Its version follows from the digest of the corpus and the number, so a second request
-    finds it. Raises ValueError where the split does not exist or has no more rows than that.
+    The other splits stay whole; those that are joined with this one, as trainval with train, are not in the view. Its
+    version follows from the digest of the corpus and the number, so a second request finds it. Raises ValueError where the
+    split does not exist, has no more rows than that, or is joined of others.
     """
     manifest = load_manifest(corpus)
     info = manifest.split(split)
+    if joined := [s.split for s in info.segments if s.split != split]:
+        members = " and ".join(dict.fromkeys(joined))
+        raise ValueError(
+            f"take: {split} of {manifest.name}/{manifest.version} shows rows of {members}, which stand one after another: "
+            f"its first rows are no random part of it. Cut {members} instead."
+        )
     if not 0 < num_rows < info.num_rows:
         raise ValueError(
             f"take {num_rows:,}: {split} of {manifest.name}/{manifest.version} has {info.num_rows:,} rows. Ask for fewer, "
             "and for one at least; the whole corpus needs no view."
         )
-    version = digest_of({"of": manifest.digest, "split": split, "take": num_rows})[:12]
-    view = open_store(f"{corpus.uri.rpartition('/')[0]}/{version}")
-    if view.exists(MANIFEST_KEY):
-        return load_manifest(view)
+    view_of = {"version": manifest.version, "digest": manifest.digest, "split": split, "take": num_rows}
+    view, found = _place_of_view(corpus, view_of)
+    if found:
+        return found
     listed = read_table(corpus, SHARDS_KEY)
     digests = dict(zip(listed["key"].to_pylist(), listed["content_digest"].to_pylist(), strict=True))
     splits = {}
@@ -57,14 +67,14 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     rows = sum(part.num_rows for name, part in splits.items() if all(s.split == name for s in part.segments))
     counts = manifest.counts
     in_proportion = round(counts.num_bytes * rows / counts.num_accepted)
-    view_of = {"version": manifest.version, "digest": manifest.digest, "split": split, "take": num_rows}
+    without = {"without": sorted(manifest.splits.keys() - splits.keys())}
     taken = manifest.model_copy(
         update={
-            "version": version,
+            "version": view.uri.rpartition("/")[2],
             "digest": corpus_digest(manifest.class_map_digest, splits, digests),
             "splits": splits,
             "counts": counts.model_copy(update={"num_accepted": rows, "num_bytes": in_proportion}),
-            "provenance": {**manifest.provenance, "view_of": view_of, "created_at": utc_now()},
+            "provenance": {**manifest.provenance, "view_of": view_of | without, "created_at": utc_now()},
         }
     )
     keys = {key for part in splits.values() for s in part.segments for key in segment_keys(s)[: part.shards_in_use(s)]}
@@ -73,6 +83,22 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     view.write(CLASSES_KEY, corpus.read(CLASSES_KEY))
     view.write_json(MANIFEST_KEY, taken.model_dump(mode="json"))
     return taken
+
+
+def _place_of_view(corpus: Store, view_of: Mapping[str, Any]) -> tuple[Store, Manifest | None]:
+    """Where a view stands, and its manifest if it does. Its version follows from the digest of its parent alone; another
+    version of the corpus may have that digest too, with another decode policy, and its views then stand elsewhere."""
+    identity = {"of": view_of["digest"], "split": view_of["split"], "take": view_of["take"]}
+    for version in (digest_of(identity), digest_of({**identity, "version": view_of["version"]})):
+        view = open_store(f"{corpus.uri.rpartition('/')[0]}/{version[:12]}")
+        if not view.exists(MANIFEST_KEY):
+            return view, None
+        found = load_manifest(view)
+        if view_of.items() <= found.provenance.get("view_of", {}).items():
+            return view, found
+    raise RuntimeError(
+        f"{view.uri} holds another corpus than the view of {view_of['version']}. Delete it, or ask for another number."
+    )
 
 
 def utc_now() -> str:

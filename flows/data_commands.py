@@ -119,11 +119,14 @@ def data_diff(
 def data_take(
     name: Corpus,
     number: Annotated[str, typer.Argument(help="Rows: 1000, 50k, 30M")],
-    split: Annotated[str, typer.Option(help="The split to cut; the others stay whole.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="The split to cut. Others stay whole; those joined with it, such as trainval, go.")
+    ] = "train",
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """A view on the first rows of a split, which stand in random order: no byte is copied, and larger views hold it.
+    """A view on the first rows of a split, which stand in random order, what was added behind what was there: no byte is
+    copied, and larger views hold it.
 
     Example: `vitline data take birds 30M`
     """

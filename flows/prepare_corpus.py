@@ -72,9 +72,7 @@ def prepare_corpora(
     key, result = None, None
     if missing:
         fetch_sources(missing, base, engines.watch.say)
-        key, result = run_preparation(
-            missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows
-        )
+        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows)
     prepared = [
         PreparedCorpus(store.uri, load_manifest(store), request not in missing)
         for request, store in zip(requests, stores, strict=True)
@@ -194,9 +192,10 @@ def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, a
 def told_view(view: Manifest) -> str:
     """A view as a sentence."""
     of, rows = view.provenance["view_of"], view.splits[view.provenance["view_of"]["split"]].num_rows
+    without = f" without {', '.join(of['without'])}," if of.get("without") else ""
     return (
-        f"{view.name}/{view.version}: the first {rows:,} of {of['split']} of {view.name}/{of['version']}, no byte copied; "
-        f"digest {view.digest}"
+        f"{view.name}/{view.version}: the first {rows:,} of {of['split']} of {view.name}/{of['version']},{without} no byte "
+        f"copied; digest {view.digest}"
     )
 
 

@@ -60,6 +60,22 @@ def test_a_segment_is_added_and_the_old_ones_stay_as_they_are(base, grown):
     assert verify_corpus(grown).problems == {}
 
 
+def test_views_of_versions_with_one_digest_are_views_of_their_own_version(base, request_for, tmp_path, memory_root):
+    request = request_for(tmp_path / "first")
+    request = replace(request, **{"recipe.decode.exif_orientation": "ignore"})
+    prepare([request], memory_root)
+    other = corpus_store(open_store(memory_root), request)
+    assert load_manifest(other).digest == load_manifest(base).digest
+    views = [take(base, 10), take(other, 10)]
+    assert [view.provenance["view_of"]["version"] for view in views] == [
+        load_manifest(c).version for c in (base, other)
+    ]
+    assert [view.decode_policy.exif_orientation for view in views] == ["apply", "ignore"]
+    assert views[0].version != views[1].version
+    assert [take(base, 10), take(other, 10)] == views
+    assert verify_corpus(open_store(f"{memory_root}/corpora/folder/{views[1].version}")).problems == {}
+
+
 def test_what_was_added_twice_is_refused(base, request_for, tmp_path, memory_root):
     request = replace(request_for(tmp_path / "first"), add_to="folder")
     with pytest.raises(ValueError, match=r"'.*\.jpg' and others are in the corpus already"):
@@ -85,6 +101,9 @@ def test_a_subset_is_nested_digested_and_copies_no_shard(base, grown, memory_roo
         assert len(digests) == 5
         with pytest.raises(ValueError, match=f"has {len(whole)} rows. Ask for fewer"):
             take(corpus, len(whole))
+    with pytest.raises(ValueError, match=r"trainval of folder/.* rows of train and val, which .* Cut train and val"):
+        take(base, 10, "trainval")
+    assert take(base, 40).provenance["view_of"]["without"] == ["trainval"]
     taken = take(base, 40)
     view = open_store(f"{memory_root}/corpora/folder/{taken.version}")
     again = take(view, 17)
