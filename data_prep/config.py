@@ -252,7 +252,8 @@ class CorpusRecipe(FrozenConfig):
     decode: DecodePolicy = DecodePolicy()
     """Limits of images, and what is done with the odd ones."""
     duplicates: Literal["drop", "keep"] = "drop"
-    """Pictures with the same pixels: keep one, or all that are in one split. Two splits never share a picture."""
+    """Pictures with the same pixels: keep one, or all that are in one split. Two splits never share a picture. Where a
+    picture may have several labels, the one that stays gets the labels of its copies too, with the larger weights."""
     min_images_per_class: PositiveInt = 1
     """Classes with fewer accepted pictures are left out."""
     val_per_class: PositiveInt | None = None

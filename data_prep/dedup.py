@@ -2,10 +2,10 @@
 
 Bytes or only decoded pixels equal, both count. Of a set of equal pictures the one stays that is in the corpus already,
 else the one in an evaluation split (test, then val, then train), then the one with the smallest sha256, then the
-smallest id. Two splits never share a picture.
+smallest id. Two splits never share a picture. Where a picture may have several labels it gets those of its copies.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ PIXELS_SCHEMA = pa.schema(
         pa.field("example_id", pa.string()),
         pa.field("order_key", pa.uint64()),
         pa.field("labels", pa.list_(pa.string())),
+        pa.field("weights", pa.list_(pa.float32())),
         *LOCATOR_SCHEMA,
         pa.field("known", pa.bool_()),  # in the corpus already, in a segment that stays as it is
     ]
@@ -47,14 +48,62 @@ DROPS_SCHEMA = pa.schema(
     ]
 )
 """What goes, and the picture that it repeats."""
+GAINS_SCHEMA = pa.schema(
+    [
+        pa.field("order_key", pa.uint64()),
+        pa.field("example_id", pa.string()),
+        pa.field("labels", pa.list_(pa.string())),
+        pa.field("weights", pa.list_(pa.float32())),
+        pa.field("gained", pa.list_(pa.string())),  # of the labels those that it did not have
+    ]
+)
+"""Labels and weights that a picture has with those of its copies."""
 _SPLIT_RANK = {"test": 0, "val": 1, "train": 2}
 
 
-def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Table:
+def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"], *, several_labels: bool = False) -> pa.Table:
     """Of `rows` (PIXELS_SCHEMA, all rows of their pixel hashes) those that go, as DROPS_SCHEMA.
 
-    Under "keep" only those go that lie in another split than the one that stays.
+    Under "keep" only those go that lie in another split than the one that stays. With `several_labels` what stays gets
+    those of what goes: see `gained_labels`.
     """
+    goes, kept = _equal_pairs(rows, policy)
+    return _drops(rows.take(pa.array(goes)), rows.take(pa.array(kept)), several_labels)
+
+
+def gained_labels(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Table:
+    """What stays of `exact_duplicates` and has fewer labels, or smaller weights, than what goes for it, as GAINS_SCHEMA:
+    its own labels in their order, then the others sorted; of every label the largest weight.
+
+    What is in the corpus already stays as it is.
+    """
+    goes, kept = _equal_pairs(rows, policy)
+    copies: dict[int, list[int]] = {}
+    for gone, stays in zip(goes.tolist(), kept.tolist(), strict=True):
+        copies.setdefault(stays, []).append(gone)
+    pairs = np.unique(np.concatenate([goes, kept]))
+    taken = dict(zip(pairs.tolist(), rows.take(pa.array(pairs)).to_pylist(), strict=True))
+    merged = (_merged(taken[stays], [taken[gone] for gone in gone_for_it]) for stays, gone_for_it in copies.items())
+    return pa.Table.from_pylist([row for row in merged if row], schema=GAINS_SCHEMA)
+
+
+def _merged(kept: dict[str, Any], copies: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """A row of GAINS_SCHEMA; none where the copies add nothing."""
+    weights: dict[str, float] = {}
+    for row in (kept, *copies):
+        for label, weight in zip(row["labels"], row["weights"] or [0.0] * len(row["labels"]), strict=True):
+            weights[label] = max(weight, weights.get(label, weight))
+    gained = sorted(weights.keys() - set(kept["labels"]))
+    labels = [*kept["labels"], *gained]
+    new_weights = None if kept["weights"] is None else [weights[label] for label in labels]
+    if kept["known"] or (labels, new_weights) == (kept["labels"], kept["weights"]):
+        return None
+    named = {name: kept[name] for name in ("order_key", "example_id")}
+    return {**named, "labels": labels, "weights": new_weights, "gained": gained}
+
+
+def _equal_pairs(rows: pa.Table, policy: Literal["drop", "keep"]) -> tuple[np.ndarray, np.ndarray]:
+    """Positions of what goes, and of what stays instead."""
     known = rows["known"].to_numpy()
     ranks = np.array([_SPLIT_RANK.get(split, len(_SPLIT_RANK)) for split in rows["split"].to_pylist()], dtype=np.int8)
     keys = pa.table(
@@ -73,10 +122,10 @@ def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Tabl
     kept = order[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))] if len(order) else order
     crossing = ranks[order] != ranks[kept]
     goes = ~first & ~known[order] & (crossing | (policy == "drop"))
-    return _drops(rows.take(pa.array(order[goes])), rows.take(pa.array(kept[goes])))
+    return order[goes], kept[goes]
 
 
-def _drops(goes: pa.Table, stays: pa.Table) -> pa.Table:
+def _drops(goes: pa.Table, stays: pa.Table, several_labels: bool) -> pa.Table:
     pairs = list(zip(goes.to_pylist(), stays.to_pylist(), strict=True))
     kinds = ["same_file" if gone["sha256"] == kept["sha256"] else "same_pixels" for gone, kept in pairs]
     return drops_table(
@@ -84,7 +133,7 @@ def _drops(goes: pa.Table, stays: pa.Table) -> pa.Table:
         stays,
         reason="duplicate",
         kinds=kinds,
-        details=[_detail(kind, gone, kept) for kind, (gone, kept) in zip(kinds, pairs, strict=True)],
+        details=[_detail(kind, gone, kept, several_labels) for kind, (gone, kept) in zip(kinds, pairs, strict=True)],
         labels_differ=[not kept["known"] and gone["labels"] != kept["labels"] for gone, kept in pairs],
     )
 
@@ -114,12 +163,14 @@ def drops_table(
     return pa.table(columns).select(DROPS_SCHEMA.names).cast(DROPS_SCHEMA)
 
 
-def _detail(kind: str, gone: dict, kept: dict) -> str:
+def _detail(kind: str, gone: dict, kept: dict, several_labels: bool) -> str:
     text = f"{kind.replace('_', ' ')} as {kept['example_id']}"
     if kept["known"]:
         text += ", which is in the corpus already"
     if gone["split"] != kept["split"]:
         text += f", which stays in {kept['split']} and would be in {gone['split']} too"
     if gone["labels"] != kept["labels"] and not kept["known"]:
-        text += f", labelled {kept['labels']} and here {gone['labels']}"
+        text += (
+            f", labelled {kept['labels']} and here {gone['labels']}{', which it gets too' if several_labels else ''}"
+        )
     return text

@@ -161,6 +161,8 @@ def select_examples(
     buckets = [SortTask(corpus=t.corpus, number=t.number, num_files=len(tasks), num_buckets=len(tasks)) for t in tasks]
     has_weights = _has_weights(dealt, base)
     dropped = sorted(run(find_duplicates, buckets), key=lambda drops: drops.key)
+    gains = tuple(drops.gains for drops in dropped if drops.gains)
+    buckets = [t.model_copy(update={"gains": gains}) for t in buckets]
     leaks = [seen.leaks.key for seen in dealt if seen.leaks]
     judged = None
     if config.recipe.near_duplicates == "drop":
@@ -173,6 +175,7 @@ def select_examples(
         counts.update(seen.label_counts)
     for drops in dropped:
         counts.subtract(drops.label_counts)
+        counts.update(drops.gained)
     source = open_source(config)
     class_map = _class_map(config, source, counts, base, corpus)
     corpus.write_json(CLASSES_FILE, class_map.as_file() | _outside(config, source))

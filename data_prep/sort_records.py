@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pydantic import Field
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.dedup import DROPS_SCHEMA, LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates
+from data_prep.dedup import DROPS_SCHEMA, GAINS_SCHEMA, LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, gained_labels
 from data_prep.labels import ClassMap
 from data_prep.leakage import leaked_rows
 from data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
@@ -66,6 +67,8 @@ class SortTask(FrozenConfig):
     """Of dealing out: (store, shard, split) of segments that the corpus has already."""
     drops: tuple[str, ...] = ()
     """Partition files of what goes, by order key."""
+    gains: tuple[str, ...] = ()
+    """Partition files of what gets labels of its copies, by order key."""
 
     def files(self, kind: str) -> list[str]:
         """Keys of the partition files of a kind, one of every task that dealt out."""
@@ -93,6 +96,10 @@ class Dropped(FrozenConfig):
 
     key: str
     label_counts: dict[str, int]
+    gains: str = ""
+    """The partition file of what stays and gets labels of its copies. Empty: nothing does."""
+    gained: dict[str, int] = Field(default_factory=dict)
+    """How many of them get each label."""
 
 
 class Selected(FrozenConfig):
@@ -171,6 +178,7 @@ def _known_rows(task: SortTask, seed: int) -> pa.Table:
             "split": pa.repeat(split, len(ids)),
             "order_key": pa.array([order_key(seed, example_id) for example_id in ids], pa.uint64()),
             "labels": pa.array([[]] * len(ids), pa.list_(pa.string())),
+            "weights": pa.nulls(len(ids), pa.list_(pa.float32())),
             "known": pa.repeat(True, len(ids)),
         }
         for name, column in added.items():
@@ -179,9 +187,9 @@ def _known_rows(task: SortTask, seed: int) -> pa.Table:
     return pa.concat_tables(tables)
 
 
-def label_counts(rows: pa.Table) -> dict[str, int]:
+def label_counts(rows: pa.Table, column: str = "labels") -> dict[str, int]:
     """How many rows have each label."""
-    counted = pc.value_counts(pc.list_flatten(rows["labels"].combine_chunks()))
+    counted = pc.value_counts(pc.list_flatten(rows[column].combine_chunks()))
     return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
 
 
@@ -191,9 +199,17 @@ def find_duplicates(task: SortTask) -> Dropped:
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     _check_groups(read_partition(corpus, task.files("by-group"), task.number, _GROUPS_SCHEMA))
     rows = read_partition(corpus, task.files("by-pixels"), task.number, PIXELS_SCHEMA)
-    keeps_all = open_source(config).benchmark_rows
-    drops = DROPS_SCHEMA.empty_table() if keeps_all else exact_duplicates(rows, config.recipe.duplicates)
-    return save_drops(corpus, f"pixels-{task.own}", drops, task.num_buckets)
+    source = open_source(config)
+    keeps_all = source.benchmark_rows
+    policy, several = config.recipe.duplicates, not source.single_label
+    drops = DROPS_SCHEMA.empty_table() if keeps_all else exact_duplicates(rows, policy, several_labels=several)
+    saved = save_drops(corpus, f"pixels-{task.own}", drops, task.num_buckets)
+    gains = gained_labels(rows, policy) if several and len(drops) else GAINS_SCHEMA.empty_table()
+    if not len(gains):
+        return saved
+    key = f"{PLAN}/gains/{task.own}"
+    write_partitions(corpus, key, gains, bucket_of(gains["order_key"].to_numpy(), task.num_buckets), task.num_buckets)
+    return saved.model_copy(update={"gains": key, "gained": label_counts(gains, "gained")})
 
 
 def save_drops(corpus: Store, name: str, drops: pa.Table, num_buckets: int) -> Dropped:
@@ -231,7 +247,19 @@ def _sorted_bucket(corpus: Store, task: SortTask) -> tuple[pa.Table, pa.Table, p
     gone = gone.drop_columns(["reason", "detail"])
     for name in DROPS_SCHEMA.names[3:]:
         gone = gone.append_column(name, why[name])
-    return accepted.filter(pc.is_null(place)), gone, records.filter(refused)
+    gains = read_partition(corpus, task.gains, task.number, GAINS_SCHEMA)
+    return _with_gains(accepted.filter(pc.is_null(place)), gains), gone, records.filter(refused)
+
+
+def _with_gains(rows: pa.Table, gains: pa.Table) -> pa.Table:
+    """Records with the labels and weights that their copies have, too."""
+    if not len(gains):
+        return rows
+    place = pc.index_in(rows["example_id"], gains["example_id"].combine_chunks())
+    for name in ("labels", "weights"):
+        merged = pc.if_else(pc.is_valid(place), gains[name].take(place), rows[name])
+        rows = rows.set_column(rows.column_names.index(name), RECORD_SCHEMA.field(name), merged)
+    return rows
 
 
 def _dropped(corpus: Store, task: SortTask, bucket: int) -> pa.Table:
@@ -365,5 +393,5 @@ def _rejects(rows: pa.Table, why: Callable[[dict[str, Any]], tuple[str, str, str
     out = []
     for row in rows.to_pylist():
         row["reason"], row["detail"], row["kept_id"] = why(row)
-        out.append({**row, "source": f"{row['base']}/{row['key']}"})
+        out.append({**row, "source": f"{row['base'].removesuffix('/')}/{row['key']}"})
     return pa.Table.from_pylist(out, schema=LOCATED_REJECTS)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates
+from data_prep.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, gained_labels
 
 pictures = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["train", "val", "test"])), max_size=30
@@ -29,6 +29,7 @@ def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
             "split": pa.array([split for _, _, split in rows], pa.string()),
             "order_key": pa.array(range(len(rows)), pa.uint64()),
             "labels": pa.array([["a"]] * len(rows), pa.list_(pa.string())),
+            "weights": pa.nulls(len(rows), pa.list_(pa.float32())),
             "known": pa.array([False] * len(rows), pa.bool_()),
         }
     )
@@ -48,3 +49,22 @@ def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
     for i, (picture, _, split) in enumerate(rows):
         if i not in expected:
             assert left.setdefault(picture, split) == split
+
+
+def test_what_is_in_the_corpus_already_gets_no_labels_of_its_copies():
+    for known, gained in ((False, [["b"]]), (True, [])):
+        rows = [
+            {
+                "pixel_sha256": b"p",
+                "sha256": b"s",
+                "split": "train",
+                "example_id": example_id,
+                "order_key": 1,
+                "known": here,
+            }
+            | {"labels": [label], "weights": None}
+            for example_id, label, here in (("1", "a", known), ("2", "b", False), ("3", "a", False))
+        ]
+        found = gained_labels(pa.Table.from_pylist(rows, schema=PIXELS_SCHEMA), "drop").to_pylist()
+        assert [row["gained"] for row in found] == gained
+        assert all((row["labels"], row["weights"]) == (["a", "b"], None) for row in found)

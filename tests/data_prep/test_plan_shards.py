@@ -91,6 +91,32 @@ def test_all_labels_of_a_picture_are_kept_with_their_weights(table, memory_root)
     assert (reject["example_id"], reject["reason"]) == ("21.jpg", "small_class")
 
 
+def test_a_picture_of_several_labels_gets_those_of_its_copies(table, tmp_path, memory_root):
+    rows = [{"labels": ["a", "b"], "w": [1.0, 0.25]} for _ in range(40)]
+    rows += [
+        {"labels": ["d", "c"], "w": [0.25, 0.5]},
+        {"labels": ["e", "d"], "w": [0.125, 0.75]},
+        {"labels": ["c"], "w": [0.0]},
+    ]
+    request = table(rows, weights_column="w")
+    for copy in ("41.jpg", "42.jpg"):
+        (tmp_path / "jft" / copy).write_bytes((tmp_path / "jft/40.jpg").read_bytes())
+    digests = []
+    for i, sort_bytes in enumerate((1 << 20, 1)):
+        root = f"{memory_root}-{i}"
+        execution = {"execution.sort_bytes": sort_bytes, "execution.examples_per_chunk": 8}
+        (manifest,) = prepare.prepare([replace(request, **execution)], root)
+        corpus = corpus_store(open_store(root), request)
+        assert load_class_names(corpus) == ["a", "b", "c", "d", "e"]
+        (row,) = [row for row in rows_of(corpus, "train") + rows_of(corpus, "val") if row["example_id"] == "40.jpg"]
+        assert (row["labels"], row["weights"]) == ([3, 2, 4], [0.75, 0.5, 0.125])
+        assert manifest.counts.refused == {"duplicate": 2}
+        told = {row["example_id"]: row["detail"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()}
+        assert "labelled ['d', 'c'] and here ['e', 'd'], which it gets too" in told["41.jpg"]
+        digests.append(manifest.digest)
+    assert digests[0] == digests[1]
+
+
 def test_a_group_in_two_splits_is_an_error(table, memory_root):
     rows = [{"labels": ["a"], "group": f"g{i // 2}", "split": "test" if i == 7 else "train"} for i in range(10)]
     request = table(rows, group_column="group", split_column="split")
