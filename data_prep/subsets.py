@@ -7,11 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from data_prep.content_digest import corpus_digest, split_digest
-from data_prep.records import read_table, write_table
+from data_prep.records import UNCOUNTED, read_table, write_table
 from data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,
     SHARDS_KEY,
+    Counts,
     Manifest,
     SplitInfo,
     first_rows,
@@ -45,7 +46,7 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
         members = " and ".join(dict.fromkeys(joined))
         raise ValueError(
             f"take: {split} of {manifest.name}/{manifest.version} shows rows of {members}, which stand one after another: "
-            f"its first rows are no random part of it. Cut {members} instead."
+            f"its first rows are no random part of it. Cut {members.replace(' and ', ' or ')} instead."
         )
     if not 0 < num_rows < info.num_rows:
         raise ValueError(
@@ -73,7 +74,7 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
             "version": view.uri.rpartition("/")[2],
             "digest": corpus_digest(manifest.class_map_digest, splits, digests),
             "splits": splits,
-            "counts": counts.model_copy(update={"num_accepted": rows, "num_bytes": in_proportion}),
+            "counts": _shown_counts(counts, rows, in_proportion),
             "provenance": {**manifest.provenance, "view_of": view_of | without, "created_at": utc_now()},
         }
     )
@@ -98,6 +99,18 @@ def _place_of_view(corpus: Store, view_of: Mapping[str, Any]) -> tuple[Store, Ma
             return view, found
     raise RuntimeError(
         f"{view.uri} holds another corpus than the view of {view_of['version']}. Delete it, or ask for another number."
+    )
+
+
+def _shown_counts(counts: Counts, rows: int, num_bytes: int) -> Counts:
+    """Of a view: its rows. What was refused is told of the corpus that it is of; what that one may lack, of both."""
+    lost = counts.refused.get(UNCOUNTED, 0)
+    return Counts(
+        num_found=rows + lost,
+        num_accepted=rows,
+        num_refused=lost,
+        num_bytes=num_bytes,
+        refused={UNCOUNTED: lost} if lost else {},
     )
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.content_digest import RowContent, content_digest, corpus_digest
+from data_prep.corpus_stats import STATS_KEY, CorpusStats
 from data_prep.executors import Executor, in_process
 from data_prep.labels import ClassMap
 from data_prep.records import WORK, read_table
@@ -16,6 +17,7 @@ from data_prep.shard_format import (
     CLASSES_KEY,
     LEAKAGE_KEY,
     REJECTS_KEY,
+    REPORT_KEY,
     SHARDS_KEY,
     Manifest,
     ShardError,
@@ -74,13 +76,20 @@ class ShardCheck(FrozenConfig):
 
 
 class VerifyReport(FrozenConfig):
-    """The outcome for a corpus: `problems` maps the URI of what is wrong to what is wrong with it."""
+    """The outcome for a corpus."""
 
     corpus: str
     num_shards: int
     num_rows: int
+    """Of the corpus; a view shows the first rows of shards that hold more."""
+    num_rows_read: int
+    """Of its shards, all of which are checked."""
     label_counts: dict[int, int]
+    """Of the rows that were read."""
     problems: dict[str, str]
+    """URI of what is wrong -> what is wrong with it; of shards and what says what they hold."""
+    beside: dict[str, str]
+    """The same of what is told beside the shards: refusals, leakage, statistics, report."""
 
 
 def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyReport:
@@ -118,10 +127,48 @@ def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyRepor
     return VerifyReport(
         corpus=corpus.uri,
         num_shards=len(specs),
-        num_rows=sum(spec.num_rows for _, spec in specs.values()),
+        num_rows=_num_rows(manifest),
+        num_rows_read=sum(spec.num_rows for _, spec in specs.values()),
         label_counts=dict(sorted(label_counts.items())),
         problems=dict(sorted(problems.items())),
+        beside=dict(sorted(_wrong_beside(corpus, manifest).items())),
     )
+
+
+def _num_rows(manifest: Manifest) -> int:
+    """Rows that the splits show, those once that several splits share."""
+    rows: Counter[tuple[str, str]] = Counter()
+    for split in manifest.splits.values():
+        for segment in split.segments:
+            place = segment.split, segment.name
+            rows[place] = max(rows[place], segment.num_rows)
+    return rows.total()
+
+
+def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
+    """What cannot be read of the files beside the shards; a view has none of them, but those of the corpus it is of."""
+    if "view_of" in manifest.provenance:
+        return {}
+    readers = {
+        REJECTS_KEY: lambda: read_table(corpus, REJECTS_KEY),
+        LEAKAGE_KEY: lambda: read_table(corpus, LEAKAGE_KEY),
+        STATS_KEY: lambda: CorpusStats.from_json(corpus.read_json(STATS_KEY)),
+        REPORT_KEY: lambda: _check_report(corpus.read(REPORT_KEY)),
+    }
+    wrong = {}
+    for key, read in readers.items():
+        try:
+            read()
+        except FileNotFoundError:
+            wrong[corpus.uri_of(key)] = "is missing"
+        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            wrong[corpus.uri_of(key)] = f"cannot be read: {' '.join(str(error).split())}"
+    return wrong
+
+
+def _check_report(page: bytes) -> None:
+    if not page.rstrip().endswith(b"</html>"):
+        raise ValueError("it does not end as a page does")
 
 
 def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:

@@ -270,11 +270,19 @@ def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
     if as_json:
         console.emit(report.model_dump(mode="json"))
     else:
-        for uri, problem in report.problems.items():
+        for uri, problem in (report.problems | report.beside).items():
             console.tell(console.visible(f"{uri} {problem}"))
     if report.problems:
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."
         )
     if not as_json:
-        console.tell(f"{corpus.uri}: {report.num_shards:,} shards with {report.num_rows:,} rows are as written.")
+        rows = f"{report.num_rows_read:,} rows"
+        if report.num_rows < report.num_rows_read:
+            rows += f", of which this view shows {report.num_rows:,},"
+        console.tell(f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written.")
+    if report.beside:
+        raise RuntimeError(
+            f"{corpus.uri} has {len(report.beside)} files beside its shards that are not as written. Its images and labels "
+            "are, and can be trained on; to have the others again, delete manifest.json and ask for the same corpus."
+        )

@@ -95,7 +95,7 @@ def test_what_would_end_without_a_corpus_is_told_before(folder, request_for):
 
 
 @pytest.mark.parametrize("budget", [Budget(), Budget(num_images=32)])
-@pytest.mark.parametrize("recipe", [{"min_images_per_class": 20}, {"class_map": "list"}, {}])
+@pytest.mark.parametrize("recipe", [{"min_images_per_class": 20}, {"val_per_class": 5}, {"class_map": "list"}, {}])
 def test_what_the_recipe_leaves_out_is_in_the_expected_rows(
     fill_folder, request_for, tmp_path, memory_root, recipe, budget
 ):

@@ -5,7 +5,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.shard_format import load_manifest, segment_keys
+from data_prep.subsets import take
 from data_prep.verify_shards import verify_corpus
+from infra.storage import open_store
 
 
 @pytest.fixture
@@ -90,3 +92,26 @@ def test_class_map_and_listing_are_checked_too(corpus):
         "classes.json": "does not give the class map digest of the manifest",
         "shards.parquet": "does not give the corpus digest of the manifest",
     }
+
+
+def test_what_is_told_beside_the_shards_is_checked_too(corpus):
+    corpus.delete("rejects.parquet")
+    corpus.write("report.html", corpus.read("report.html")[:-100])
+    corpus.write("stats.json", b"[]")
+    report = verify_corpus(corpus)
+    assert report.problems == {}
+    found = {uri.rpartition("/")[2]: problem for uri, problem in report.beside.items()}
+    assert found.keys() == {"rejects.parquet", "report.html", "stats.json"}
+    assert found["rejects.parquet"] == "is missing"
+    assert "cannot be read" in found["report.html"]
+
+
+def test_a_view_has_its_own_rows_and_counts_that_agree(corpus):
+    manifest = take(corpus, 49)
+    report = verify_corpus(open_store(f"{corpus.uri.rpartition('/')[0]}/{manifest.version}"))
+    rows = 49 + manifest.splits["val"].num_rows + manifest.splits["test"].num_rows
+    assert (report.num_rows, report.problems, report.beside) == (rows, {}, {})
+    assert rows <= report.num_rows_read < 120
+    counts = manifest.counts
+    assert counts.num_found == counts.num_accepted + counts.num_refused == rows
+    assert sum(counts.refused.values()) == counts.num_refused == 0

@@ -114,6 +114,21 @@ def test_a_view_is_named_by_its_version_and_never_stands_for_its_corpus(data, co
     assert "30 images" in out
 
 
+def test_verify_says_what_is_whole_and_what_is_missing_beside_it(data, corpora, vitline):
+    root, made = corpora
+    view = json.loads(data("take", "birds", "7", "--json"))
+    shown = " ".join(data("verify", f"birds/{view['version']}").split())
+    assert "rows, of which this view shows 17, are as written" in shown
+    assert data("verify", "birds").endswith("rows are as written.\n")
+    report = made["birds"].read("report.html")
+    made["birds"].delete("report.html")
+    code, out, err = vitline("data", "verify", "birds", "--root", root)
+    made["birds"].write("report.html", report)
+    assert code == 1
+    assert "report.html is missing" in out
+    assert "can be trained on" in err
+
+
 def test_a_view_on_part_of_a_test_split_keeps_nothing_less_out(data, corpora, place):
     root, made = corpora
     data("take", "pets", "1", "--split", "test")
