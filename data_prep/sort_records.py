@@ -239,7 +239,7 @@ def _sorted_bucket(corpus: Store, task: SortTask) -> tuple[pa.Table, pa.Table, p
     records = read_partition(corpus, task.files("by-order"), task.number, RECORD_SCHEMA)
     refused = pc.is_valid(records["reason"])
     accepted = records.filter(pc.invert(refused)).sort_by([("order_key", "ascending"), ("example_id", "ascending")])
-    _check_ids(corpus, task, accepted["example_id"])
+    _check_ids(corpus, task, accepted)
     drops = _dropped(corpus, task, task.number)
     place = pc.index_in(accepted["example_id"], drops["example_id"].combine_chunks())
     gone = accepted.filter(pc.is_valid(place))
@@ -266,13 +266,19 @@ def _dropped(corpus: Store, task: SortTask, bucket: int) -> pa.Table:
     return read_partition(corpus, task.drops, bucket, DROPS_SCHEMA)
 
 
-def _check_ids(corpus: Store, task: SortTask, ids: pa.ChunkedArray) -> None:
+def _check_ids(corpus: Store, task: SortTask, accepted: pa.Table) -> None:
     known = read_partition(corpus, task.files("known-ids"), task.number, _IDS_SCHEMA)["example_id"]
-    counted = Counter(ids.to_pylist())
-    repeated = min((example_id for example_id, count in counted.items() if count > 1), default=None)
-    if repeated is not None:
+    counted = Counter(accepted["example_id"].to_pylist())
+    if repeated := [example_id for example_id, count in counted.items() if count > 1]:
+        first = min(repeated)
+        rows = accepted.filter(pc.equal(accepted["example_id"], first)).select(["base", "key", "labels"]).to_pylist()
+        where = "; ".join(f"{row['base']}/{row['key']}, labelled {', '.join(row['labels'])}" for row in rows[:3])
+        at_least = "at least " if task.num_buckets > 1 else ""
+        source = open_source(CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY)))
         raise ValueError(
-            f"two examples have the id {repeated!r} (ids are paths in Unicode NFC). Rename one of the files."
+            f"{'two' if len(rows) == 2 else f'{len(rows):,}'} examples have the id {first!r}: {where}"
+            f"{'; ...' if len(rows) > 3 else ''}. {at_least}{len(repeated):,} ids of {source.origin} repeat. "
+            f"{source.when_ids_repeat}"
         )
     if again := sorted(counted.keys() & set(known.to_pylist())):
         raise ValueError(

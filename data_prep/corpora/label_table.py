@@ -60,6 +60,11 @@ class LabelTableCorpus(RawCorpus):
       a val split the driver reads that column up to the first row of val.
     """
 
+    when_ids_repeat = (
+        "A table has one row for each picture: put all labels of a picture into its row, as a list, or as one text with "
+        "source.label_separator, and the weights likewise; or name a column of distinct ids as source.id_column."
+    )
+
     def __init__(self, source: LabelTable, recipe: CorpusRecipe) -> None:
         self._source, self._recipe = source, recipe
         self._files = SourceFiles(source.path, tuple(itertools.chain(*_KINDS.values())))

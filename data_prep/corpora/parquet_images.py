@@ -56,6 +56,8 @@ class ParquetCorpus(RawCorpus):
     classes and splits are taken over, and only the rows of its manifest.
     """
 
+    when_ids_repeat = "Name a column of distinct ids as source.id_column, or none: an id is then the file and row."
+
     def __init__(self, source: ParquetImages, recipe: CorpusRecipe) -> None:
         self._source, self._recipe = source, recipe
         self._files = SourceFiles(source.path, PARQUET_ENDINGS)

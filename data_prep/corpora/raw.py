@@ -82,6 +82,8 @@ class RawCorpus(ABC):
     """Authors and licence, for the report."""
     single_label: bool = True
     """Whether every example has exactly one label."""
+    when_ids_repeat: str = "Ids are paths in Unicode NFC: rename one of the files."
+    """What to do where several examples have one id."""
     views: Mapping[str, tuple[str | FirstRows, ...]] = {}
     """Further splits that are others, or the first rows of others, put together, such as train800val200."""
     benchmark_rows: Mapping[str, int] = {}

@@ -161,3 +161,17 @@ def test_the_cause_is_named_where_nothing_is_left(recipe, cause, fill_folder, re
     folder = fill_folder(tmp_path / "p", per_class=12)
     with pytest.raises(ValueError, match=cause):
         prepare.prepare([request_for(folder, **given)], memory_root)
+
+
+def test_a_table_with_a_row_for_each_label_is_told_what_to_do(picture, tmp_path, memory_root):
+    for i in range(4):
+        (tmp_path / f"{i}.jpg").write_bytes(picture(i))
+    lines = ["image,labels", *(f"{i}.jpg,{label}" for i in range(4) for label in "ab")]
+    (tmp_path / "long.csv").write_text("\n".join(lines))
+    request = CorpusConfig(name="t", source=LabelTable(path=str(tmp_path / "long.csv")))
+    expected = (
+        r"two examples have the id '0\.jpg': \S+/0\.jpg, labelled a; \S+/0\.jpg, labelled b\. 4 ids of \S+long\.csv repeat\. "
+        r"A table has one row for each picture: .*source\.label_separator.*source\.id_column"
+    )
+    with pytest.raises(ValueError, match=expected):
+        prepare.prepare([request], memory_root)
