@@ -10,7 +10,7 @@ import io
 import re
 import warnings
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import simplejpeg
@@ -150,9 +150,12 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     try:
         image = Image.open(io.BytesIO(data), formats=_available(policy.formats))
     except UnidentifiedImageError as error:
+        if found := _other_format(data, policy):
+            detail = f"{found}, formats allowed: {', '.join(policy.formats) or 'none'}"
+            raise ImageRejected("refused_by_policy", detail) from error
         raise ImageRejected("not_an_image", _starts_with(data)) from error
     except Image.DecompressionBombError as error:
-        raise ImageRejected("too_many_pixels", str(error)) from error
+        raise _too_large_for_pillow(error, policy) from error
     except Exception as error:
         raise _broken(error) from error
     with image:
@@ -165,10 +168,34 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
         except ImageRejected:
             raise
         except Image.DecompressionBombError as error:
-            raise ImageRejected("too_many_pixels", str(error)) from error
+            raise _too_large_for_pillow(error, policy) from error
         except Exception as error:
             raise _broken(error) from error
     return DecodedImage(pixels, file_format, mode)
+
+
+def _other_format(data: bytes, policy: DecodePolicy) -> str:
+    """The format of an image that the policy does not take; empty where it is none. TGA has no mark to know it by."""
+    others = tuple(name for name in get_args(Format) if name not in policy.formats and name != "TGA")
+    try:
+        with Image.open(io.BytesIO(data), formats=_available(others)) as image:
+            return "JPEG" if image.format == "MPO" else image.format or ""
+    except UnidentifiedImageError:
+        return ""
+    except Image.DecompressionBombError as error:
+        raise _too_large_for_pillow(error, policy) from error
+    except Exception as error:
+        raise _broken(error) from error
+
+
+_PILLOW_PIXELS = re.compile(r"\((\d+) pixels\)")
+
+
+def _too_large_for_pillow(error: Image.DecompressionBombError, policy: DecodePolicy) -> ImageRejected:
+    """Pillow has a limit of its own, above ours, which it names."""
+    found = _PILLOW_PIXELS.search(str(error))
+    pixels = f"{int(found[1]):,} pixels" if found else f"more than {_PILLOW_PIXEL_CEILING:,} pixels"
+    return ImageRejected("too_many_pixels", f"{pixels}, limit {policy.max_pixels:,}")
 
 
 # What libjpeg and Pillow call it; other libraries do not tell it from a broken file.

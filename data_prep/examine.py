@@ -124,6 +124,12 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
             data = _bytes_or_refusal(row, read)
             if data is None:
                 add(row)
+            elif len(data) > recipe.decode.max_bytes:  # and cut behind that
+                size, limit = _size_of(example), f"{recipe.decode.max_bytes:,}"
+                detail = f"{size:,} bytes, limit {limit}" if size else f"more than {limit} bytes"
+                add({**row, "reason": "too_many_bytes", "detail": detail})
+                if isinstance(data, LocalRange):
+                    data.close()
             else:
                 row["num_bytes"] = len(data)
                 yield row, data
@@ -145,6 +151,15 @@ def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
         # Other failures of the store are not the example's fault: they end the job, which can be started again.
         row["reason"], row["detail"] = "unreadable", f"{type(error).__name__}: {error.strerror or error}"
         return None
+
+
+def _size_of(example: RawExample) -> int | None:
+    """Bytes of an example in its source; None of a member of an archive whose reader does not tell."""
+    if example.length is not None:
+        return example.length
+    if example.data is not None:
+        return example.num_bytes or None
+    return open_store(example.base).size(example.key) - example.offset
 
 
 def _found(outcome: Examined | ImageRejected) -> Row:

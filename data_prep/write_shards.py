@@ -167,7 +167,7 @@ class _Images:
         length = store.read_into(row["key"], row["offset"], space)
         if length < len(space) or hashlib.sha256(space).digest() != row["sha256"]:
             raise RuntimeError(
-                f"{store.uri}/{row['key']} ({row['example_id']}) changed after it was examined. Let the source rest and "
+                f"{store.uri_of(row['key'])} ({row['example_id']}) changed after it was examined. Let the source rest and "
                 "prepare again: a changed source is another version."
             )
 

@@ -169,7 +169,7 @@ class Store(ABC):
         return open_store(self.uri_of(prefix.rstrip("/")))
 
     def uri_of(self, key: str) -> str:
-        return f"{self.uri}/{checked_key(key)}"
+        return f"{self.uri.removesuffix('/')}/{checked_key(key)}"  # the store of a whole disk is file:///
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_store, (self.uri,)

@@ -296,7 +296,7 @@ class _Archive:
         if member.offset is not None:
             return {"base": self._store.uri, "key": self._key, "offset": member.offset, "length": member.size}
         if spill is None or len(data) > self._recipe.decode.max_bytes:  # refused: never read again
-            return {"base": self._store.uri, "key": self._key}
+            return {"base": self._store.uri, "key": self._key, "num_bytes": member.size}
         return {"base": spill.base, "key": spill.key, "offset": spill.keep(data), "length": len(data)}
 
     def _of_link(self, links: "Links", member: Member) -> Refused | None:

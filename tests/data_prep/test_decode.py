@@ -346,7 +346,19 @@ def test_what_is_no_image_is_refused():
     assert reason_of(b"<html>404 not found</html>") == "not_an_image"
     assert reason_of(b"\0" * 1000) == "not_an_image"
     assert reason_of(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n") == "not_an_image"
-    assert reason_of(encoded(Image.new("RGB", (2, 2)), "BMP"), formats=("PNG",)) == "not_an_image"
+    assert reason_of(b"<html>404 not found</html>", formats=("PNG",)) == "not_an_image"
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "BMP"])
+def test_a_format_that_the_policy_leaves_out_is_refused_by_policy(file_format):
+    data = encoded(Image.new("RGB", (2, 2)), file_format)
+    with pytest.raises(ImageRejected, match=f"refused_by_policy: {file_format}, formats allowed: GIF, WEBP"):
+        decode(data, DecodePolicy(formats=("GIF", "WEBP")))
+
+
+def test_a_bomb_that_pillow_itself_refuses_names_our_limit():
+    with pytest.raises(ImageRejected, match="too_many_pixels: 620,000,000 pixels, limit 89,000,000"):
+        decode(png_header(20_000, 31_000))
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])

@@ -1,6 +1,7 @@
 """Laws of preparation: every example once, one digest however it is computed, and a killed job goes on."""
 
 import os
+import shutil
 import threading
 import unicodedata
 from collections import Counter
@@ -308,6 +309,24 @@ def test_a_folder_without_pictures_is_an_error(tmp_path, request_for, memory_roo
     (tmp_path / "empty" / "notes.txt").write_text("nothing here")
     with pytest.raises(ValueError, match="no labelled picture among the 1 files"):
         prepare.prepare([request_for(tmp_path / "empty")], memory_root)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar", "gztar", "zip"])
+def test_too_large_a_file_is_refused_with_its_own_size(tmp_path, picture, request_for, memory_root, kind):
+    sizes, tree = {}, tmp_path / "tree"
+    for i in range(12):
+        data = picture(i, (400, 300)) if i == 7 else picture(i)
+        (tree / "cat").mkdir(exist_ok=True, parents=True)
+        (tree / "cat" / f"{i}.jpg").write_bytes(data)
+        sizes[i] = len(data)
+    decode = {"max_bytes": max(size for i, size in sizes.items() if i != 7)}
+    source = tree if kind == "folder" else shutil.make_archive(str(tmp_path / "packed"), kind, tree)
+    request = request_for(source, decode=decode)
+    (manifest,) = prepare.prepare([request], memory_root)
+    assert manifest.counts.refused == {"too_many_bytes": 1}
+    corpus = corpus_store(open_store(memory_root), request)
+    (refused,) = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+    assert refused["detail"] == f"{sizes[7]:,} bytes, limit {decode['max_bytes']:,}"
 
 
 def test_the_version_follows_what_the_corpus_holds(folder, picture, request_for, memory_root):

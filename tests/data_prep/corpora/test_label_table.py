@@ -222,6 +222,7 @@ def test_locations_are_below_the_images_or_absolute(memory):
 
 
 def test_absolute_locations_are_read_from_this_disk(tmp_path):
+    assert open_store("file:///").uri_of("data/c.jpg") == "file:///data/c.jpg"
     (tmp_path / "1.jpg").write_bytes(b"picture")
     (tmp_path / "t.csv").write_bytes(as_csv([{"image": str(tmp_path / "1.jpg"), "labels": "x"}]))
     (example,) = read(LabelTableCorpus(LabelTable(path=str(tmp_path / "t.csv")), CorpusRecipe()))
