@@ -90,6 +90,14 @@ def show_corpus(corpus: Store) -> Row:
     }
 
 
+def told_segment(segment: Row) -> str:
+    """A segment of a manifest as people read it: `train/s000, 50 rows in 3 shards`."""
+    told = f"{segment['split']}/{segment['name']}, {segment['num_rows']:,} rows in {segment['num_shards']:,} shards"
+    if segment["rows_left_out"]:
+        told += f", whose last {segment['rows_left_out']:,} rows are left out"
+    return told + (f", of version {segment['version']}" if segment["version"] else "")
+
+
 class FoundStats(NamedTuple):
     """The statistics of a corpus; of a view those of the corpus that it shows a part of, which `of` names."""
 

@@ -248,19 +248,29 @@ def _few(names: Iterable[str]) -> str:
 _ADJECTIVE = {"train": "training", "val": "validation"}
 
 
+_LEAKS_TOLD = 3
+
+
 def leak_lines(stats: CorpusStats) -> list[str]:
     """As "214 training images match the test split of pets; leave them out with --decontaminate pets (before
-    training)", the most images first. What was left out is not told."""
-    lines = []
+    training)", the most images first, and the others by the names of their corpora. What was left out is not told."""
+    lines, names = [], []
     for leak, found in sorted(stats.leakage.items(), key=lambda item: (-item[1].count, item[0])):
         if (number := found.count - found.num_left_out) > 0:
             name = leak.corpus.partition("/")[0]
+            names.append(name)
             images = f"{_ADJECTIVE.get(leak.own_split, leak.own_split)} image{'s match' if number > 1 else ' matches'}"
             lines.append(
                 f"{number:,} {images} the {leak.corpus_split} split of {name}; leave {'them' if number > 1 else 'it'} out "
                 f"with --decontaminate {name} (before training)"
             )
-    return lines
+    if len(lines) <= _LEAKS_TOLD + 1:
+        return lines
+    others = list(dict.fromkeys(names[_LEAKS_TOLD:]))
+    return [
+        *lines[:_LEAKS_TOLD],
+        f"{len(lines) - _LEAKS_TOLD:,} more such matches, with splits of {_few(others)}; `vitline data stats --json` lists all",
+    ]
 
 
 def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
