@@ -89,11 +89,12 @@ def _release(name: str, uri: str) -> ClassMap:
         expected += f"; the sha256 of its source ids, joined by newlines, is {release.sha256}"
     if not uri:
         where = (
-            f"timm/data/_info/{release.list_file} of the package timm" if release.list_file else "nowhere known to us"
+            f"it is timm/data/_info/{release.list_file} of the package timm"
+            if release.list_file
+            else "no package that we know of holds it"
         )
         raise ValueError(
-            f"The list of {name} is not here; it is to be had in {where}. Give a file of one synset id a line as "
-            f"{name}=URI. {expected}."
+            f"The list of {name} is not here; {where}. Give a file of one synset id a line as {name}=URI. {expected}."
         )
     found = _read(uri)
     digest = hashlib.sha256("\n".join(found.source_ids).encode()).hexdigest()

@@ -59,7 +59,9 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
     source = open_source(config)
     listing = chunks.save_listing(source.parts(chunks.place(root)))
     if not listing.num_chunks:
-        raise ValueError(f"{config.name}: there is nothing at {source.origin}. Expected are labelled pictures.")
+        raise ValueError(
+            f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
+        )
     return listing
 
 

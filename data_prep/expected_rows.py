@@ -49,15 +49,16 @@ def kept_rows(tables: Tables, config: CorpusConfig, source: RawCorpus, base: Bas
     kept = Kept(largest=max(labels.items(), key=lambda item: (item[1], item[0]), default=("", 0)))
     classes, reason = _classes(labels, config, source, base)
     kept.num_small = len(labels.keys() - classes) if reason == "small_class" else 0
-    in_train = Counter[str]()
+    in_train, has_val = Counter[str](), False
     names = pa.array(sorted(classes), pa.string())
     for table in tables():
+        has_val = has_val or pc.any(pc.equal(table["split"], "val")).as_py() is True
         stays = _any_of(table["labels"].combine_chunks(), names)
         kept.lost[reason] += len(table) - pc.sum(stays).as_py()
         rows = table.filter(stays)
         kept.splits.update(counts(rows["split"]))
         in_train.update(counts(pc.list_element(rows.filter(pc.equal(rows["split"], "train"))["labels"], 0)))
-    if (per_class := config.recipe.val_per_class) and not kept.splits["val"]:
+    if (per_class := config.recipe.val_per_class) and not has_val:
         moved = per_class * sum(count >= 2 * per_class for count in in_train.values())
         kept.splits.update({"train": -moved, "val": moved})
     kept.splits, kept.lost = +kept.splits, +kept.lost

@@ -66,7 +66,9 @@ def list_parts(source: RawCorpus, place: Place, config: CorpusConfig) -> ListedS
             if len(found.chosen) == 2 * _NUM_PARTS:  # between so many and half as many are held, however many come
                 found.chosen, stride = found.chosen[::2], 2 * stride
     if not found.num_parts:
-        raise ValueError(f"{config.name}: there is nothing at {source.origin}. Expected are labelled pictures.")
+        raise ValueError(
+            f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
+        )
     step = -(-len(found.chosen) // _NUM_PARTS)
     found.chosen = found.chosen[::step]
     found.unknown = {part.name: part.num_bytes for part in found.chosen if not part.num_examples}

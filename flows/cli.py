@@ -1,5 +1,6 @@
 """The console command `vitline`. Every room is imported on use, so that `--help` answers at once."""
 
+import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,6 @@ from pydantic import ValidationError
 
 from flows import console, data_commands, model_commands, stack_commands, vtab_commands
 from flows.command_line import Json, Root, Set, cell, settings, show_one, show_rows
-from vit.models.config import field_path
 
 app = typer.Typer(
     name="vitline",
@@ -358,13 +358,17 @@ def ops_preempt(
 
 def told(problem: Mapping[str, Any]) -> str:
     """One broken rule of a config as a sentence: field, expectation, value, and how to change it."""
-    where, given = field_path(problem["loc"]), problem.get("input")
+    from flows.resolve import settable_path
+
+    where, given = settable_path(problem["loc"]), problem.get("input")
     text = problem["msg"].removeprefix("Value error, ").rstrip(".")
     rule_between_fields = isinstance(given, Mapping)
     if not rule_between_fields:
         text += f", not {given!r}"
-    if where.startswith(("recipe", "execution")):
-        field = f"{where}.FIELD" if rule_between_fields else where
+    if where.startswith(("source.", "recipe", "execution")) or (len(problem["loc"]) > 1 and where == "source"):
+        # An element of a list cannot be set by itself.
+        whole = settable_path([*itertools.takewhile(lambda part: isinstance(part, str), problem["loc"])])
+        field = f"{where}.FIELD" if rule_between_fields else whole
         text += f". `--set {field}=VALUE` changes it"
     return f"{where}: {text}."
 
@@ -376,7 +380,7 @@ def main() -> None:
         app()
     except SystemExit as end:
         if end.code == 130:  # typer turns Ctrl-C into this
-            console.say("stopped; the same command goes on from the last checkpoint")
+            console.say("stopped; the same command goes on from what is finished: checkpoints, examined parts, shards")
         raise
     except ValidationError as error:
         for problem in error.errors():

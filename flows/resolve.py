@@ -75,7 +75,9 @@ def _preset(request: PrepareRequest) -> CorpusConfig:
 def _of_source(request: PrepareRequest) -> CorpusConfig:
     name = request.name or (request.add_to or "").partition("/")[0]
     if not name:
-        raise ValueError(f"name is empty; a corpus made from {request.source} needs one, as in 'birds-2026'.")
+        raise ValueError(
+            f"name is empty; a corpus made from {request.source} needs one, as in 'birds-2026' (`--name birds-2026`)."
+        )
     if request.add_to and "/" not in request.add_to:
         raise ValueError(
             f"add_to {request.add_to!r} names no version; name NAME/VERSION, so that the same request finds the same "
@@ -86,6 +88,11 @@ def _of_source(request: PrepareRequest) -> CorpusConfig:
     path = str(request.source)
     if "://" not in path:
         path = str(Path(path).expanduser().resolve())
+        if not Path(path).exists():
+            raise ValueError(
+                f"The source {path} does not exist. Give the path of a folder, archive, table or dataset that is there, or "
+                "an s3:// URI."
+            )
     config = CorpusConfig(
         name=name,
         source=_source(request.kind, path, request.overrides),
@@ -374,9 +381,14 @@ def mean_row_group_bytes(manifest: Manifest) -> int:
     return -(-counts.num_bytes * rows // counts.num_accepted)
 
 
+def settable_path(loc: Sequence[str | int]) -> str:
+    """The dotted path of a field in a validation error, as people set it: the kind of a source is no part of it."""
+    return field_path([part for i, part in enumerate(loc) if not (i == 1 and loc[0] == "source")])
+
+
 def told(problem: Mapping[str, Any]) -> str:
     """One broken rule of a pydantic model as a sentence: field, expectation, value."""
-    where, given = field_path(problem["loc"]), problem.get("input")
+    where, given = settable_path(problem["loc"]), problem.get("input")
     text = problem["msg"].removeprefix("Value error, ").rstrip(".")
     if not isinstance(given, Mapping):
         text += f", not {given!r}"

@@ -80,7 +80,7 @@ def test_what_an_archive_holds_is_estimated_without_a_place_of_its_own(
 
 def test_nothing_that_is_a_picture_is_an_error(tmp_path, request_for):
     (tmp_path / "a").mkdir()
-    with pytest.raises(ValueError, match="there is nothing at"):
+    with pytest.raises(ValueError, match="holds no example"):
         dry_run(request_for(tmp_path), CORES)
     (tmp_path / "a/b.jpg").write_bytes(b"no picture")
     with pytest.raises(ValueError, match=r"none of 1 files that were tried is a labelled picture \(not_an_image 1\)"):

@@ -83,10 +83,10 @@ def test_a_recipe_too_large_for_its_corpus_is_refused_before_a_cluster_is_starte
 def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tmp_path):
     (tmp_path / "file.png").write_bytes(b"")
     for command in (("data", "prep"), ("run", "--yes")):
-        for wrong in (tmp_path / "absent", tmp_path / "file.png"):
-            said = refused(*command, "--source", wrong, "--name", "birds", "--root", root)
-            assert str(wrong) in said
-            assert "one that holds a folder of pictures per class" in said
+        for wrong, why in (("absent", "does not exist"), ("file.png", "one that holds a folder of pictures per class")):
+            said = refused(*command, "--source", tmp_path / wrong, "--name", "birds", "--root", root)
+            assert str(tmp_path / wrong) in said
+            assert why in said
         said = refused(*command, "--source", tmp_path, "--name", "My Birds", "--root", root)
         assert "'My Birds'" in said
         assert "as in 'birds-2026'" in said

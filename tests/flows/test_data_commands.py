@@ -3,18 +3,20 @@
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from data_prep.corpus_stats import Findings, Leak
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec, prepare
 from data_prep.progress import Progress
 from flows.console import line
 from flows.data_commands import number_of
 from flows.deployed import corpus_links
-from flows.prepare_corpus import PreparedCorpus, preparation_progress, source_request
+from flows.prepare_corpus import PreparedCorpus, leak_lines, preparation_progress, source_request
 from flows.run_views import run_view
 from infra.run_state import write_state
 from infra.storage import open_store
@@ -264,12 +266,44 @@ def test_a_view_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, pl
     assert "error: take 5,000: train of new will have 30 rows at most. Ask for fewer" in err
 
 
-def test_a_source_that_is_not_of_its_kind_is_refused(refused, corpora, place):
+def test_a_source_that_is_not_of_its_kind_is_refused(refused, vitline, corpora, place):
     at = ("--root", corpora[0])
     prep = ("data", "prep", "--source", place / "birds", "--name", "x", *at)
     assert "needs source.layout" in refused(*prep, "--kind", "arrays")
     assert "no field 'source.lynks'" in refused(*prep, "--set", "source.lynks=skip")
     assert "There is no corpus 'dogs' below" in refused(*prep, "--decontaminate", "dogs")
+    said = refused(*prep, "--set", "source.links=maybe")
+    assert "source.links: " in said
+    assert "`--set source.links=VALUE` changes it" in said
+    assert "`--set recipe.decode.background=VALUE`" in refused(*prep, "--set", "recipe.decode.background=[1,2]")
+    assert "does not exist" in refused("data", "prep", "--source", place / "none", "--name", "x", *at)
+    assert "`--name birds-2026`" in refused("data", "prep", "--source", place / "birds", *at)
+    said = refused(*prep, "--set", "recipe.class_map=imagenet21k-winter21")
+    assert (
+        "no package that we know of holds it. Give a file of one synset id a line as imagenet21k-winter21=URI" in said
+    )
+    (place / "table").mkdir()
+    (place / "table/labels.csv").write_text("image,label\n")
+    table = ("--source", place / "table/labels.csv", "--name", "x", "--kind", "table", "--dry-run", *at)
+    code, _, said = vitline("data", "prep", *table, "--set", "source.labels_column=label")
+    assert code == 2
+    assert "labels.csv holds no example. Expected are" in said
+
+
+def test_segments_are_shown_as_people_read_them(data):
+    view = json.loads(data("take", "birds", "7", "--json"))["version"]
+    assert "train/s000, 30 rows in 1 shards" in data("show", "birds")
+    shown = data("show", f"birds/{view}")
+    assert "train/s000, 7 rows in 1 shards, whose last 23 rows are left out, of version" in shown
+    assert "rows_left_out" not in shown
+
+
+def test_many_leaks_are_summed_up():
+    found = Findings(count=5)
+    leaks = {Leak(own_split="train", corpus=f"set-{i}/0a", corpus_split="test"): found for i in range(9)}
+    lines = leak_lines(SimpleNamespace(leakage=leaks))
+    assert len(lines) == 4
+    assert lines[3].startswith("6 more such matches, with splits of set-3, set-4, set-5")
 
 
 def test_progress_is_of_the_stage_that_is_not_done_yet():

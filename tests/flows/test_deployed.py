@@ -57,7 +57,7 @@ REFUSED = [
     ("pretrain_then_transfer_flow", {"corpus": "brids"}, "There is no corpus 'brids' below s3://vitline; there are: "),
     ("pretrain_then_transfer_flow", {"tasks": ["s3://vitline/no"]}, "There is no corpus at s3://vitline/no"),
     ("prepare_corpus", {"preset": "digits", "source": "/tmp"}, "Both a preset, digits, and a source, /tmp, were given"),
-    ("prepare_corpus", {"preset": None, "source": "/not/there", "name": "x"}, "/not/there is no folder and no archive"),
+    ("prepare_corpus", {"preset": None, "source": "/not/there", "name": "x"}, "The source /not/there does not exist"),
     ("prepare_corpus", {"preset": "digits", "decontaminate": ["pets"]}, "decontaminate is a field for a source of your own"),
     ("prepare_corpus", {"preset": "digits", "overrides": {"recipe.decontaminate": ["pets"]}}, "There is no corpus 'pets' below"),
     ("pretrain_flow", {"corpus": "brids"}, "There is no corpus 'brids'"),

@@ -222,7 +222,7 @@ def test_a_source_of_any_kind_takes_its_fields_as_overrides(prepare, tmp_path):
         ({"preset": "digits"}, "Both a preset, digits, and a source, .*, were given"),
         ({"source": None}, "Neither a preset nor a source was given"),
         ({"source": None, "preset": "digits"}, "name is a field for a source of your own; preset 'digits' has its own"),
-        ({"source": "/not/there"}, "/not/there is no folder and no archive"),
+        ({"source": "/not/there"}, "The source /not/there does not exist"),
         ({"source": "memory://nothing/here"}, "memory://nothing/here holds no objects"),
         ({"kind": "arrays"}, "needs source.layout, one of cifar10, cifar100, .*--set source.layout=VALUE"),
         ({"overrides": {"source.lynks": "skip"}}, r"no field 'source\.lynks'; here are: kind, links, path"),
