@@ -150,7 +150,7 @@ def records(number: int, num_classes: int, labels: float) -> pa.Table:
         "format": ["JPEG"] * number,
         "mode": ["RGB"] * number,
     }
-    return pa.table(columns).cast(RECORD_SCHEMA)
+    return pa.table(columns).select(RECORD_SCHEMA.names).cast(RECORD_SCHEMA)
 
 
 def write_records(chunks: Chunks, corpus: Store, table: pa.Table) -> int:
