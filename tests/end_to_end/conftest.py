@@ -91,11 +91,11 @@ class Work:
             f"{ended['state']}: {self.flows.lines(flow_run)[-6:]}"
         )
         job = read_claim(self.run(key)).job_id
-        self.eventually(
-            lambda: self.jobs.find(job).terminal and not self.workers() - before and not self.of_run(key), 60
-        )
+        self.eventually(lambda: self.jobs.find(job).terminal)
+        self.eventually(lambda: not self.workers() - before)
+        self.eventually(lambda: not self.of_run(key))
         assert read_state(self.run(key))["state"] == "cancelled"
-        self.eventually(lambda: self.mlflow_status(key) == "KILLED", 60)
+        self.eventually(lambda: self.mlflow_status(key) == "KILLED")
 
     def mlflow_run(self, key: str) -> dict | None:
         experiments = self.mlflow.post("/experiments/search", json={"max_results": 100}).json()["experiments"]
