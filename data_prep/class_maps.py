@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from data_prep.corpora.label_texts import labelled_number
 from data_prep.labels import ClassInfo, ClassMap
 from infra.config import FrozenConfig
 from infra.storage import open_store
@@ -175,9 +176,16 @@ def applied(class_map: ClassMap, classes: Iterable[ClassInfo]) -> ClassMap:
 
 
 def extended(class_map: ClassMap, new: Iterable[ClassInfo]) -> ClassMap:
-    """The map with those of `new` that it lacks behind it, by source id: every label id stays what it was."""
+    """The map with those of `new` that it lacks behind it, by source id: every label id stays what it was. Raises
+    ValueError where the map has a number without the zeros that a new class has."""
     known = class_map.label_ids()
     added = ClassMap.of(info for info in new if info.source_id not in known)
+    for label in added.source_ids:
+        if (number := labelled_number(label)) is not None and str(number) in known:
+            raise ValueError(
+                f"The new pictures are of class {label!r}, the corpus has a class {str(number)!r}: it was prepared when "
+                "numbers in tables were not filled with zeros. Prepare all of it again as one corpus."
+            )
     return ClassMap(classes=class_map.classes + added.classes)
 
 

@@ -19,11 +19,13 @@ from typing import Any, BinaryIO, cast
 
 from pydantic import JsonValue
 
+from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusRecipe, LabelTable
 from data_prep.corpora.label_texts import distinct_labels, label_texts, plain_text, short
 from data_prep.corpora.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule
 from data_prep.corpora.source_files import SourceFiles
+from data_prep.labels import number_label
 from infra.storage import Listed, Store, checked_key, open_store
 
 _KINDS = {
@@ -41,6 +43,7 @@ _STRETCHES_PER_ROW_GROUP = 16
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _TOO_LONG = b"(a line that is too long)"  # known by identity
 _IN_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|zip)!", re.IGNORECASE)
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 _GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
@@ -50,8 +53,9 @@ class LabelTableCorpus(RawCorpus):
 
     - A location is a path below `images`, an absolute path (/...) of a disk that every worker sees, or a URI (s3://,
       file://). `./` at its front is overlooked; `..`, members of archives (a.tar!b.jpg) and other services are refused.
-    - A label is text as it stands in the table: numbers are not filled with zeros. Of a label that a row repeats, the
-      larger weight is kept.
+    - A label is text as it stands in the table; a whole number becomes `number_label`, as in other kinds of sources, so
+      that classes keep their order, unless the class map of the recipe has it without zeros. Of a label that a row repeats,
+      the larger weight is kept.
     - CSV has a header and is RFC 4180: quoted fields may hold commas, quotes and newlines, up to 128 KiB. A quote that
       is not closed costs its line. TSV is the same with tabs. JSON lines: an object a line.
     - Tables of text are cut where rows end, Parquet into row groups; a .gz file is read by one worker from its front,
@@ -373,6 +377,7 @@ class _Rows:
         self._source, self._store, self._key, self._rule = source, store, key, SplitRule(recipe, present)
         self._images = open_store(source.images).uri if source.images else store.uri
         self._id = plain_text(key)
+        self._mapped = frozenset(load_class_map(recipe.class_map).source_ids if recipe.class_map else ())
 
     def of_text(self, start: int, end: int | None, line: int, columns: list[str]) -> Iterator[RawExample]:
         kind = _kind(self._key)
@@ -455,7 +460,7 @@ class _Rows:
         """Labels and weights. Raises Refusal."""
         source = self._source
         try:
-            labels = label_texts(self._several(row.get(source.labels_column)), str)
+            labels = [self._class_of(text) for text in label_texts(self._several(row.get(source.labels_column)), str)]
             if not source.weights_column:
                 return distinct_labels(labels, source.single_label), None
             weights = [_weight(weight) for weight in self._several(row.get(source.weights_column))]
@@ -467,6 +472,12 @@ class _Rows:
             return distinct_labels(largest, source.single_label), tuple(largest.values())
         except ValueError as error:
             raise Refusal("no_label", str(error)) from error
+
+    def _class_of(self, label: str) -> str:
+        if not _WHOLE_NUMBER.fullmatch(label):
+            return label
+        filled = number_label(int(label))
+        return label if label in self._mapped and filled not in self._mapped else filled
 
     def _several(self, cell: Any) -> list[Any]:
         if isinstance(cell, (list, tuple)):

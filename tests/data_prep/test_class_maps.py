@@ -132,3 +132,10 @@ def test_a_map_that_is_applied_gives_exactly_its_classes():
     wanted = ClassMap(classes=(*map_of("z", "a").classes, ClassInfo(name="Bee", source_id="b")))
     source = [ClassInfo(name=name, source_id=name[0], parents=("top",)) for name in ("ant", "bumblebee", "cat")]
     assert applied(wanted, source).classes == (wanted.classes[0], source[0], wanted.classes[2])
+
+
+def test_a_number_is_no_new_class_beside_itself_without_zeros():
+    old, new = (ClassInfo(name=label, source_id=label) for label in ("7", "000007"))
+    with pytest.raises(ValueError, match="of class '000007', the corpus has a class '7'"):
+        class_maps.extended(ClassMap.of([old]), [new])
+    assert class_maps.extended(ClassMap.of([new]), [new]).source_ids == ["000007"]

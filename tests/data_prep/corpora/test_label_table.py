@@ -115,7 +115,7 @@ def test_large_row_groups_are_read_by_several_workers(memory):
     pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=3000)
     memory.write("t.parquet", sink.getvalue().to_pybytes())
     source = corpus(memory)
-    assert [e.labels for e in read(source, 100)] == [(str(i),) for i in range(4000)]
+    assert [e.labels for e in read(source, 100)] == [(f"{i:06d}",) for i in range(4000)]
     assert [part.num_examples for part in source.parts(Place(memory, memory, 100))] == [188] * 15 + [180] + [100] * 10
 
 
@@ -201,10 +201,32 @@ def test_json_lines_that_are_none_are_refused(memory):
     lines += ['{"image": "3.jpg", "labels": [1.5]}', '{"image": "4.jpg", "labels": null}', '{"labels": 1}']
     memory.write("t.jsonl", "\n".join(lines).encode())
     examples = read(corpus(memory), 3)
-    assert (examples[0].labels, [bool(e.refused) for e in examples]) == (("1", "2", "x"), [False] + [True] * 9)
+    assert (examples[0].labels, [bool(e.refused) for e in examples]) == (
+        ("000001", "000002", "x"),
+        [False] + [True] * 9,
+    )
     one = read(corpus(memory, single_label=True))[0]
     assert one.refused[0] == "no_label"
     assert "set single_label to false" in one.refused[1]
+
+
+@pytest.mark.parametrize("name", ["t/t.csv", "t/t.jsonl"])
+def test_whole_numbers_keep_their_order_as_in_other_kinds_of_sources(memory, name):
+    labels = [0, 2, 10, 123456, "1.5", "007", "n02", "-1", "10a"]
+    rows = [{"image": f"{i}.jpg", "labels": label} for i, label in enumerate(labels)]
+    memory.write(name, (as_csv if name.endswith("csv") else as_json_lines)(rows))
+    found = [e.labels for e in read(corpus(memory, name))]
+    assert found == [(label,) for label in ("000000", "000002", "000010", "123456", "1.5", "007", "n02", "-1", "10a")]
+
+
+def test_whole_numbers_are_what_the_class_map_calls_them(memory):
+    memory.write("t/t.csv", as_csv([{"image": f"{i}.jpg", "labels": i} for i in (2, 10, 11)]))
+    memory.write("plain.txt", b"2\n10\n")
+    memory.write("filled.txt", b"000002\n000010\n")
+    source = LabelTable(path=f"{memory.uri}/t/t.csv")
+    for name, expected in (("plain", ["2", "10", "000011"]), ("filled", ["000002", "000010", "000011"])):
+        recipe = CorpusRecipe(class_map=f"{memory.uri}/{name}.txt")
+        assert [e.labels[0] for e in read(LabelTableCorpus(source, recipe))] == expected
 
 
 def test_locations_are_below_the_images_or_absolute(memory):
