@@ -232,14 +232,14 @@ def own_splits_said(manifest: Manifest) -> str:
     if request.get("recipe", {}).get("near_duplicates", "keep") == "keep":
         return (
             "Its own splits were not compared with each other: whether one holds a picture of another scaled, recompressed "
-            "or mirrored is not known. Prepared with near_duplicates 'drop' they are, and one of such a pair is left out."
+            "or mirrored is not known. Prepared with recipe.near_duplicates=drop they are, and one of such a pair goes."
         )
     which = (
         "that were added were compared with each other, not with those that were there" if request.get("add_to") else ""
     )
     left = manifest.provenance.get("near_pairs_not_compared", 0)
     return (
-        f"The pictures of its own splits {which or 'were compared with each other, too'} (near_duplicates is 'drop')"
+        f"The pictures of its own splits {which or 'were compared with each other, too'} (recipe.near_duplicates=drop)"
         f"{f'; {left:,} pairs were too many to look at' if left else ''}."
     )
 

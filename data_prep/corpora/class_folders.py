@@ -380,8 +380,8 @@ class Tops:
         if self._stray and len(found) > 1:
             raise ValueError(
                 f"{uri} holds {', '.join(self.splits)}, which are called as splits are, and beside them "
-                f"{self._stray}, which is none. Take it away, or say what they are: with "
-                "source.top_folders='splits' they are splits and all else is left out, with 'classes' each is a class."
+                f"{self._stray}, which is none. Take it away, or say what they are: with source.top_folders=splits they are "
+                "splits and all else is left out, with source.top_folders=classes each is a class."
             )
         return {} if self._stray else self.splits
 

@@ -143,7 +143,10 @@ def test_no_leakage_says_what_that_means(compared, sentence):
     ("recipe", "sentence"),
     [
         ({}, "Its own splits were not compared with each other"),
-        ({"near_duplicates": "drop"}, "The pictures of its own splits were compared with each other, too (near_dup"),
+        (
+            {"near_duplicates": "drop"},
+            "The pictures of its own splits were compared with each other, too (recipe.near_dup",
+        ),
     ],
 )
 def test_it_says_whether_its_own_splits_were_compared(recipe, sentence):

@@ -163,7 +163,7 @@ def in_memory(folder):
 
 def test_pictures_beside_the_splits_are_no_silent_end_of_the_splits(stray):
     path, _ = stray
-    with pytest.raises(ValueError, match=r"beside them the folder 'docs'.*source.top_folders='splits'"):
+    with pytest.raises(ValueError, match=r"beside them the folder 'docs'.*source.top_folders=splits"):
         listed(path)
 
 
