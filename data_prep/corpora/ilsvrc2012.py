@@ -11,7 +11,7 @@ from typing import Any
 from data_prep.config import CorpusRecipe, Ilsvrc2012
 from data_prep.corpora.archive_members import Member
 from data_prep.corpora.archives import index, read_members, stretches
-from data_prep.corpora.class_folders import is_picture, readable_id, refusal_by_name
+from data_prep.corpora.folder_layout import is_picture, readable_id, refusal_by_name
 from data_prep.corpora.ilsvrc2012_kit import KIT, Kit, read_kit
 from data_prep.corpora.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule

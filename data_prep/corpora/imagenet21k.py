@@ -12,7 +12,7 @@ from typing import Any
 from data_prep.config import CorpusRecipe, ImageNet21k
 from data_prep.corpora.archive_members import Member, checked_path
 from data_prep.corpora.archives import archive_kind, index, read_members, read_tars_inside
-from data_prep.corpora.class_folders import is_picture, readable_id, refusal_by_name
+from data_prep.corpora.folder_layout import is_picture, readable_id, refusal_by_name
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
 from infra.storage import Store, open_store
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_prep.config import CorpusRecipe
 from data_prep.corpora.archives import index
-from data_prep.corpora.class_folders import is_picture
+from data_prep.corpora.folder_layout import is_picture
 from data_prep.corpora.raw import Part, Place, RawExample
 from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from data_prep.config import CorpusRecipe
-from data_prep.corpora.class_folders import readable_id, refusal_by_name
+from data_prep.corpora.folder_layout import readable_id, refusal_by_name
 from data_prep.corpora.raw import Part, Place, RawExample, Spill
 from data_prep.corpora.transfer.carving import TEST_SETS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, ImagenetTask

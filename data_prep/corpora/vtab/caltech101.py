@@ -20,7 +20,7 @@ import simplejpeg
 from data_prep.corpora.archive_bytes import Gunzipped, Ranges
 from data_prep.corpora.archive_members import ArchiveDamaged, Member
 from data_prep.corpora.archives import archive_kind, member_pieces, read_members
-from data_prep.corpora.class_folders import refusal_by_name
+from data_prep.corpora.folder_layout import refusal_by_name
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.tar_members import read_tar, tar_members
 from data_prep.corpora.vtab.carving import CARVINGS

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.corpora.class_folders import readable_id
+from data_prep.corpora.folder_layout import readable_id
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
 from data_prep.corpora.vtab.carving import Carving, Views, order_key
 from data_prep.corpora.vtab.tfds_order import tfds_order

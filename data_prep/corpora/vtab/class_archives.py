@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from data_prep.corpora.class_folders import refusal_by_name
+from data_prep.corpora.folder_layout import refusal_by_name
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.vtab.picture_files import picture_members, picture_parts, picture_paths

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from data_prep.corpora.archives import member_pieces
-from data_prep.corpora.class_folders import refusal_by_name
+from data_prep.corpora.folder_layout import refusal_by_name
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.annotation_files import keep_labels, kept_labels
 from data_prep.corpora.vtab.json_items import json_items

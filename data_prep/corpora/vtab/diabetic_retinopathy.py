@@ -9,7 +9,7 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data_prep.corpora.class_folders import refusal_by_name
+from data_prep.corpora.folder_layout import refusal_by_name
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.annotation_files import annotation_texts
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles

@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from data_prep.corpora.class_folders import refusal_by_name
+from data_prep.corpora.folder_layout import refusal_by_name
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.annotation_files import annotation_texts, keep_labels, kept_labels
 from data_prep.corpora.vtab.label_rules import kitti_distance

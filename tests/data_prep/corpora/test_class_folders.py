@@ -192,7 +192,7 @@ def test_a_folder_without_pictures_beside_the_splits_changes_nothing(tmp_path, a
 
 def test_splits_that_are_asked_for_must_be_there(tmp_path):
     put(tmp_path, "cat/1.jpg", "test/2.jpg")
-    with pytest.raises(ValueError, match="'splits', but .* holds test: expected are train"):
+    with pytest.raises(ValueError, match=r"'splits', but .* holds test: expected are train"):
         listed(tmp_path, top_folders="splits")
 
 
