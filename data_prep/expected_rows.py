@@ -54,7 +54,7 @@ def kept_rows(tables: Tables, config: CorpusConfig, source: RawCorpus, base: Bas
     for table in tables():
         has_val = has_val or pc.any(pc.equal(table["split"], "val")).as_py() is True
         stays = _any_of(table["labels"].combine_chunks(), names)
-        kept.lost[reason] += len(table) - pc.sum(stays).as_py()
+        kept.lost[reason] += len(table) - (pc.sum(stays).as_py() or 0)
         rows = table.filter(stays)
         kept.splits.update(counts(rows["split"]))
         in_train.update(counts(pc.list_element(rows.filter(pc.equal(rows["split"], "train"))["labels"], 0)))
