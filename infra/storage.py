@@ -6,6 +6,7 @@ to it is not part of the race and would win it unseen.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -61,6 +62,20 @@ class Unwritable(OSError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._made_of
+
+
+_NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT}
+
+
+@contextlib.contextmanager
+def told_unwritable(what: str) -> Iterator[None]:
+    """Raises Unwritable where a place is not ours to write to. A full disk stays what it is: no other setting helps it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            raise Unwritable(what, error) from error
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,11 +429,9 @@ class FileStore(Store):
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
         temporary = path.with_name(_TEMPORARY + uuid.uuid4().hex)  # mkstemp would hide it from other users: mode 0600
-        try:
+        with told_unwritable(self.uri):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(temporary, "xb")  # noqa: SIM115 - only the opening is to be caught
-        except OSError as error:
-            raise Unwritable(self.uri, error) from error
+            file = open(temporary, "xb")  # noqa: SIM115 - only the opening is judged
         try:
             with file:
                 yield temporary, file

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infra.settings import Settings
-from infra.storage import Unwritable
+from infra.storage import told_unwritable
 
 
 def local_dir(settings: Settings) -> Path:
@@ -26,8 +26,6 @@ def download_dir(settings: Settings) -> Path:
 
 
 def _made(path: Path) -> Path:
-    try:
+    with told_unwritable(f"the folder {path}"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Unwritable(f"the folder {path}", error) from error
     return path

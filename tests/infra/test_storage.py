@@ -1,5 +1,6 @@
 """The six operations keep the same promises on every backend (DESIGN 5)."""
 
+import errno
 import io
 import multiprocessing
 import pickle
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.storage import Lost, Unwritable, check_writable, open_store, probe_conditional_writes
+from infra.storage import Lost, Unwritable, check_writable, open_store, probe_conditional_writes, told_unwritable
 
 BACKENDS = ["file", "memory", pytest.param("s3", marks=pytest.mark.s3)]
 
@@ -254,3 +255,6 @@ def test_a_place_that_cannot_be_written_says_what_names_it(tmp_path):
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
     with pytest.raises(Unwritable):
         check_writable(open_store(tmp_path / "file/store"))
+    with pytest.raises(OSError, match="No space left") as full, told_unwritable("the root"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert full.type is OSError
