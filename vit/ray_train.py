@@ -91,7 +91,7 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     progress, which a counter of restarts cannot. A group that cannot be placed within `queue_timeout_s` raises."""
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchConfig
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
@@ -100,7 +100,7 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     if workers < wanted:
         # One worker a GPU; the numbers do not depend on W, only the time does.
         log.warning("the cluster has %d GPUs for %d workers: training on %d workers", gpus, wanted, workers)
-    trainer = TorchTrainer(
+    trainer = trainer_class()(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt},
         torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
@@ -113,6 +113,22 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
         ),
     )
     trainer.fit()
+
+
+def trainer_class() -> type[Any]:
+    """Ray Train's trainer without its `PlacementGroupCleaner`.
+
+    That is a detached process of each run, told to watch the controller once it has started: of a run that is stopped
+    earlier it stays for as long as the cluster does. Nor is it needed: a placement group ends with the job that made it.
+    """
+    from ray.train.torch import TorchTrainer
+
+    class Trainer(TorchTrainer):
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks = super()._create_default_callbacks()  # type: ignore[misc]
+            return [each for each in callbacks if type(each).__name__ != "PlacementGroupCleanerCallback"]
+
+    return Trainer
 
 
 def resources() -> str:

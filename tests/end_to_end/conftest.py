@@ -73,7 +73,7 @@ class Work:
         return (read_progress(self.run(key)) or {"step": 0})["step"]
 
     def reach(self, key: str, step: int) -> None:
-        self.eventually(lambda: self.progress(key) >= step, 180)
+        self.eventually(lambda: self.progress(key) >= step)
 
     def of_run(self, key: str) -> list[psutil.Process]:
         """The driver of a run and every process below it."""
@@ -86,7 +86,7 @@ class Work:
 
     def assert_cancelled(self, flow_run: str, key: str, before: set[int]) -> None:
         """Everywhere, and nothing left: `before` are the workers of other jobs."""
-        ended = self.flows.wait(flow_run, timeout_s=90)
+        ended = self.flows.wait(flow_run, timeout_s=240)
         assert (ended["state_type"], ended["state_name"]) == ("CANCELLED", "Cancelled"), (
             f"{ended['state']}: {self.flows.lines(flow_run)[-6:]}"
         )

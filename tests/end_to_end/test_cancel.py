@@ -57,7 +57,7 @@ def test_cancelled_while_preparing(work, tmp_path):
     request = {"source": str(tmp_path), "name": "cancel-preparing"}
     run = work.start("prepare-corpus/default", **request)
     key = work.key(run)
-    work.flows.wait(run, lambda found: bool(work.workers() - before), 120)
+    work.flows.wait(run, lambda found: bool(work.workers() - before))
     work.flows.cancel(run)
     work.assert_cancelled(run, key, before)
     assert not [k for k in work.root.list("corpora/cancel-preparing/") if k.endswith("manifest.json")]
@@ -89,7 +89,7 @@ def test_a_killed_flow_process_leaves_the_job_and_a_second_run_finds_it_again(wo
     work.reach(key, 5)
     for process in work.processes_of_flow(first):
         process.kill()
-    assert work.flows.wait(first, timeout_s=60)["state_type"] == "CRASHED"
+    assert work.flows.wait(first, timeout_s=240)["state_type"] == "CRASHED"
     at = work.progress(key)
     work.reach(key, at + 5)
     assert work.jobs.find(f"{key}-a1").state == "running"

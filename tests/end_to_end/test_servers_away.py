@@ -28,7 +28,7 @@ def kill(stack):
     return end
 
 
-def back(stack, patience_s=120):
+def back(stack, patience_s=240):
     deadline = time.monotonic() + patience_s
     while problems := {name: problem for name, problem in check_services(stack.directory).items() if problem}:
         assert time.monotonic() < deadline, problems

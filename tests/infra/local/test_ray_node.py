@@ -46,7 +46,7 @@ def processes_of(env):
     return processes_with("RAY_AUTH_TOKEN_PATH", env["RAY_AUTH_TOKEN_PATH"])
 
 
-def wait_for(condition, what, patience_s=60):
+def wait_for(condition, what, patience_s=180):
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, what

@@ -31,7 +31,7 @@ from infra.local.stack import (
 )
 
 
-def wait_for(condition, what, patience_s=60):
+def wait_for(condition, what, patience_s=180):
     deadline = time.monotonic() + patience_s
     while not condition():
         assert time.monotonic() < deadline, what
