@@ -1,0 +1,12 @@
+"""What the driver asks of Ray Train. Whole runs are in `tests/end_to_end/`."""
+
+from vit.ray_train import trainer_class
+
+
+def test_only_the_detached_process_of_a_run_is_left_out():
+    from ray.train.torch import TorchTrainer
+
+    def callbacks(trainer):
+        return {type(each).__name__ for each in trainer(print)._create_default_callbacks()}
+
+    assert callbacks(TorchTrainer) - callbacks(trainer_class()) == {"PlacementGroupCleanerCallback"}
