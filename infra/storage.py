@@ -7,15 +7,9 @@ to it is not part of the race and would win it unseen.
 
 import contextlib
 import errno
-import fcntl
-import hashlib
 import io
 import json
-import math
 import os
-import stat
-import threading
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -28,7 +22,7 @@ from infra.config import canonical_json
 
 Keys = list[str]  # inside Store the name `list` is the operation
 
-_TEMPORARY, _LOCK = ".tmp-", ".lock-"  # hidden from list() and refused as names in keys
+TEMPORARY, LOCK = ".tmp-", ".lock-"  # hidden from list() and refused as names in keys
 
 
 class Lost(RuntimeError):
@@ -207,9 +201,13 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     text = os.fspath(uri)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme == "file" and rest:
+        from infra.file_store import FileStore
+
         return FileStore(Path(os.path.abspath(rest)))
     rest = rest.rstrip("/")
     if scheme == "memory" and rest:
+        from infra.memory_store import MemoryStore
+
         return MemoryStore(rest)
     if scheme == "s3" and rest and not rest.startswith("/"):
         from infra.s3_store import S3Store  # s3fs takes half a second and is an extra
@@ -252,7 +250,7 @@ def check_writable(store: Store) -> None:
 def checked_key(key: str) -> str:
     """`key`, or ValueError where it could leave the store or be taken for a temporary file."""
     for part in key.split("/"):
-        if part in ("", ".", "..") or "\0" in part or part.startswith((_TEMPORARY, _LOCK)):
+        if part in ("", ".", "..") or "\0" in part or part.startswith((TEMPORARY, LOCK)):
             raise ValueError(f"{key!r} is no key: {part!r} is not a name. Keys look like 'train/s000/part-00000'.")
     return key
 
@@ -295,236 +293,3 @@ class _Ranges(io.RawIOBase):
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
-
-
-class FileStore(Store):
-    """A directory. Temporary file plus rename, hard link or locked rename; the tag is the sha256 of the bytes."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.uri = f"file://{directory}"
-
-    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        with self._reading(key) as file:
-            file.seek(start)
-            return file.read(-1 if end is None else max(0, end - start))
-
-    def read_into(self, key: str, start: int, buffer: memoryview) -> int:
-        with self._reading(key) as file:
-            file.seek(start)
-            return cast(io.BufferedReader, file).readinto(buffer)
-
-    def read_tagged(self, key: str) -> tuple[bytes, str]:
-        data = self.read(key)
-        return data, hashlib.sha256(data).hexdigest()
-
-    def size(self, key: str) -> int:
-        with self._reading(key) as file:
-            return os.fstat(file.fileno()).st_size
-
-    def open(self, key: str) -> BinaryIO:
-        return self._reading(key)
-
-    @contextlib.contextmanager
-    def writer(self, key: str) -> Iterator[BinaryIO]:
-        path = self._path(key)
-        with self._temporary(path) as (temporary, file):
-            yield file
-            _settle(file)
-            os.replace(temporary, path)
-
-    def write(self, key: str, data: bytes) -> None:
-        with self.writer(key) as file:
-            file.write(data)
-
-    def create(self, key: str, data: bytes) -> str:
-        path = self._path(key)
-        with self._temporary(path) as (temporary, file):
-            file.write(data)
-            _settle(file)
-            try:
-                os.link(temporary, path)  # O_EXCL and a write would show readers a half-written file
-            except FileExistsError as error:
-                raise Lost(f"{self.uri_of(key)} exists already.") from error
-        return hashlib.sha256(data).hexdigest()
-
-    def swap(self, key: str, data: bytes, tag: str) -> str:
-        path = self._path(key)
-        if not path.parent.is_dir():
-            raise Lost(f"{self.uri_of(key)} does not exist.")
-        with open(path.with_name(_LOCK + path.name), "ab") as lock:  # never unlinked: the next one may hold it open
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                found = self.read_tagged(key)[1]
-            except FileNotFoundError as error:
-                raise Lost(f"{self.uri_of(key)} does not exist.") from error
-            if found != tag:
-                raise Lost(f"{self.uri_of(key)} was changed: its tag is {found[:12]}, not {tag[:12]}.")
-            self.write(key, data)
-        return hashlib.sha256(data).hexdigest()
-
-    def list(self, prefix: str = "") -> Keys:
-        folder = prefix.rpartition("/")[0]
-        top = self._path(folder) if folder else self._directory
-        keys = []
-        for parent, _, names in os.walk(top):
-            relative = Path(parent).relative_to(self._directory).as_posix()
-            below = "" if relative == "." else f"{relative}/"
-            keys += [below + name for name in names if not name.startswith((_TEMPORARY, _LOCK))]
-        return sorted(key for key in keys if key.startswith(prefix))
-
-    def scan(self, prefix: str = "") -> Iterator[Listed]:
-        folder = prefix.rpartition("/")[0]
-        yield from self._scan(self._path(folder) if folder else self._directory, f"{folder}/" if folder else "", prefix)
-
-    def _scan(self, folder: Path, below: str, prefix: str) -> Iterator[Listed]:
-        try:
-            found = [*os.scandir(folder)]
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for entry in sorted(found, key=lambda entry: entry.name):
-            key = below + entry.name
-            if entry.is_dir(follow_symlinks=False):
-                if key.startswith(prefix) or prefix.startswith(f"{key}/"):
-                    yield from self._scan(Path(entry.path), f"{key}/", prefix)
-            elif key.startswith(prefix) and not entry.name.startswith((_TEMPORARY, _LOCK)):
-                with contextlib.suppress(FileNotFoundError):  # a link to nothing
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield Listed(key, status.st_size, str(status.st_mtime_ns))
-
-    def delete(self, key: str) -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            self._path(key).unlink()
-
-    def discard(self, key: str) -> None:
-        self.delete(key)
-        path = self._path(key)
-        path.with_name(_LOCK + path.name).unlink(missing_ok=True)
-
-    def leftovers(self, older_than_s: float) -> Keys:
-        before = time.time() - older_than_s
-        found = [Path(parent, name) for parent, _, names in os.walk(self._directory) for name in names]
-        return sorted(
-            path.relative_to(self._directory).as_posix()
-            for path in found
-            if path.name.startswith(_TEMPORARY) and _modified(path) < before
-        )
-
-    def discard_leftovers(self, older_than_s: float) -> Keys:
-        found = self.leftovers(older_than_s)
-        for key in found:
-            (self._directory / key).unlink(missing_ok=True)
-        return found
-
-    def _path(self, key: str) -> Path:
-        return self._directory / checked_key(key)
-
-    def _reading(self, key: str) -> BinaryIO:
-        try:
-            return open(f"{self._directory}/{checked_key(key)}", "rb")  # a Path takes longer than a small read
-        except (IsADirectoryError, NotADirectoryError) as error:  # a folder is no object, as on S3
-            raise FileNotFoundError(2, "no such object", self.uri_of(key)) from error
-
-    @contextlib.contextmanager
-    def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-        temporary = path.with_name(_TEMPORARY + uuid.uuid4().hex)  # mkstemp would hide it from other users: mode 0600
-        with told_unwritable(self.uri):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(temporary, "xb")  # noqa: SIM115 - only the opening is judged
-        try:
-            with file:
-                yield temporary, file
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _modified(path: Path) -> float:
-    """Unix seconds; infinite for a file that has gone meanwhile, which is therefore no leftover."""
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
-        return math.inf
-
-
-def _settle(file: BinaryIO) -> None:
-    # A rename may reach the disk before the bytes do; a manifest must not outlive a power cut that its data did not.
-    if not file.closed:
-        file.flush()
-        os.fsync(file.fileno())
-
-
-_OBJECTS: dict[str, bytes] = {}
-_OBJECTS_LOCK = threading.Lock()
-
-
-class MemoryStore(Store):
-    """Objects of this process, shared by all stores of it; for tests. The tag is the sha256 of the bytes."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.uri = f"memory://{name}"
-
-    def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        return self._get(key)[start:end]
-
-    def read_tagged(self, key: str) -> tuple[bytes, str]:
-        data = self._get(key)
-        return data, hashlib.sha256(data).hexdigest()
-
-    def size(self, key: str) -> int:
-        return len(self._get(key))
-
-    @contextlib.contextmanager
-    def writer(self, key: str) -> Iterator[BinaryIO]:
-        checked_key(key)
-        file = _KeptBytes()
-        yield file
-        self.write(key, file.getvalue())
-
-    def write(self, key: str, data: bytes) -> None:
-        with _OBJECTS_LOCK:
-            _OBJECTS[self.uri_of(key)] = bytes(data)
-
-    def create(self, key: str, data: bytes) -> str:
-        with _OBJECTS_LOCK:
-            if self.uri_of(key) in _OBJECTS:
-                raise Lost(f"{self.uri_of(key)} exists already.")
-            _OBJECTS[self.uri_of(key)] = bytes(data)
-        return hashlib.sha256(data).hexdigest()
-
-    def swap(self, key: str, data: bytes, tag: str) -> str:
-        with _OBJECTS_LOCK:
-            found = _OBJECTS.get(self.uri_of(key))
-            if found is None or hashlib.sha256(found).hexdigest() != tag:
-                raise Lost(f"{self.uri_of(key)} was changed or does not exist.")
-            _OBJECTS[self.uri_of(key)] = bytes(data)
-        return hashlib.sha256(data).hexdigest()
-
-    def list(self, prefix: str = "") -> Keys:
-        with _OBJECTS_LOCK:
-            start = f"{self.uri}/{prefix}"
-            return sorted(uri[len(self.uri) + 1 :] for uri in _OBJECTS if uri.startswith(start))
-
-    def scan(self, prefix: str = "") -> Iterator[Listed]:
-        for key in self.list(prefix):
-            data, tag = self.read_tagged(key)
-            yield Listed(key, len(data), tag)
-
-    def delete(self, key: str) -> None:
-        with _OBJECTS_LOCK:
-            _OBJECTS.pop(self.uri_of(key), None)
-
-    def _get(self, key: str) -> bytes:
-        with _OBJECTS_LOCK:
-            try:
-                return _OBJECTS[self.uri_of(key)]
-            except KeyError:
-                raise FileNotFoundError(2, "no such object", self.uri_of(key)) from None
-
-
-class _KeptBytes(io.BytesIO):
-    """Keeps its bytes when a writer library closes it early."""
-
-    def close(self) -> None:
-        pass

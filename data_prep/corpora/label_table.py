@@ -1,21 +1,14 @@
 """A table of image locations and labels, as JFT's is: CSV, JSON lines or Parquet, of any number of rows.
 
 The driver reads a table of text once, only to find where rows end; workers read their stretch of it again and parse
-it. Of Parquet the driver reads footers. Python's own csv and json parse the rows: beside an image a row costs nothing,
-and one bad row stays one refusal with its line number.
+it. Of Parquet the driver reads footers.
 """
 
-import codecs
 import contextlib
-import csv
-import gzip
-import io
 import itertools
-import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from pydantic import JsonValue
 
@@ -25,6 +18,7 @@ from data_prep.corpora.label_texts import distinct_labels, label_texts, plain_te
 from data_prep.corpora.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule
 from data_prep.corpora.source_files import SourceFiles
+from data_prep.corpora.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
 from data_prep.labels import number_label
 from infra.storage import Listed, Store, checked_key, open_store
 
@@ -34,18 +28,13 @@ _KINDS = {
     "JSON lines": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz"),
     "Parquet": PARQUET_ENDINGS,
 }
-_DELIMITERS = {"CSV": ",", "TSV": "\t"}
-_MAX_LINE_BYTES = 16 << 20
-_READ_BYTES = 8 << 20  # of a table at once: few requests
 _ROWS_LOOKED_AT = 100  # of JSON lines, to know the columns
 # A stretch of a row group costs reading the row group up to it: with so many, still less than the images.
 _STRETCHES_PER_ROW_GROUP = 16
 _LARGEST_FLOAT32 = 3.4028234663852886e38
-_TOO_LONG = b"(a line that is too long)"  # known by identity
 _IN_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|zip)!", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
-_GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class LabelTableCorpus(RawCorpus):
@@ -134,9 +123,9 @@ class LabelTableCorpus(RawCorpus):
 
     def _stretches(self, file: Listed, rows_per_part: int) -> Iterator[Part]:
         columns = self._columns(file.key)
-        with _Text(self._files.store, file.key) as text:
-            records = text.records(_DELIMITERS.get(_kind(file.key)))
-            if _kind(file.key) in _DELIMITERS:
+        with TextRows(self._files.store, file.key) as text:
+            records = text.records(DELIMITERS.get(_kind(file.key)))
+            if _kind(file.key) in DELIMITERS:
                 next(records)  # the header
             where: dict[str, JsonValue] = {"columns": [*columns]}
             if file.key.lower().endswith(".gz"):
@@ -160,24 +149,24 @@ class LabelTableCorpus(RawCorpus):
         table of JSON lines none are asked for."""
         kind = _kind(key)
         first: list[bytes] = []
-        with _Text(self._files.store, key) as text:
+        with TextRows(self._files.store, key) as text:
             try:
-                for _, data in text.records(_DELIMITERS.get(kind)):
+                for _, data in text.records(DELIMITERS.get(kind)):
                     first.append(data)
-                    if kind in _DELIMITERS or len(first) == _ROWS_LOOKED_AT:
+                    if kind in DELIMITERS or len(first) == _ROWS_LOOKED_AT:
                         break
             except Refusal:
                 if not first:  # else what can be read is read
                     raise
-        if kind in _DELIMITERS:
+        if kind in DELIMITERS:
             if not first:
                 raise Refusal("unreadable", f"{self._files.store.uri_of(key)} is empty: it has no header")
             try:
-                columns = _parsed_line(first[0], kind)
+                columns = parsed_line(first[0], kind)
             except ValueError as error:
                 raise ValueError(f"The header of {self._files.store.uri_of(key)} is not {kind}: {error}.") from error
         else:
-            columns = [*dict.fromkeys(itertools.chain(*(_keys(data) for data in first)))]
+            columns = [*dict.fromkeys(itertools.chain(*(keys_of(data) for data in first)))]
         if first:
             self._check(columns, key)
         return columns
@@ -216,12 +205,12 @@ class LabelTableCorpus(RawCorpus):
                         yield from (_word(value) for value in cells(batch.column(column).unique()))
             return
         columns = self._columns(key)
-        with _Text(self._files.store, key) as text:
-            for _, data in text.records(_DELIMITERS.get(_kind(key))):
+        with TextRows(self._files.store, key) as text:
+            for _, data in text.records(DELIMITERS.get(_kind(key))):
                 if not _MAYBE_SPLIT.search(data):  # most rows are of train, and need not be parsed
                     continue
                 with contextlib.suppress(ValueError):
-                    yield _word(_parsed_row(data, _kind(key), columns).get(column))
+                    yield _word(parsed_row(data, _kind(key), columns).get(column))
 
 
 def _kind(key: str) -> str:
@@ -230,142 +219,6 @@ def _kind(key: str) -> str:
 
 def _word(value: Any) -> str:
     return "" if value is None else str(value).strip().lower()
-
-
-class _Text:
-    """Rows of a table of text, from byte `start` to `end` of what it holds when it is decompressed.
-
-    Raises Refusal where the file cannot be opened or decompressed on. Memory: a row, and a window of the file.
-    """
-
-    def __init__(self, store: Store, key: str, start: int = 0, end: int | None = None, line: int = 0) -> None:
-        self._uri, self._end, self.position, self.line = store.uri_of(key), end, start, line
-        self._again: list[tuple[int, bytes]] = []
-        window = _READ_BYTES if end is None else min(_READ_BYTES, max(1 << 16, end - start))
-        try:
-            self._stored = self._file = _windowed(store.open(key), window)
-        except (FileNotFoundError, PermissionError) as error:
-            raise Refusal("uncounted_loss", f"{self._uri}: {error.strerror}") from error
-        if key.lower().endswith(".gz"):
-            self._file = cast(BinaryIO, gzip.GzipFile(fileobj=self._stored))
-        self._read_to = start
-        try:
-            self._file.seek(start)
-        except _GZIP_DAMAGE as error:
-            raise Refusal("uncounted_loss", f"{self._uri}: {error}") from error
-
-    def __enter__(self) -> "_Text":
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._file.close()
-        self._stored.close()  # which gzip leaves open
-
-    def records(self, delimiter: str | None) -> Iterator[tuple[int, bytes]]:
-        """Number of its first line, from 1, and bytes of every row that is not blank; `position` and `line` then stand
-        behind it. With a delimiter rows may have newlines in quotes. A row too long is given as `_TOO_LONG`."""
-        while line := self._next():
-            size, data = line
-            number = self.line = self.line + 1
-            if delimiter and b'"' in data and not _is_row(data, delimiter):
-                rest = self._rest_of_row(line, delimiter)
-                size, data = size + sum(more for more, _ in rest), b"".join((data, *(text for _, text in rest)))
-                self.line += len(rest)
-            self.position += size
-            if not data.isspace():
-                yield number, data
-
-    def _rest_of_row(self, first: tuple[int, bytes], delimiter: str) -> list[tuple[int, bytes]]:
-        """The further lines of a row whose first line ends inside quotes; none where they do not make a row."""
-        taken: list[tuple[int, bytes]] = []
-
-        def lines() -> Iterator[str]:
-            yield first[1].decode("latin-1")
-            while more := self._next():
-                taken.append(more)
-                if more[1] is _TOO_LONG:
-                    return
-                yield more[1].decode("latin-1")
-
-        try:
-            next(csv.reader(lines(), delimiter=delimiter, strict=True))
-        except csv.Error:
-            self._again = taken + self._again
-            return []
-        return taken
-
-    def _next(self) -> tuple[int, bytes] | None:
-        """Size and bytes of the next line."""
-        if self._again:
-            return self._again.pop(0)
-        at = self._read_to
-        if at == self._end:
-            return None
-        try:
-            line = self._file.readline(_MAX_LINE_BYTES)
-            size = len(line)
-            if size == _MAX_LINE_BYTES and not line.endswith(b"\n"):
-                line = _TOO_LONG
-                while more := self._file.readline(_MAX_LINE_BYTES):
-                    size += len(more)
-                    if more.endswith(b"\n"):
-                        break
-        except _GZIP_DAMAGE as error:
-            raise Refusal("uncounted_loss", f"{self._uri} behind line {self.line}: {error}") from error
-        self._read_to += size
-        if at == 0:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        return (size, line) if size else None
-
-
-def _is_row(line: bytes, delimiter: str) -> bool:
-    """Whether a line of CSV with quotes is a row by itself."""
-    try:
-        next(csv.reader((line.decode("latin-1"),), delimiter=delimiter, strict=True))  # as UTF-8, to commas and quotes
-    except csv.Error:
-        return False
-    return True
-
-
-def _windowed(file: Any, window_bytes: int) -> BinaryIO:
-    return cast(BinaryIO, io.BufferedReader(file, window_bytes))
-
-
-def _parsed_row(data: bytes, kind: str, columns: list[str]) -> Mapping[str, Any]:
-    """A row of text by column. Raises ValueError."""
-    if data is _TOO_LONG:
-        raise ValueError(f"longer than {_MAX_LINE_BYTES:,} bytes")
-    if kind not in _DELIMITERS:
-        row = _parsed_json(data)
-        if not isinstance(row, dict):
-            raise ValueError(f"{short(row)} is no JSON object")
-        return row
-    fields = _parsed_line(data, kind)
-    if len(fields) != len(columns):
-        raise ValueError(f"{len(fields)} fields under {len(columns)} columns")
-    return dict(zip(columns, fields, strict=True))
-
-
-def _parsed_line(data: bytes, kind: str) -> list[str]:
-    try:
-        return next(csv.reader([data.decode()], delimiter=_DELIMITERS[kind], strict=True))
-    except csv.Error as error:
-        raise ValueError(str(error)) from error
-
-
-def _parsed_json(data: bytes) -> Any:
-    try:
-        return json.loads(data.decode())
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-
-
-def _keys(data: bytes) -> list[str]:
-    try:
-        row = _parsed_json(data)
-    except ValueError:
-        return []
-    return [*row] if isinstance(row, dict) else []
 
 
 class _Rows:
@@ -381,10 +234,10 @@ class _Rows:
 
     def of_text(self, start: int, end: int | None, line: int, columns: list[str]) -> Iterator[RawExample]:
         kind = _kind(self._key)
-        with _Text(self._store, self._key, start, end, line) as text:
-            for number, data in text.records(_DELIMITERS.get(kind)):
+        with TextRows(self._store, self._key, start, end, line) as text:
+            for number, data in text.records(DELIMITERS.get(kind)):
                 try:
-                    row = _parsed_row(data, kind, columns)
+                    row = parsed_row(data, kind, columns)
                 except ValueError as error:
                     yield self.refused(f"{self._id}!{number}", "unreadable", f"line {number} of {self._key}: {error}")
                 else:

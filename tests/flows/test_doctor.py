@@ -309,7 +309,7 @@ def test_a_store_without_conditional_writes_fails(settings_of, monkeypatch):
         store.write(key, data)
         return store.read_tagged(key)[1]
 
-    monkeypatch.setattr("infra.storage.FileStore.create", overwrites)
+    monkeypatch.setattr("infra.file_store.FileStore.create", overwrites)
     failure(by_name(settings_of())["store"], "does not honour conditional writes", "Mend")
 
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.journal import Journal, list_segments, read_journal
-from infra.storage import MemoryStore, open_store
+from infra.memory_store import MemoryStore
+from infra.storage import open_store
 
 
 class Flaky(MemoryStore):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.corpora.archive_members import ArchiveDamaged, Member, link_target
 from data_prep.corpora.archives import index, member_pieces, open_members, read_members, read_tars_inside, stretches
-from infra.storage import MemoryStore
+from infra.memory_store import MemoryStore
 
 MAX_BYTES = 20_000
 WINDOW_BYTES, NEAR_BYTES = 4 << 20, 1 << 20

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.config import CorpusRecipe, LabelTable
-from data_prep.corpora import label_table
+from data_prep.corpora import text_rows
 from data_prep.corpora.label_table import LabelTableCorpus
 from data_prep.corpora.raw import Place
-from infra.storage import FileStore, StoreFailed, open_store
+from infra.file_store import FileStore
+from infra.storage import StoreFailed, open_store
 
 ROWS = [
     {
@@ -177,7 +178,7 @@ def test_a_bad_row_is_refused_with_its_line_and_the_rest_is_read(memory):
     memory.write("t.csv", b"\n".join(lines))
     columns = {"weights_column": "weights", "split_column": "split", "label_separator": " "}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(label_table, "_MAX_LINE_BYTES", 1000)
+        patch.setattr(text_rows, "_MAX_LINE_BYTES", 1000)
         for examples_per_part in (1, 512):
             examples = read(corpus(memory, **columns), examples_per_part)
             refused = refusals(examples)

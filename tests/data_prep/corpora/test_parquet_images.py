@@ -16,7 +16,8 @@ from data_prep.corpora.source_files import named_split
 from data_prep.decode import DecodePolicy
 from data_prep.labels import ClassInfo, ClassMap
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_schema
-from infra.storage import FileStore, StoreFailed, open_store
+from infra.file_store import FileStore
+from infra.storage import StoreFailed, open_store
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -11,7 +11,8 @@ from data_prep.corpora.lossless_png import lossless_png
 from data_prep.corpora.raw import Place
 from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import open_data
-from infra.storage import FileStore, StoreFailed, open_store
+from infra.file_store import FileStore
+from infra.storage import StoreFailed, open_store
 
 NUM_TEST = 20
 
