@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from infra.names import did_you_mean
+
 C = TypeVar("C", bound="FrozenConfig")
 
 
@@ -32,10 +34,14 @@ def replace(config: C, /, **changes: Any) -> C:
             if not isinstance(node, dict) or not isinstance(node.get(parent), dict):
                 raise ValueError(
                     f"{type(config).__name__} has no group {'.'.join(parents[: depth + 1])!r}, in {path!r}."
+                    f"{did_you_mean(path, flatten(tree))}"
                 )
             node = node[parent]
         if leaf not in node:
-            raise ValueError(f"{type(config).__name__} has no field {path!r}; here are: {', '.join(sorted(node))}.")
+            raise ValueError(
+                f"{type(config).__name__} has no field {path!r}; here are: {', '.join(sorted(node))}."
+                f"{did_you_mean(path, flatten(tree))}"
+            )
         node[leaf] = value.model_dump() if isinstance(value, BaseModel) else value
     return type(config).model_validate(tree)
 

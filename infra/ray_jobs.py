@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field
 
 from infra.config import FrozenConfig
+from infra.plain_text import plain
 from infra.settings import Settings
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 list_ = list  # RayJobs has a method of that name
+
+ONE_TRAINING = "vitline_training"
+"""A resource of clusters on which trainings go one after the other, 1 of it in all: each takes the whole of it. The
+local stack has it; where no node has it, trainings share the cluster as far as it reaches."""
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
 
@@ -169,9 +174,9 @@ class RayJobs:
         return job
 
     def logs(self, job_id: str) -> str:
-        """What the driver has printed so far. Raises JobLost."""
+        """What the driver has printed so far, without colours, which Ray adds. Raises JobLost."""
         self._known(job_id)
-        return self._ask(f"read the log of {job_id}", lambda client: client.get_job_logs(job_id))
+        return plain(self._ask(f"read the log of {job_id}", lambda client: client.get_job_logs(job_id)))
 
     def _known(self, job_id: str) -> Job:
         job = self.find(job_id)

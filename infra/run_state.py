@@ -78,7 +78,7 @@ def write_verdict(run: Store, state: RunState, attempt: int, reason: str) -> Non
 
 
 def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
-    """Ask an attempt to stop: "preempted" and "out_of_time" after a checkpoint, "cancelled" at once.
+    """Ask an attempt to stop; `by` says in words who asked, and becomes the reason that people read.
 
     A request is never weakened (cancelled > out_of_time > preempted), and one to an older attempt never replaces one
     to a newer.

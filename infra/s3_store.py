@@ -23,7 +23,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from infra.settings import Settings
-from infra.storage import Keys, Listed, Lost, Store, StoreFailed, checked_key
+from infra.storage import Keys, Listed, Lost, Store, StoreFailed, StoreRefused, checked_key
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -258,6 +258,8 @@ def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
             if not transient or attempt == _ATTEMPTS:
                 what = f"{operation} of {uri} failed at attempt {attempt}, after {time.monotonic() - began:.0f} s"
                 where = "Look whether the store runs." if transient else "Look at bucket, credentials and endpoint."
+                if not transient and _is_refusal(error, status, code):
+                    raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
                 raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
             log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
         wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
@@ -273,6 +275,18 @@ def _answer(error: BaseException | None) -> tuple[int, str]:
             return answer["ResponseMetadata"]["HTTPStatusCode"], str(answer["Error"].get("Code", ""))
         error = error.__cause__
     return 0, ""
+
+
+def _is_refusal(error: BaseException | None, status: int, code: str) -> bool:
+    """Whether no repetition helps until a person changes something. Credentials that have expired are no refusal of an
+    object: they were good for others."""
+    if status:
+        return "Expired" not in code and (status in (301, 401, 403) or code == "NoSuchBucket")
+    while error is not None:
+        if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.ParamValidationError):
+            return True
+        error = error.__cause__
+    return False
 
 
 def _is_network(error: Exception) -> bool:

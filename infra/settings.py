@@ -3,29 +3,26 @@
 Credentials of object storage are not here: botocore reads its own, and nothing of ours passes them on.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Collection, Mapping
+import shutil
+import sys
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from pydantic import AliasChoices, Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
 _SECRET_LENGTH = 8  # what is shorter stands in innocent text too, and would be torn out of it
 
 
-class Settings(BaseSettings):
-    """The settings of this process. An argument given in code wins over the environment."""
+class Settings(BaseModel):
+    """The settings of this process. An argument given in code wins over the environment, where a variable that is empty
+    counts as absent. (Read by hand: importing pydantic-settings takes every command a fifth of a second.)"""
 
-    model_config = SettingsConfigDict(
-        env_prefix="VITLINE_",  # fields are read by their own names, too: without it, $HOME would be one
-        frozen=True,
-        extra="ignore",
-        populate_by_name=True,
-        use_attribute_docstrings=True,
-        env_ignore_empty=True,
-    )
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True)
 
     root: str = Field(
         default_factory=lambda: str(Path.cwd() / ".vitline" / "store"), validation_alias=AliasChoices("VITLINE_ROOT")
@@ -40,6 +37,13 @@ class Settings(BaseSettings):
     """The token of the Ray cluster, where it is not in a file."""
     ray_auth_token_path: Path | None = Field(default=None, validation_alias=AliasChoices("RAY_AUTH_TOKEN_PATH"))
     """The file with the token of the Ray cluster."""
+    one_node_ray: bool = Field(default=False, validation_alias=AliasChoices("VITLINE_ONE_NODE_RAY"))
+    """Set in the processes of a Ray of one machine: no node will ever join it."""
+    job_python: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_JOB_PYTHON"))
+    """The Python that runs the jobs, as a command or path on the nodes of the cluster. None: `python` there, and our own on
+    a Ray that was started from here."""
+    submitted_from: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_SUBMITTED_FROM"))
+    """Set in jobs, never by hand: the versions of the process that submitted the job, JSON."""
     s3_endpoint_url: str | None = Field(
         default=None, validation_alias=AliasChoices("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     )
@@ -52,6 +56,16 @@ class Settings(BaseSettings):
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, as in http://127.0.0.1:4200/api."""
 
+    def __init__(self, **given: Any) -> None:
+        found: dict[str, Any] = {}
+        for field, info in type(self).model_fields.items():
+            assert isinstance(info.validation_alias, AliasChoices)
+            names = [str(name) for name in info.validation_alias.choices]
+            values = [value for name in (*names, f"VITLINE_{field.upper()}") if (value := os.environ.get(name))]
+            if values and not given.keys() & {field, *names}:
+                found[field] = values[0]
+        super().__init__(**found, **given)
+
     def ray_token(self) -> str | None:
         """The token that the job server wants; None leaves it to Ray's own search."""
         if self.ray_auth_token:
@@ -62,6 +76,12 @@ class Settings(BaseSettings):
 def inherited_environment(without: Collection[str], **changes: str) -> dict[str, str]:
     """This process's environment for a child process, some names left out and some set."""
     return {name: value for name, value in os.environ.items() if name not in without} | changes
+
+
+def reach_programs_beside_python(program: str) -> None:
+    """Lets this process and its children find what is installed beside its Python, unless `program` is found already."""
+    if shutil.which(program) is None:
+        os.environ["PATH"] = os.pathsep.join(filter(None, (os.environ.get("PATH"), str(Path(sys.executable).parent))))
 
 
 def secret_values() -> frozenset[str]:
@@ -92,3 +112,16 @@ def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = 
         del os.environ[name]
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+@contextlib.contextmanager
+def joined_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = ()) -> Iterator[None]:
+    """`join_environment` for the time of the context; afterwards every variable is as it was."""
+    before = dict(os.environ)
+    try:
+        join_environment(defaults, instead_of)
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)

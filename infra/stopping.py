@@ -8,26 +8,33 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-from infra.run_state import OUTCOMES, StopReason, read_stop, request_stop, write_state
+from infra.run_state import OUTCOMES, StopReason, read_state, read_stop, request_stop, write_state
 from infra.storage import Store, open_store
 
 _POLL_S = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def stop_on_signals(run_uri: str, attempt: int, grace_s: float) -> None:
+def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_cancel: bool = False) -> None:
     """SIGTERM and SIGINT ask the attempt to stop as preempted; after `grace_s` the process leaves all the same.
 
-    Where the attempt was asked to stop as cancelled there is nothing to wait for: it says so and leaves at once.
+    An attempt that was asked to stop as cancelled says so and leaves at once, unless it is to save first
+    (`saves_on_cancel`) and is at work already, by its `state.json`: then it has `grace_s`, too.
     """
 
     def ask(by: str) -> None:
         run = open_store(run_uri)
         request_stop(run, "preempted", by=by, attempt=attempt)
         stop = read_stop(run)
-        if stop is not None and (stop["attempt"], stop["reason"]) == (attempt, "cancelled"):
-            write_state(run, "cancelled", attempt, reason=f"{stop['by']} asked for it")
-            os._exit(OUTCOMES["cancelled"].exit_code)
+        if stop is None or (stop["attempt"], stop["reason"]) != (attempt, "cancelled"):
+            return
+        state = read_state(run)
+        said = state["state"] if state is not None and state["attempt"] == attempt else None
+        if said == "running" and saves_on_cancel:
+            return
+        if said in (None, "running"):
+            write_state(run, "cancelled", attempt, reason=stop["by"])
+        os._exit(OUTCOMES["cancelled"].exit_code)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         leave = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
@@ -59,6 +66,8 @@ class StopWatch:
     def __init__(self, run: Store, attempt: int) -> None:
         self._run, self._attempt = run, attempt
         self._answer: StopReason | None = None
+        self.by = ""
+        """Who asked, in words; empty as long as nobody did."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
 
@@ -70,7 +79,7 @@ class StopWatch:
         with contextlib.suppress(OSError, RuntimeError):
             stop = read_stop(self._run)
             if stop is not None and stop["attempt"] == self._attempt:
-                self._answer = stop["reason"]
+                self.by, self._answer = stop["by"], stop["reason"]
 
     def __enter__(self) -> Self:
         self.read()

@@ -43,6 +43,18 @@ class StoreFailed(RuntimeError):
         return type(self), (str(self), self.status, self.code)
 
 
+class StoreRefused(StoreFailed):
+    """A service that refused a request for good: no or wrong credentials, no permission, no such bucket. `why` is what it
+    said, without the operation."""
+
+    def __init__(self, text: str, status: int = 0, code: str = "", why: str = "") -> None:
+        super().__init__(text, status, code)
+        self.why = why
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.status, self.code, self.why)
+
+
 class Unwritable(OSError):
     """A place on this machine that cannot be written, and which setting names it."""
 

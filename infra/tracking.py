@@ -35,9 +35,12 @@ MAX_POINTS_PER_KEY = 2000  # of one curve: MLflow's pages become slow beyond
 _MAX_RACES = 20
 _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
 _ABOUT_MODELS = (
-    "Published by vitline. A version is a pointer: `pointer.json` among the artifacts of its logged model says where the "
-    "weights lie, their digest, and how to load them. `candidate` is the one whose training ended last."
+    "Published by vitline. A version loads as a pyfunc and can be served; its weights lie in the store, where `pointer.json` "
+    "among its artifacts says. `candidate` is the version whose training ended last."
 )
+CANDIDATE_BY = "vitline.candidate_by"
+_RULE = "its training ended last of all versions"
+_OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
 # Without these MLflow's pages take every experiment for a chat model's, with other menus.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRAINING_PAGES = "?workflowType=machine_learning"
@@ -226,6 +229,16 @@ class Tracking:
         self._move_candidate(model.name)
         return ModelRef(model_id, version, self.version_url(model.name, version))
 
+    def aliased(self, name: str, alias: str) -> str | None:
+        """URI of the published model behind an alias; None where the registry knows of no such model or alias, and of a
+        version that vitline did not make."""
+        try:
+            return self._client.get_model_version_by_alias(name, alias).tags.get("vitline.model_uri")
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise RuntimeError(f"MLflow at {redact(self.uri)} does not answer: {error}") from error
+
     def _logged_model(self, run: TrackedRun, ids: TrackingIds, model: Model, tags: dict[str, str]) -> str:
         kind = f"model {model.digest[:12]}"
         known, client = ids.read().get(kind), self._client
@@ -242,9 +255,11 @@ class Tracking:
                 if made:
                     client.delete_logged_model(found.model_id)
                 found = client.get_logged_model(agreed)
-        if str(found.status) != "READY":
+        ready = str(found.status) == "READY"
+        if not ready or {*model.files} - {f.path for f in client.list_logged_model_artifacts(found.model_id)}:
             with self._folder(model.files) as folder:
                 client.log_model_artifacts(found.model_id, folder)
+        if not ready:
             client.finalize_logged_model(found.model_id, "READY")
         return found.model_id
 
@@ -281,9 +296,22 @@ class Tracking:
             newest = max(versions, key=lambda v: (float(v.tags.get("vitline.finished_at", 0)), int(v.version)))
             aliases = self._client.get_registered_model(name).aliases
             if str(aliases.get(CANDIDATE)) == str(newest.version):
+                self._tell_candidate(name, versions, newest)
                 return
             self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
         raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row; try again later.")
+
+    def _tell_candidate(self, name: str, versions: Sequence[Any], candidate: Any) -> None:
+        """By which rule a version is the candidate stands on it, and on no other."""
+        for version in versions:
+            rule = _RULE if version is candidate else None
+            told = (version.description or "").removesuffix(_OF_RULE) + (_OF_RULE if rule else "")
+            if told != (version.description or ""):
+                self._raced(partial(self._client.update_model_version, name, version.version, told))
+            if rule and version.tags.get(CANDIDATE_BY) != rule:
+                self._raced(partial(self._client.set_model_version_tag, name, version.version, CANDIDATE_BY, rule))
+            if not rule and CANDIDATE_BY in version.tags:
+                self._raced(partial(self._client.delete_model_version_tag, name, version.version, CANDIDATE_BY))
 
     def _versions(self, name: str) -> list[Any]:
         found: list[Any] = []

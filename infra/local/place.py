@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from pydantic import Field
+
 from infra.config import FrozenConfig
 from infra.local.processes import free_ports, is_free, short_base
 from infra.local.ray_node import make_token
-from infra.settings import NO_TELEMETRY
+from infra.settings import NO_TELEMETRY, Settings, inherited_environment
 
-ALL = ("s3", "mlflow", "prefect", "prefect-worker", "ray")
+ALL = ("s3", "mlflow", "shipper", "prefect", "prefect-worker", "ray")
 BUCKET = "vitline"
 WELL_KNOWN = {"s3": 8333, "mlflow": 5000, "prefect": 4200, "ray": 8265}
 S3_INTERNAL = ("s3.master", "s3.volume", "s3.filer", "s3.admin")
@@ -28,6 +30,9 @@ TWIN = 10_000
 """SeaweedFS opens a second port this much higher for each of its ports."""
 MARK = "VITLINE_STACK"
 """Set to `<id>/<service>` in every process of a stack: whatever else is lost, they can be told by it."""
+
+
+_STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 
 
 class Place(FrozenConfig):
@@ -41,6 +46,10 @@ class Place(FrozenConfig):
     """SeaweedFS serves s3://vitline; else objects are files below `store/`, as there is no `weed` for this machine."""
     artifacts_in_store: bool
     """The MLflow server keeps artifacts there; else in a folder of its own, as it lacks boto3."""
+    root: str | None = None
+    """The store of somebody else that this stack serves, in place of one of its own."""
+    root_settings: dict[str, str] = Field(default_factory=dict)
+    """How that store is reached (endpoint, region, profile); its credentials stay in the environment."""
 
     @property
     def folder(self) -> Path:
@@ -50,7 +59,14 @@ class Place(FrozenConfig):
     @property
     def artifacts(self) -> str:
         """Where the MLflow server keeps artifacts."""
-        return f"s3://{BUCKET}/mlflow-artifacts" if self.artifacts_in_store else f"{self.directory}/mlflow/artifacts"
+        root = self.store_root.removeprefix("file://")
+        return f"{root}/mlflow-artifacts" if self.artifacts_in_store else f"{self.directory}/mlflow/artifacts"
+
+    @property
+    def store_root(self) -> str:
+        """What VITLINE_ROOT is: below it lie corpora, runs and models."""
+        own = f"s3://{BUCKET}" if self.object_store else f"file://{self.directory / 'store'}"
+        return self.root or own
 
     @property
     def ray_token(self) -> Path:
@@ -71,9 +87,10 @@ class Place(FrozenConfig):
     def open_environment(self) -> dict[str, str]:
         """The part of the environment that is no secret."""
         env = {
-            "VITLINE_ROOT": f"s3://{BUCKET}" if self.object_store else f"file://{self.directory / 'store'}",
+            "VITLINE_ROOT": self.store_root,
             "VITLINE_HOME": str(self.directory.parent),  # flow runs start in temporary folders
             "RAY_ADDRESS": self.url("ray"),
+            "VITLINE_JOB_PYTHON": sys.executable,  # also where none is on PATH: that Ray is ours
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.ray_token),
             "MLFLOW_TRACKING_URI": self.url("mlflow"),
@@ -84,7 +101,7 @@ class Place(FrozenConfig):
         if self.object_store:
             # botocore knows only the second name of the region.
             env |= {"AWS_ENDPOINT_URL": self.url("s3"), "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
-        return env
+        return env | self.root_settings
 
     def environment(self) -> dict[str, str]:
         """What a process needs to use the stack, secrets included."""
@@ -106,39 +123,90 @@ def load_place(directory: Path) -> Place | None:
         ) from error
 
 
-def settle(directory: Path, wanted: Mapping[str, int]) -> tuple[Place, list[str]]:
+def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) -> tuple[Place, list[str]]:
     """The place for a start below `directory`, and what a person should hear of it.
 
-    Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. Raises
-    ValueError for a port that is wanted and cannot be had. Writes place.json and, once, the secrets.
+    Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. With `root`, a store
+    that is there, the stack has none of its own. Raises ValueError for a port that is wanted and cannot be had, and
+    where the stack has served another store. Writes place.json and, once, the secrets.
     """
     notes: list[str] = []
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
     before = load_place(directory)
+    root = same_root(before, root)
+    if root and "s3" in wanted:
+        raise ValueError(f"--s3-port={wanted['s3']}: this stack serves {root} and has no S3 of its own.")
+    own_store = root is None and (before.object_store if before else weed() is not None)
     place = Place(
         id=before.id if before else secrets.token_hex(4),
         directory=directory,
         ports=_ports(wanted, before.ports if before else {}, notes),
         # Objects stay where they began: a stack does not change its store because a package came or went.
-        object_store=before.object_store if before else weed() is not None,
-        artifacts_in_store=before.artifacts_in_store if before else weed() is not None and _has_boto3(),
+        object_store=own_store,
+        artifacts_in_store=before.artifacts_in_store if before else _keeps_artifacts(root, own_store),
+        root=root,
+        root_settings=_settings_of(root, before),
     )
+    if not place.object_store:
+        notes = [note for note in notes if not note.startswith("s3: ")]
     if place.object_store and weed() is None:
         raise RuntimeError(
             f"{directory} keeps its objects in SeaweedFS, but `weed` is not there any more. Next: make install."
         )
-    if not place.object_store:
+    if root:
+        notes.append(f"serves the store {root}, with the credentials of this environment")
+    elif not place.object_store:
         notes.append(
             f"no SeaweedFS for this machine (its wheel is for Linux on x86-64): objects are files in {directory}/store"
         )
-    if place.object_store and not place.artifacts_in_store:
+    if not place.artifacts_in_store and place.store_root.startswith("s3://"):
         notes.append(f"MLflow keeps artifacts in {place.artifacts}: boto3, which it needs for s3://, was not installed")
-    if place.artifacts_in_store and not _has_boto3():
+    if place.artifacts_in_store and place.store_root.startswith("s3://") and not _has_boto3():
         raise RuntimeError("MLflow keeps its artifacts in the store, which takes boto3. Next: make install.")
     _make_secrets(place)
     write_whole(directory / "place.json", place.model_dump_json(indent=1, exclude={"directory"}))
     return place, notes
+
+
+def same_root(before: Place | None, wanted: str | None) -> str | None:
+    """The store of somebody else that is to be served, None for the stack's own. What MLflow and Prefect keep is of one
+    store, so it stays: raises ValueError for another."""
+    wanted = plain_root(wanted) if wanted else None
+    if before is None or wanted is None or wanted == before.root:
+        return wanted or (before.root if before else None)
+    here = not before.object_store or Settings().s3_endpoint_url == before.url("s3")
+    if before.root is None and wanted == plain_root(before.store_root) and here:
+        return None  # the environment of this very stack
+    raise ValueError(
+        f"VITLINE_ROOT is {wanted}, but the stack in {before.directory} serves {before.store_root}"
+        f"{'' if before.root else ', a store of its own'}, and its runs are of that. Unset VITLINE_ROOT, or set VITLINE_HOME "
+        "to another folder for a stack that serves the other store."
+    )
+
+
+def plain_root(root: str) -> str:
+    """A root as it is kept and compared: a path is absolute, and nothing ends with a slash.
+
+    >>> plain_root("file:///data/store/")
+    '/data/store'
+    """
+    root = root.removeprefix("file://").rstrip("/")
+    return root if "://" in root else str(Path(root).absolute())
+
+
+def _keeps_artifacts(root: str | None, own_store: bool) -> bool:
+    if root and not root.startswith("s3://"):
+        return True
+    return (own_store or root is not None) and _has_boto3()
+
+
+def _settings_of(root: str | None, before: Place | None) -> dict[str, str]:
+    """Those of this environment, else those of the last start."""
+    if root is None:
+        return {}
+    found = {name: value for name, value in inherited_environment(()).items() if name in _STORE_SETTINGS and value}
+    return found or (before.root_settings if before else {})
 
 
 def weed() -> Path | None:

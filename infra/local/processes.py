@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from infra.plain_text import plain
 from infra.settings import inherited_environment
 
 TERMINATED_S = 2.0  # for what an orderly end has left: drivers of jobs, flow runs
@@ -90,7 +91,7 @@ def end_descendants(children: Mapping[int, subprocess.Popen[bytes]], only: Colle
         if not only:
             return found
         group.update(_with_descendants(group))  # those of a parent that has ended are no longer seen below it
-        return found & group
+        return found & group | {process for process in group if is_running(process)}
 
     for number, patience_s in ((signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
         deadline = time.monotonic() + patience_s
@@ -158,6 +159,17 @@ def processes_with(name: str, value: str) -> set[psutil.Process]:
     return found - {psutil.Process(), *psutil.Process().parents()}
 
 
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports on which the process, or one that descends from it, waits for connections."""
+    found = set()
+    with contextlib.suppress(psutil.Error):
+        for process in _with_descendants([psutil.Process(pid)]):
+            with contextlib.suppress(psutil.Error):
+                connections = process.net_connections("tcp")
+                found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
+
+
 def is_free(port: int, hosts: Iterable[str] = ("", "127.0.0.1")) -> bool:
     """Whether a server could listen on `port` now."""
     for host in hosts:
@@ -199,11 +211,22 @@ def short_base() -> str:
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log that say something."""
+    """The last lines of a log that say something, without colours."""
     with contextlib.suppress(OSError):
-        lines = log.read_text(errors="replace").splitlines()
+        lines = plain(log.read_text(errors="replace")).splitlines()
         return "\n".join([line for line in lines if line.strip()][-num_lines:])
     return "(no log)"
+
+
+def load() -> str:
+    """`load 7.3 on 2 CPUs`"""
+    return f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} CPUs"
+
+
+def is_busy() -> bool:
+    """Whether, over the last minute, clearly more processes wanted to run than there are CPUs: what is slow then need not
+    be broken."""
+    return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
 
 
 def _with_descendants(processes: Collection[psutil.Process]) -> set[psutil.Process]:

@@ -30,14 +30,21 @@ from infra.local.processes import (
     end_descendants,
     end_with_parent,
     free_ports,
+    is_busy,
+    load,
     reap,
     tail,
     temporary_folder,
 )
+from infra.plain_text import last_words
+from infra.ray_jobs import ONE_TRAINING
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
 ORDERLY_S = 5.0  # Ray needs about 1 s. A job that is to write a checkpoint must be stopped before
-_START_TIMEOUT_S = 90.0
+_START_TIMEOUT_S, _BUSY_START_TIMEOUT_S = 90.0, 600.0
+_MAX_TRIES = 5
+_GAVE_UP_AFTER_S = 20.0
+"""`ray start` waits 30 s for its own processes, which nobody can lengthen; what ends sooner has another reason."""
 _LOG, _SUPERVISOR_LOG = "local-ray.log", "local-ray-supervisor.log"  # the stack may keep its logs in the same folder
 # What would attach our Ray, or its drivers, to something else.
 FOREIGN_TO_RAY = (
@@ -55,10 +62,11 @@ class LocalRay:
     """Context: a Ray cluster of one node, with all CPUs (or `num_cpus`) and the GPUs that Ray finds.
 
     `env` is what clients set to use it: RAY_ADDRESS (the http URL of the job server, also `.address`) and the token.
-    The dashboard listens on 127.0.0.1 and wants the token, as do Ray's own ports, which Ray opens on the address of
-    the host; only its counters for Prometheus are open to all. At exit every process is ended, running jobs included
-    (stop those that are to write a checkpoint before), and Ray's logs are in `log_dir`. Raises RuntimeError, with the
-    last lines of the log, if Ray does not start.
+    The dashboard listens on 127.0.0.1. Ray's own ports listen on all addresses of the machine, some on its own address
+    only, and cannot be told otherwise. All want the token; without it they tell counters (for Prometheus) and signs of
+    life. At exit every process is ended, running jobs included (stop those that are to write a checkpoint before), and
+    Ray's logs are in `log_dir`. A start that a busy machine holds up is waited for, and tried again; raises RuntimeError
+    with the last error of the log if Ray does not start.
     """
 
     def __init__(
@@ -96,10 +104,12 @@ class LocalRay:
         assert self._supervisor.stdout
         line = self._supervisor.stdout.readline()
         answer: dict[str, Any] = (
-            json.loads(line) if line else {"error": f"the supervisor died:\n{tail(self._log_dir / _SUPERVISOR_LOG)}"}
+            json.loads(line)
+            if line
+            else {"error": f"its supervisor died: {last_words(tail(self._log_dir / _SUPERVISOR_LOG))}"}
         )
         if "error" in answer:
-            raise RuntimeError(f"Ray did not start: {answer['error']}\nMore in {self._log_dir}.")
+            raise RuntimeError(f"Ray did not start: {answer['error'].rstrip('.')}. More in {self._log_dir / _LOG}.")
         self.env = answer["env"]
         self.address = self.env["RAY_ADDRESS"]
 
@@ -132,10 +142,24 @@ def main() -> None:
     def over() -> bool:
         return bool(asked_to_end) or os.getppid() != arguments.parent
 
+    problem = ""
+    for tries in range(1, _MAX_TRIES + 1):
+        problem, again = _serve(arguments, over)
+        if not problem or not again or over() or tries == _MAX_TRIES:
+            break
+        print(f"{problem}; starting it again", file=sys.stderr, flush=True)
+    if problem:
+        _answer({"error": problem if tries == 1 else f"{problem}, in {tries} tries ({load()})"})
+
+
+def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str, bool]:
+    """Start Ray, keep it until it is over, leave nothing behind. Empty, or why it did not start, and whether it may help
+    to try again."""
     with temporary_folder() as folder:
         token = folder / "token"
         make_token(token)
         head = RayHead(folder / "ray", token, free_ports(1)[0], arguments.num_cpus, arguments.object_store_bytes)
+        began = time.monotonic()
         with open(arguments.log_dir / _LOG, "wb") as log:
             process = subprocess.Popen(
                 head.command(),
@@ -148,19 +172,24 @@ def main() -> None:
             )
         children = {process.pid: process}
         try:
-            answer: dict[str, Any] = {"env": head.client_environment()}
             problem = _wait_until_ready(process, head, over)
+            again = is_busy() or time.monotonic() - began > _GAVE_UP_AFTER_S
             if problem:
-                answer = {"error": f"{problem}\n{tail(arguments.log_dir / _LOG)}"}
-            with contextlib.suppress(BrokenPipeError):
-                print(json.dumps(answer), flush=True)
-            while not problem and not over() and process.returncode is None:
+                return f"{problem}: {last_words(tail(arguments.log_dir / _LOG))}", again
+            _answer({"env": head.client_environment()})
+            while not over() and process.returncode is None:
                 reap(children)
                 time.sleep(0.2)
+            return "", False
         finally:
             end_children([process], ORDERLY_S)
             end_descendants(children)
             head.keep_logs(arguments.log_dir)
+
+
+def _answer(line: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(line), flush=True)
 
 
 @dataclass(frozen=True)
@@ -185,19 +214,30 @@ class RayHead:
             "dashboard-port": self.dashboard_port,
             "temp-dir": self.folder,
             "object-store-memory": self.object_store_bytes,
+            "resources": json.dumps({ONE_TRAINING: 1}),
         }
         if self.num_cpus:
             options["num-cpus"] = self.num_cpus
         command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"]
-        return [*command, "--disable-usage-stats", "--no-monitor", *(f"--{k}={v}" for k, v in options.items())]
+        return [
+            *command,
+            "--disable-usage-stats",
+            "--no-monitor",
+            "--log-color=false",
+            *(f"--{k}={v}" for k, v in options.items()),
+        ]
 
     def environment(self) -> dict[str, str]:
         """For its own processes, on top of what they inherit; FOREIGN_TO_RAY must not be among that."""
         return {
             "DASHBOARD_METRIC_PORT": str(free_ports(1)[0]),  # a fixed number by default, taken by the first stack
+            # 30 and 60 s by default, after which a start on a busy machine ends.
+            "RAY_gcs_server_port_wait_time_s": "300",
+            "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` every driver would copy the working directory
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
+            "VITLINE_ONE_NODE_RAY": "1",  # jobs need not wait for GPUs that no other node will bring
         }
 
     def client_environment(self) -> dict[str, str]:
@@ -234,17 +274,19 @@ def make_token(path: Path) -> None:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Callable[[], bool]) -> str:
-    """Empty once the job server knows a living node, else what went wrong."""
-    deadline, problem = time.monotonic() + _START_TIMEOUT_S, ""
-    while time.monotonic() < deadline:
+    """Empty once the job server knows a living node, else what went wrong. A busy machine is given more time."""
+    began, problem = time.monotonic(), ""
+    while True:
         if over():
-            return "it was asked to end before it was ready."
+            return "it was asked to end before it was ready"
         if process.poll() is not None:
-            return f"`ray start` ended with code {process.returncode}:"
+            return f"`ray start` ended with code {process.returncode}"
         if not (problem := head.problem()):
             return ""
+        waited_s = time.monotonic() - began
+        if waited_s > (_BUSY_START_TIMEOUT_S if is_busy() else _START_TIMEOUT_S):
+            return f"{problem} after {waited_s:.0f} s"
         time.sleep(0.1)
-    return f"{problem} after {_START_TIMEOUT_S:g} s:"
 
 
 if __name__ == "__main__":

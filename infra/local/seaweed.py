@@ -4,10 +4,6 @@ import secrets
 import urllib.request
 from pathlib import Path
 
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
-from botocore.credentials import Credentials
-
 from infra.local.place import BUCKET, S3_INTERNAL, TWIN, Place, weed
 
 _TEMPORARY = Path("/tmp")  # compiled in
@@ -64,6 +60,10 @@ def remove_sockets(place: Place) -> None:
 
 
 def _request(place: Place, method: str, data: bytes | None, timeout_s: float) -> bytes:
+    from botocore.auth import S3SigV4Auth  # a tenth of a second, which most commands need not spend
+    from botocore.awsrequest import AWSRequest
+    from botocore.credentials import Credentials
+
     keys = place.credentials()
     signed = AWSRequest(method=method, url=place.url("s3", f"/{_KEY}"), data=data)
     credentials = Credentials(keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])

@@ -1,7 +1,8 @@
-"""The five programs of the local stack: how each is started, and what shows that it works rather than only listens."""
+"""The six programs of the local stack: how each is started, and what shows that it works rather than only listens."""
 
 import json
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ POOL = "vitline"
 """The work pool that the stack's Prefect worker serves."""
 WORKER = "vitline-local"
 _OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings for other servers than the stack's
+_SILENT_S = 600.0  # it looks every few seconds, but sending much takes its time
+# Lines of Prefect's logs say the time of the day only; a log that is read a week later wants the date.
+_DATED = {f"PREFECT_LOGGING_FORMATTERS_{name}_DATEFMT": "%Y-%m-%d %H:%M:%S" for name in ("STANDARD", "FLOW_RUNS")}
 _PROBE = "/api/2.0/mlflow-artifacts/artifacts/.stack/probe"
 
 
@@ -50,7 +54,9 @@ class Program:
         mine = {**place.environment(), MARK: f"{place.id}/{self.name}", **self.environment(place)}
         if self.name in ("ray", "mlflow"):  # a server that is told to be its own client attaches to itself
             mine = {k: v for k, v in mine.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-        return child_environment(mine, FOREIGN_TO_RAY, _OTHERS)
+        # The store of somebody else is opened with the credentials that the supervisor has inherited.
+        others = tuple(prefix for prefix in _OTHERS if not (place.root and prefix == "AWS_"))
+        return child_environment(mine, FOREIGN_TO_RAY, others)
 
 
 def programs(num_cpus: int | None = None) -> dict[str, Program]:
@@ -83,24 +89,30 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             "prefect",
             lambda place: _module("prefect", "server", "start", "--host=127.0.0.1", f"--port={place.ports['prefect']}"),
             lambda place, since: _prefect_problem(place),
-            lambda place: {},
+            lambda place: _DATED,
             before=lambda place: copy_database("prefect", place.directory / "prefect" / "prefect.db"),
         ),
         Program(
             "prefect-worker",
-            lambda place: _module(
-                "prefect", "worker", "start", "--pool", POOL, "--type=process", "--name", WORKER, "--install-policy=never"
-            ),
+            lambda place: _module("flows.worker", "--pool", POOL, "--name", WORKER),
             _worker_problem,
-            lambda place: {"PREFECT_WORKER_QUERY_SECONDS": "2"},  # 10 by default; people who press Run are waiting
+            # 10 by default; people who press Run are waiting
+            lambda place: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},
             needs=("prefect",),
+        ),
+        Program(
+            "shipper",  # of another room, so named here and not imported
+            lambda place: _module("flows.ship_left", "--alive", str(_alive(place))),
+            _shipper_problem,
+            lambda place: {},
+            needs=("s3",),
         ),
         Program(
             "ray",
             lambda place: head(place).command(),
             lambda place, since: head(place).problem(),
             lambda place: head(place).environment(),
-            first_tries=2,  # on a machine that is busy it gives up by itself, after 30 s that nobody can lengthen
+            first_tries=2,  # it gives up by itself after 30 s that nobody can lengthen, on a busy machine several times
             after=leave,
         ),
     )  # fmt: skip
@@ -143,7 +155,9 @@ def _mlflow(place: Place) -> list[str]:
 def _mlflow_environment(place: Place) -> dict[str, str]:
     # Without job execution it starts 2 processes instead of 9, and in a fifth of the time.
     env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    return env | ({"MLFLOW_S3_ENDPOINT_URL": place.url("s3")} if place.object_store else {})
+    known = place.open_environment()
+    endpoint = known.get("AWS_ENDPOINT_URL_S3") or known.get("AWS_ENDPOINT_URL")
+    return env | ({"MLFLOW_S3_ENDPOINT_URL": endpoint} if endpoint else {})
 
 
 def _mlflow_problem(place: Place) -> str:
@@ -174,6 +188,18 @@ def _worker_problem(place: Place, since: float) -> str:
         if worker["name"] == WORKER and worker["status"] == "ONLINE" and seen >= since:
             return ""
     return f"no worker is online in the work pool {POOL!r} of {place.url('prefect')}"
+
+
+def _alive(place: Place) -> Path:
+    return place.directory / "shipper-alive"
+
+
+def _shipper_problem(place: Place, since: float) -> str:
+    path = _alive(place)
+    seen = path.stat().st_mtime if path.exists() else 0.0
+    if seen >= max(since, time.time() - _SILENT_S):
+        return ""
+    return f"the shipper has not looked for what MLflow lacks since {time.ctime(seen) if seen else 'its start'}"
 
 
 def _ask(url: str, body: Any = None, method: str | None = None) -> bytes:

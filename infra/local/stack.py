@@ -12,21 +12,30 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from infra.local import seaweed
-from infra.local.place import ALL, MARK, Place, load_place, refuse_unknown, settle
+from infra.local.place import ALL, MARK, Place, load_place, refuse_unknown, same_root, settle
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
 from infra.local.services import links, programs
-from infra.local.state import Service, StackState, read_processes, read_state, restart_request
+from infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
-__all__ += ["restart_service", "stack_environment", "stack_links", "start_stack", "stop_stack"]
+__all__ += [
+    "processes_of",
+    "reached_ports",
+    "restart_service",
+    "stack_environment",
+    "stack_links",
+    "start_stack",
+    "stop_stack",
+]
 
 _END_TIMEOUT_S = 40.0
 _RESTART_TIMEOUT_S = 120.0
@@ -42,7 +51,14 @@ class Listener(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        return self.address in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+        return self.reach == "loopback"
+
+    @property
+    def reach(self) -> str:
+        """From where it can be reached: `loopback` (this machine only), `all addresses`, or one address of the machine."""
+        address = ip_address(self.address)
+        address = getattr(address, "ipv4_mapped", None) or address
+        return "loopback" if address.is_loopback else "all addresses" if address.is_unspecified else str(address)
 
 
 def start_stack(
@@ -51,6 +67,7 @@ def start_stack(
     log_dir: Path,
     services: Sequence[str] = ALL,
     ports: Mapping[str, int] = _NO_PORTS,
+    root: str | None = None,
     num_cpus: int | None = None,
     ends_with_caller: bool = False,
     announce: Callable[[str], None],
@@ -58,9 +75,10 @@ def start_stack(
     """The stack below `directory`, with every service seen to work; one that runs already is given as it is.
 
     `ports` wants some for s3, mlflow, prefect or ray; others stay as they were, or are the well-known ones, or free
-    ones. Ray takes all CPUs, or `num_cpus`. With `ends_with_caller` it ends when this process does, even by a kill; else
-    it stays until `stop_stack`. Raises RuntimeError with the last log lines of the service that did not
-    start, and ValueError for names and ports that will not do; nothing runs then.
+    ones. With `root`, a path or URI of a store that is there, the stack serves that one and starts none; its credentials
+    are those of this environment, and are written nowhere. Ray takes all CPUs, or `num_cpus`. With `ends_with_caller` it
+    ends when this process does, even by a kill; else it stays until `stop_stack`. Raises RuntimeError with the last log
+    lines of the service that did not start, and ValueError for names, ports and stores that will not do; nothing runs then.
     """
     refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
@@ -69,12 +87,12 @@ def start_stack(
     with _one_at_a_time(directory, announce):
         running = find_stack(directory)
         if running:
-            _check_same(directory, running, services, ports)
+            _check_same(directory, running, services, ports, root)
             announce("the stack is up already")
             return running
         if stop_stack(directory):
             announce("ended what an earlier stack had left")
-        place, notes = settle(directory, _needed_ports(ports))
+        place, notes = settle(directory, _needed_ports(ports), root)
         for note in notes:
             announce(note)
         wanted = [name for name in ALL if name in services and (name != "s3" or place.object_store)]
@@ -115,9 +133,9 @@ def stop_stack(directory: Path) -> bool:
 
 
 def find_stack(directory: Path) -> StackState | None:
-    """What runs below `directory`, as its supervisor says; None where none lives."""
+    """What runs below `directory`, as its supervisor says and as its processes are now; None where none lives."""
     state = read_state(directory.absolute())
-    return state if state and find_process(state.supervisor_pid, state.supervisor_birth) else None
+    return as_it_stands(state) if state and find_process(state.supervisor_pid, state.supervisor_birth) else None
 
 
 def stack_environment(directory: Path) -> dict[str, str]:
@@ -162,7 +180,7 @@ def check_services(directory: Path) -> dict[str, str]:
 def listeners(directory: Path) -> list[Listener]:
     """Every port on which the stack below `directory` waits for TCP connections, those of Ray's jobs included."""
     found = set()
-    for name, processes in _trees(directory).items():
+    for name, processes in processes_of(directory).items():
         for process in processes:
             with contextlib.suppress(psutil.Error):
                 for connection in process.net_connections("tcp"):
@@ -171,10 +189,18 @@ def listeners(directory: Path) -> list[Listener]:
     return sorted(found)
 
 
+def reached_ports(found: Iterable[Listener]) -> dict[tuple[str, str], list[int]]:
+    """The ports of each service by reach, loopback first: {("ray", "all addresses"): [6379, ...]}."""
+    ports: dict[tuple[str, str], set[int]] = {}
+    for listener in sorted(found, key=lambda listener: (not listener.loopback, listener.service, listener.reach)):
+        ports.setdefault((listener.service, listener.reach), set()).add(listener.port)
+    return {where: sorted(numbers) for where, numbers in ports.items()}
+
+
 def memory_bytes(directory: Path) -> dict[str, int]:
     """Memory of each service with all its processes, shared pages counted in parts (PSS)."""
     sums = {}
-    for name, processes in _trees(directory).items():
+    for name, processes in processes_of(directory).items():
         sums[name] = 0
         for process in processes:
             with contextlib.suppress(psutil.Error):
@@ -241,8 +267,11 @@ def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:
     return {name: port for name, port in ports.items() if port}
 
 
-def _check_same(directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int]) -> None:
+def _check_same(
+    directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int], root: str | None
+) -> None:
     place = _place(directory)
+    same_root(place, root)
     there = {service.name for service in running.services}
     missing = [name for name in services if name not in there and (name != "s3" or place.object_store)]
     if missing:
@@ -266,7 +295,8 @@ def _check_loopback(directory: Path) -> None:
             )
 
 
-def _trees(directory: Path) -> dict[str, list[psutil.Process]]:
+def processes_of(directory: Path) -> dict[str, list[psutil.Process]]:
+    """The processes of the stack that runs below `directory`, by service."""
     state, trees = find_stack(directory), {}
     if state is None:
         return {}

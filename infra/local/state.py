@@ -8,7 +8,7 @@ from typing import Literal
 
 import psutil
 
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, replace
 from infra.local.place import write_whole
 from infra.local.processes import birth_of, find_process
 
@@ -22,12 +22,14 @@ class Service(FrozenConfig):
     ports: tuple[int, ...]
     """Fixed ports, the first of them that of the url."""
     pid: int | None
+    birth: str = ""
+    """Tells its process from a later one of the same number."""
     log: str
     state: Literal["starting", "up", "down", "failed"]
     """`down` is started again, `failed` was left alone after it had died too often."""
     restarts: int
     problem: str
-    """What is wrong, or of what it died: exit code and last lines of the log."""
+    """What is wrong, or of what it died: exit code and the last error of the log, in one line."""
 
 
 class StackState(FrozenConfig):
@@ -47,6 +49,17 @@ def read_state(directory: Path) -> StackState | None:
     with contextlib.suppress(OSError, ValueError):
         return StackState.model_validate_json((directory / "stack.json").read_text())
     return None
+
+
+def as_it_stands(state: StackState) -> StackState:
+    """The written state, where a service whose process has ended since is `down`: its supervisor notices a little later."""
+    services = (
+        replace(service, state="down", problem=f"process {service.pid} has ended")
+        if service.pid and service.birth and not find_process(service.pid, service.birth)
+        else service
+        for service in state.services
+    )
+    return state.model_copy(update={"services": tuple(services)})
 
 
 def write_processes(directory: Path, processes: Sequence[psutil.Process]) -> None:

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -27,18 +28,22 @@ from infra.local.processes import (
     end_children,
     end_descendants,
     end_with_parent,
+    is_busy,
+    listening_ports,
+    load,
     reap,
     tail,
 )
 from infra.local.services import Program, programs
 from infra.local.state import Service, StackState, restart_request, write_processes
+from infra.plain_text import last_words
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S, BUSY_START_TIMEOUT_S = 180.0, 600.0
 ORDERLY_S = 5.0  # MLflow and Ray need about 1 s, SeaweedFS 2 to 3
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MAX_DEATHS, _DEATHS_WITHIN_S = 7, 600.0
-_RECORD_EVERY_S = 1.5
-_END_ORDER = (("prefect-worker",), ("ray", "mlflow", "prefect"), ("s3",))
+_LOOK_EVERY_S, _RECORD_EVERY_S = 1.0, 5.0  # what ends is seen at once; looking takes CPU while nothing happens
+_END_ORDER = (("prefect-worker",), ("shipper",), ("ray", "mlflow", "prefect"), ("s3",))
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Running:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     state: str = "starting"
+    birth: str = ""
     began: float = 0.0
     """Unix time at which this process of it was started."""
     restarts: int = 0
@@ -75,6 +81,7 @@ def main() -> None:
     supervisor = Supervisor(place, arguments.log_dir, arguments.services.split(","), arguments.num_cpus)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: supervisor.asked_to_end.append(number))
+    supervisor.wake_at_signals()
     adopt_orphans()
     try:
         problem = supervisor.start(arguments.parent)
@@ -104,7 +111,22 @@ class Supervisor:
         every = programs(num_cpus)
         self.running = {name: Running(every[name], log_dir / f"{name}.log") for name in names}
         self._recorded: tuple[Service, ...] = ()
+        self._woken: int | None = None
         self._recorded_at = 0.0
+
+    def wake_at_signals(self) -> None:
+        """A child that ends, and a request to end, cut a rest short."""
+        signal.signal(signal.SIGCHLD, lambda number, _: None)
+        self._woken, wake = os.pipe()
+        for end in (self._woken, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def _rest(self, seconds: float) -> None:
+        if self._woken is None:
+            time.sleep(seconds)
+        elif select.select([self._woken], [], [], seconds)[0]:
+            os.read(self._woken, 4096)
 
     def start(self, parent: int) -> str:
         """Start everything; empty once all of it works, else what did not. Ends early when `parent` is gone."""
@@ -123,10 +145,11 @@ class Supervisor:
             waiting = [r for r in self.running.values() if r.state != "up"]
             if not waiting:
                 return ""
-            if time.monotonic() - began > START_TIMEOUT_S:
-                first = waiting[0]
-                return f"{first.program.name} was not ready after {START_TIMEOUT_S:g} s: {first.problem}\n{tail(first.log)}"
-            time.sleep(0.05)
+            waited_s = time.monotonic() - began
+            if waited_s > (BUSY_START_TIMEOUT_S if is_busy() else START_TIMEOUT_S):
+                name, problem = waiting[0].program.name, waiting[0].problem
+                return f"{name} was not ready after {waited_s:.0f} s ({load()}): {problem}\n{tail(waiting[0].log)}"
+            self._rest(0.05)
 
     def keep(self, parent: int | None) -> None:
         """Watch until told to end, or until `parent` is gone."""
@@ -139,8 +162,7 @@ class Supervisor:
                 self._step(first=False)
             except OSError as error:  # a full disk is no reason to end what runs
                 say(f"could not keep {self.place.directory} up to date: {error}")
-                time.sleep(1.0)
-            time.sleep(0.2)
+            self._rest(_LOOK_EVERY_S)
 
     def end(self) -> None:
         """End everything: flow runs while they can still say so, and the store last."""
@@ -165,7 +187,9 @@ class Supervisor:
         reap(self._children())
         for running in self.running.values():
             if running.process and running.process.returncode is not None:
-                self._died(running, f"ended with code {running.process.returncode}:\n{tail(running.log)}", first)
+                told = tail(running.log)
+                say(f"the last lines of {running.log}:\n{told}")
+                self._died(running, f"ended with code {running.process.returncode}: {last_words(told)}", first)
             elif running.process and running.state == "starting" and running.healthy is running.process:
                 running.state = "up"
             elif running.process is None and running.state != "failed" and time.monotonic() >= running.try_again_at:
@@ -179,6 +203,7 @@ class Supervisor:
         running.state, running.began, running.problem = "starting", time.time(), "starting"
         try:
             running.process = self._popen(running)
+            running.birth = birth_of(running.process.pid)
         except OSError as error:  # a full disk, a folder that cannot be written
             self._died(running, f"could not be started: {error}", first)
             return
@@ -200,13 +225,22 @@ class Supervisor:
 
     def _watch_start(self, running: Running, process: subprocess.Popen[bytes]) -> None:
         while running.process is process and process.returncode is None:
-            problem = running.program.check(self.place, running.began)
+            problem = running.program.check(self.place, running.began) or self._answers_elsewhere(running, process)
             if not problem:
                 running.healthy = process
                 return
             if running.process is process:
                 running.problem = problem
             time.sleep(0.1)
+
+    def _answers_elsewhere(self, running: Running, process: subprocess.Popen[bytes]) -> str:
+        """Empty when it is `process`, or one below it, that listens on the port of the service: what an earlier one has
+        left, or a stranger, may answer there as well, and will not stay."""
+        name = running.program.name
+        port = self.place.ports.get(name)
+        if port is None or port in listening_ports(process.pid):
+            return ""
+        return f"another process than {name}'s answers on port {port}"
 
     def _died(self, running: Running, problem: str, first: bool) -> None:
         name = running.program.name
@@ -215,7 +249,8 @@ class Supervisor:
         self._clear(running)
         now = time.monotonic()
         running.deaths = [t for t in running.deaths if now - t < _DEATHS_WITHIN_S] + [now]
-        if len(running.deaths) >= (running.program.first_tries if first else _MAX_DEATHS):
+        slow_start = running.program.first_tries > 1 and is_busy()
+        if len(running.deaths) >= (running.program.first_tries if first and not slow_start else _MAX_DEATHS):
             running.state = "failed"
             say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is left alone")
             return
@@ -242,7 +277,7 @@ class Supervisor:
             family.add(psutil.Process(running.process.pid))
         if family:
             end_descendants(children, family)
-        running.process = None
+        running.process, running.birth = None, ""
         self._after(running)
 
     def _after(self, running: Running) -> None:
@@ -301,6 +336,7 @@ class Supervisor:
             url=self.place.url(name) if name in ports else None,
             ports=tuple(port for key, port in ports.items() if key == name or key.startswith(f"{name}.")),
             pid=running.process.pid if running.process else None,
+            birth=running.birth,
             log=str(running.log),
             state=running.state,
             restarts=running.restarts,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 
 from infra.storage import open_store
-from infra.tracking import CANDIDATE, MAX_POINTS_PER_KEY, DataUse, Model, Point, Tracking, thinned
+from infra.tracking import CANDIDATE, CANDIDATE_BY, MAX_POINTS_PER_KEY, DataUse, Model, Point, Tracking, thinned
 from infra.tracking_ids import TrackingIds
 
 
@@ -173,7 +173,12 @@ def test_the_candidate_is_the_model_that_was_finished_last_whatever_is_sent_last
         assert len(refs) == 1
         versions[finished_at] = refs.pop().version
         assert client.get_model_version_by_alias(name, CANDIDATE).version == str(versions[max(versions)])
-    assert len(client.search_model_versions(f"name = '{name}'")) == 3
+    found = client.search_model_versions(f"name = '{name}'")
+    assert len(found) == 3
+    # Why it is the candidate stands on that version alone, and once.
+    told = {v.version: (v.description, v.tags.get(CANDIDATE_BY)) for v in found}
+    assert told.pop(versions[300.0])[0].count("because its training ended last") == 1
+    assert set(told.values()) == {("summary", None)}
 
 
 def test_shippers_of_one_model_at_once_leave_one(uri, start, client):

@@ -14,10 +14,12 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
+import httpx
 import psutil
 import pytest
 
-from infra.local.place import MARK, load_place, settle
+from infra.local.place import ALL, MARK, load_place, settle
 from infra.local.processes import birth_of, free_ports, is_running, processes_with
 from infra.local.stack import (
     check_services,
@@ -69,14 +71,44 @@ def own(tmp_path):
 
 def test_everything_is_up_and_only_ray_listens_beyond_loopback(stack):
     state = find_stack(stack.directory)
-    assert {s.name: (s.state, s.problem) for s in state.services} == {
-        name: ("up", "") for name in ("s3", "mlflow", "prefect", "prefect-worker", "ray")
-    }
+    assert {s.name: (s.state, s.problem) for s in state.services} == {name: ("up", "") for name in ALL}
     found = listeners(stack.directory)
     assert {listener.service for listener in found if not listener.loopback} <= {"ray"}
+    # As READMEs say, where this machine has an address beside loopback.
+    assert {listener.reach for listener in found} <= {"loopback", "all addresses", *addresses_of_this_machine()}
+    assert {r for r in ("loopback", "all addresses")} <= {x.reach for x in found if x.service == "ray"}
     there = {listener.port for listener in found}
     assert all(set(service.ports) <= there for service in state.services)
     assert all(size > 10_000_000 for size in memory_bytes(stack.directory).values())
+
+
+def addresses_of_this_machine():
+    return {a.address.partition("%")[0] for every in psutil.net_if_addrs().values() for a in every}
+
+
+def reached(stack) -> set[tuple[str, int]]:
+    return {(x.address, x.port) for x in listeners(stack.directory) if not x.loopback}
+
+
+def test_what_others_can_reach_of_ray_wants_the_token(stack):
+    """Without it, HTTP gives counters or 401; the rest speaks gRPC, and answers a call of Ray's with UNAUTHENTICATED."""
+    calls = ("NodeInfoGcsService/GetAllNodeInfo", "NodeManagerService/GetNodeStats", "ObjectManagerService/Push")
+    calls += ("ReporterService/GetTraceback", "RayletDriver/ClusterInfo", "CoreWorkerService/GetCoreWorkerStats")
+    for address, port in reached(stack):
+        host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address.removeprefix("::ffff:"))
+        try:
+            reply = httpx.get(f"http://{host}:{port}/api/version", timeout=60)
+        except httpx.ConnectError:
+            assert (address, port) not in reached(stack)
+        except httpx.RemoteProtocolError:
+            with grpc.insecure_channel(f"{host}:{port}") as channel:
+                answers = [channel.unary_unary(f"/ray.rpc.{call}").future(b"").exception(60) for call in calls]
+            codes = [answer and answer.code().name for answer in answers]
+            if (address, port) not in reached(stack):
+                continue  # of a worker that has ended since
+            assert set(codes) == {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (address, port, codes)
+        else:
+            assert reply.status_code == 401 or reply.text.startswith("# HELP"), (address, port, reply.text[:100])
 
 
 def test_secrets_are_in_files_of_their_own_and_nowhere_else(stack):
@@ -115,14 +147,19 @@ def test_a_service_that_is_killed_is_named_and_comes_back_with_its_data(stack):
 
     ask("experiments/create", {"name": "kept"})
     before = service(stack.directory, "mlflow")
+    top = psutil.Process(before.pid)
+    listening = {process for process in top.children(recursive=True) if process.net_connections("tcp")}
+    assert listening
     os.kill(before.pid, signal.SIGKILL)
-    wait_for(lambda: service(stack.directory, "mlflow").restarts == 1, "nobody saw that it died")
+    wait_for(lambda: not is_running(top), "it was not killed")
+    assert service(stack.directory, "mlflow").state != "up"  # at once, not when the supervisor has looked
     wait_for(lambda: service(stack.directory, "mlflow").state == "up", "it did not come back")
+    assert not [process for process in listening if is_running(process)]
     after = service(stack.directory, "mlflow")
-    assert (after.ports, after.url) == (before.ports, before.url)
+    assert (after.restarts, after.ports, after.url) == (before.restarts + 1, before.ports, before.url)
     assert "kept" in [e["name"] for e in ask("experiments/search", {"max_results": 10})["experiments"]]
-    assert re.search(r"mlflow ended with code -9:\n.+", (stack.log_dir / "stack.log").read_text())
-    assert check_services(stack.directory) == dict.fromkeys(("s3", "mlflow", "prefect", "prefect-worker", "ray"), "")
+    assert re.search(r"mlflow ended with code -9: .+", (stack.log_dir / "stack.log").read_text())
+    assert check_services(stack.directory) == dict.fromkeys(ALL, "")
 
 
 def test_a_service_is_restarted_on_request(own):
@@ -233,6 +270,43 @@ def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path):
     assert processes_of(place.directory) == set()
 
 
+HELD = """
+import pathlib, socket, sys, time
+from infra.local import supervisor
+from infra.local.place import settle
+from infra.local.services import Program
+
+place, _ = settle(pathlib.Path(sys.argv[1]), {})
+keeper = supervisor.Supervisor(place, place.directory, ["mlflow"], None)
+listen = "import socket, time; held = socket.create_server(('127.0.0.1', %d)); time.sleep(1000)" % place.ports["mlflow"]
+command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+running = keeper.running["mlflow"]
+running.program = Program("mlflow", lambda place: command, lambda place, since: "", lambda place: {})
+with socket.create_server(("127.0.0.1", place.ports["mlflow"])):  # as what an earlier process has left would
+    keeper._step(first=False)
+    while running.problem == "starting":
+        time.sleep(0.01)
+    keeper._step(first=False)
+    print(running.state, running.problem)
+command[2] = listen
+keeper._restart(running)
+while running.state != "up":
+    keeper._step(first=False)
+print(running.state)
+keeper._clear(running)
+"""
+
+
+def test_a_service_is_up_when_a_process_of_its_own_answers(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HELD, str(tmp_path / "s")], capture_output=True, text=True, timeout=120
+    )
+    told = done.stdout.splitlines()
+    assert [line.split(" on port")[0] for line in told] == ["starting another process than mlflow's answers", "up"], (
+        done
+    )
+
+
 HOPELESS = """
 import sys, pathlib
 from infra.local import supervisor
@@ -255,7 +329,7 @@ def test_a_service_that_dies_again_and_again_is_left_alone(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HOPELESS, str(tmp_path / "s")], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.startswith("6 ended with code 3:\nout of paper"), done.stderr
+    assert done.stdout.startswith("6 ended with code 3: out of paper\n"), done.stderr
     assert "died 7 times" in done.stderr
 
 

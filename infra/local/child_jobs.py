@@ -1,0 +1,107 @@
+"""Jobs that are child processes of this one, for work so small that starting a Ray would take most of the time.
+
+The doors are those of `RayJobs`, so that a stage claims, follows and stops such a job as any other.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from infra.local.processes import child_environment, end_with_parent
+from infra.plain_text import plain
+from infra.ray_jobs import Job, RayJobs
+
+
+class ChildJobs(RayJobs):
+    """Jobs of this process. They get SIGTERM when it is killed; `close` ends what is at work. Logs stay in `log_dir`."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.address, self._log_dir = "", log_dir
+        self._jobs: dict[str, tuple[subprocess.Popen[bytes], Job]] = {}
+
+    def submit(
+        self, job_id: str, entrypoint: Sequence[str], env: Mapping[str, str], metadata: Mapping[str, str]
+    ) -> None:
+        """Start `entrypoint`, a command of Python, with the Python of this process."""
+        if job_id in self._jobs:
+            return
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-P", "-m", "infra.local.child_jobs", str(os.getpid()), *entrypoint[1:]]
+        with open(self._log(job_id), "wb") as log:
+            process = subprocess.Popen(
+                command,
+                env=child_environment(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for this process, which then stops the job in order
+            )
+        self._jobs[job_id] = (
+            process,
+            Job(
+                id=job_id, state="running", exit_code=None, message="", metadata=dict(metadata), started_at=time.time()
+            ),
+        )
+
+    def find(self, job_id: str) -> Job | None:
+        """The job as it stands, or None if it is none of this process."""
+        if job_id not in self._jobs:
+            return None
+        process, job = self._jobs[job_id]
+        code = process.poll()
+        if code is not None and not job.terminal:
+            message = "" if code == 0 else f"the process ended with exit code {code}"
+            changes = {"state": "failed" if code else "succeeded", "exit_code": code, "message": message}
+            job = job.model_copy(update={**changes, "ended_at": time.time()})
+            self._jobs[job_id] = process, job
+        return job
+
+    def list(self, metadata: Mapping[str, str] | None = None) -> "list[Job]":
+        """The jobs of this process whose metadata hold these pairs."""
+        found = [job for job_id in self._jobs if (job := self.find(job_id))]
+        return [job for job in found if (metadata or {}).items() <= job.metadata.items()]
+
+    def page(self, job_id: str) -> str:
+        """Its log: there is no page of it."""
+        return self._log(job_id).as_uri()
+
+    def stop(self, job_id: str, wait_s: float) -> Job:
+        """SIGTERM, then SIGKILL after `wait_s`; the job once it has ended. Raises JobLost."""
+        self._known(job_id)
+        process = self._jobs[job_id][0]
+        process.terminate()
+        try:
+            process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return self._known(job_id)
+
+    def logs(self, job_id: str) -> str:
+        """What the job has printed so far. Raises JobLost."""
+        self._known(job_id)
+        return plain(self._log(job_id).read_text(errors="replace"))
+
+    def close(self, wait_s: float) -> None:
+        """Stop what is at work."""
+        for job in self.list():
+            if not job.terminal:
+                self.stop(job.id, wait_s)
+
+    def _log(self, job_id: str) -> Path:
+        return self._log_dir.absolute() / f"{job_id}.log"
+
+
+def main() -> None:
+    """Becomes `python` with the arguments behind the first, which is the process id of the parent it ends with."""
+    end_with_parent()
+    parent, *arguments = sys.argv[1:]
+    if os.getppid() == int(parent):  # else it was killed before we asked to be told
+        os.execv(sys.executable, [sys.executable, *arguments])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""Names as errors show them: those there are, not too many, and the one that was probably meant."""
+
+from collections.abc import Iterable
+
+MOST = 20
+
+
+def there_are(wanted: str, names: Iterable[str]) -> str:
+    """`there are: birds, digits and 3 more. Did you mean 'birds'?`"""
+    known = sorted(set(names))
+    shown = ", ".join(known[:MOST]) or "none yet"
+    if len(known) > MOST:
+        shown += f" and {len(known) - MOST:,} more"
+    return f"there are: {shown}.{did_you_mean(wanted, known)}"
+
+
+def did_you_mean(wanted: str, names: Iterable[str]) -> str:
+    """` Did you mean 'birds'?`, or nothing where no name is like it. Of dotted names, also one whose last part is."""
+    found = nearest(wanted, names)
+    return f" Did you mean {found!r}?" if found else ""
+
+
+def nearest(wanted: str, names: Iterable[str]) -> str | None:
+    """The name that is most like `wanted`; None where none is."""
+    from difflib import get_close_matches  # costs nothing where nothing is wrong
+
+    known = list(names)
+    if found := get_close_matches(wanted, known, 1, 0.75):
+        return found[0]
+    last: dict[str, str] = {}
+    for name in known:
+        last.setdefault(name.rpartition(".")[2], name)
+    found = get_close_matches(wanted.rpartition(".")[2], last, 1, 0.75)
+    return last[found[0]] if found else None

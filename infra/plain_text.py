@@ -1,0 +1,25 @@
+"""Text of other programs without what only a terminal understands: colours, titles, moves of the cursor."""
+
+import re
+
+# ECMA-48: CSI sequences (colours, cursor), OSC strings (titles, links) up to BEL or ST, and two-character escapes.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
+# As Python's tracebacks end, or as logs mark it. Not any line with the word: "(Background on this error at: ...)".
+_ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b.*:|\bERROR\b|^[Ee]rror:")
+
+
+def plain(text: str) -> str:
+    """`text` without escape sequences; what a carriage return has overwritten is left out, too.
+
+    >>> plain("\\x1b[31mred\\x1b[0m")
+    'red'
+    """
+    lines = _ESCAPES.sub("", text).replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)
+
+
+def last_words(text: str) -> str:
+    """The line of a log that says best why a program ended: its last error, else its last line."""
+    lines = [line.strip() for line in plain(text).splitlines() if line.strip()]
+    said = [line for line in lines if _ERROR.search(line)]
+    return (said or lines or ["it said nothing"])[-1]

@@ -1,0 +1,77 @@
+"""A stack beside a store of somebody else: what is missing is started, and the store stays the only one."""
+
+import os
+
+import pytest
+
+from infra.local.place import load_place, settle
+from infra.local.processes import free_ports
+from infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
+from infra.storage import open_store
+
+
+@pytest.fixture
+def start(tmp_path):
+    """start(root) gives the folder of a stack with MLflow only that serves `root`."""
+    directory = tmp_path / "stack"
+    wanted = dict(zip(("mlflow", "prefect", "ray"), free_ports(3), strict=True))
+
+    def begin(root):
+        start_stack(
+            directory,
+            log_dir=tmp_path / "logs",
+            services=("s3", "mlflow"),
+            ports=wanted,
+            root=root,
+            ends_with_caller=True,
+            announce=lambda text: None,
+        )
+        return directory
+
+    yield begin
+    stop_stack(directory)
+
+
+def test_mlflow_keeps_its_artifacts_in_the_store_that_is_there(start, s3_uri):
+    directory = start(s3_uri)
+    assert [service.name for service in find_stack(directory).services] == ["mlflow"]
+    assert check_services(directory) == {"mlflow": ""}
+    assert open_store(s3_uri).read("mlflow-artifacts/.stack/probe") == b"vitline"
+    env = stack_environment(directory)
+    assert (env["VITLINE_ROOT"], env["AWS_ENDPOINT_URL"]) == (s3_uri, os.environ["AWS_ENDPOINT_URL"])
+    assert not {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} & env.keys()
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"].encode()
+    written = [
+        path for folder in (directory, directory.parent / "logs") for path in folder.rglob("*") if path.is_file()
+    ]
+    assert len(written) > 4
+    assert not [path for path in written if secret in path.read_bytes()]
+
+
+def test_a_folder_is_served_as_well_and_a_stack_stays_with_its_store(tmp_path, monkeypatch):
+    directory, root = tmp_path / "stack", tmp_path / "data" / "store"
+    place, notes = settle(directory, {}, f"file://{root}/")
+    assert (place.root, place.artifacts, place.object_store) == (str(root), f"{root}/mlflow-artifacts", False)
+    assert f"serves the store {root}, with the credentials of this environment" in notes
+    assert not (directory / "credentials.json").exists()
+    monkeypatch.chdir(tmp_path)
+    for again in (None, "data/store", str(root)):
+        assert settle(directory, {}, again)[0].root == str(root)
+    with pytest.raises(
+        ValueError, match=r"VITLINE_ROOT is s3://other, but the stack in .* serves .*/data/store.*VITLINE_HOME"
+    ):
+        settle(directory, {}, "s3://other")
+    with pytest.raises(ValueError, match=r"--s3-port=4000: this stack serves .*/data/store and has no S3 of its own"):
+        settle(directory, {"s3": 4000}, None)
+
+
+def test_a_stack_with_a_store_of_its_own_keeps_it(tmp_path, monkeypatch):
+    own, _ = settle(tmp_path / "own", {})
+    with pytest.raises(
+        ValueError, match=r"serves .*, a store of its own, and its runs are of that. Unset VITLINE_ROOT"
+    ):
+        settle(tmp_path / "own", {}, str(tmp_path / "other"))
+    for name, value in own.environment().items():
+        monkeypatch.setenv(name, value)
+    assert settle(tmp_path / "own", {}, own.store_root)[0].root is None  # in a shell with this stack's own environment
+    assert load_place(tmp_path / "own").object_store == own.object_store

@@ -1,0 +1,94 @@
+"""Errors in logs of services, as the real services write them."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from infra.local.service_logs import logged_errors, repeated_errors
+
+# What Prefect 3.8.8 wrote once a minute with SQLAlchemy 2.1.9, while its pages showed an active schedule.
+TICK = """\
+2026-11-22 19:{minute}:30 | ERROR   | prefect.server.services.scheduler - Unexpected error in: InvalidRequestError
+Traceback (most recent call last):
+  File "/venv/lib/prefect/server/services/base.py", line {minute}, in start
+    await self.run_once()
+sqlalchemy.exc.InvalidRequestError: Can't evaluate bulk DML statement; please supply a bulk_dml decorated function
+"""
+CHAINED = """\
+2026-11-22 19:34:30 | ERROR   | docket.dependencies - mark_deployments_ready
+Traceback (most recent call last):
+  File "/venv/lib/sqlalchemy/engine/base.py", line 2000, in _exec_single_context
+    self.dialect.do_execute(
+sqlite3.OperationalError: database is locked
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/venv/lib/docket/worker.py", line 12, in run
+    result = function()
+             ^^^^^^^^^^
+sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) database is locked
+[SQL: BEGIN IMMEDIATE]
+(Background on this error at: https://sqlalche.me/e/20/e3q8)
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/venv/lib/prefect/cli/worker.py", line 1, in start
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/venv/lib/httpx/client.py", line 2, in send
+    | httpx.ConnectError: All connection attempts failed
+    +------------------------------------
+"""
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "prefect.log"
+    return lambda text: path.write_text(text) and path
+
+
+def test_a_traceback_once_a_minute_is_one_repeating_error(log):
+    path = log("Check out the dashboard\n" + "".join(TICK.format(minute=minute) for minute in range(40, 51)))
+    (error,) = repeated_errors(path, now=datetime(2026, 11, 22, 20, 0, tzinfo=UTC))
+    assert error.text.startswith("sqlalchemy.exc.InvalidRequestError: Can't evaluate bulk DML")
+    assert (error.times, error.traceback) == (11, True)
+    assert error.last == datetime(2026, 11, 22, 19, 50, 30, tzinfo=UTC)
+    assert repeated_errors(path, now=datetime(2026, 11, 23, 20, 0, tzinfo=UTC)) == []
+
+
+def test_a_chain_of_tracebacks_is_one_error_with_the_last_as_its_name(log):
+    (error,) = logged_errors(log(CHAINED))
+    assert error.text == "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) database is locked"
+    assert (error.times, error.traceback) == (1, True)
+    assert repeated_errors(log(2 * CHAINED), now=error.last) == []
+    assert [e.times for e in repeated_errors(log(3 * CHAINED), now=error.last)] == [3]
+
+
+def test_lines_of_every_service_that_say_error_are_found_and_others_are_not(log):
+    lines = (
+        "2026-11-22 19:33:16 INFO:     127.0.0.1:58446 - GET /errors/ERRORS 200 OK",
+        "E1122 19:34:30.123456 filer.go:12 volume 3 is full",
+        "2026/11/22 19:35:02 ERROR mlflow.server: Exception on /api [GET]",
+        "ERROR:    Exception in ASGI application",
+        "2026-11-22 19:36:00,000\tINFO usage_lib.py:448 -- Usage stats collection is disabled.",
+    )
+    found = logged_errors(log("\n".join(lines)))
+    assert [(error.text[:20], error.traceback) for error in found] == [
+        ("E1122 19:34:30.12345", False),
+        ("2026/11/22 19:35:02 ", False),
+        ("ERROR:    Exception ", False),
+    ]
+
+
+def test_tracebacks_without_a_line_between_them_are_several(log):
+    path = log(4 * 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n')
+    assert [(error.text, error.times) for error in repeated_errors(path)] == [("ValueError: no", 4)]
+
+
+def test_groups_of_exceptions_count_and_a_log_that_is_not_there_holds_nothing(log, tmp_path):
+    for rest in ("", "Worker stopped!\n"):
+        (error,) = logged_errors(log(GROUP + rest))
+        assert (error.text, error.traceback) == ("httpx.ConnectError: All connection attempts failed", True)
+    assert logged_errors(tmp_path / "absent.log") == []

@@ -1,0 +1,23 @@
+"""What other programs write for terminals, as lines for tables and messages."""
+
+from infra.plain_text import last_words, plain
+
+
+def test_colours_titles_and_what_was_overwritten_are_gone():
+    assert plain(
+        "\x1b[36m(f pid=7)\x1b[0m a\x1b]0;title\x07b\n 10%\r100%\r\nc\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
+    ) == ("(f pid=7) ab\n100%\nclink")
+    assert plain("no [escape] 1;31m") == "no [escape] 1;31m"
+
+
+def test_the_last_error_of_a_log_says_why():
+    log = """Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+    raise ValueError("x")
+sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) \x1b[31mfile is not a database\x1b[0m
+[SQL: PRAGMA main.table_info("a")]
+(Background on this error at: https://sqlalche.me/e/20/4xp6)
+"""
+    assert last_words(log) == "sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) file is not a database"
+    assert last_words("one\n\n two \n") == "two"
+    assert last_words("") == "it said nothing"
