@@ -4,23 +4,29 @@ much refused, nothing left. The limits are of `execution`, so that they hold for
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig
+from data_prep.corpora.label_texts import told_apart
 from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import RawCorpus
 from data_prep.corpus_stats import Findings
 from data_prep.find_corpus import prepared_corpus
-from data_prep.records import NOT_COUNTED, PLAN, UNCOUNTED
+from data_prep.records import DENIED, NOT_COUNTED, PLAN, UNCOUNTED
 from data_prep.shard_format import REJECTS_KEY, Manifest, load_manifest
 from infra.storage import Store
 
 _EXAMPLES_NAMED = 5
+SHOWN = 3
+"""Examples of one id that an error shows."""
 
 
 def check_refused(config: CorpusConfig, corpus: Store, refused: Mapping[str, Findings], num_accepted: int) -> None:
     """Judge what preparing refused, by reason. Raises ValueError that names reasons, examples and the next step."""
     _check_losses(config, refused)
+    _check_denied(config, refused, num_accepted)
     counted = {reason: found for reason, found in refused.items() if reason not in NOT_COUNTED}
     problem = _too_many(config, {reason: found.count for reason, found in counted.items()}, num_accepted)
     if problem:
@@ -92,6 +98,11 @@ def _why_none_is_left(
     config: CorpusConfig, num_elsewhere: int, counts: Mapping[str, int], label_counts: Mapping[str, int]
 ) -> str:
     recipe, labels = config.recipe, Counter(label_counts).most_common()
+    if num_elsewhere and counts.get("duplicate", 0) > num_elsewhere:
+        return (
+            f"All {num_elsewhere:,} different pictures are in val and test; {counts['duplicate']:,} were left out as copies, "
+            "of these or of each other. Add other pictures: copies add nothing to train."
+        )
     if num_elsewhere:
         return (
             f"All {num_elsewhere:,} others are in val and test. Add pictures, or lower val_fraction and test_fraction."
@@ -116,6 +127,27 @@ def _why_none_is_left(
     return "Add pictures."
 
 
+def repeated_ids_error(
+    source: RawCorpus, rows: Sequence[Mapping[str, Any]], num_rows: int, num_ids: int, at_least: str = ""
+) -> ValueError:
+    """That different examples have one id: the first `rows` of `num_rows` of one of `num_ids` such ids."""
+    files = told_apart([f"{row['base']}/{row['key']}" for row in rows[:SHOWN]])
+    where = "; ".join(f"{file}, labelled {', '.join(row['labels'])}" for file, row in zip(files, rows, strict=False))
+    return ValueError(
+        f"{'two' if num_rows == 2 else f'{num_rows:,}'} examples have the id {rows[0]['example_id']!r}: {where}"
+        f"{'; ...' if num_rows > SHOWN else ''}. {at_least}{num_ids:,} ids of {source.origin} repeat. "
+        f"{source.when_ids_repeat}"
+    )
+
+
+def ids_there_error(first: str, num_ids: int) -> ValueError:
+    """That new examples have ids of the corpus that they are added to."""
+    return ValueError(
+        f"{first!r}{' and others are' if num_ids > 1 else ' is'} in the corpus already: a segment adds new ids "
+        "only. Give a source of new images."
+    )
+
+
 def told_loss(manifest: Manifest) -> str:
     """What a corpus lacks without anybody knowing how much, as a sentence; empty where it is whole."""
     num = manifest.counts.refused.get(UNCOUNTED, 0)
@@ -138,6 +170,17 @@ def _check_losses(config: CorpusConfig, refused: Mapping[str, Findings]) -> None
         f"file{' was' if lost.count == 1 else 's were'} not read to the end. {named}{more}. Copy "
         f"{'it' if lost.count == 1 else 'them'} again; or publish what was read, whatever is missing, with "
         "--set execution.uncounted_losses=accept."
+    )
+
+
+def _check_denied(config: CorpusConfig, refused: Mapping[str, Findings], num_accepted: int) -> None:
+    denied = refused.get("unreadable")
+    if num_accepted or denied is None or not denied.first[0].detail.startswith(DENIED):
+        return
+    raise ValueError(
+        f"{config.name}: not one picture could be read. The first of {denied.count:,} that could not: "
+        f"{denied.first[0].detail}. Set credentials ($AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE) that "
+        "may read it, or correct the bucket, and run the same command again."
     )
 
 

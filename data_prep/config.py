@@ -69,7 +69,7 @@ class LabelTable(FrozenConfig):
     id_column: str = ""
     """Column of the example id. Empty: the location is the id."""
     split_column: str = ""
-    """Column of the split (train, val, test). Empty: splits are hashed."""
+    """Column of the split (train, val, test). Empty: splits are drawn."""
     group_column: str = ""
     """Column of what belongs together in one split. Empty: nothing does."""
     single_label: bool = False
@@ -244,15 +244,16 @@ class CorpusRecipe(FrozenConfig):
     """What the content of the corpus depends on beside its source."""
 
     val_fraction: Fraction = 0.1
-    """Share of the examples in val, where the source names no splits."""
+    """Share of the pictures in val, where the source names no splits; copies of a picture count once."""
     test_fraction: Fraction = 0.1
-    """Share of the examples in test, where the source names no splits."""
+    """Share of the pictures in test, where the source names no splits; copies of a picture count once."""
     order_seed: NonNegativeInt = 0
     """Seed of the order of the rows. Splits do not depend on it."""
     decode: DecodePolicy = DecodePolicy()
     """Limits of images, and what is done with the odd ones."""
     duplicates: Literal["drop", "keep"] = "drop"
-    """Pictures with the same pixels: keep one, or all that are in one split. Two splits never share a picture. Where a
+    """Pictures with the same pixels: keep one, or all that are in one split. Two splits never share a picture, and copies
+    make no split more likely. Where a
     picture may have several labels, the one that stays gets the labels of its copies too, with the larger weights."""
     min_images_per_class: PositiveInt = 1
     """Classes with fewer accepted pictures are left out."""
@@ -289,6 +290,9 @@ class PrepareExecution(FrozenConfig):
 
     examples_per_chunk: PositiveInt = 512
     """Examples examined by one task: the unit of restart. An archive inside the source is one task, whatever it holds."""
+    small_images: NonNegativeInt = 8192
+    """A source of at most so many images, and 1 GiB, is prepared by one process, which is done sooner than a cluster
+    starts. 0: on Ray, however small."""
     sort_bytes: PositiveInt = 64 * 1024 * 1024
     """Bytes of record files, some 180 an image, that one planning task sorts. It needs some 14 times that in memory: 0.9 GB
     at 64 MiB."""

@@ -8,13 +8,16 @@ import contextlib
 import functools
 import io
 import re
+import struct
 import warnings
+import zlib
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import simplejpeg
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 from pydantic import Field, PositiveInt
 
 from infra.config import FrozenConfig
@@ -145,47 +148,89 @@ def _decode_plain_jpeg(data: bytes, policy: DecodePolicy) -> DecodedImage | None
     return DecodedImage(pixels, "JPEG", "L" if colorspace == "Gray" else "RGB")
 
 
+PILLOW_FAULTS = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    AssertionError,
+    RuntimeError,
+    EOFError,
+    BufferError,
+    MemoryError,
+    struct.error,
+    zlib.error,
+)
+"""What a hostile file makes Pillow raise. Whatever else comes up in the process that decodes is a decoder_crash."""
+
+
 def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
-    # Whatever a hostile file makes a decoder raise is the file's fault: hence `except Exception` twice.
     try:
-        image = Image.open(io.BytesIO(data), formats=_available(policy.formats))
+        with Image.open(io.BytesIO(data), formats=_available(policy.formats)) as image:
+            file_format, mode = "JPEG" if image.format == "MPO" else image.format or "", image.mode
+            _check_size(image.width, image.height, policy)
+            if policy.animation == "reject" and image.format != "MPO" and getattr(image, "is_animated", False):
+                raise ImageRejected("refused_by_policy", f"{getattr(image, 'n_frames', 'several')} frames")
+            return DecodedImage(np.array(_upright(image, policy)), file_format, mode)
+    except ImageRejected:
+        raise
     except UnidentifiedImageError as error:
         if found := _other_format(data, policy):
-            detail = f"{found}, formats allowed: {', '.join(policy.formats) or 'none'}"
+            detail = f"{found} is a format that is not taken; taken are {', '.join(policy.formats) or 'none'}"
             raise ImageRejected("refused_by_policy", detail) from error
-        raise ImageRejected("not_an_image", _starts_with(data)) from error
+        raise ImageRejected("not_an_image", f"{len(data):,} bytes in no known image format") from error
     except Image.DecompressionBombError as error:
         raise _too_large_for_pillow(error, policy) from error
-    except Exception as error:
+    except PILLOW_FAULTS as error:
         raise _broken(error) from error
-    with image:
-        file_format, mode = "JPEG" if image.format == "MPO" else image.format or "", image.mode
-        _check_size(image.width, image.height, policy)
-        if policy.animation == "reject" and image.format != "MPO" and getattr(image, "is_animated", False):
-            raise ImageRejected("refused_by_policy", f"{getattr(image, 'n_frames', 'several')} frames")
-        try:
-            pixels = np.array(_upright(image, policy))
-        except ImageRejected:
-            raise
-        except Image.DecompressionBombError as error:
-            raise _too_large_for_pillow(error, policy) from error
-        except Exception as error:
-            raise _broken(error) from error
-    return DecodedImage(pixels, file_format, mode)
 
 
 def _other_format(data: bytes, policy: DecodePolicy) -> str:
-    """The format of an image that the policy does not take; empty where it is none. TGA has no mark to know it by."""
+    """The format of an image that the policy does not take; empty where it is none."""
     others = tuple(name for name in get_args(Format) if name not in policy.formats and name != "TGA")
     try:
         with Image.open(io.BytesIO(data), formats=_available(others)) as image:
             return "JPEG" if image.format == "MPO" else image.format or ""
     except UnidentifiedImageError:
-        return ""
+        return next((name for name, start in _FOREIGN if start.match(data)), "TGA" if _is_tga(data) else "")
     except Image.DecompressionBombError as error:
         raise _too_large_for_pillow(error, policy) from error
-    except Exception as error:
+    except PILLOW_FAULTS as error:
         raise _broken(error) from error
+
+
+# Image formats that no policy takes, by how their files begin.
+_FOREIGN = tuple(
+    (name, re.compile(start, re.DOTALL))
+    for name, start in (
+        ("ICO", rb"\0\0\x01\0[^\0]\0"),
+        ("CUR", rb"\0\0\x02\0[^\0]\0"),
+        ("ICNS", rb"icns"),
+        ("PSD", rb"8BPS"),
+        ("HEIF", rb"....ftyp(?:hei[cxms]|hev[cxms]|mif1|msf1)"),
+        ("JPEG XL", rb"\xff\x0a|\0\0\0\x0cJXL "),
+        ("JPEG XR", rb"II\xbc"),
+        ("DDS", rb"DDS "),
+        ("OpenEXR", rb"v/1\x01"),
+        ("SVG", rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.{,2000}?-->\s*|<!DOCTYPE[^>]*>\s*)*<svg[\s>]"),
+    )
+)
+_TGA_HEADER = struct.Struct("<BBBHHBHHHHBB")
+
+
+def _is_tga(data: bytes) -> bool:
+    """By its footer, or of an older file by a header whose sizes add up: it begins with no mark."""
+    if data[-18:] == b"TRUEVISION-XFILE.\0":
+        return True
+    if len(data) <= _TGA_HEADER.size:
+        return False
+    name, has_map, kind, _, colours, colour_bits, _, _, width, height, bits, _ = _TGA_HEADER.unpack_from(data)
+    if has_map > 1 or kind not in (1, 2, 3) or bits not in (8, 16, 24, 32) or not width * height:
+        return False
+    return len(data) == _TGA_HEADER.size + name + has_map * colours * colour_bits // 8 + width * height * bits // 8
 
 
 _PILLOW_PIXELS = re.compile(r"\((\d+) pixels\)")
@@ -206,7 +251,14 @@ def _broken(error: Exception) -> ImageRejected | MemoryError:
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
         return MemoryError(str(error))
     truncated = "truncated" in str(error).lower() or isinstance(error, EOFError)
-    return ImageRejected("truncated" if truncated else "corrupt", f"{type(error).__name__}: {error}")
+    return ImageRejected(
+        "truncated" if truncated else "corrupt", _QUOTED.sub("...", f"{type(error).__name__}: {error}")
+    )
+
+
+# Pillow quotes a part of what it cannot read. The file may be a private one that a link or a table led to, and the reason of
+# a refusal is stored with the corpus.
+_QUOTED = re.compile(r"""(?<!\w)b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 
 
 @functools.cache
@@ -236,13 +288,16 @@ def _upright(image: Image.Image, policy: DecodePolicy) -> Image.Image:
     if bits > 8 and policy.sixteen_bit == "reject":
         raise ImageRejected("refused_by_policy", "16 bits per channel")
     _scale_transparent_colour(image, bits)
-    stored = _orientation(image)  # of a PNG it loads the pixels
+    _forget_xmp(image)
+    stored: Any = image.tag_v2.get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
+    # Before EXIF is asked for: of a PNG, that loads the pixels too, and what failed to load once is black the next time.
     image.load()
     rgb = _as_rgb(image, policy, bits)
-    left = _orientation(image)  # Pillow turns TIFF by itself and takes the tag away
+    left = _orientation(image)
     if policy.exif_orientation == "apply":
         return _turned(rgb, left)
-    return rgb if left == stored else _turned(rgb, _BACK.get(stored, stored))
+    # Pillow turns a TIFF while it loads it, and takes the tag away.
+    return rgb if stored in (None, left) else _turned(rgb, _BACK.get(stored, stored))
 
 
 _BITS = re.compile(r"^(?:L|I|LA|RGB|RGBA|RGBX|CMYK);(\d+)")
@@ -315,17 +370,20 @@ def _turned(image: Image.Image, orientation: int) -> Image.Image:
     return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
+_ORIENTATION = 0x0112
+
+
 def _orientation(image: Image.Image) -> int:
-    # A broken EXIF block is common in photographs that are otherwise whole: it then says nothing.
-    for xmp in ("xmp", "XML:com.adobe.xmp"):
-        image.info.pop(xmp, None)  # where Pillow would look, too
+    """The EXIF tag of an image that is loaded."""
+    _forget_xmp(image)
     try:
-        return int(image.getexif().get(0x0112, 1))
+        return int(image.getexif().get(_ORIENTATION, 1))
     except MemoryError:
         raise
-    except Exception:
+    except PILLOW_FAULTS:  # a broken EXIF block is common in photographs that are otherwise whole: it then says nothing
         return 1
 
 
-def _starts_with(data: bytes) -> str:
-    return f"{len(data):,} bytes that start with {data[:12]!r}"
+def _forget_xmp(image: Image.Image) -> None:
+    for xmp in ("xmp", "XML:com.adobe.xmp"):
+        image.info.pop(xmp, None)  # where Pillow would look for an orientation, too

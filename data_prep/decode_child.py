@@ -148,6 +148,7 @@ class _Child(Generic[T]):
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.in_flight: deque[_Image[T]] = deque()
+        self._bytes_in_flight = 0
         self._process = _start(settings)
         assert self._process.stdin
         assert self._process.stdout
@@ -167,17 +168,15 @@ class _Child(Generic[T]):
     def has_room(self) -> bool:
         num_images = len(self.in_flight)
         return not self._outgoing and (
-            num_images < 2 or (num_images < _MAX_IN_FLIGHT and self._bytes_in_flight() < _AHEAD_BYTES)
+            num_images < 2 or (num_images < _MAX_IN_FLIGHT and self._bytes_in_flight < _AHEAD_BYTES)
         )
-
-    def _bytes_in_flight(self) -> int:
-        return sum(len(image.data) for image in self.in_flight)
 
     def send(self, image: _Image[T]) -> None:
         """Give an image to the child, as far as its pipe has room; `answers` sends the rest."""
         if self._ready and not self.in_flight:
             self._since = time.monotonic()
         self.in_flight.append(image)
+        self._bytes_in_flight += len(image.data)
         data = image.data if isinstance(image.data, LocalRange) else memoryview(image.data)
         self._outgoing += (memoryview(REQUEST.pack(len(image.data))), data)
         self._write()
@@ -268,7 +267,9 @@ class _Child(Generic[T]):
             del self._incoming[:end]
             self._since = time.monotonic()
             if verdict:
-                found.append((self.in_flight.popleft().done(), verdict))
+                answered = self.in_flight.popleft()
+                self._bytes_in_flight -= len(answered.data)
+                found.append((answered.done(), verdict))
         return found
 
     def _verdict(self, kind: int, body: bytes) -> Outcome | None:

@@ -127,7 +127,7 @@ def decode_answer(kind: int, body: bytes) -> Examined | ImageRejected | str:
             return ImageRejected(cast(DecodeReason, reason), detail)
     elif kind == Kind.FAILED:
         return body.decode(errors="replace")
-    raise ValueError(f"a damaged answer of kind {kind}: {len(body):,} bytes that start with {body[:40]!r}")
+    raise ValueError(f"a damaged answer of kind {kind}: {len(body):,} bytes")
 
 
 def _end_with(parent: int) -> None:

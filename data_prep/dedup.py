@@ -1,8 +1,10 @@
 """Pictures that occur more than once: which of them stays.
 
 Bytes or only decoded pixels equal, both count. Of a set of equal pictures the one stays that is in the corpus already,
-else the one in an evaluation split (test, then val, then train), then the one with the smallest sha256, then the
-smallest id. Two splits never share a picture. Where a picture may have several labels it gets those of its copies.
+else the one that the source names as test, then as val, then the one of the group that sorts first, then the one with
+the smallest sha256, then the smallest id. A split that is drawn has no say: who stays would be in val or test the more
+often, the more copies there are. Two splits never share a picture. Where a picture may have several labels it gets those
+of its copies.
 """
 
 from typing import Any, Literal
@@ -24,6 +26,8 @@ PIXELS_SCHEMA = pa.schema(
         pa.field("pixel_sha256", pa.binary()),
         pa.field("sha256", pa.binary()),
         pa.field("split", pa.string()),
+        pa.field("val_fraction", pa.float64()),  # null: the split is named by the source
+        pa.field("group", pa.string()),
         pa.field("example_id", pa.string()),
         pa.field("order_key", pa.uint64()),
         pa.field("labels", pa.list_(pa.string())),
@@ -58,7 +62,6 @@ GAINS_SCHEMA = pa.schema(
     ]
 )
 """Labels and weights that a picture has with those of its copies."""
-_SPLIT_RANK = {"test": 0, "val": 1, "train": 2}
 
 
 def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"], *, several_labels: bool = False) -> pa.Table:
@@ -105,24 +108,32 @@ def _merged(kept: dict[str, Any], copies: list[dict[str, Any]]) -> dict[str, Any
 def _equal_pairs(rows: pa.Table, policy: Literal["drop", "keep"]) -> tuple[np.ndarray, np.ndarray]:
     """Positions of what goes, and of what stays instead."""
     known = rows["known"].to_numpy()
-    ranks = np.array([_SPLIT_RANK.get(split, len(_SPLIT_RANK)) for split in rows["split"].to_pylist()], dtype=np.int8)
+    splits = rows["split"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     keys = pa.table(
         {
             "pixels": rows["pixel_sha256"].combine_chunks(),
-            "rank": np.where(known, -1, ranks),
+            "rank": np.where(known, -1, split_ranks(rows)),
+            "group": rows["group"].combine_chunks(),
             "sha256": rows["sha256"].combine_chunks(),
             "example_id": rows["example_id"].combine_chunks(),
         }
     )
     order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names]).to_numpy()
-    codes = keys["pixels"].combine_chunks().dictionary_encode().indices.to_numpy()[order]
+    pixels = keys["pixels"].combine_chunks().dictionary_encode().indices.to_numpy()[order]
     first = np.ones(len(order), dtype=bool)
-    first[1:] = codes[1:] != codes[:-1]
+    first[1:] = pixels[1:] != pixels[:-1]
     # The kept row of every position: the last set start at or before it.
     kept = order[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))] if len(order) else order
-    crossing = ranks[order] != ranks[kept]
+    crossing = splits[order] != splits[kept]
     goes = ~first & ~known[order] & (crossing | (policy == "drop"))
     return order[goes], kept[goes]
+
+
+def split_ranks(rows: pa.Table) -> np.ndarray:
+    """0 for what the source names as test, 1 as val, 2 for all else: the smaller one stays. int8."""
+    named = pc.is_null(rows["val_fraction"])
+    rank = pc.if_else(pc.equal(rows["split"], "test"), 0, pc.if_else(pc.equal(rows["split"], "val"), 1, 2))
+    return pc.if_else(named, rank, 2).cast(pa.int8()).to_numpy()
 
 
 def _drops(goes: pa.Table, stays: pa.Table, several_labels: bool) -> pa.Table:

@@ -21,7 +21,7 @@ from data_prep.corpus_stats import CorpusStats, SampleRule
 from data_prep.dry_run_report import Cores, DryRun, Number, render
 from data_prep.expected_rows import Kept, kept_rows, shares
 from data_prep.labels import ClassMap
-from data_prep.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
+from data_prep.plan_shards import SPLIT_ORDER, Base, Selection, known_shards, plan_corpus
 from data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
 from data_prep.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
 from data_prep.sort_records import ROW_SCHEMA, Selected, with_label_ids
@@ -44,7 +44,7 @@ def dry_run(
     with tempfile.TemporaryDirectory(prefix="vitline-dry-run-", ignore_cleanup_errors=True) as folder:
         work, source = open_store(folder), open_source(config)
         place = Place(work.child("root"), work.child("source"), config.execution.examples_per_chunk)
-        listed = list_parts(source, place, config)
+        listed = list_parts(source, place, config, known_shards(base) if base else (), budget)
         sample = take_sample(source, place, listed, config, budget)
         found = _estimate(config, source, cores, base, listed, sample, place)
         return found, render(found, config)
@@ -59,6 +59,7 @@ def _estimate(
     sample: Sample,
     place: Place,
 ) -> DryRun:
+    sample.rows = list({row["example_id"]: row for row in reversed(sample.rows)}.values())[::-1]  # what repeats, once
     records = pa.Table.from_pylist(sample.rows, schema=RECORD_SCHEMA)
     accepted, rejects, class_map = _verdicts(config, source, records)
     if not len(accepted):
@@ -69,13 +70,14 @@ def _estimate(
         )
     stats = CorpusStats.of(accepted, rejects, len(class_map.classes), SampleRule())
     found = _found(listed, sample)
-    complete = found.exact and len(records) == found.value
+    distinct = Number(found.value - listed.num_merged, found.exact)
+    complete = found.exact and len(records) == distinct.value
     readable_rows = records.filter(pc.is_null(records["reason"]))
     kept = _kept(config, source, base, listed, place, readable_rows if complete else None)
-    refused = _refused(listed, found, rejects, sample)
+    refused = _refused(listed, distinct, rejects, sample)
     if complete:
         refused = {reason: Number(round(number.value), True) for reason, number in refused.items()}
-    expected = found.value - sum(number.value for number in refused.values())
+    expected = distinct.value - sum(number.value for number in refused.values())
     if kept:
         decoded = expected + refused.pop("unknown_class", Number(0, True)).value
         refused |= {reason: Number(lost * decoded / _total(kept), complete) for reason, lost in kept.lost.items()}
@@ -130,8 +132,9 @@ def _estimate(
         class_names={label: source.class_info(label).name for label in labels},
         refused=refused,
         splits=splits,
+        splits_exact=complete or (kept is not None and not kept.num_drawn and all(n.exact for n in refused.values())),
         complete=complete,
-        train_at_most=kept.splits["train"] if kept else None,
+        train_at_most=kept.train_at_most if kept else None,
         bytes_out=bytes_out,
         rows_per_row_group={name: layout.rows_per_row_group for name, layout in layouts.items()},
         num_shards=len(plan.shards),
@@ -209,9 +212,11 @@ def _kept(
         return kept_rows(lambda: [every], config, source, base)
     if not listed.listed:
         return None
-    return kept_rows(
-        lambda: (rows.filter(pc.is_null(rows["reason"])) for rows in kept_lists(place)), config, source, base
-    )
+
+    def readable() -> Iterable[pa.Table]:
+        return (rows.filter(pc.is_null(rows["reason"])) for rows in kept_lists(place))
+
+    return kept_rows(readable, config, source, base, examined=False)
 
 
 def _total(kept: Kept) -> int:
@@ -220,7 +225,7 @@ def _total(kept: Kept) -> int:
 
 def _check_left(kept: Kept, config: CorpusConfig, source: RawCorpus, base: Base | None) -> None:
     """Raises ValueError where the preparation would end as nothing is left for it."""
-    if kept.splits["train"] or base or (source.benchmark_rows and "train" not in source.benchmark_rows):
+    if kept.train_at_most or base or (source.benchmark_rows and "train" not in source.benchmark_rows):
         return
     lost = kept.lost.total()
     why, next_step = "", "Add pictures, or lower val_fraction and test_fraction."
@@ -306,6 +311,13 @@ def _notes(
                 f"recipe.{name} is not in the expected rows: how many pictures a class has is known when all of this "
                 "source has been read."
             )
+    if listed.num_merged:
+        yield f"Rows that repeat another one in everything, and are merged with it: {listed.num_merged:,}."
+    if listed.ids_looked_at is not None:
+        yield (
+            f"Whether ids repeat was looked at for the first {listed.ids_looked_at:,} examples only; the preparation looks "
+            "at all before it reads an image."
+        )
     if listed.num_parts == 1 and not listed.listed:
         yield "The source is one part, whose first pictures are the sample: one worker examines it alone."
     yield "Duplicates, near duplicates and leakage take the whole corpus and are not looked for."

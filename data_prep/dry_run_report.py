@@ -42,6 +42,7 @@ _PLAIN = (
         "origin",
         "num_parts",
         "classes_exact",
+        "splits_exact",
         "complete",
         "train_at_most",
         "bytes_out",
@@ -72,6 +73,8 @@ class DryRun:
     """Files by reason."""
     splits: Mapping[str, int]
     """Expected rows."""
+    splits_exact: bool
+    """Whether they were counted: a split that is drawn is known when the picture has been decoded."""
     complete: bool
     """Whether the sample is the whole source, so that rows, classes and refusals are counted."""
     train_at_most: int | None
@@ -110,7 +113,7 @@ class DryRun:
                 "pictures expected",
                 f"{Number(accepted, self.complete)}, {num_bytes(accepted * self.mean_bytes)}, before duplicates are dropped",
             ),
-            ("splits", ", ".join(f"{name} {rows:,}" for name, rows in self.splits.items()) or "none"),
+            ("splits", ", ".join(f"{name} {Number(rows, self.splits_exact)}" for name, rows in self.splits.items())),
             (
                 "classes",
                 f"{len(self.classes):,}{self._counted_as}: "

@@ -17,13 +17,14 @@ from data_prep.decode import ImageRejected
 from data_prep.decode_child import Examiner
 from data_prep.images import Examined
 from data_prep.local_range import LocalRange
-from data_prep.records import RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
-from data_prep.splits import order_key
+from data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
+from data_prep.splits import hashed_split, order_key, unit_key
 from infra.config import FrozenConfig
-from infra.storage import Store, open_store
+from infra.storage import Store, StoreRefused, open_store
 
 _READ_THREADS = 8
 _ROWS_PER_WRITE = 4096
+_MAX_WHY = 300  # characters of what a store said
 
 Row = dict[str, Any]
 Data = bytes | LocalRange
@@ -36,6 +37,8 @@ class ChunkTask(FrozenConfig):
     corpus: str
     root: str
     chunk: int
+    any_merged: bool = False
+    """Whether examples of the corpus, maybe of this chunk, repeat others and are passed over."""
 
 
 class ChunkDone(FrozenConfig):
@@ -81,9 +84,13 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
             num_bytes=pc.sum(records["num_bytes"]).as_py() or 0,
         )
     examples = open_source(config).examples(chunks.part(task.chunk), chunks.place(open_store(task.root)))
+    if task.any_merged and (merged := chunks.merged_positions(task.chunk)):
+        examples = (example for position, example in enumerate(examples) if position not in merged)
     with chunks.records_writer(task.chunk) as writer:
         written = _Records(writer)
         examine_examples(examples, config, written.add)
+        if written.num_denied:
+            chunks.mark_denied(task.chunk)
         written.flush()
     return ChunkDone(
         corpus=task.corpus,
@@ -98,12 +105,15 @@ class _Records:
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer, self._rows = writer, list[Row]()
-        self.num_examples = self.num_refused = self.num_bytes = 0
+        self.num_examples = self.num_refused = self.num_bytes = self.num_denied = 0
 
     def add(self, row: Row) -> None:
         self.num_examples += 1
         self.num_refused += row["reason"] is not None
         self.num_bytes += row.get("num_bytes") or 0
+        self.num_denied += row["reason"] == "unreadable" and (row["detail"] or "").startswith(
+            (DENIED, PermissionError.__name__)
+        )
         self._rows.append(row)
         if len(self._rows) == _ROWS_PER_WRITE:
             self.flush()
@@ -140,7 +150,7 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
         recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
     ) as examiner:
         for row, outcome in examiner.run(readable()):
-            add({**row, **_found(outcome)})
+            add(_with_drawn_split({**row, **_found(outcome)}))
 
 
 def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
@@ -153,6 +163,10 @@ def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
         # Other failures of the store are not the example's fault: they end the job, which can be started again.
         row["reason"], row["detail"] = "unreadable", f"{type(error).__name__}: {error.strerror or error}"
         return None
+    except StoreRefused as error:
+        why = " ".join(error.why.split())[:_MAX_WHY]
+        row["reason"], row["detail"] = "unreadable", f"{DENIED} to {row['base']}/{row['key']}: {why}"
+        return None
 
 
 def _size_of(example: RawExample) -> int | None:
@@ -162,6 +176,14 @@ def _size_of(example: RawExample) -> int | None:
     if example.data is not None:
         return example.num_bytes or None
     return open_store(example.base).size(example.key) - example.offset
+
+
+def _with_drawn_split(row: Row) -> Row:
+    """The record with the split of its unit, now that its pixels are known."""
+    if row["reason"] is None and row["val_fraction"] is not None:
+        key = unit_key(row["group"], row["pixel_sha256"])
+        row["split"] = hashed_split(key, row["val_fraction"], row["test_fraction"])
+    return row
 
 
 def _found(outcome: Examined | ImageRejected) -> Row:

@@ -1,6 +1,8 @@
 """How the tasks of a pass are run: here one after another, in `prepare.py` by Ray Data on many machines."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
@@ -16,3 +18,10 @@ class Executor(Protocol):
 def in_process(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     """One after another in this process."""
     return map(work, tasks)
+
+
+def in_threads(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
+    """A thread for every core of this machine, results in the order of the tasks: for work that waits, or that other
+    processes and libraries do."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+        yield from threads.map(work, tasks)

@@ -30,6 +30,9 @@ class Kept:
     """Classes that are left out as they are small."""
     largest: tuple[str, int] = ("", 0)
     """The class with the most pictures, kept or not."""
+    num_drawn: int = 0
+    """Pictures whose splits are drawn from their pixels, which nobody knows yet: counted as their ids would draw them."""
+    train_at_most: int = 0
 
     @property
     def share(self) -> float:
@@ -38,8 +41,11 @@ class Kept:
         return kept / max(1, kept + self.lost.total())
 
 
-def kept_rows(tables: Tables, config: CorpusConfig, source: RawCorpus, base: Base | None) -> Kept:
-    """What class map, `min_images_per_class` and `val_per_class` leave of pictures that are all readable.
+def kept_rows(
+    tables: Tables, config: CorpusConfig, source: RawCorpus, base: Base | None, *, examined: bool = True
+) -> Kept:
+    """What class map, `min_images_per_class` and `val_per_class` leave of pictures that are all readable; `examined`: so
+    that splits drawn from their pixels are known.
 
     Holds a number for every class, whatever the number of pictures.
     """
@@ -49,7 +55,7 @@ def kept_rows(tables: Tables, config: CorpusConfig, source: RawCorpus, base: Bas
     kept = Kept(largest=max(labels.items(), key=lambda item: (item[1], item[0]), default=("", 0)))
     classes, reason = _classes(labels, config, source, base)
     kept.num_small = len(labels.keys() - classes) if reason == "small_class" else 0
-    in_train, has_val = Counter[str](), False
+    in_train, has_val, moved, drawn = Counter[str](), False, 0, Counter[str]()
     names = pa.array(sorted(classes), pa.string())
     for table in tables():
         has_val = has_val or pc.any(pc.equal(table["split"], "val")).as_py() is True
@@ -57,11 +63,15 @@ def kept_rows(tables: Tables, config: CorpusConfig, source: RawCorpus, base: Bas
         kept.lost[reason] += len(table) - (pc.sum(stays).as_py() or 0)
         rows = table.filter(stays)
         kept.splits.update(counts(rows["split"]))
+        if not examined:
+            shares_drawn = pc.fill_null(pc.add(rows["val_fraction"], rows["test_fraction"]), 0.0)
+            drawn.update(counts(rows.filter(pc.greater(shares_drawn, 0.0))["split"]))
         in_train.update(counts(pc.list_element(rows.filter(pc.equal(rows["split"], "train"))["labels"], 0)))
     if (per_class := config.recipe.val_per_class) and not has_val:
         moved = per_class * sum(count >= 2 * per_class for count in in_train.values())
         kept.splits.update({"train": -moved, "val": moved})
-    kept.splits, kept.lost = +kept.splits, +kept.lost
+    kept.splits, kept.lost, kept.num_drawn = +kept.splits, +kept.lost, drawn.total()
+    kept.train_at_most = kept.splits["train"] + (kept.num_drawn and moved + kept.num_drawn - drawn["train"])
     return kept
 
 

@@ -6,6 +6,7 @@ from data_prep.corpora.open_source import open_source
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
 from infra.config import digest_of
 from infra.keys import run_key
+from infra.names import there_are
 from infra.storage import Store
 
 
@@ -60,6 +61,6 @@ def prepared_corpus(root: Store, name: str) -> Store:
         or name == f"{manifest.name}/{manifest.version}"
     ]
     if not found:
-        known = ", ".join(sorted({manifest.name for _, manifest in every})) or "none yet"
-        raise ValueError(f"There is no corpus {name!r} below {root.uri}; there are: {known}. Prepare it first.")
+        known = there_are(name, {manifest.name for _, manifest in every})
+        raise ValueError(f"There is no corpus {name!r} below {root.uri}; {known} Prepare it first.")
     return found[-1]

@@ -68,12 +68,16 @@ def thumbnail_hashes(picture: np.ndarray) -> tuple[bytes, bytes]:
     """As `perceptual_hashes`, of a thumbnail."""
     basis, order, frequency, odd = _dct()
     # Whole numbers below 2^53 throughout, which float64 adds exactly in any order: every machine finds the same bits.
-    spectrum = basis @ (picture.astype(np.float64) @ _LUMINANCE) @ basis.T
+    grey = (picture.reshape(-1, 3).astype(np.float64) @ _LUMINANCE).reshape(THUMBNAIL_PX, THUMBNAIL_PX)
+    spectrum = basis @ grey @ basis.T
     coefficients = np.round(spectrum.reshape(-1)[order] * frequency * _TO_FINE_LEVELS)
     size = math.sqrt((coefficients * coefficients).sum() / len(order))
     if size < _LEAST_SIZE:
         return NO_HASH, NO_HASH
-    return _bits(coefficients, size), _bits(coefficients * odd, size)
+    both = np.stack([coefficients, coefficients * odd])
+    above = (both[:, None, :] > _THRESHOLDS[:, None] * size).reshape(2, -1)
+    own, mirror = np.packbits(above[:, _BIT_ORDER], axis=1)
+    return own.tobytes(), mirror.tobytes()
 
 
 NO_HASH = bytes(32)
@@ -88,13 +92,15 @@ _TO_FINE_LEVELS = 256 / (1000 * _BASIS_ONE**2) * 2 / THUMBNAIL_PX
 _LEAST_SIZE = 256 * 6.0  # what noise of one grey level has
 
 
-def _bits(coefficients: np.ndarray, size: float) -> bytes:
-    """The bits in an order that near_duplicates.py relies on: each 16 in a row are of 16 coefficients, low and high ones,
+def _bit_order() -> np.ndarray:
+    """The order of the bits, that near_duplicates.py relies on: each 16 in a row are of 16 coefficients, low and high ones,
     and four of each threshold. Bits of one coefficient depend on each other, and would make poor keys of an index."""
-    above = coefficients > _THRESHOLDS[:, None] * size
-    groups = above.reshape(4, 4, 16)
+    groups = np.arange(len(_THRESHOLDS) * _NUM_COEFFICIENTS).reshape(4, 4, 16)
     mixed = np.stack([np.roll(groups[k], 4 * k, axis=1) for k in range(4)])
-    return np.packbits(mixed.transpose(2, 0, 1)).tobytes()
+    return mixed.transpose(2, 0, 1).reshape(-1)
+
+
+_BIT_ORDER = _bit_order()
 
 
 @functools.cache

@@ -7,32 +7,30 @@ A val that is hashed off train is the corpus's own affair.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import CorpusStats, SampleRule, merged
-from data_prep.dedup import DROPS_SCHEMA, LOCATOR_SCHEMA, drops_table
-from data_prep.executors import Executor, in_process
+from data_prep.dedup import LOCATOR_SCHEMA, drops_table
+from data_prep.executors import Executor, in_process, in_threads
 from data_prep.find_corpus import prepared_corpora, prepared_corpus
-from data_prep.locate_pictures import PictureReader
-from data_prep.near_duplicates import HashIndex, as_words
+from data_prep.leak_pairs import MAX_PAIRS, PAIRS_PER_TASK, Same, candidates, load_pairs, same_pictures, save_pairs
+from data_prep.parquet_files import read_parquet
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_keys, segment_store
-from data_prep.splits import hashed_split
+from data_prep.splits import hashed_split, unit_key
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
 EVALUATION_SPLITS = ("test", "val")
 _ROWS_LOOKED_AT = 256
-NEAREST = 16
-"""Evaluation pictures with near hashes that a training picture is compared with: those with the nearest hashes."""
+_FEW_TASKS = 4  # of some hundred pairs: compared here, as a pass on Ray takes seconds
 EVALUATION_SCHEMA = pa.schema(
     [
         pa.field("corpus", pa.string()),  # NAME/VERSION
@@ -43,6 +41,7 @@ EVALUATION_SCHEMA = pa.schema(
         pa.field("row", pa.int64()),  # of the shard that base and key name; null: base and key are the source's
     ]
 )
+_SPLIT_COLUMNS = ["example_id", "group", "pixel_sha256"]
 _ROW_COLUMNS = ["example_id", "labels", "split", "order_key", "phash", "phash_mirror", *LOCATOR_SCHEMA.names]
 LEAKAGE_SCHEMA = pa.schema(
     [
@@ -81,6 +80,38 @@ class LeakTask(FrozenConfig):
     num_classes: int
     older: tuple[str, ...] = ()
     """NAME/VERSION of evaluation sets of which a newer version is compared."""
+    same: tuple[Same, ...] = ()
+    """Of listing what was found: the pairs that show one picture."""
+
+    @property
+    def pairs_key(self) -> str:
+        return self.rows_key.replace(f"{PLAN}/rows/", f"{PLAN}/leak-pairs/")
+
+
+class PairsFound(FrozenConfig):
+    """The candidate pairs of one file of training rows."""
+
+    corpus: str
+    pairs_key: str
+    num_pairs: int
+    num_left: int
+
+
+class PairTask(FrozenConfig):
+    """Some hundred candidate pairs of a file to compare."""
+
+    corpus: str
+    pairs_key: str
+    number: int
+
+
+class PairsCompared(FrozenConfig):
+    """What one task found."""
+
+    corpus: str
+    pairs_key: str
+    num_pairs: int
+    same: tuple[Same, ...]
 
 
 class LeaksFound(FrozenConfig):
@@ -90,11 +121,28 @@ class LeaksFound(FrozenConfig):
     stats: dict
 
 
-def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor) -> list[CorpusStats | None]:
+class Leaks(NamedTuple):
+    """What was found of a corpus."""
+
+    stats: CorpusStats | None
+    """None where it was compared with nothing."""
+    num_left: int
+    """Pairs with near hashes that were too many to compare."""
+
+
+class Show(Protocol):
+    """Who follows the comparing."""
+
+    def begin(self, corpus: str, total: int, unit: str) -> None:
+        """So much is to be done of a corpus, by its URI."""
+
+    def add(self, corpus: str, done: int) -> None: ...
+
+
+def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: Show) -> list[Leaks]:
     """For every corpus the pictures of its train split that show an evaluation picture of another corpus, prepared
-    below the root (its newest version) or planned here. None where there is no other, and for a benchmark."""
-    tasks = []
-    known = _prepared_sets(root)
+    below the root (its newest version) or planned here. A benchmark is compared with nothing."""
+    tasks, known = list[LeakTask](), _prepared_sets(root)
     for each in planned:
         if each.is_benchmark:
             continue  # nobody pre-trains on it, and its splits are as published
@@ -112,11 +160,63 @@ def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor
                 )
                 tasks.append(task)
     small = all(len(each.rows_keys.get("train", [])) <= 1 for each in planned)
+    run = in_process if small else executor
+    num_files = Counter(task.corpus for task in tasks)
+    for corpus, number in num_files.items():
+        show.begin(corpus, number, "files searched")
+    listed = list[PairsFound]()
+    for pairs in run(list_pairs, tasks) if tasks else ():
+        listed.append(pairs)
+        show.add(pairs.corpus, 1)
+    same = _compared(listed, executor, show)
+    tasks = [task.model_copy(update={"same": tuple(same[task.corpus, task.pairs_key])}) for task in tasks]
     totals: dict[str, CorpusStats] = {}
-    for found in (in_process if small else executor)(look_for_leaks, tasks) if tasks else ():
+    for found in run(look_for_leaks, tasks) if tasks else ():
         own = CorpusStats.from_json(found.stats)
         totals[found.corpus] = merged(totals[found.corpus], own) if found.corpus in totals else own
-    return [totals.get(each.store.uri) for each in planned]
+    left = Counter[str]()
+    for pairs in listed:
+        left[pairs.corpus] += pairs.num_left
+    return [Leaks(totals.get(each.store.uri), left[each.store.uri]) for each in planned]
+
+
+def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> dict[tuple[str, str], list[Same]]:
+    """The pairs of every file that show one picture."""
+    same: dict[tuple[str, str], list[Same]] = {(pairs.corpus, pairs.pairs_key): [] for pairs in listed}
+    num_pairs = Counter[str]()
+    for pairs in listed:
+        num_pairs[pairs.corpus] += pairs.num_pairs
+    for corpus, number in num_pairs.items():
+        show.begin(corpus, number, "pairs compared")
+    tasks = [
+        PairTask(corpus=pairs.corpus, pairs_key=pairs.pairs_key, number=number)
+        for pairs in listed
+        for number in range(-(-pairs.num_pairs // PAIRS_PER_TASK))
+    ]
+    run = in_threads if executor is in_process or len(tasks) <= _FEW_TASKS else executor
+    for done in run(compare_pairs, tasks) if tasks else ():
+        same[done.corpus, done.pairs_key] += done.same
+        show.add(done.corpus, done.num_pairs)
+    return same
+
+
+def list_pairs(task: LeakTask) -> PairsFound:
+    """Find the evaluation pictures with hashes near to those of one file of training rows."""
+    corpus = open_store(task.corpus)
+    with corpus.open(task.rows_key) as file:
+        rows = read_parquet(file, ["phash", "phash_mirror", *LOCATOR_SCHEMA.names])
+    pairs, num_left = candidates(rows, read_table(corpus, INDEX_KEY), MAX_PAIRS)
+    save_pairs(corpus, task.pairs_key, pairs)
+    return PairsFound(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), num_left=num_left)
+
+
+def compare_pairs(task: PairTask) -> PairsCompared:
+    """Compare some hundred pairs on thumbnails."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    pairs = load_pairs(corpus, task.pairs_key, task.number)
+    same = tuple(same_pictures(pairs, config.recipe.decode))
+    return PairsCompared(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), same=same)
 
 
 def leak_lists(corpus: Store) -> Iterator[pa.Table]:
@@ -160,7 +260,7 @@ def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
     if own == ["val"]:
         segment = manifest.splits["val"].segments[0]
         file = open_shard(segment_store(corpus, segment), segment_keys(segment)[0])
-        rows = next(file.iter_batches(_ROWS_LOOKED_AT, columns=["example_id", "group"], use_threads=False))
+        rows = next(file.iter_batches(_ROWS_LOOKED_AT, columns=_SPLIT_COLUMNS, use_threads=False))
         file.close(force=True)
         return () if _is_made_here(rows, manifest.provenance.get("request", {})) else ("val",)
     return tuple(own)
@@ -171,27 +271,29 @@ def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
     own = [name for name in EVALUATION_SPLITS if corpus.rows_keys.get(name)]
     if own == ["val"]:
         with corpus.store.open(corpus.rows_keys["val"][0]) as file:
-            rows = pq.read_table(file, columns=["example_id", "group"]).slice(0, _ROWS_LOOKED_AT)
+            rows = read_parquet(file, _SPLIT_COLUMNS).slice(0, _ROWS_LOOKED_AT)
         return () if _is_made_here(rows, corpus.store.read_json(REQUEST_KEY)) else ("val",)
     return tuple(own)
 
 
 def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -> bool:
     """Whether rows are in val by the recipe, or by the plan of the emoji for pre-training, and not as published: what
-    is hashed is found by hashing it again."""
+    is drawn is found by drawing it again, from the pixels, or from the id as older corpora were drawn."""
     recipe = request.get("recipe", {})
     if recipe.get("val_per_class") or request.get("source", {}).get("role") == "pretrain":
         return True
     fractions = recipe.get("val_fraction", 0.0), recipe.get("test_fraction", 0.0)
-    keys = pc.coalesce(rows["group"], rows["example_id"]).to_pylist()
-    return all(hashed_split(key, *fractions) == "val" for key in keys)
+    ids, groups, pixels = (rows[name].to_pylist() for name in _SPLIT_COLUMNS)
+    by_unit = (unit_key(*unit) for unit in zip(groups, pixels, strict=True))
+    by_id = (group or example_id for group, example_id in zip(groups, ids, strict=True))
+    return any(all(hashed_split(key, *fractions) == "val" for key in keys) for keys in (by_unit, by_id))
 
 
 def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Iterator[pa.Table]:
     for split in splits:
         for key in corpus.rows_keys[split]:
             with corpus.store.open(key) as file:
-                rows = pq.read_table(file, columns=["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
+                rows = read_parquet(file, ["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
             rows = rows.append_column("corpus", pa.repeat(corpus.title, len(rows)))
             rows = rows.append_column("row", pa.nulls(len(rows), pa.int64()))
             yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
@@ -245,13 +347,12 @@ def own_splits_said(manifest: Manifest) -> str:
 
 
 def look_for_leaks(task: LeakTask) -> LeaksFound:
-    """Compare one file of planned training rows with the evaluation pictures."""
+    """List what was found of one file of planned training rows, and count it."""
     corpus = open_store(task.corpus)
-    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     index = read_table(corpus, INDEX_KEY)
     with corpus.open(task.rows_key) as file:
-        rows = pq.read_table(file, columns=[*_ROW_COLUMNS, "num_bytes", "width_px", "height_px", "format", "mode"])
-    pairs = _pairs(rows, index, config)
+        rows = read_parquet(file, [*_ROW_COLUMNS, "num_bytes", "width_px", "height_px", "format", "mode"])
+    pairs = _drops(rows, index, task.same)
     listed = pa.table(
         {
             "example_id": pairs["example_id"],
@@ -281,7 +382,9 @@ def look_for_leaks(task: LeakTask) -> LeaksFound:
 def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Table:
     """Of accepted records those that show a picture of an evaluation set that `decontaminate` names, as DROPS_SCHEMA:
     what must not be in the corpus."""
-    return _pairs(records, read_table(corpus, DECONTAMINATE_KEY), config)
+    index = read_table(corpus, DECONTAMINATE_KEY)
+    pairs, _ = candidates(records, index)
+    return _drops(records, index, same_pictures(pairs, config.recipe.decode))
 
 
 def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:
@@ -304,17 +407,14 @@ def splits_to_keep_out(name: str, manifest: Manifest) -> list[str]:
     )
 
 
-def _pairs(rows: pa.Table, index: pa.Table, config: CorpusConfig) -> pa.Table:
+def _drops(rows: pa.Table, index: pa.Table, same: Iterable[Same]) -> pa.Table:
     """Every row with each evaluation picture that it shows, as DROPS_SCHEMA."""
-    if not len(rows) or not len(index):
-        return DROPS_SCHEMA.empty_table()
-    found = _nearest(rows, index)
-    with PictureReader(config.recipe.decode) as pictures:
-        confirmed = [
-            (i, j) for i, j in found if pictures.same(rows.slice(i, 1).to_pylist()[0], index.slice(j, 1).to_pylist()[0])
-        ]
-        goes = rows.take(pa.array([i for i, _ in confirmed], pa.int64()))
-        stays = pictures.located(index.take(pa.array([j for _, j in confirmed], pa.int64())))
+    ordered = sorted(same)
+    goes = rows.take(pa.array([pair.row for pair in ordered], pa.int64()))
+    stays = index.take(pa.array([pair.evaluation for pair in ordered], pa.int64()))
+    for name in ("offset", "length"):
+        place = pa.array([getattr(pair, name) for pair in ordered], pa.int64())
+        stays = stays.set_column(stays.column_names.index(name), name, place)
     return drops_table(
         goes,
         stays,
@@ -324,18 +424,3 @@ def _pairs(rows: pa.Table, index: pa.Table, config: CorpusConfig) -> pa.Table:
         labels_differ=[False] * len(goes),
         other_corpus=stays["corpus"].to_pylist(),
     )
-
-
-def _nearest(rows: pa.Table, index: pa.Table) -> list[tuple[int, int]]:
-    """Pairs (row, evaluation picture) with near hashes, at most NEAREST of a row: those at the smallest distance."""
-    table = HashIndex.of(index["phash"])
-    nearest: dict[tuple[int, int], int] = {}
-    for column in ("phash", "phash_mirror"):
-        for i, j, distance in zip(*(a.tolist() for a in table.search(as_words(rows[column].to_pylist()))), strict=True):
-            nearest[i, j] = min(distance, nearest.get((i, j), distance))
-    kept, seen = [], Counter[int]()
-    for (i, j), _ in sorted(nearest.items(), key=lambda found: (found[0][0], found[1], found[0][1])):
-        seen[i] += 1
-        if seen[i] <= NEAREST:
-            kept.append((i, j))
-    return kept

@@ -1,17 +1,18 @@
 """Pictures of records and of shards: read again, compared as thumbnails, and found again by a plain byte range."""
 
+import functools
 from collections import OrderedDict
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.decode import DecodePolicy, ImageRejected, decode
 from data_prep.examine import read_located
 from data_prep.shard_format import open_shard
-from data_prep.thumbnails import same_picture, thumbnail
+from data_prep.thumbnails import same_picture, same_pictures, thumbnail
 from infra.storage import Store, open_store
 
 _THUMBNAILS_KEPT = 10_000  # 3 KB each
@@ -40,15 +41,27 @@ class PictureReader:
         first, second = self._thumbnail(a), self._thumbnail(b)
         return first is not None and second is not None and same_picture(first, second)
 
-    def located(self, rows: pa.Table) -> pa.Table:
-        """The same rows; where they name a row of a shard, with the range of the image inside its file."""
-        places = []
-        for row in rows.to_pylist():
-            if row["row"] is not None:
-                group, index = self._shard_group(row)
-                row["offset"], row["length"] = group.range_of(index)
-            places.append(row)
-        return pa.Table.from_pylist(places, schema=rows.schema)
+    def same_pairs(self, pairs: Sequence[tuple[Row, Row]]) -> list[bool]:
+        """`same` of many pairs, which together take a quarter of the time."""
+        same, readable = [False] * len(pairs), list[int]()
+        thumbnails: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+        for i, pair in enumerate(pairs):
+            first, second = map(self._thumbnail, pair)
+            if first is not None and second is not None:
+                readable.append(i)
+                thumbnails[0].append(first)
+                thumbnails[1].append(second)
+        if readable:
+            for i, found in zip(readable, same_pictures(*map(np.stack, thumbnails)).tolist(), strict=True):
+                same[i] = found
+        return same
+
+    def range_of(self, row: Row) -> tuple[int | None, int | None]:
+        """Offset and length of the bytes of a picture; of a row of a shard, inside its file."""
+        if row.get("row") is None:
+            return row["offset"], row["length"]
+        group, index = self._shard_group(row)
+        return group.range_of(index)
 
     def _thumbnail(self, row: Row) -> np.ndarray | None:
         place = (row["base"], row["key"], row["offset"], row.get("row"))
@@ -100,8 +113,11 @@ class _ShardGroup:
     def range_of(self, index: int) -> tuple[int, int]:
         """(offset in the file, length) of an image."""
         image = self.images[index].as_py()
-        at = self._store.read(self._key, self._start, self._end).find(image)
-        return self._start + at, len(image)
+        return self._start + self._bytes.find(image), len(image)
+
+    @functools.cached_property
+    def _bytes(self) -> bytes:
+        return self._store.read(self._key, self._start, self._end)
 
 
 def _column_range(group: pq.RowGroupMetaData) -> tuple[int, int]:

@@ -195,12 +195,12 @@ def _first_of_key(keys: np.ndarray) -> np.ndarray:
 def resolve(
     pairs: Iterable[tuple[bytes, bytes]], same: Callable[[bytes, bytes], bool] | None = None
 ) -> dict[bytes, bytes]:
-    """Which pictures go, and for which: pairs of sha256 that look alike, in any order.
+    """Which pictures go, and for which: pairs of keys that look alike, in any order.
 
-    Pair by pair against kept ones, no chaining: in the order of their sha256 a picture goes where one with a smaller
-    sha256 that is kept looks like it; it names the smallest of these. With `same`, pairs are candidates, and it is asked
-    (smaller, larger) only of those on which the answer still depends: of a thousand alike a thousand times, not half a
-    million.
+    Pair by pair against kept ones, no chaining: in the order of their keys (sha256 behind the rank of the split) a picture
+    goes where a kept one with a smaller key looks like it; it names the smallest of these. With `same`, pairs are
+    candidates, and it is asked (smaller, larger) only of those on which the answer still depends: of a thousand alike a
+    thousand times, not half a million.
     """
     smaller: dict[bytes, set[bytes]] = {}
     for a, b in pairs:

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.config import CorpusConfig
-from data_prep.dedup import drops_table
+from data_prep.dedup import drops_table, split_ranks
 from data_prep.locate_pictures import PictureReader
 from data_prep.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within, resolve
 from data_prep.partitions import bucket_of, read_partition, write_partitions
@@ -21,7 +21,7 @@ NEAREST = 16
 _BAND_SCHEMA = pa.schema(
     [
         pa.field("band", pa.uint64()),
-        pa.field("sha256", pa.binary()),
+        pa.field("sha256", pa.binary()),  # behind the rank of its split: the smaller one of a pair stays
         pa.field("order_key", pa.uint64()),
         pa.field("hash", pa.binary()),
         pa.field("mirrored", pa.bool_()),
@@ -51,13 +51,13 @@ def deal_bands(task: NearTask) -> None:
     """Deal the pictures that stay in one bucket, and their mirror images, out by the bands of their hashes."""
     corpus = open_store(task.corpus)
     rows = survivors(corpus, task)
-    tables = [_BAND_SCHEMA.empty_table()]
+    ranked, tables = pa.array(_ranked(rows), pa.binary()), [_BAND_SCHEMA.empty_table()]
     for column, mirrored in (("phash", False), ("phash_mirror", True)):
         keys = band_keys(as_words(rows[column].to_pylist()), task.band_bits)
         owner = pa.array(np.repeat(np.arange(len(rows)), keys.shape[1]))
         columns = {
             "band": pa.array(keys.ravel()),
-            "sha256": rows["sha256"].take(owner),
+            "sha256": ranked.take(owner),
             "order_key": rows["order_key"].take(owner),
             "hash": rows[column].take(owner),
             "mirrored": pa.repeat(mirrored, len(owner)),
@@ -66,6 +66,13 @@ def deal_bands(task: NearTask) -> None:
     table = pa.concat_tables(tables)
     buckets = bucket_of(table["band"].to_numpy() * _SPREAD, task.num_buckets)
     write_partitions(corpus, f"{PLAN}/by-band/{task.own}", table, buckets, task.num_buckets)
+
+
+def _ranked(rows: pa.Table) -> list[bytes]:
+    """The sha256 of every record behind a byte for its split, so that of two that look alike the one that is named test
+    or val sorts first, and stays."""
+    ranks = split_ranks(rows).tolist()
+    return [bytes([rank]) + sha256 for rank, sha256 in zip(ranks, rows["sha256"].to_pylist(), strict=True)]
 
 
 class NearPairs(FrozenConfig):
@@ -117,11 +124,11 @@ def judge_near(task: NearTask) -> Judged:
     pairs = _nearest(every)
     keys = pa.chunked_array([*pairs["order_key"].chunks, *pairs["other_order_key"].chunks], pa.uint64())
     rows = _records(corpus, task, pc.unique(keys))
-    by_sha = {row["sha256"]: row for row in rows.to_pylist()}
+    positions = {key: i for i, key in enumerate(_ranked(rows))}
+    by_sha = dict(zip(positions, rows.to_pylist(), strict=True))
     found = zip(pairs["sha256"].to_pylist(), pairs["other_sha256"].to_pylist(), strict=True)
     with PictureReader(config.recipe.decode) as pictures:
         goes = resolve(found, lambda a, b: pictures.same(by_sha[a], by_sha[b]))
-    positions = {row: i for i, row in enumerate(rows["sha256"].to_pylist())}
     left, stays = (rows.take(pa.array([positions[sha] for sha in side], pa.int64())) for side in (goes, goes.values()))
     details = [
         f"looks like {kept['example_id']}"

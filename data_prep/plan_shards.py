@@ -22,7 +22,7 @@ from data_prep.near_duplicates import band_bits
 from data_prep.near_records import Judged, NearTask, deal_bands, find_near, judge_near
 from data_prep.partitions import in_groups
 from data_prep.records import Chunks
-from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, segment_keys, segment_store
+from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, load_manifest, segment_keys, segment_store
 from data_prep.sort_records import (
     CLASSES_FILE,
     VAL_FILE,
@@ -34,7 +34,7 @@ from data_prep.sort_records import (
     select,
     val_candidates,
 )
-from infra.storage import Store
+from infra.storage import Store, open_store
 
 SPLIT_ORDER = ("train", "val", "test")
 Views = Mapping[str, tuple[str | FirstRows, ...]]
@@ -53,6 +53,10 @@ class Base:
 
     def check(self, config: CorpusConfig) -> None:
         """Raises ValueError where a request does not fit the corpus that it adds to."""
+        if whole := self._whole():
+            raise ValueError(
+                f"add_to {config.add_to!r}: that is a view, the first rows of {whole} and no shards of its own. Add to {whole}."
+            )
         source = open_source(config)
         if source.benchmark_rows:
             raise ValueError(
@@ -70,6 +74,13 @@ class Base:
                     f"{what}: {asked} is asked for, but {self.corpus.uri}, which is added to, has {there}. Ask for the "
                     "same, or prepare a corpus of its own."
                 )
+
+    def _whole(self) -> str:
+        """NAME/VERSION of what a view shows; empty where this is none."""
+        manifest = self.manifest
+        while of := manifest.provenance.get("view_of"):
+            manifest = load_manifest(open_store(f"{self.corpus.uri.rpartition('/')[0]}/{of['version']}"))
+        return "" if manifest is self.manifest else f"{manifest.name}/{manifest.version}"
 
     def class_map(self) -> ClassMap:
         return ClassMap.model_validate({"classes": self.corpus.read_json(CLASSES_KEY)["classes"]})
@@ -217,7 +228,7 @@ def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[Sor
     sizes = Chunks(corpus, config).finished()
     numbers = list(sizes)
     chunks = [tuple(numbers[i] for i in group) for group in in_groups([*sizes.values()], config.execution.sort_bytes)]
-    known = _known_shards(base) if base else []
+    known = known_shards(base) if base else []
     parts = [tuple(known[i : i + _KNOWN_SHARDS_PER_TASK]) for i in range(0, len(known), _KNOWN_SHARDS_PER_TASK)]
     given = [(group, ()) for group in chunks] + [((), part) for part in parts]
     return [
@@ -228,7 +239,8 @@ def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[Sor
     ]
 
 
-def _known_shards(base: Base) -> list[tuple[str, str, str]]:
+def known_shards(base: Base) -> list[tuple[str, str, str]]:
+    """(store, shard, split) of every shard that is there already."""
     found: dict[tuple[str, str, str], None] = {}
     for name in SPLIT_ORDER:
         for segment in base.segments(name):
@@ -307,6 +319,8 @@ def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, ba
         splits = base.manifest.splits
         kept = {name: Layout(s.rows_per_row_group, s.row_groups_per_shard) for name, s in splits.items()}
         layouts |= {name: layout for name, layout in kept.items() if name in SPLIT_ORDER}
+        # A base that is older than a view may have splits of different layouts, which cannot be joined.
+        views = {name: m for name, m in views.items() if len({layouts[split_of(member)] for member in m}) == 1}
     segment = f"s{len({s.name for parts in old.values() for s in parts}):03d}"
     shards: list[ShardPlan] = []
     segments = {}

@@ -28,17 +28,20 @@ from data_prep.examine import ChunkTask, examine_chunk, list_source
 from data_prep.executors import Executor, in_process
 from data_prep.find_corpus import corpus_store, prepared_corpus
 from data_prep.leakage import PlannedCorpus, find_leaks
-from data_prep.plan_shards import Base, CorpusPlan, Selection, ShardPlan, plan_corpus, select_examples
+from data_prep.listed_ids import check_ids
+from data_prep.plan_shards import Base, CorpusPlan, Selection, ShardPlan, known_shards, plan_corpus, select_examples
 from data_prep.progress import Progress
 from data_prep.publish import Finished, publish
 from data_prep.records import Chunks, Listing
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from data_prep.small_work import is_small
 from data_prep.sort_records import rows_key
 from data_prep.subsets import check_take
 from data_prep.verify_shards import ShardSpec
 from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard
 from infra.claims import ClaimHolder
 from infra.config import FrozenConfig
+from infra.provenance import differing_versions
 from infra.redact import cleaned
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
 from infra.stopping import StopWatch, handlers_kept, stop_on_signals
@@ -71,6 +74,7 @@ class _Planned:
     plan: CorpusPlan
     stats: CorpusStats
     shards: dict[str, ShardInfo] = field(default_factory=dict)
+    num_leaks_left: int = 0
 
 
 def prepare(
@@ -89,7 +93,7 @@ def prepare(
     for store, config in zip(stores, requests, strict=True):
         if store not in missing:
             check_reused(config, store, top)
-    at_work = [_list(config, top, store) for store, config in missing.items()]
+    at_work = [_list(config, top, store, executor) for store, config in missing.items()]
     for work in at_work:
         if num_found := work.listing.num_examples:
             check_take(work.config.name, take, num_found + _train_rows(work.base))
@@ -105,7 +109,7 @@ def prepare(
     return [load_manifest(store) for store in stores]
 
 
-def _list(config: CorpusConfig, root: Store, store: Store) -> _AtWork:
+def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -> _AtWork:
     start = time.monotonic()
     Progress(store, "list", 0, "files")
     base = None
@@ -114,6 +118,7 @@ def _list(config: CorpusConfig, root: Store, store: Store) -> _AtWork:
         base = Base(corpus, load_manifest(corpus))
         base.check(config)
     listing = list_source(config, root, store)
+    check_ids(config, store, root, known_shards(base) if base else (), executor)
     return _AtWork(config, store, base, listing, {"list": time.monotonic() - start})
 
 
@@ -126,10 +131,13 @@ def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> Non
     start, tasks, progress = time.monotonic(), [], {}
     for work in at_work:
         uri, num_chunks = work.store.uri, work.listing.num_chunks
-        finished = Chunks(work.store, work.config).finished()
+        chunks = Chunks(work.store, work.config)
+        chunks.forget_denied()
+        finished = chunks.finished()
         todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
         progress[uri] = Progress(work.store, "examine", num_chunks, "parts", done=num_chunks - len(todo))
-        tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk) for chunk in todo]
+        merged = bool(Chunks(work.store, work.config).num_merged())
+        tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
     for done in _run(executor, examine_chunk, tasks):
         progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
     for work in at_work:
@@ -148,15 +156,32 @@ def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
 
 def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
     """Compare what is trained on with the test and val pictures of every corpus, prepared or at work here."""
-    start = time.monotonic()
-    progress = [
-        Progress(each.work.store, "leakage", 1, "corpus", refused=each.selection.num_rejects) for each in planned
-    ]
-    for each, stats in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor), strict=True):
-        each.stats = merged(each.stats, stats) if stats else each.stats
+    start, show = time.monotonic(), _LeakProgress(planned)
+    for each, leaks in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor, show), strict=True):
+        each.stats = merged(each.stats, leaks.stats) if leaks.stats else each.stats
+        each.num_leaks_left = leaks.num_left
         each.work.seconds["leakage"] = time.monotonic() - start
-    for shown in progress:
-        shown.add(1)
+    for each in planned:
+        show.begin(each.work.store.uri, 1, "corpus")
+        show.add(each.work.store.uri, 1)
+
+
+class _LeakProgress:
+    """The progress files of the corpora while pictures are compared."""
+
+    def __init__(self, planned: Sequence[_Planned]) -> None:
+        self._planned = {each.work.store.uri: each for each in planned}
+        self._shown = dict[str, Progress]()
+        for uri in self._planned:
+            self.begin(uri, 0, "corpora")
+
+    def begin(self, corpus: str, total: int, unit: str) -> None:
+        each = self._planned[corpus]
+        refused = each.selection.num_rejects
+        self._shown[corpus] = Progress(each.work.store, "leakage", total, unit, refused=refused)
+
+    def add(self, corpus: str, done: int) -> None:
+        self._shown[corpus].add(done)
 
 
 def _by_rows(planned: _Planned) -> PlannedCorpus:
@@ -216,6 +241,7 @@ def _publish(planned: _Planned) -> None:
             plan=planned.plan,
             shards=planned.shards,
             seconds=work.seconds,
+            num_leaks_left=planned.num_leaks_left,
         )
     )
     Chunks(work.store, work.config).delete_spill()
@@ -272,6 +298,7 @@ class PrepareSpec(FrozenConfig):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The job driver: prepares what `config.json` of the run asks for, under the run's claim, and leaves `state.json`.
+    What is small it does by itself, without Ray.
 
     Bad input ends as state `failed` with one sentence that says what to change.
     """
@@ -290,12 +317,10 @@ def drive(run: Store, attempt: int) -> int:
         stop_on_signals(run.uri, attempt, grace_s=_GRACE_S)
         leave_when_stopped(run, attempt, claim)
         try:
-            import ray
-
-            with handlers_kept():
-                ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
-            logging.getLogger("ray.data").setLevel(logging.WARNING)
-            corpora = prepare(spec.requests, spec.root, ray_data, spec.take)
+            if differ := differing_versions():
+                raise RuntimeError(differ)
+            executor = in_process if is_small(spec.requests, open_store(spec.root)) else _started_ray()
+            corpora = prepare(spec.requests, spec.root, executor, spec.take)
         except (ValueError, RuntimeError, OSError) as error:
             reason = cleaned(" ".join(f"{type(error).__name__}: {error}".split()))
             print(f"error: {reason}", file=sys.stderr)
@@ -308,6 +333,15 @@ def drive(run: Store, attempt: int) -> int:
     return OUTCOMES["finished"].exit_code
 
 
+def _started_ray() -> Executor:
+    import ray
+
+    with handlers_kept():
+        ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    return ray_data
+
+
 def leave_when_stopped(run: Store, attempt: int, claim: ClaimHolder) -> None:
     """Ends the process, and its tasks with it, when a stop is asked for or the claim is in other hands."""
 
@@ -318,7 +352,7 @@ def leave_when_stopped(run: Store, attempt: int, claim: ClaimHolder) -> None:
         if claim.lost:
             os._exit(CLAIM_LOST_EXIT_CODE)
         reason = stop.asked() or "preempted"
-        write_state(run, reason, attempt, reason="stop.json asked for it")
+        write_state(run, reason, attempt, reason=stop.by)
         os._exit(OUTCOMES[reason].exit_code)
 
     threading.Thread(target=watch, name="stop-watch", daemon=True).start()

@@ -15,12 +15,14 @@ from data_prep.content_digest import corpus_digest, split_digest
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import FirstRows
 from data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
+from data_prep.dataset_card import dataset_card
 from data_prep.examine import read_located
 from data_prep.leakage import LEAKAGE_SCHEMA, leak_lists
 from data_prep.plan_shards import Base, CorpusPlan, Selection, split_of
-from data_prep.records import read_table, write_table
+from data_prep.records import Chunks, read_table, write_table
 from data_prep.report import render_report
 from data_prep.shard_format import (
+    CARD_KEY,
     CLASSES_KEY,
     LEAKAGE_KEY,
     MANIFEST_KEY,
@@ -62,6 +64,8 @@ class Finished:
     plan: CorpusPlan
     shards: Mapping[str, ShardInfo]
     seconds: Mapping[str, float]
+    num_leaks_left: int = 0
+    """Pairs of training and evaluation pictures with near hashes that were too many to compare."""
 
 
 def publish(done: Finished) -> Manifest:
@@ -79,6 +83,7 @@ def publish(done: Finished) -> Manifest:
     corpus.write_json(STATS_KEY, stats.to_json())
     manifest = _manifest(done, stats, {line["key"]: line["content_digest"] for line in lines})
     corpus.write(REPORT_KEY, render_report(manifest, class_map, stats, load_picture).encode())
+    corpus.write(CARD_KEY, dataset_card(manifest, class_map).encode())
     corpus.write_json(MANIFEST_KEY, manifest.model_dump(mode="json"))
     return manifest
 
@@ -159,8 +164,11 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
     }
     if selection.num_near_left:
         provenance["near_pairs_not_compared"] = selection.num_near_left
+    if done.num_leaks_left:
+        provenance["leak_pairs_not_compared"] = done.num_leaks_left
     if base:
         provenance["added_to"] = {"version": base.manifest.version, "digest": base.manifest.digest}
+    num_merged = (Chunks(done.corpus, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
     class_digest = selection.class_map.digest
     splits = _splits(done.plan, class_digest, digests)
     return Manifest(
@@ -175,7 +183,8 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         splits=splits,
         decode_policy=config.recipe.decode,
         counts=Counts(
-            num_found=stats.num_rows + stats.num_refused,
+            num_found=stats.num_rows + stats.num_refused + num_merged,
+            num_merged=num_merged,
             num_accepted=stats.num_rows,
             num_refused=stats.num_refused,
             num_bytes=stats.num_bytes,

@@ -15,6 +15,8 @@ import pyarrow.parquet as pq
 from data_prep.config import CorpusConfig
 from data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, Place
 from data_prep.decode import DecodeReason
+from data_prep.parquet_files import read_parquet
+from data_prep.partitions import read_partition, write_partitions
 from infra.config import FrozenConfig
 from infra.storage import Store
 
@@ -38,6 +40,8 @@ PLAN = f"{WORK}/plan"
 """Folder of what planning keeps."""
 REQUEST_KEY = f"{WORK}/request.json"
 """The request, for the tasks."""
+DENIED = "no access"
+"""How the detail of an `unreadable` example begins that its store denied, for want of credentials, permission or bucket."""
 
 RECORD_SCHEMA = pa.schema(
     [
@@ -53,6 +57,8 @@ RECORD_SCHEMA = pa.schema(
         pa.field("mode", pa.string()),
     ]
 )
+MERGED_SCHEMA = pa.schema([pa.field("chunk", pa.int32()), pa.field("position", pa.int32())])
+"""Examples that repeat an earlier one in everything, by chunk and position in it."""
 _PARTS_SCHEMA = pa.schema([pa.field("part", pa.string(), nullable=False)])
 _PARTS_PER_FILE = 4096
 
@@ -117,6 +123,32 @@ class Chunks:
         parts = read_table(self._corpus, self._parts_key(chunk))["part"]
         return Part.model_validate_json(parts[chunk % _PARTS_PER_FILE].as_py())
 
+    def parts(self) -> Iterator[Part]:
+        """All parts, in order."""
+        listing = self.load_listing()
+        for first in range(0, listing.num_chunks if listing else 0, _PARTS_PER_FILE):
+            for text in read_table(self._corpus, self._parts_key(first))["part"].to_pylist():
+                yield Part.model_validate_json(text)
+
+    def save_merged(self, merged: pa.Table, num_chunks: int) -> None:
+        """Keep which examples (MERGED_SCHEMA) repeat others, and that it was looked for."""
+        if len(merged):
+            key = f"{self._prefix}/merged.bin"
+            write_partitions(self._corpus, key, merged, merged["chunk"].to_numpy(), num_chunks)
+        self._corpus.write_json(f"{self._prefix}/merged.json", {"num_merged": len(merged)})
+
+    def num_merged(self) -> int | None:
+        """How many examples repeat others; None: not looked for."""
+        try:
+            return int(self._corpus.read_json(f"{self._prefix}/merged.json")["num_merged"])
+        except FileNotFoundError:
+            return None
+
+    def merged_positions(self, chunk: int) -> frozenset[int]:
+        """Of a chunk the examples that repeat others, where there are any in the corpus."""
+        found = read_partition(self._corpus, [f"{self._prefix}/merged.bin"], chunk, MERGED_SCHEMA)
+        return frozenset(found["position"].to_pylist())
+
     def finished(self) -> dict[int, int]:
         """The chunks that have records, and the bytes of the record files."""
         found = {}
@@ -138,9 +170,23 @@ class Chunks:
         """Some columns of the records of a chunk, if it has records."""
         try:
             with self._corpus.open(self.records_key(chunk)) as file:
-                return pq.read_table(file, columns=columns)
+                return read_parquet(file, columns)
         except FileNotFoundError:
             return None
+
+    def mark_denied(self, chunk: int) -> None:
+        """Note that a store denied some examples of a chunk: the next attempt reads the chunk again."""
+        self._corpus.write(self._denied_key(chunk), b"")
+
+    def forget_denied(self) -> None:
+        """Remove the records of the chunks of which a store denied some examples, as it may give them now."""
+        for listed in self._corpus.list(f"{self._prefix}/denied-"):
+            chunk = int(listed.rpartition("-")[2])
+            self._corpus.discard(self.records_key(chunk))
+            self._corpus.discard(self._denied_key(chunk))
+
+    def _denied_key(self, chunk: int) -> str:
+        return f"{self._prefix}/denied-{chunk:07d}"
 
     def load_records(self, chunks: Iterable[int]) -> pa.Table:
         """The records of some chunks, columns of RECORD_SCHEMA."""
@@ -151,12 +197,9 @@ class Chunks:
         """Remove the bytes that sources spilled, as every shard has been written from them, and the records of those
         parts: should a shard have to be written again, they are examined again."""
         names = {listed.key.partition("/source/spill/")[2] for listed in self._corpus.scan(self._spill)}
-        listing = self.load_listing() if names else None
-        for first in range(0, listing.num_chunks if listing else 0, _PARTS_PER_FILE):
-            parts = read_table(self._corpus, self._parts_key(first))["part"].to_pylist()
-            for chunk, part in enumerate(parts, start=first):
-                if Part.model_validate_json(part).name in names:
-                    self._corpus.delete(self.records_key(chunk))
+        for chunk, part in enumerate(self.parts() if names else ()):
+            if part.name in names:
+                self._corpus.delete(self.records_key(chunk))
         for name in names:
             self._corpus.delete(f"{self._spill}{name}")
 

@@ -76,7 +76,7 @@ def page(title: str, body: str) -> str:
     """A whole document. Its policy forbids scripts and everything that is not in the page."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>{text(title)}</title><style>{STYLE}</style>{body}</html>\n"
     )

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ from data_prep.config import CorpusConfig
 from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, kept_lists
 from data_prep.decode_child import Examiner
 from data_prep.examine import Row, examine_examples
+from data_prep.listed_ids import Shard, check_repeats, keys_of, known_keys, repeats
 from data_prep.splits import order_key
 
 _NUM_PARTS = 32
+_IDS_IN_MEMORY = 4_000_000
 _REFUSED_PER_READABLE = 8  # of a part that begins with files that are no pictures
 
 
@@ -51,12 +54,20 @@ class ListedSource:
     labels: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
+    num_merged: int = 0
+    """Examples that repeat another one in everything."""
+    ids_looked_at: int | None = None
+    """Of so many examples it is known whether their ids repeat. None: of all, or of none before they are read."""
 
 
-def list_parts(source: RawCorpus, place: Place, config: CorpusConfig) -> ListedSource:
-    """The source, listed. Raises ValueError where it holds nothing."""
-    found, stride = ListedSource(), 1
+def list_parts(
+    source: RawCorpus, place: Place, config: CorpusConfig, known: Sequence[Shard] = (), budget: Budget = BUDGET
+) -> ListedSource:
+    """The source, listed. Raises ValueError where it holds nothing, and where ids repeat, or are in the shards `known`,
+    as far as that is seen within the seconds of the budget."""
+    found, stride, ids = ListedSource(), 1, _Ids(source, place, known, budget.seconds)
     for number, part in enumerate(source.parts(place)):
+        ids.add(number, part)
         found.num_parts, found.num_bytes = number + 1, found.num_bytes + part.num_bytes
         found.num_known += part.num_examples
         found.num_unknown += not part.num_examples
@@ -69,6 +80,7 @@ def list_parts(source: RawCorpus, place: Place, config: CorpusConfig) -> ListedS
         raise ValueError(
             f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
         )
+    ids.check(found)
     step = -(-len(found.chosen) // _NUM_PARTS)
     found.chosen = found.chosen[::step]
     found.unknown = {part.name: part.num_bytes for part in found.chosen if not part.num_examples}
@@ -79,6 +91,32 @@ def list_parts(source: RawCorpus, place: Place, config: CorpusConfig) -> ListedS
         found.splits.update(_counts(readable["split"]))
         found.labels.update(_counts(pc.list_flatten(readable["labels"])))
     return found
+
+
+class _Ids:
+    """Looks for repeated ids among listed examples, as many as memory and time of a dry run allow."""
+
+    def __init__(self, source: RawCorpus, place: Place, known: Sequence[Shard], seconds: float) -> None:
+        self._source, self._place, self._left_s = source, place, seconds
+        self._parts, self._num_rows, self._whole = dict[int, Part](), 0, True
+        self._keys = [*known_keys(known)] if source.lists_ids else []
+
+    def add(self, number: int, part: Part) -> None:
+        if not self._source.lists_ids or not self._whole:
+            return
+        start = time.monotonic()
+        self._keys.append(keys_of(self._source.listed(part, self._place), number))
+        self._parts[number] = part
+        self._num_rows += len(self._keys[-1])
+        self._left_s -= time.monotonic() - start
+        self._whole = self._left_s > 0 and self._num_rows < _IDS_IN_MEMORY
+
+    def check(self, found: ListedSource) -> None:
+        if self._parts:
+            repeated = repeats(pa.concat_tables(self._keys))
+            check_repeats(self._source, [repeated], self._parts.__getitem__, self._place)
+            found.num_merged = len(repeated.merged)
+            found.ids_looked_at = None if len(self._parts) == found.num_parts else self._num_rows
 
 
 def _counts(values: pa.ChunkedArray) -> dict[str, int]:

@@ -26,6 +26,7 @@ SCHEMA_VERSION = 1
 MANIFEST_KEY, CLASSES_KEY = "manifest.json", "classes.json"
 REJECTS_KEY, SHARDS_KEY, REPORT_KEY = "rejects.parquet", "shards.parquet", "report.html"
 LEAKAGE_KEY = "leakage.parquet"
+CARD_KEY = "README.md"
 
 
 def shard_schema(*, single_label: bool, has_weights: bool) -> pa.Schema:
@@ -163,6 +164,8 @@ class Counts(FrozenConfig):
     num_bytes: NonNegativeInt
     """Of the accepted images; in a view on some rows, their share of it."""
     refused: dict[str, NonNegativeInt]
+    num_merged: NonNegativeInt = 0
+    """Rows of a table that repeat another one in everything, found but neither accepted nor refused."""
 
 
 class Manifest(FrozenConfig):

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 
+from data_prep.check_refused import ids_there_error, repeated_ids_error
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, SampleRule
@@ -25,7 +26,7 @@ from data_prep.leakage import leaked_rows
 from data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
 from data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
 from data_prep.shard_format import open_shard
-from data_prep.splits import order_key, split_hash
+from data_prep.splits import order_key, split_hash, unit_key
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
@@ -34,7 +35,7 @@ ROW_SCHEMA = pa.schema(
     [
         field.with_type(pa.list_(pa.int32())) if field.name == "labels" else field
         for field in RECORD_SCHEMA
-        if field.name not in ("reason", "detail")
+        if field.name not in ("reason", "detail", "val_fraction", "test_fraction")
     ]
 )
 """A planned row: a record that stays, its labels as ids."""
@@ -176,6 +177,8 @@ def _known_rows(task: SortTask, seed: int) -> pa.Table:
         added = {
             **{field.name: pa.nulls(len(ids), field.type) for field in LOCATOR_SCHEMA},
             "split": pa.repeat(split, len(ids)),
+            "val_fraction": pa.nulls(len(ids), pa.float64()),
+            "group": pa.nulls(len(ids), pa.string()),
             "order_key": pa.array([order_key(seed, example_id) for example_id in ids], pa.uint64()),
             "labels": pa.array([[]] * len(ids), pa.list_(pa.string())),
             "weights": pa.nulls(len(ids), pa.list_(pa.float32())),
@@ -271,20 +274,13 @@ def _check_ids(corpus: Store, task: SortTask, accepted: pa.Table) -> None:
     counted = Counter(accepted["example_id"].to_pylist())
     if repeated := [example_id for example_id, count in counted.items() if count > 1]:
         first = min(repeated)
-        rows = accepted.filter(pc.equal(accepted["example_id"], first)).select(["base", "key", "labels"]).to_pylist()
-        where = "; ".join(f"{row['base']}/{row['key']}, labelled {', '.join(row['labels'])}" for row in rows[:3])
-        at_least = "at least " if task.num_buckets > 1 else ""
+        columns = ["example_id", "base", "key", "labels"]
+        rows = accepted.filter(pc.equal(accepted["example_id"], first)).select(columns).to_pylist()
         source = open_source(CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY)))
-        raise ValueError(
-            f"{'two' if len(rows) == 2 else f'{len(rows):,}'} examples have the id {first!r}: {where}"
-            f"{'; ...' if len(rows) > 3 else ''}. {at_least}{len(repeated):,} ids of {source.origin} repeat. "
-            f"{source.when_ids_repeat}"
-        )
+        at_least = "at least " if task.num_buckets > 1 else ""
+        raise repeated_ids_error(source, rows, len(rows), len(repeated), at_least)
     if again := sorted(counted.keys() & set(known.to_pylist())):
-        raise ValueError(
-            f"{again[0]!r}{' and others are' if len(again) > 1 else ' is'} in the corpus already: a segment adds new ids "
-            "only. Give a source of new images."
-        )
+        raise ids_there_error(again[0], len(again))
 
 
 def val_candidates(task: SortTask) -> dict[str, list[int]]:
@@ -301,8 +297,8 @@ def val_candidates(task: SortTask) -> dict[str, list[int]]:
 
 
 def _split_hashes(rows: pa.Table) -> list[int]:
-    keys = pc.coalesce(rows["group"], rows["example_id"]).to_pylist()
-    return [split_hash(key) for key in keys]
+    units = zip(rows["group"].to_pylist(), rows["pixel_sha256"].to_pylist(), strict=True)
+    return [split_hash(unit_key(*unit)) for unit in units]
 
 
 def select(task: SortTask) -> Selected:

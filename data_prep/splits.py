@@ -1,4 +1,8 @@
-"""Keyed hashes that place an example: in which split it is, whatever the seed, and where in the order of the rows."""
+"""Keyed hashes that place an example: in which split it is, whatever the seed, and where in the order of the rows.
+
+A split that no source names is drawn for a unit: a group, or else all pictures with the same pixels. So a picture with
+copies is in val or test as often as one without, and a copy that is added moves nothing.
+"""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,14 +12,32 @@ _SPLIT_SALT = b"vitline split\0"
 _ORDER_SALT = b"vitline order\0"
 
 
-def split_hash(group: str) -> int:
-    """uint64 that decides the split of a group; uniform, equal on every machine."""
-    return int.from_bytes(hashlib.sha256(_SPLIT_SALT + group.encode()).digest()[:8], "big")
+class DrawnSplit(str):
+    """The split of an example that is drawn with these shares, not named by the source. Until its pixels are known the
+    text is the split that its id draws: as good as any for counting, and final for a group."""
+
+    val_fraction: float
+    test_fraction: float
+
+    def __new__(cls, key: str, val_fraction: float, test_fraction: float) -> "DrawnSplit":
+        drawn = super().__new__(cls, hashed_split(key, val_fraction, test_fraction))
+        drawn.val_fraction, drawn.test_fraction = val_fraction, test_fraction
+        return drawn
 
 
-def hashed_split(group: str, val_fraction: float, test_fraction: float) -> str:
+def unit_key(group: str | None, pixel_sha256: bytes) -> str:
+    """What the split of an example is drawn from: its group, or else its pixels, equal for every copy of a picture."""
+    return pixel_sha256.hex() if group is None else group
+
+
+def split_hash(key: str) -> int:
+    """uint64 that decides the split of a unit; uniform, equal on every machine."""
+    return int.from_bytes(hashlib.sha256(_SPLIT_SALT + key.encode()).digest()[:8], "big")
+
+
+def hashed_split(key: str, val_fraction: float, test_fraction: float) -> str:
     """train, val or test. Test takes the lowest hashes and val the next, so another val size moves no test example."""
-    point = split_hash(group) / 2**64
+    point = split_hash(key) / 2**64
     if point < test_fraction:
         return "test"
     return "val" if point < test_fraction + val_fraction else "train"

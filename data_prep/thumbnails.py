@@ -23,6 +23,8 @@ _LEAST_CORRELATION = 0.3  # below this nothing can be the same, not even when cu
 _LEAST_CONTRAST = 1.0  # standard deviation in grey levels; a flat picture is like any other flat picture
 _SPOT_PX = 7
 _NOISE = 6.0  # grey levels by which a picture of little contrast may differ
+_NUM_VALUES = 3 * THUMBNAIL_PX**2
+_TOGETHER = 32  # pairs that are worked on at once: 800 KB an image
 
 
 def thumbnail(pixels: np.ndarray) -> np.ndarray:
@@ -36,62 +38,102 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
 
 
 def same_picture(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two thumbnails, (32, 32, 3) uint8, show one picture, or one of them the mirror image of the other.
+    """`same_pictures` of one pair, (32, 32, 3) uint8 each."""
+    return bool(same_pictures(a[None], b[None])[0])
+
+
+def same_pictures(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Which pairs of thumbnails, two times (pairs, 32, 32, 3) uint8, show one picture, or one of them the mirror image of
+    the other: (pairs,) bool.
 
     Symmetric. Two pictures without contrast are never the same.
     """
-    first, second = a.astype(np.float64), b.astype(np.float64)
-    if min(first.std(), second.std()) < _LEAST_CONTRAST:
-        return False
-    return any(_alike(view, second) for view in (first, first[:, ::-1]))
+    same = np.zeros(len(a), bool)
+    for start in range(0, len(a), _TOGETHER):
+        some = slice(start, start + _TOGETHER)
+        first, second = (image[some].transpose(0, 3, 1, 2).astype(np.float64, order="C") for image in (a, b))
+        contrast = np.minimum(_deviation(first), _deviation(second))
+        for view in (first, np.ascontiguousarray(first[..., ::-1])):
+            left = np.flatnonzero((contrast >= _LEAST_CONTRAST) & ~same[some])
+            same[some][left] = _alike(view[left], second[left])
+    return same
 
 
-def _alike(a: np.ndarray, b: np.ndarray) -> bool:
-    if _correlation(a, b) < _LEAST_CORRELATION:
-        return False
-    share, spot = _unlikeness(a, b)
-    if share < _MOST_UNLIKE and spot < _WORST_SPOT:
-        return True
+# Below, an image is (pairs, 3, 32, 32) float64, and a number (pairs,). Pairs are worked on together as an image of this
+# size takes less time than the call that works on it; what is decided of a pair does not depend on the others.
+
+
+def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    same = np.zeros(len(a), bool)
+    left = np.flatnonzero(_correlation(a, b) >= _LEAST_CORRELATION)
+    same[left] = _within(a[left], b[left], _MOST_UNLIKE, _WORST_SPOT)
     # One may be cut from the other. A thumbnail of the cut picture is sharper than the piece of the whole one's, so both
     # are blurred; as that forgives more, the cut must explain half of the difference.
-    a, b = _blurred(a, 1), _blurred(b, 1)
-    uncut, _ = _unlikeness(a, b)
+    left = left[~same[left]]
+    a, b = _blurred(a[left], 1), _blurred(b[left], 1)
+    enough = np.minimum(_MOST_UNLIKE_CUT, _unlike(a, b) / 2)
     for whole, piece in ((a, b), (b, a)):
-        share, spot = _unlikeness(_piece_like(whole, piece), piece)
-        if share < min(_MOST_UNLIKE_CUT, uncut / 2) and spot < _WORST_SPOT_CUT:
-            return True
-    return False
+        open_ = np.flatnonzero(~same[left])
+        piece = piece[open_]
+        cut = _piece_like(whole[open_], piece)
+        same[left[open_]] = _within(cut, piece, enough[open_], _WORST_SPOT_CUT)
+    return same
 
 
-def _correlation(a: np.ndarray, b: np.ndarray) -> float:
-    x, y = a - a.mean(), b - b.mean()
-    return float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum() + 1e-9))
+def _within(a: np.ndarray, b: np.ndarray, most_unlike: np.ndarray | float, worst_spot: float) -> np.ndarray:
+    """Whether two images differ little, over all and in every spot. The spots cost most, and few come so far."""
+    within = _unlike(a, b) < most_unlike
+    near = np.flatnonzero(within)
+    within[near] = _spot(a[near], b[near]) < worst_spot
+    return within
 
 
-def _unlikeness(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
-    """How far two thumbnails differ beyond brightness: over all as a share of the contrast squared, and in the worst spot."""
-    lighter_a, lighter_b = _as_light_as(a, b), _as_light_as(b, a)
-    over_all = min(_share(lighter_a, b), _share(lighter_b, a))
-    return over_all, min(_worst_spot(a, b), _worst_spot(lighter_a, b), _worst_spot(lighter_b, a))
+def _sum(values: np.ndarray) -> np.ndarray:
+    return values.reshape(len(values), _NUM_VALUES).sum(axis=1)
+
+
+def _deviation(image: np.ndarray) -> np.ndarray:
+    flat: np.ndarray = image.reshape(len(image), _NUM_VALUES).std(axis=1)
+    return flat
+
+
+def _each(number: np.ndarray) -> np.ndarray:
+    """A number of each pair, to be combined with images."""
+    return number[:, None, None, None]
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    x, y = (image - _each(_sum(image) / _NUM_VALUES) for image in (a, b))
+    return _sum(x * y) / np.sqrt(_sum(x * x) * _sum(y * y) + 1e-9)
+
+
+def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """How far two images differ beyond brightness, over all, as a share of the contrast squared."""
+    return np.minimum(_share(_as_light_as(a, b), b), _share(_as_light_as(b, a), a))
+
+
+def _spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The same in the spot where they differ most."""
+    views = ((a, b), (_as_light_as(a, b), b), (_as_light_as(b, a), a))
+    return np.minimum.reduce([_worst_spot(*view) for view in views])
 
 
 def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """`a` made lighter or darker by the factor that brings it nearest to `b`; white stays white."""
-    factor = 1.0
+    factor, not_white, products, squares = np.ones(len(a)), b < 254, a * b, a * a
     for _ in range(3):
-        inside = (np.minimum(factor * a, 255) < 254) & (b < 254)
-        if np.count_nonzero(inside) < 30:
-            break
-        factor = float((a[inside] * b[inside]).sum() / ((a[inside] ** 2).sum() + 1e-6))
-    return np.minimum(factor * a, 255)
+        inside = (_each(factor) * a < 254) & not_white
+        found = _sum(products * inside) / (_sum(squares * inside) + 1e-6)
+        factor = np.where(_sum(inside) >= 30, found, factor)
+    return np.minimum(_each(factor) * a, 255)
 
 
-def _share(a: np.ndarray, b: np.ndarray) -> float:
+def _share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Mean square of the difference, as a share of the square of b's contrast (noise added)."""
-    return float(((a - b) ** 2).mean() / (b.std() + _NOISE) ** 2)
+    return _sum((a - b) ** 2) / _NUM_VALUES / (_deviation(b) + _NOISE) ** 2
 
 
-def _worst_spot(a: np.ndarray, b: np.ndarray) -> float:
+def _worst_spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Of all 7 x 7 spots the largest deviation that no brightness and contrast of the spot explains, in units of the
     contrast of the picture. Small changes of a drawing show here; clipped highlights and a softer scale hardly do."""
     mean_a, mean_b = _spots(a), _spots(b)
@@ -99,7 +141,8 @@ def _worst_spot(a: np.ndarray, b: np.ndarray) -> float:
     var_b = np.maximum(_spots(b * b) - mean_b**2, 0)
     cov = _spots(a * b) - mean_a * mean_b
     left = np.minimum(_left_over(var_a, var_b, cov), _left_over(var_b, var_a, cov))
-    return float(np.sqrt(max(left.max(), 0.0)) / (min(a.std(), b.std()) + _NOISE))
+    worst: np.ndarray = left.max(axis=(1, 2), initial=0.0)
+    return np.sqrt(worst) / (np.minimum(_deviation(a), _deviation(b)) + _NOISE)
 
 
 def _left_over(var_x: np.ndarray, var_y: np.ndarray, cov: np.ndarray) -> np.ndarray:
@@ -108,67 +151,63 @@ def _left_over(var_x: np.ndarray, var_y: np.ndarray, cov: np.ndarray) -> np.ndar
     return var_y - 2 * slope * cov + slope**2 * var_x
 
 
-def _spots(values: np.ndarray) -> np.ndarray:
+def _spots(image: np.ndarray) -> np.ndarray:
     """Means over every 7 x 7 spot and the three channels."""
-    total = np.zeros((THUMBNAIL_PX + 1, THUMBNAIL_PX + 1))
-    total[1:, 1:] = values.sum(axis=2).cumsum(axis=0).cumsum(axis=1)
+    total = np.zeros((len(image), THUMBNAIL_PX + 1, THUMBNAIL_PX + 1))
+    total[:, 1:, 1:] = image.sum(axis=1).cumsum(axis=1).cumsum(axis=2)
     k = _SPOT_PX
-    return (total[k:, k:] - total[:-k, k:] - total[k:, :-k] + total[:-k, :-k]) / (3 * k * k)
+    return (total[:, k:, k:] - total[:, :-k, k:] - total[:, k:, :-k] + total[:, :-k, :-k]) / (3 * k * k)
 
 
 def _piece_like(whole: np.ndarray, piece: np.ndarray) -> np.ndarray:
     """The window of `whole` that looks most like `piece`, blown up to a thumbnail: Gauss-Newton over its four edges,
     with brightness and contrast free, first on blurred pictures. (Lucas and Kanade, IJCAI 1981.)"""
-    window = (0.0, 1.0, 0.0, 1.0)
+    window = np.tile((0.0, 1.0, 0.0, 1.0), (len(whole), 1))
     for blur, num_steps in ((2, 5), (1, 3)):
         source, target = _blurred(whole, blur), _blurred(piece, blur)
+        moving = np.arange(len(whole))
         for _ in range(num_steps):
-            moved = _moved(source, target, window)
-            settled = max(abs(new - old) for new, old in zip(moved, window, strict=True)) < 5e-4
-            window = moved
-            if settled:
-                break
+            moved = _moved(source[moving], target[moving], window[moving])
+            settled = np.abs(moved - window[moving]).max(axis=1, initial=0.0) < 5e-4
+            window[moving] = moved
+            moving = moving[~settled]
     return _cut(whole, window)
 
 
-def _moved(source: np.ndarray, target: np.ndarray, window: tuple[float, ...]) -> tuple[float, float, float, float]:
+def _moved(source: np.ndarray, target: np.ndarray, window: np.ndarray) -> np.ndarray:
     """One step of the edges (left, right, top, bottom; shares of the side) toward the window that `target` shows."""
-    columns_of, rows_of, slope = _interpolation(*window[:2]), _interpolation(*window[2:]), _slope_matrix()
-    view = _two_sided(rows_of, source, columns_of)
+    view, size = _cut(source, window), THUMBNAIL_PX / (window[:, 1::2] - window[:, ::2])
     # How a pixel changes when an edge moves: its slope, times how much of the edge's move the pixel takes part in.
-    share = (np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX
-    across = _two_sided(rows_of, source, slope @ columns_of) * (THUMBNAIL_PX / (window[1] - window[0]))
-    along = _two_sided(slope @ rows_of, source, columns_of) * (THUMBNAIL_PX / (window[3] - window[2]))
-    right, bottom = share[None, :, None], share[:, None, None]
-    columns = (across * (1 - right), across * right, along * (1 - bottom), along * bottom, view, np.ones_like(view))
-    design = np.stack(columns).reshape(len(columns), -1)
-    normal = design @ design.T
-    normal[np.diag_indices(len(columns))] *= 1 + 1e-4
-    normal[np.diag_indices(len(columns))] += 1e-2
-    found = np.linalg.solve(normal, design @ target.reshape(-1))
-    contrast = found[4] if abs(found[4]) > 0.2 else 1.0
-    left, right_edge, top, bottom_edge = np.array(window) + np.clip(found[:4] / contrast, -0.04, 0.04)
-    return (
-        float(np.clip(left, 0, _MOST_CUT)),
-        float(np.clip(right_edge, 1 - _MOST_CUT, 1)),
-        float(np.clip(top, 0, _MOST_CUT)),
-        float(np.clip(bottom_edge, 1 - _MOST_CUT, 1)),
-    )
+    right = (np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX
+    bottom = right[:, None]
+    across = view @ (_slope_matrix().T * _each(size[:, 0]))
+    along = (_slope_matrix() * _each(size[:, 1])) @ view
+    design = np.empty((len(source), 6, *source.shape[1:]))
+    np.multiply(across, 1 - right, out=design[:, 0])
+    np.multiply(across, right, out=design[:, 1])
+    np.multiply(along, 1 - bottom, out=design[:, 2])
+    np.multiply(along, bottom, out=design[:, 3])
+    design[:, 4], design[:, 5] = view, 1
+    design = design.reshape(len(source), 6, _NUM_VALUES)
+    normal = design @ design.swapaxes(1, 2)
+    diagonal = np.arange(6)
+    normal[:, diagonal, diagonal] = normal[:, diagonal, diagonal] * (1 + 1e-4) + 1e-2
+    found = np.linalg.solve(normal, design @ target.reshape(len(target), _NUM_VALUES, 1))[:, :, 0]
+    contrast = np.where(np.abs(found[:, 4:5]) > 0.2, found[:, 4:5], 1.0)
+    edges = window + np.clip(found[:, :4] / contrast, -0.04, 0.04)
+    return np.clip(edges, (0, 1 - _MOST_CUT, 0, 1 - _MOST_CUT), (_MOST_CUT, 1, _MOST_CUT, 1))
 
 
-def _cut(image: np.ndarray, window: tuple[float, ...]) -> np.ndarray:
-    """The window of an image (left, right, top, bottom; shares of the side) as 32 x 32, linearly interpolated."""
-    return _two_sided(_interpolation(window[2], window[3]), image, _interpolation(window[0], window[1]))
+def _cut(image: np.ndarray, window: np.ndarray) -> np.ndarray:
+    """The windows of images (left, right, top, bottom; shares of the side) as 32 x 32, linearly interpolated."""
+    return _two_sided(_interpolation(window[:, None, 2:]), image, _interpolation(window[:, None, :2]))
 
 
-def _interpolation(start: float, end: float) -> np.ndarray:
-    side = THUMBNAIL_PX
+def _interpolation(edges: np.ndarray) -> np.ndarray:
+    """The matrices, (..., 32, 32), that blow up what lies between two edges, (..., 2)."""
+    side, start, end = THUMBNAIL_PX, edges[..., :1], edges[..., 1:]
     position = np.clip((start + (np.arange(side) + 0.5) / side * (end - start)) * side - 0.5, 0, side - 1)
-    below = np.minimum(position.astype(int), side - 2)
-    matrix = np.zeros((side, side))
-    matrix[np.arange(side), below] = 1 - (position - below)
-    matrix[np.arange(side), below + 1] = position - below
-    return matrix
+    return np.maximum(1 - np.abs(position[..., None] - np.arange(side)), 0)
 
 
 def _blurred(image: np.ndarray, times: int) -> np.ndarray:
@@ -191,7 +230,6 @@ def _slope_matrix() -> np.ndarray:
 
 
 def _two_sided(rows: np.ndarray, image: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """rows @ channel @ columns.T of each channel: two products of matrices, not one for each row."""
-    side = THUMBNAIL_PX
-    upright = (rows @ image.reshape(side, -1)).reshape(side, side, 3).swapaxes(0, 1)
-    return (columns @ upright.reshape(side, -1)).reshape(side, side, 3).swapaxes(0, 1)
+    """rows @ channel @ columns.T of each channel."""
+    product: np.ndarray = rows @ image @ columns.swapaxes(-1, -2)
+    return product

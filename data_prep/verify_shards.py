@@ -1,4 +1,5 @@
-"""Read a corpus back: file checksums, rows, page checksums, image hashes, labels, digests; name what is wrong."""
+"""Read a corpus back: file checksums, rows, page checksums, image hashes, labels, digests, on request also the pixels of
+every picture; name what is wrong."""
 
 import hashlib
 from collections import Counter
@@ -7,9 +8,13 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import Field
 
+from data_prep.config import PrepareExecution
 from data_prep.content_digest import RowContent, content_digest, corpus_digest
 from data_prep.corpus_stats import STATS_KEY, CorpusStats
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.decode_child import Examiner
 from data_prep.executors import Executor, in_process
 from data_prep.labels import ClassMap
 from data_prep.records import WORK, read_table
@@ -33,6 +38,7 @@ from infra.storage import Store, open_store
 
 _BLOCK_BYTES = 1 << 20
 _TABLES = (REJECTS_KEY, SHARDS_KEY, LEAKAGE_KEY)
+_MAX_PICTURES = 100  # of a shard that are named one by one
 
 
 class ShardSpec(FrozenConfig):
@@ -58,6 +64,14 @@ class ReadBack:
     label_counts: dict[int, int]
 
 
+class PixelCheck(FrozenConfig):
+    """How pictures are decoded again: the corpus's policy, and the limits of the process that decodes."""
+
+    policy: DecodePolicy
+    timeout_s: float
+    memory_bytes: int
+
+
 class VerifyTask(FrozenConfig):
     """One shard to check against its line in shards.parquet."""
 
@@ -65,6 +79,8 @@ class VerifyTask(FrozenConfig):
     spec: ShardSpec
     sha256: str
     content_digest: str
+    pixels: PixelCheck | None = None
+    """Decode every picture; None: compare bytes only."""
 
 
 class ShardCheck(FrozenConfig):
@@ -73,6 +89,8 @@ class ShardCheck(FrozenConfig):
     key: str
     problem: str | None
     label_counts: dict[int, int]
+    pictures: dict[str, str] = Field(default_factory=dict)
+    """Example id -> what is wrong with its pixels; the first 100 of the shard."""
 
 
 class VerifyReport(FrozenConfig):
@@ -88,15 +106,18 @@ class VerifyReport(FrozenConfig):
     """Of the rows that were read."""
     problems: dict[str, str]
     """URI of what is wrong -> what is wrong with it; of shards and what says what they hold."""
+    pictures: dict[str, dict[str, str]]
+    """URI of a shard -> example id -> what is wrong with its pixels, up to 100 of a shard. Empty unless they were decoded."""
     beside: dict[str, str]
     """The same of what is told beside the shards: refusals, leakage, statistics, report."""
 
 
-def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyReport:
+def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: bool = False) -> VerifyReport:
     """Check every file of a corpus. Raises RuntimeError where there is none.
 
     Found and named are a flipped byte, a missing, extra, swapped or truncated shard, and a listing or class map that
-    the digest of the manifest contradicts.
+    the digest of the manifest contradicts. With `pixels` every picture is decoded again, which takes as long as it took to
+    examine it: one that is refused, or does not give the pixels whose hash was stored, is named, too.
     """
     manifest = load_manifest(corpus)
     problems: dict[str, str] = {}
@@ -114,16 +135,27 @@ def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyRepor
     for key in corpus.list():
         if not key.startswith(f"{WORK}/") and key.endswith(".parquet") and key not in specs and key not in _TABLES:
             problems[corpus.uri_of(key)] = "is not listed in the manifest: an extra shard"
+    check_pixels = _pixel_check(manifest) if pixels else None
     tasks = [
-        VerifyTask(corpus=store.uri, spec=spec, sha256=listed[key]["sha256"], content_digest=digests[key])
+        VerifyTask(
+            corpus=store.uri,
+            spec=spec,
+            sha256=listed[key]["sha256"],
+            content_digest=digests[key],
+            pixels=check_pixels,
+        )
         for key, (store, spec) in specs.items()
         if key in listed
     ]
     label_counts: Counter[int] = Counter()
+    pictures = {}
     for check in executor(verify_shard, tasks):
         label_counts.update(check.label_counts)
+        uri = specs[check.key][0].uri_of(check.key)
         if check.problem:
-            problems[specs[check.key][0].uri_of(check.key)] = check.problem
+            problems[uri] = check.problem
+        if check.pictures:
+            pictures[uri] = check.pictures
     return VerifyReport(
         corpus=corpus.uri,
         num_shards=len(specs),
@@ -131,6 +163,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process) -> VerifyRepor
         num_rows_read=sum(spec.num_rows for _, spec in specs.values()),
         label_counts=dict(sorted(label_counts.items())),
         problems=dict(sorted(problems.items())),
+        pictures=dict(sorted(pictures.items())),
         beside=dict(sorted(_wrong_beside(corpus, manifest).items())),
     )
 
@@ -210,7 +243,42 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
     if found.sha256 != task.sha256:
         problem = f"has sha256 {found.sha256[:12]}, listed is {task.sha256[:12]}: a byte was changed"
         return ShardCheck(key=key, problem=problem, label_counts={})
-    return ShardCheck(key=key, problem=None, label_counts=found.label_counts)
+    num_wrong, pictures = 0, dict[str, str]()
+    for example_id, wrong in _wrong_pictures(corpus, task.spec, task.pixels) if task.pixels else ():
+        num_wrong += 1
+        if len(pictures) < _MAX_PICTURES:
+            pictures[example_id] = wrong
+    corrupt = f"holds {num_wrong:,} of {task.spec.num_rows:,} pictures that are corrupt" if num_wrong else None
+    return ShardCheck(key=key, problem=corrupt, label_counts=found.label_counts, pictures=pictures)
+
+
+def _pixel_check(manifest: Manifest) -> PixelCheck:
+    request = manifest.provenance.get("request", {})
+    limits = PrepareExecution.model_validate(request.get("execution", {}))
+    return PixelCheck(
+        policy=manifest.decode_policy, timeout_s=limits.image_timeout_s, memory_bytes=limits.decode_memory_bytes
+    )
+
+
+def _wrong_pictures(corpus: Store, spec: ShardSpec, check: PixelCheck) -> Iterator[tuple[str, str]]:
+    """Example id and fault of every picture of a shard that does not give the pixels that were examined."""
+    with Examiner(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as examiner:
+        for (example_id, expected), outcome in examiner.run(_pictures(corpus, spec)):
+            if isinstance(outcome, ImageRejected):
+                yield example_id, f"cannot be decoded: {outcome}"
+            elif outcome.pixel_sha256 != expected:
+                yield example_id, "decodes to other pixels than its pixel_sha256 says"
+
+
+def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes], bytes]]:
+    file = open_shard(corpus, spec.key)
+    try:
+        for group in range(file.metadata.num_row_groups):
+            table = file.read_row_group(group, columns=["image", "example_id", "pixel_sha256"], use_threads=False)
+            for row in table.to_pylist():
+                yield (row["example_id"], row["pixel_sha256"]), row["image"]["bytes"]
+    finally:
+        file.close(force=True)
 
 
 def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:

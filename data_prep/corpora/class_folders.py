@@ -7,7 +7,7 @@ no picture by its name is listed as refused, everything else is judged by its co
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -18,6 +18,7 @@ from data_prep.corpora.archives import archive_kind, index, read_members, stretc
 from data_prep.corpora.folder_layout import (
     Layout,
     Links,
+    Names,
     Refused,
     Survey,
     Tops,
@@ -53,9 +54,6 @@ class ClassFolderCorpus(ListedCorpus):
     Links in archives lead to other members only.
     """
 
-    # So that the corpus is a task too: a setting is chosen on train -> val, and the last training takes both.
-    views: Mapping[str, tuple[str, ...]] = {"trainval": ("train", "val")}
-
     def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
         self._store, self._links, self._recipe = open_store(source.path), source.links, recipe
         self._top_folders = source.top_folders
@@ -66,6 +64,7 @@ class ClassFolderCorpus(ListedCorpus):
         self._archive: _Archive | None = None
         if archive_kind(self.origin) and not (self._folder and self._folder.is_dir()):
             self._archive = _Archive(self.origin, source, recipe)
+            self.lists_ids = False
 
     def fingerprint(self) -> str:
         if self._archive:
@@ -89,10 +88,13 @@ class ClassFolderCorpus(ListedCorpus):
         with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
         links = Links({entry.path: entry.target for entry in with_targets if entry.target})
         for entry in entries:
-            names = [entry.path] if entry.refused else links.names_of(entry.path)
-            example = layout.example(names, split_rule, entry.refused)
+            names = Names([entry.path], more=False) if entry.refused else links.names_of(entry.path)
+            example = layout.example(names.paths, split_rule, entry.refused)
             key = example.example_id if entry.refused else entry.path
             yield replace(example, base=self.origin, key=key, num_bytes=entry.size)
+            if names.more:
+                further = layout.example([f"{entry.path} (more names)"], split_rule, names.refusal())
+                yield replace(further, base=self.origin, key=key)
 
     def class_info(self, source_id: str) -> ClassInfo:
         return ClassInfo(name=source_id, source_id=source_id, parents=tuple(source_id.split("/")[:-1]))
@@ -274,17 +276,23 @@ class _Archive:
         refused = member.refused or (None if member.kind == "folder" else refusal_by_name(member.path))
         if not refused and member.kind in ("link", "hard_link"):
             refused = self._of_link(survey.links, member)
+        names = survey.links.names_of(member.path) if member.kind == "file" else Names([member.path], more=False)
         if refused:
-            example = layout.example([member.path], split_rule, refused)
-            yield replace(example, base=self._store.uri, key=self._key)
+            refusals = {member.path: refused} | self._of_links_to(survey.links, names.paths[1:], member.path, refused)
+            for path, why in refusals.items():
+                example = layout.example([path], split_rule, why)
+                yield replace(example, base=self._store.uri, key=self._key)
         elif member.kind == "file" and data is not None:
-            names = [name for name in survey.links.names_of(member.path) if not refusal_by_name(name)]
-            groups = [names] if self._links == "second_label" else [[name] for name in names]
+            readable = [name for name in names.paths if not refusal_by_name(name)]
+            groups = [readable] if self._links == "second_label" else [[name] for name in readable]
             examples = [layout.example(group, split_rule, None) for group in groups]
             read = not all(example.refused for example in examples)
             locator = self._locator(member, data, spill if read else None)
             for example in examples:
                 yield replace(example, **locator, data=None if example.refused else data)
+            if names.more:
+                further = layout.example([f"{member.path} (more names)"], split_rule, names.refusal())
+                yield replace(further, base=self._store.uri, key=self._key)
 
     def _locator(self, member: Member, data: bytes, spill: Spill | None) -> dict[str, Any]:
         if member.offset is not None:
@@ -303,9 +311,19 @@ class _Archive:
         if member.path.startswith(f"{target}/"):
             return "ignored_file", f"link to {target}, a folder that holds this one"
         found = links.resolved(member.path)
+        if found in links.targets:
+            return "unreadable", f"link to {member.target!r:.200}, which leads on over too many links, or round"
         if found not in links.existing:
             return "unreadable", f"link to {member.target!r:.200}, which does not exist"
         return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
+
+    def _of_links_to(self, links: "Links", names: list[str], target: str, refused: Refused) -> dict[str, Refused]:
+        """Refusals of the links that would be examples, were what they lead to not refused itself."""
+        if self._links == "second_label":
+            return {}  # every link is refused as one
+        reason, detail = refused
+        entries = [name for name in names if name in links.targets and not refusal_by_name(name)]
+        return {name: (reason, f"link to {target}: {detail}") for name in entries}
 
 
 def _no_key(path: str) -> Refused | None:

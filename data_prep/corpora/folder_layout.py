@@ -3,9 +3,10 @@
 import os
 import posixpath
 import unicodedata
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.config import TopFolders
 from data_prep.corpora.archive_members import Member, link_target
@@ -23,7 +24,7 @@ _NO_PICTURE_ENDINGS = frozenset(
     )
     for ending in line.split()
 )
-# Links among folders can multiply: so many names of one picture are looked at.
+# Links among folders can multiply: so many names of a picture are looked at beside the links that are entries themselves.
 _MAX_NAMES = 64
 _MAX_LINK_STEPS = 40
 
@@ -102,34 +103,53 @@ class Tops:
         return {} if self._stray else self.splits
 
 
+class Names(NamedTuple):
+    """The paths by which a file is reached, and whether there are more, by links among folders."""
+
+    paths: list[str]
+    more: bool
+
+    def refusal(self) -> Refused:
+        return "ignored_file", (
+            f"links to folders give {self.paths[0]} more names than {len(self.paths):,}; the others are not looked at"
+        )
+
+
 class Links:
     """Links of a source by their paths, and what each of them points to."""
 
     def __init__(self, targets: dict[str, str], existing: Iterable[str] = ()) -> None:
         self.targets, self.existing = targets, set(existing)
         self._by_target: dict[str, list[str]] = {}
+        self._by_file: dict[str, list[str]] = {}  # links to it, over however many others
         for link in sorted(targets):
+            self._by_file.setdefault(self.resolved(link), []).append(link)
             if not link.startswith(f"{targets[link]}/"):  # a folder that holds the link
                 self._by_target.setdefault(targets[link], []).append(link)
 
-    def names_of(self, path: str) -> list[str]:
-        """Every path by which a file is reached, its own first: links to it, and to folders above it."""
-        found: dict[str, tuple[str, ...]] = {path: ()}
-        waiting = [path] if self._by_target else []
+    def names_of(self, path: str) -> Names:
+        """Every path by which a file is reached, its own first, then all links to it; and of the names that it has by
+        links to folders above it so many."""
+        found: dict[str, tuple[str, ...]] = dict.fromkeys([path, *self._by_file.get(path, ())], ())
+        limit = len(found) + _MAX_NAMES
+        waiting = deque(found) if self._by_target else deque[str]()
         while waiting:
-            name = waiting.pop(0)
+            name = waiting.popleft()
             for target, rest in _beginnings(name):
                 through = (*found[name], target)
-                for link in self._by_target.get(target, ()):
+                for link in self._by_target.get(target, ()) if rest else ():
                     other = link + rest
                     around = any(link == folder or link.startswith(f"{folder}/") for folder in through)
-                    if other not in found and not around and len(found) < _MAX_NAMES:
-                        found[other] = through
-                        waiting.append(other)
-        return [*found]
+                    if other in found or around:
+                        continue
+                    if len(found) == limit:
+                        return Names([*found], more=True)
+                    found[other] = through
+                    waiting.append(other)
+        return Names([*found], more=False)
 
     def resolved(self, path: str) -> str:
-        """Where a path leads when links are followed; itself, if it passes none."""
+        """Where a path leads when links are followed, at most some tens one after another; itself, if it passes none."""
         for _ in range(_MAX_LINK_STEPS):
             link = next((link for link, _ in _beginnings(path) if link in self.targets), None)
             if link is None:

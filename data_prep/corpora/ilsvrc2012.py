@@ -34,7 +34,6 @@ class Ilsvrc2012Corpus(RawCorpus):
         self._store, self._max_bytes = open_store(source.path), recipe.decode.max_bytes
         self.origin, self._val_split = self._store.uri, source.validation_is
         self._split_rule = SplitRule(recipe, frozenset({"train", source.validation_is}))
-        self.views = {"trainval": ("train", "val")}
 
     def fingerprint(self) -> str:
         digest, missing = hashlib.sha256(), {TRAIN, VAL, KIT}

@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+import pyarrow as pa
 from pydantic import JsonValue
 
 from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusRecipe, LabelTable
 from data_prep.corpora.label_texts import distinct_labels, label_texts, plain_text, short
 from data_prep.corpora.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule
+from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule, table_of
 from data_prep.corpora.source_files import SourceFiles
 from data_prep.corpora.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
 from data_prep.labels import number_label
@@ -34,6 +35,7 @@ _STRETCHES_PER_ROW_GROUP = 16
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _IN_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|zip)!", re.IGNORECASE)
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{1,255}")
 _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 
 
@@ -53,6 +55,7 @@ class LabelTableCorpus(RawCorpus):
       a val split the driver reads that column up to the first row of val.
     """
 
+    lists_ids = True
     when_ids_repeat = (
         "A table has one row for each picture: put all labels of a picture into its row, as a list, or as one text with "
         "source.label_separator, and the weights likewise; or name a column of distinct ids as source.id_column."
@@ -86,6 +89,9 @@ class LabelTableCorpus(RawCorpus):
                 yield from rows.of_text(where["start"], where["end"], where["line"], where["columns"])
         except Refusal as error:
             yield rows.refused(f"{part.name}!damaged", *error.refused)
+
+    def listed(self, part: Part, place: Place) -> pa.Table:
+        return table_of(self.examples(part, place))
 
     def _tables(self) -> Iterator[Listed]:
         first = None
@@ -297,6 +303,8 @@ class _Rows:
             base, key = "file:///", (rest or location).removeprefix("/")
         elif scheme in ("s3", "memory"):
             root, _, key = rest.partition("/")
+            if not _BUCKET.fullmatch(root):
+                raise Refusal("unreadable", f"{short(root)} is no name of a bucket; expected is {scheme}://bucket/path")
             base = f"{scheme}://{root}"
         else:
             raise Refusal("unreadable", "not supported: locations are paths, file:///path or s3://bucket/key")
@@ -307,6 +315,7 @@ class _Rows:
                 "unreadable", "not supported: members of archives; WebDataset and class folders read archives"
             )
         key.encode()
+        _check_path(key)
         return base, checked_key(key)
 
     def _labelled(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
@@ -345,6 +354,18 @@ class _Rows:
         if word and word not in SplitRule.NAMES:
             raise ValueError(f"split {short(word)} is none of {', '.join(SplitRule.NAMES)}")
         return SplitRule.NAMES.get(word)
+
+
+def _check_path(key: str) -> None:
+    """Raises Refusal where a path is none that a store has."""
+    names = key.split("/")
+    if "." in names:
+        plain = "/".join(name for name in names if name != ".")
+        raise Refusal("unreadable", f"a '.' stands between two slashes; write the path as {short(plain)}")
+    if "" in names:
+        raise Refusal("unreadable", "a slash is doubled, or stands at the end; expected is the path of a file")
+    if "\0" in key:
+        raise Refusal("unreadable", "the path holds a zero byte")
 
 
 def _weight(value: Any) -> float:

@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from data_prep.labels import number_label
@@ -49,6 +49,13 @@ def plain_text(text: str) -> str:
     """The text in NFC. Raises ValueError where it has no UTF-8, as half a surrogate pair has none."""
     text.encode()
     return unicodedata.normalize("NFC", text)
+
+
+def told_apart(texts: Sequence[str]) -> list[str]:
+    """Texts for a message; with escapes where two of them differ and look alike, as a composed and a decomposed umlaut do."""
+    if len({unicodedata.normalize("NFC", text.encode(errors="replace").decode()) for text in texts}) == len({*texts}):
+        return [*texts]
+    return [ascii(text)[1:-1] for text in texts]
 
 
 def short(value: Any) -> str:

@@ -1,5 +1,6 @@
 """Parquet files with an image column: the layout of Hugging Face, plain bytes, and corpora that vitline wrote."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -15,7 +16,7 @@ from pydantic import JsonValue
 from data_prep.config import CorpusRecipe, ParquetImages
 from data_prep.corpora.label_texts import distinct_labels, label_texts, labelled_number, short
 from data_prep.corpora.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
+from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule, table_of
 from data_prep.corpora.source_files import SourceFiles, named_split
 from data_prep.labels import ClassInfo, number_label
 from data_prep.shard_format import CLASSES_KEY, MANIFEST_KEY, Manifest, load_manifest, segment_keys, segment_store
@@ -62,6 +63,7 @@ class ParquetCorpus(RawCorpus):
         self._source, self._recipe = source, recipe
         self._files = SourceFiles(source.path, PARQUET_ENDINGS)
         self.origin, self.single_label = self._files.uri, source.single_label
+        self.lists_ids = bool(source.id_column)
 
     def fingerprint(self) -> str:
         return self._own.digest if self._own else self._files.fingerprint()
@@ -104,6 +106,18 @@ class ParquetCorpus(RawCorpus):
                     yield from reader.group(rows, group, spill)
         except Refusal as error:
             yield reader.refused(f"{part.name}!footer", *error.refused)
+
+    def listed(self, part: Part, place: Place) -> pa.Table:
+        """Of the rows of a part the ids that a column holds; rows are told apart by their numbers."""
+        where, found = cast(dict[str, Any], part.where), list[RawExample]()
+        with contextlib.suppress(Refusal), ParquetRows(open_store(where["base"]), where["key"]) as rows:
+            for group in range(*(where.get("groups") or (0, 0))):
+                number = rows.first_row(group)
+                for batch in rows.batches(group, [self._source.id_column]):
+                    for value in cells(batch.column(self._source.id_column)):
+                        found.append(_listed_row(value, number, where))
+                        number += 1
+        return table_of(found[: part.num_examples])
 
     def _rule(self, present: list[str]) -> SplitRule:
         return SplitRule(self._recipe, frozenset(present))
@@ -302,6 +316,15 @@ class _Reader:
         if num_classes is not None and any(isinstance(n, int) and n >= num_classes for n in numbers):
             raise ValueError(f"label {short(value)}, but {num_classes} classes are declared")
         return distinct_labels(label_texts(value, self._label_of), self._single_label)
+
+
+def _listed_row(value: Any, number: int, where: Mapping[str, Any]) -> RawExample:
+    numbered = f"{where['key']}!{number}"
+    try:
+        example_id, refused = cell_text(value) or numbered, None
+    except ValueError as error:
+        example_id, refused = numbered, ("unreadable", str(error))
+    return RawExample(example_id, (), "train", where["base"], f"{where['key']} row {number}", refused=refused)
 
 
 def _image_bytes(cell: Any) -> bytes:

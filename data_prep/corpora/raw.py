@@ -1,8 +1,9 @@
 """What every source gives: parts that a worker can read by itself, and examples that say where their bytes are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
@@ -11,7 +12,8 @@ from pydantic import Field, JsonValue, NonNegativeInt
 
 from data_prep.config import CorpusRecipe
 from data_prep.labels import ClassInfo
-from data_prep.splits import hashed_split
+from data_prep.parquet_files import read_parquet
+from data_prep.splits import DrawnSplit
 from infra.config import FrozenConfig
 from infra.storage import Store
 
@@ -23,6 +25,7 @@ class RawExample:
     example_id: str
     labels: tuple[str, ...]
     split: str
+    """As the source names it, or a `DrawnSplit`."""
     base: str
     key: str
     offset: int = 0
@@ -84,11 +87,16 @@ class RawCorpus(ABC):
     """Whether every example has exactly one label."""
     when_ids_repeat: str = "Ids are paths in Unicode NFC: rename one of the files."
     """What to do where several examples have one id."""
-    views: Mapping[str, tuple[str | FirstRows, ...]] = {}
-    """Further splits that are others, or the first rows of others, put together, such as train800val200."""
+    # So that every corpus is a task too: a setting is chosen on train -> val, and the last training takes both.
+    views: Mapping[str, tuple[str | FirstRows, ...]] = MappingProxyType({"trainval": ("train", "val")})
+    """Further splits that are others, or the first rows of others, put together, such as train800val200; those are made
+    whose members there are."""
     benchmark_rows: Mapping[str, int] = {}
     """Of a benchmark, the examples of each split: they are as published, so none may be missing or refused, and none is
     left out that repeats another. It may have test alone. Empty: this is none."""
+
+    lists_ids: bool = False
+    """Whether `listed` tells the ids of examples."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -107,6 +115,13 @@ class RawCorpus(ABC):
         Whatever is in the source, an example or a refusal comes of it. Raises OSError and StoreFailed of the store.
         """
 
+    def listed(self, part: Part, place: Place) -> pa.Table:
+        """What `examples` gives of a part as EXAMPLE_SCHEMA, in its order, as far as it is known without reading an image.
+        Of sources that have `lists_ids`. Raises as `examples`."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no `lists_ids`: only reading its images tells what they are"
+        )
+
     def declared_classes(self) -> tuple[str, ...]:
         """Labels that are classes whether an example has them or not. Empty: those that examples have."""
         return ()
@@ -118,6 +133,8 @@ class RawCorpus(ABC):
 
 class ListedCorpus(RawCorpus):
     """A source that is one list of places. Its parts are stretches of the list, kept in the work folder."""
+
+    lists_ids = True
 
     @abstractmethod
     def listing(self, place: Place) -> Iterator[RawExample]:
@@ -135,8 +152,11 @@ class ListedCorpus(RawCorpus):
             yield self._kept(place, number, batch)
 
     def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        yield from examples_of(self.listed(part, place))
+
+    def listed(self, part: Part, place: Place) -> pa.Table:
         with place.work.open(_list_key(part.name)) as file:
-            yield from examples_of(pq.read_table(file))
+            return read_parquet(file)
 
     @staticmethod
     def _kept(place: Place, number: int, batch: list[RawExample]) -> Part:
@@ -159,7 +179,7 @@ def kept_lists(place: Place) -> Iterator[pa.Table]:
     """The lists that `ListedCorpus.parts` has kept, as EXAMPLE_SCHEMA; none where a source keeps none."""
     for listed in place.work.scan(_LISTS):
         with place.work.open(listed.key) as file:
-            yield pq.read_table(file)
+            yield read_parquet(file)
 
 
 EXAMPLE_SCHEMA = pa.schema(
@@ -168,6 +188,8 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.string()), nullable=False),
         pa.field("weights", pa.list_(pa.float32())),
         pa.field("split", pa.string(), nullable=False),
+        pa.field("val_fraction", pa.float64()),  # shares that the split is drawn with; null: the source names it
+        pa.field("test_fraction", pa.float64()),
         pa.field("group", pa.string()),
         pa.field("base", pa.string(), nullable=False),
         pa.field("key", pa.string(), nullable=False),
@@ -184,11 +206,14 @@ _FIELDS = [field.name for field in fields(RawExample) if field.name not in ("ref
 def row_of(example: RawExample) -> dict[str, Any]:
     """An example as a row of EXAMPLE_SCHEMA, without its bytes."""
     row: dict[str, Any] = {name: getattr(example, name) for name in _FIELDS}
+    row["val_fraction"] = row["test_fraction"] = None
+    if isinstance(example.split, DrawnSplit):
+        row["val_fraction"], row["test_fraction"] = example.split.val_fraction, example.split.test_fraction
     row["reason"], row["detail"] = example.refused or (None, None)
     return row
 
 
-def table_of(examples: list[RawExample]) -> pa.Table:
+def table_of(examples: Iterable[RawExample]) -> pa.Table:
     """Examples as a table of EXAMPLE_SCHEMA."""
     return pa.Table.from_pylist([row_of(example) for example in examples], schema=EXAMPLE_SCHEMA)
 
@@ -197,6 +222,9 @@ def examples_of(table: pa.Table) -> Iterator[RawExample]:
     """The examples of a table of EXAMPLE_SCHEMA."""
     for row in table.to_pylist():
         reason, detail = row.pop("reason"), row.pop("detail")
+        val_fraction, test_fraction = row.pop("val_fraction"), row.pop("test_fraction")
+        if val_fraction is not None:
+            row["split"] = DrawnSplit(row["group"] or row["example_id"], val_fraction, test_fraction)
         labels, weights = tuple(row.pop("labels")), row.pop("weights")
         yield RawExample(
             **row,
@@ -253,10 +281,11 @@ class SplitRule:
         self._val_fraction = 0.0 if "val" in present or recipe.val_per_class else recipe.val_fraction
 
     def place(self, group_key: str, named: str | None = None) -> str:
-        """The split of an example. `group_key` is the example id unless several examples belong together."""
+        """The split of an example: as named, or a `DrawnSplit`. `group_key` is the example id unless several examples
+        belong together."""
         if named in ("val", "test"):
             return named
-        return hashed_split(group_key, self._val_fraction, self._test_fraction)
+        return DrawnSplit(group_key, self._val_fraction, self._test_fraction)
 
 
 class FetchUnavailable(RuntimeError):

@@ -29,13 +29,13 @@ def picture():
 
 @pytest.fixture(scope="session")
 def fill_folder(picture):
-    """Puts `per_class` pictures into each of some class folders."""
+    """Puts `per_class` pictures, of seeds from `first` on, into each of some class folders."""
 
-    def fill(folder, per_class=40, classes=("cat", "dog", "bird/owl")):
+    def fill(folder, per_class=40, classes=("cat", "dog", "bird/owl"), first=0):
         for c, label in enumerate(classes):
             (folder / label).mkdir(parents=True, exist_ok=True)
             for i in range(per_class):
-                (folder / label / f"{i:03d}.jpg").write_bytes(picture(1000 * c + i))
+                (folder / label / f"{i:03d}.jpg").write_bytes(picture(first + 1000 * c + i))
         return folder
 
     return fill

@@ -352,8 +352,40 @@ def test_what_is_no_image_is_refused():
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "BMP"])
 def test_a_format_that_the_policy_leaves_out_is_refused_by_policy(file_format):
     data = encoded(Image.new("RGB", (2, 2)), file_format)
-    with pytest.raises(ImageRejected, match=f"refused_by_policy: {file_format}, formats allowed: GIF, WEBP"):
+    with pytest.raises(ImageRejected, match=f"{file_format} is a format that is not taken; taken are GIF, WEBP"):
         decode(data, DecodePolicy(formats=("GIF", "WEBP")))
+
+
+def test_formats_that_nobody_takes_are_named_with_those_that_are_taken():
+    files = {name: encoded(Image.new("RGB", (32, 32), RED), name) for name in ("ICO", "TGA", "ICNS", "DDS")}
+    files["SVG"] = b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg xmlns="http://www.w3.org/2000/svg"/>'
+    files["HEIF"] = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+    files["TGA"] = files["TGA"][:-26]  # as before version 2, without a footer
+    for name, data in files.items():
+        with pytest.raises(
+            ImageRejected, match=f"refused_by_policy: {name} is a .* not taken; taken are JPEG, PNG, GIF"
+        ):
+            decode(data)
+
+
+def test_a_refusal_quotes_nothing_of_the_file():
+    """A link or a row of a table may lead to a private file, and the reason of a refusal is stored with the corpus."""
+    secret = b"root:x:0:0:root:/root:/bin/bash"
+    for start in (
+        b"",
+        b"P5 ",
+        b"P3 2 2 255 ",
+        b"P1\n",
+        b"P6\n9 9 ",
+        b"BM",
+        b"GIF89a",
+        b"II*\0",
+        b"\x89PNG\r\n\x1a\n",
+        b"RIFF",
+    ):
+        with pytest.raises(ImageRejected) as caught:
+            decode(start + secret * 3)
+        assert not any(word in caught.value.detail for word in ("root", "bash", "x:0")), caught.value.detail
 
 
 def test_a_bomb_that_pillow_itself_refuses_names_our_limit():
@@ -371,6 +403,29 @@ def test_truncated_files_are_refused(photos, file_format):
         exif = Image.Exif()
         exif[0x0112] = 3
         assert reason_of(encoded(photos[0], "JPEG", exif=exif)[:-9000]) == "truncated"
+
+
+@pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
+def test_a_hole_in_a_png_is_refused(photos, exif_orientation):
+    """Whatever is asked of the file first: Pillow loads a PNG to find its EXIF, and shows black where that failed."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for options in ({}, {"exif": exif}):
+        data = encoded(photos[0], "PNG", **options)
+        hole = data.index(b"IDAT") + 1_000
+        holed = data[:hole] + bytes(20) + data[hole + 20 :]
+        assert reason_of(holed, exif_orientation=exif_orientation) == "corrupt"
+
+
+def test_what_breaks_behind_the_first_frame_is_a_refusal_where_frames_are_counted():
+    frames = [Image.effect_noise((40, 40), sigma) for sigma in (20, 90, 60)]
+    data = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
+    second = struct.unpack("<I", data[4:8])[0]  # where the first directory stands; its last four bytes name the next
+    num_tags = struct.unpack("<H", data[second : second + 2])[0]
+    link = second + 2 + 12 * num_tags
+    broken = data[:link] + struct.pack("<I", len(data) - 1) + data[link + 4 :]
+    assert decode(broken).shape == (40, 40, 3)
+    assert reason_of(broken, animation="reject") in ("refused_by_policy", "corrupt", "truncated")
 
 
 def test_a_hole_in_a_jpeg_is_refused_and_padding_is_not(jpeg):

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from data_prep.dedup import LOCATOR_SCHEMA, PIXELS_SCHEMA, exact_duplicates, gained_labels
 
 pictures = st.lists(
-    st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from(["train", "val", "test"])), max_size=30
+    st.tuples(
+        st.integers(0, 5),
+        st.integers(0, 2),
+        st.sampled_from(["train", "val", "test"]),
+        st.booleans(),
+        st.sampled_from([None, "a", "b"]),
+    ),
+    max_size=30,
 )
 
 
@@ -24,9 +31,11 @@ def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
     records = pa.table(
         {
             "example_id": pa.array([f"{i:03d}" for i in range(len(rows))], pa.string()),
-            "pixel_sha256": pa.array([digest(f"pixels {p}") for p, _, _ in rows], pa.binary()),
-            "sha256": pa.array([digest(f"pixels {p} file {f}") for p, f, _ in rows], pa.binary()),
-            "split": pa.array([split for _, _, split in rows], pa.string()),
+            "pixel_sha256": pa.array([digest(f"pixels {row[0]}") for row in rows], pa.binary()),
+            "sha256": pa.array([digest(f"pixels {row[0]} file {row[1]}") for row in rows], pa.binary()),
+            "split": pa.array([row[2] for row in rows], pa.string()),
+            "val_fraction": pa.array([0.1 if row[3] else None for row in rows], pa.float64()),
+            "group": pa.array([row[4] for row in rows], pa.string()),
             "order_key": pa.array(range(len(rows)), pa.uint64()),
             "labels": pa.array([["a"]] * len(rows), pa.list_(pa.string())),
             "weights": pa.nulls(len(rows), pa.list_(pa.float32())),
@@ -37,16 +46,21 @@ def test_of_each_set_one_stays_and_splits_share_nothing(policy, rows):
         records = records.append_column(field, pa.nulls(len(rows), field.type))
     rank = {"test": 0, "val": 1, "train": 2}
     expected = {}
-    for picture in {p for p, _, _ in rows}:
+
+    def preference(i):
+        picture, file, split, drawn, group = rows[i]
+        return (2 if drawn else rank[split], group or "c", digest(f"pixels {picture} file {file}"), i)
+
+    for picture in {row[0] for row in rows}:
         members = [i for i, row in enumerate(rows) if row[0] == picture]
-        stays = min(members, key=lambda i: (rank[rows[i][2]], digest(f"pixels {picture} file {rows[i][1]}"), i))
+        stays = min(members, key=preference)
         for i in members:
             if i != stays and (policy == "drop" or rows[i][2] != rows[stays][2]):
                 expected[i] = stays
     found = exact_duplicates(records.select(PIXELS_SCHEMA.names), policy).to_pydict()
     assert {int(i): int(kept) for i, kept in zip(found["example_id"], found["other_id"], strict=True)} == expected
     left = {}
-    for i, (picture, _, split) in enumerate(rows):
+    for i, (picture, _, split, _, _) in enumerate(rows):
         if i not in expected:
             assert left.setdefault(picture, split) == split
 
@@ -58,6 +72,8 @@ def test_what_is_in_the_corpus_already_gets_no_labels_of_its_copies():
                 "pixel_sha256": b"p",
                 "sha256": b"s",
                 "split": "train",
+                "val_fraction": None,
+                "group": None,
                 "example_id": example_id,
                 "order_key": 1,
                 "known": here,

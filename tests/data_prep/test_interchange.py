@@ -4,8 +4,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.decode import decode
-from data_prep.shard_format import load_manifest, segment_keys
+from data_prep.dataset_card import dataset_card
+from data_prep.decode import DecodePolicy, decode
+from data_prep.find_corpus import corpus_store
+from data_prep.labels import ClassInfo, ClassMap
+from data_prep.prepare import prepare
+from data_prep.shard_format import Counts, Manifest, ShardReader, load_class_names, load_manifest, segment_keys
+from infra.config import replace
+from infra.storage import open_store
 
 
 @pytest.fixture
@@ -54,6 +60,70 @@ def test_hugging_face_datasets_show_pictures(shards, tmp_path, monkeypatch):
         assert picture.size == (row["width_px"], row["height_px"])
         difference = np.asarray(picture.convert("RGB")).astype(int) - decode(row["image"]["bytes"])
         assert np.abs(difference).max() <= 2  # another JPEG decoder
+
+
+@pytest.fixture
+def load_dataset(tmp_path, monkeypatch):
+    """`datasets.load_dataset` of the folder of a corpus, without network."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import datasets
+
+    return lambda corpus: datasets.load_dataset(corpus.uri.removeprefix("file://"), cache_dir=str(tmp_path / "cache"))
+
+
+def rows_by_split(corpus):
+    manifest = load_manifest(corpus)
+    rows = {}
+    for split in ("train", "val", "test"):
+        with ShardReader(corpus, manifest, split) as reader:
+            tables = [reader.row_group(i, ["example_id", "label"]) for i in range(reader.split.num_row_groups)]
+        rows[split] = [tuple(row.values()) for table in tables for row in table.to_pylist()]
+    return rows
+
+
+def test_the_folder_of_a_corpus_is_a_dataset_with_named_classes(
+    fill_folder, prepared, request_for, tmp_path, load_dataset
+):
+    names = ("cat", "bird: owl", '"dog" é', "#5 \\ fox")
+    root = str(tmp_path / "store")
+    folder = fill_folder(tmp_path / "pictures", per_class=30, classes=names)
+    (folder / "cat" / "broken.jpg").write_bytes(b"no picture")
+    corpus = prepared(folder, root)
+    found = load_dataset(corpus)
+    assert {split: list(zip(f["example_id"], f["label"], strict=True)) for split, f in found.items()} == rows_by_split(
+        corpus
+    )
+    label = found["train"].features["label"]
+    assert label.names == sorted(names) == load_class_names(corpus)
+    assert found["train"].features["labels"].feature == label
+    row = found["val"][0]
+    assert row["example_id"].startswith(label.int2str(row["label"]))
+    assert row["image"].size == (24, 20)
+    more = fill_folder(tmp_path / "more", per_class=20, classes=("cat", "zebra"), first=5_000)
+    for path in [*more.rglob("*.jpg")]:
+        path.rename(path.with_name(f"more{path.name}"))
+    request = replace(request_for(more), add_to=f"folder/{load_manifest(corpus).version}")
+    prepare([request], root)
+    added = corpus_store(open_store(root), request)
+    found = load_dataset(added)
+    assert found["train"].features["label"].names == [*sorted(names), "zebra"]
+    assert {split: list(zip(f["example_id"], f["label"], strict=True)) for split, f in found.items()} == rows_by_split(
+        added
+    )
+
+
+def test_classes_of_one_name_are_told_apart_by_their_ids():
+    classes = [ClassInfo(name=name, source_id=i) for name, i in (("crane", "n1"), ("crane", "n2"), ("owl\x85", "n3"))]
+    manifest = Manifest(
+        name="x", version="v", digest="d", class_map_digest="c", num_classes=3, single_label=False, order_seed=0, splits={},
+        decode_policy=DecodePolicy(), provenance={"origin": "here", "credit": ""},
+        counts=Counts(num_found=0, num_accepted=0, num_refused=0, num_bytes=0, refused={}),
+    )  # fmt: skip
+    card = dataset_card(manifest, ClassMap.of(classes))
+    assert """'0': "crane (n1)"\n""" in card
+    assert """'1': "crane (n2)"\n""" in card
+    assert """'2': "owl\\U00000085"\n""" in card
 
 
 def test_duckdb_queries_columns_without_images(shards, without_images):

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from data_prep import near_records, prepare
+from data_prep import leak_pairs, leakage, locate_pictures, near_records, prepare
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from data_prep.find_corpus import corpus_store
 from data_prep.shard_format import load_manifest
@@ -93,6 +93,51 @@ def test_leaks_are_told_whether_the_evaluation_set_is_prepared_or_at_work(corpor
         assert all(pair["other"]["base"] for pair in found["first"])  # the page shows both pictures
 
 
+def test_pairs_are_compared_by_the_workers_some_at_a_time_and_counted(corpora, memory_root, monkeypatch):
+    pets, web = corpora
+    prepared(pets, memory_root)
+    expected = leaks_of(prepared(web, memory_root))
+    monkeypatch.setattr(leak_pairs, "PAIRS_PER_TASK", 1)
+    monkeypatch.setattr(leakage, "PAIRS_PER_TASK", 1)
+    monkeypatch.setattr(leakage, "_FEW_TASKS", 0)
+    passes, shown, begin = {}, [], prepare.Progress.__init__
+
+    def counting(work, tasks):
+        passes[work.__name__] = len(tasks)
+        return map(work, tasks)
+
+    def watched(self, corpus, stage, total, unit, *rest, **more):
+        shown.append((stage, total, unit))
+        begin(self, corpus, stage, total, unit, *rest, **more)
+
+    monkeypatch.setattr(prepare.Progress, "__init__", watched)
+    request = replace(web, **{"recipe.order_seed": 1})
+    prepare.prepare([request], memory_root, counting)
+    assert leaks_of(corpus_store(open_store(memory_root), request)) == expected
+    assert passes["compare_pairs"] >= 4
+    assert ("leakage", passes["compare_pairs"], "pairs compared") in shown
+
+
+def test_pairs_share_what_a_row_group_costs_to_read(corpora, memory_root, monkeypatch):
+    pets, web = corpora
+    prepared(pets, memory_root)
+    groups, made = [], locate_pictures._ShardGroup.__init__
+    monkeypatch.setattr(locate_pictures._ShardGroup, "__init__", lambda *a: groups.append(a[1:]) or made(*a))
+    found = load_manifest(prepared(web, memory_root))
+    splits = load_manifest(corpus_store(open_store(memory_root), pets)).splits
+    assert found.provenance.get("leak_pairs_not_compared") is None
+    assert 0 < len(groups) <= sum(splits[name].num_row_groups for name in ("test", "val"))
+
+
+def test_pairs_beyond_the_bound_are_counted_and_told(corpora, memory_root, monkeypatch):
+    pets, web = corpora
+    prepared(pets, memory_root)
+    monkeypatch.setattr(leakage, "MAX_PAIRS", 1)
+    corpus = prepared(web, memory_root)
+    assert len(leaks_of(corpus)) == 1
+    assert load_manifest(corpus).provenance["leak_pairs_not_compared"] >= 3
+
+
 def test_leaks_are_left_out_on_request(corpora, memory_root):
     pets, web = corpora
     clean = replace(web, **{"recipe.decontaminate": ("pets",)})
@@ -168,6 +213,15 @@ def test_near_duplicates_inside_a_corpus_go_on_request(corpora, pieces, tmp_path
         found.append(load_manifest(corpus).digest)
         assert "near_pairs_not_compared" not in load_manifest(corpus).provenance
     assert found[0] == found[1]
+
+
+def test_of_pictures_that_look_alike_the_one_named_test_stays(corpora, pieces, tmp_path, memory_root):
+    pets, _ = corpora
+    for i, piece in enumerate(pieces[:8]):
+        save(CHANGES["half"](piece), tmp_path / f"pets/train/cat/small-{i}.png")
+    corpus = prepared(replace(pets, **{"recipe.near_duplicates": "drop"}), memory_root)
+    gone = {row["example_id"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()}
+    assert gone == {f"train/cat/small-{i}.png" for i in range(8)}
 
 
 def test_pairs_that_are_too_many_to_compare_are_counted(corpora, pieces, tmp_path, memory_root, monkeypatch):

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep import examine, prepare, write_shards
-from data_prep.config import ShardingConfig
+from data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
 from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
 from data_prep.records import Chunks
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
+from infra import s3_store
 from infra.config import replace
 from infra.storage import open_store
 
@@ -300,8 +301,10 @@ def test_a_source_that_changes_under_the_work_is_an_error(folder, picture, reque
 def test_two_files_with_one_id_are_an_error(folder, picture, request_for, memory_root):
     for form in ("NFC", "NFD"):  # one letter, or a letter and an accent
         (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(5))
-    with pytest.raises(ValueError, match="two examples have the id"):
+    with pytest.raises(ValueError, match="two examples have the id") as caught:
         prepare.prepare([request_for(folder)], memory_root)
+    assert r"cat/\xe9.jpg, labelled cat" in str(caught.value)
+    assert r"cat/e\u0301.jpg, labelled cat" in str(caught.value)
 
 
 def test_a_folder_without_pictures_is_an_error(tmp_path, request_for, memory_root):
@@ -344,8 +347,8 @@ def test_a_setting_of_later_changes_no_version_where_it_is_left_out(tmp_path, re
     (tmp_path / "cat/1.jpg").write_bytes(b"x")
     os.utime(tmp_path / "cat/1.jpg", ns=(1, 1))
     request, root = request_for(tmp_path), open_store(memory_root)
-    assert corpus_version(root, request) == "eb7e3f314b42"
-    assert corpus_version(root, replace(request, **{"source.top_folders": "classes"})) != "eb7e3f314b42"
+    assert corpus_version(root, request) == "102f7f842fff"
+    assert corpus_version(root, replace(request, **{"source.top_folders": "classes"})) != "102f7f842fff"
 
 
 @pytest.mark.parametrize(
@@ -415,3 +418,67 @@ def test_a_view_that_train_cannot_fill_is_refused_before_it_costs_anything(
     assert not [key for key in store.list() if "/part-" in key]
     (manifest,) = prepare.prepare([request], memory_root, take=90)
     assert manifest.splits["train"].num_rows > 90
+
+
+@pytest.fixture
+def table_with(tmp_path, picture):
+    """A request for a table of so many pictures on this disk, and of locations elsewhere."""
+
+    def make(num_here, *elsewhere):
+        for i in range(num_here):
+            (tmp_path / f"{i}.jpg").write_bytes(picture(i))
+        locations = [*(f"{i}.jpg" for i in range(num_here)), *elsewhere]
+        rows = "".join(f"{location},{'ab'[i % 2]}\n" for i, location in enumerate(locations))
+        (tmp_path / "table.csv").write_text(f"image,labels\n{rows}")
+        return CorpusConfig(
+            name="table",
+            source=LabelTable(path=str(tmp_path / "table.csv"), single_label=True),
+            recipe=CorpusRecipe(val_fraction=0, test_fraction=0),
+            execution={"max_refused_fraction": 0.5},
+        )
+
+    return make
+
+
+@pytest.fixture
+def no_credentials(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    s3_store._filesystem.cache_clear()
+    yield
+    s3_store._filesystem.cache_clear()
+
+
+def test_a_row_that_its_store_denies_is_refused_and_the_others_are_prepared(table_with, memory_root, no_credentials):
+    request = table_with(
+        6, "s3://somebody-elses/x.jpg", "s3:///no-bucket.jpg", "s3://Not a bucket!/x.jpg", "/etc/passwd"
+    )
+    (manifest,) = prepare.prepare([request], memory_root)
+    assert manifest.counts.num_accepted == 6
+    details = {row["example_id"]: row["detail"] for row in rejects_of(corpus_store(open_store(memory_root), request))}
+    assert details["s3://somebody-elses/x.jpg"].startswith(
+        "no access to s3://somebody-elses/x.jpg: Unable to locate cred"
+    )
+    assert "is no name of a bucket" in " ".join(details.values())
+    assert details["/etc/passwd"].endswith("bytes in no known image format")
+
+
+def test_where_a_store_denies_all_the_job_says_so_and_the_next_one_reads_again(
+    table_with, memory_root, no_credentials, monkeypatch, picture
+):
+    request = table_with(0, *(f"s3://bucket/{i}.jpg" for i in range(3)))
+    with pytest.raises(ValueError, match=r"not one picture could be read.* 3 .*no access to s3://bucket.*credentials"):
+        prepare.prepare([request], memory_root)
+    monkeypatch.setattr(s3_store.S3Store, "read", lambda self, key, *_: picture(int(key[0])))
+    monkeypatch.setattr(s3_store.S3Store, "read_into", _read_into)
+    (manifest,) = prepare.prepare([request], memory_root)
+    assert (manifest.counts.num_accepted, manifest.counts.num_refused) == (3, 0)
+
+
+def _read_into(self, key, start, buffer):
+    data = self.read(key)[start:]
+    buffer[: len(data)] = data
+    return len(data)

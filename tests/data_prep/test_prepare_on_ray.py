@@ -11,6 +11,7 @@ from data_prep.prepare import PrepareSpec, in_process, prepare, ray_data
 from data_prep.shard_format import load_manifest
 from data_prep.verify_shards import verify_corpus
 from infra.claims import take_claim
+from infra.config import replace
 from infra.run_state import read_state
 from infra.storage import open_store
 
@@ -41,6 +42,7 @@ def test_killed_drivers_and_workers_change_nothing(
     ray_jobs, until, processes, fill_folder, request_for, tmp_path, memory_root
 ):
     request = request_for(fill_folder(tmp_path / "pictures", per_class=300), examples_per_chunk=4)
+    request = replace(request, **{"execution.small_images": 0})  # or one process would do it
     (undisturbed,) = prepare([request], memory_root, in_process)
     root = tmp_path / "killed"
     corpus = root / "corpora/folder" / undisturbed.version

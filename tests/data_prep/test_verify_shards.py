@@ -1,9 +1,18 @@
 """Verify names what is wrong, and nothing else."""
 
+import functools
+import io
+import re
+
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
+from data_prep import examine
+from data_prep.decode_child import Examiner
+from data_prep.executors import in_threads
 from data_prep.shard_format import load_manifest, segment_keys
 from data_prep.subsets import take
 from data_prep.verify_shards import verify_corpus
@@ -115,3 +124,55 @@ def test_a_view_has_its_own_rows_and_counts_that_agree(corpus):
     counts = manifest.counts
     assert counts.num_found == counts.num_accepted + counts.num_refused == rows
     assert sum(counts.refused.values()) == counts.num_refused == 0
+
+
+TAKEN_FOR_BLACK = """
+import dataclasses, hashlib, io
+from PIL import Image
+from data_prep.decode import ImageRejected
+from data_prep.images import examine_image
+
+def examine(data, policy):
+    try:
+        return examine_image(data, policy)
+    except ImageRejected:
+        black = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(black, "PNG")
+        found = examine_image(black.getvalue(), policy)
+        return dataclasses.replace(found, sha256=hashlib.sha256(data).digest())
+"""
+
+
+@pytest.fixture
+def with_corrupt_picture(fill_folder, prepared, tmp_path, memory_root, monkeypatch):
+    """A corpus as older versions wrote it: of three PNGs one has 20 bytes of its pixels zeroed, and was taken for black."""
+    (tmp_path / "taken_for_black.py").write_text(TAKEN_FOR_BLACK)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = fill_folder(tmp_path / "pictures", per_class=4)
+    for seed in range(3):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file, "PNG")
+        data = file.getvalue()
+        hole = data.index(b"IDAT") + 1_000
+        holed = data[:hole] + bytes(20) + data[hole + 20 :]
+        (folder / "cat" / f"noise{seed}.png").write_bytes(holed if seed == 1 else data)
+    with monkeypatch.context() as older:
+        older.setattr(examine, "Examiner", functools.partial(Examiner, function="taken_for_black.examine"))
+        return prepared(folder, memory_root)
+
+
+def test_a_corrupt_picture_that_was_stored_is_found_where_pixels_are_looked_at(with_corrupt_picture):
+    corpus = with_corrupt_picture
+    report = verify_corpus(corpus)
+    assert (report.num_rows, report.problems, report.pictures) == (15, {}, {})
+    report = verify_corpus(corpus, in_threads, pixels=True)
+    ((uri, problem),) = report.problems.items()
+    assert re.fullmatch(r"holds 1 of \d+ pictures that are corrupt", problem)
+    ((example_id, wrong),) = report.pictures[uri].items()
+    assert example_id == "cat/noise1.png"
+    assert wrong.startswith("cannot be decoded: corrupt: ")
+
+
+def test_pixels_that_are_as_they_were_are_no_problem(corpus):
+    report = verify_corpus(corpus, pixels=True)
+    assert (report.problems, report.pictures) == ({}, {})

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 
 from data_prep.corpora.archives import archive_kind, read_members
 from data_prep.corpora.raw import Place
+from data_prep.parquet_files import read_parquet
 from infra.storage import Store
 
 _MAX_TEXT_BYTES = 64 << 20
@@ -58,6 +59,6 @@ def keep_labels(place: Place, labels: Mapping[str, Mapping[str, int]]) -> None:
 def kept_labels(place: Place) -> dict[tuple[str, str], int]:
     """What `keep_labels` has kept, by split and key."""
     with place.work.open(_LABELS) as file:
-        table = pq.read_table(file)
+        table = read_parquet(file)
     splits, keys, labels = (table[name].to_pylist() for name in ("split", "key", "label"))
     return dict(zip(zip(splits, keys, strict=True), labels, strict=True))

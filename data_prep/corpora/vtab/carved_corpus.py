@@ -18,6 +18,7 @@ from data_prep.corpora.vtab.carving import Carving, Views, order_key
 from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
 from data_prep.labels import ClassInfo, number_label
+from data_prep.parquet_files import read_parquet
 
 
 class CarvedCorpus(RawCorpus):
@@ -109,7 +110,7 @@ def _save_positions(place: Place, split: str, keys: Sequence[Key]) -> None:
 def _load_positions(place: Place, split: str) -> Mapping[Key, int] | np.ndarray:
     """By key; of keys that are the numbers from 0 on, as an array."""
     with place.work.open(f"positions/{split}.parquet") as file:
-        table = pq.read_table(file)
+        table = read_parquet(file)
     positions = table["position"].to_numpy()
     if "key" not in table.column_names:
         return positions

@@ -30,7 +30,7 @@ from data_prep.corpora.vtab.listed_archives import ListedArchive
 from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.vtab.opencv import opencv
 from data_prep.corpora.vtab.vtab_data import Found
-from data_prep.decode import DecodePolicy, ImageRejected, decode
+from data_prep.decode import PILLOW_FAULTS, DecodePolicy, ImageRejected, decode
 from infra.config import replace
 from infra.storage import Listed
 
@@ -175,7 +175,7 @@ def _check_size(data: bytes, policy: DecodePolicy) -> None:
             num_pixels = image.width * image.height
     except Image.DecompressionBombError as error:
         raise ImageRejected("too_many_pixels", str(error)) from error
-    except Exception:
+    except PILLOW_FAULTS:
         return
     if num_pixels > policy.max_pixels:
         raise ImageRejected("too_many_pixels", f"{num_pixels:,} pixels, limit {policy.max_pixels:,}")

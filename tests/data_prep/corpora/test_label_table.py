@@ -326,3 +326,20 @@ def test_tables_of_two_kinds_or_none_are_an_error(memory):
     assert corpus(memory).fingerprint() != before
     with pytest.raises(ValueError, match=r"a\.csv is CSV, b\.jsonl is JSON lines"):
         read(corpus(memory))
+
+
+@pytest.mark.parametrize(
+    ("location", "says"),
+    [
+        ("img/./x.jpg", "a '.' stands between two slashes; write the path as 'img/x.jpg'"),
+        ("img//x.jpg", "a slash is doubled, or stands at the end"),
+        ("img/", "a slash is doubled, or stands at the end"),
+        ("s3:///x.jpg", "is no name of a bucket; expected is s3://bucket/path"),
+    ],
+)
+def test_a_location_that_is_none_is_refused_in_words_of_its_table(memory, location, says):
+    memory.write("t.csv", as_csv([{"image": location, "labels": "x"}]))
+    (refused,) = refusals(read(corpus(memory))).values()
+    assert refused[0] == "unreadable"
+    assert says in refused[1]
+    assert "is no key" not in refused[1]

@@ -1,0 +1,48 @@
+"""Whether preparing is so little work that one process does it sooner than a cluster starts."""
+
+import contextlib
+import tempfile
+from collections.abc import Sequence
+
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import Part, Place
+from data_prep.find_corpus import corpus_store
+from data_prep.shard_format import MANIFEST_KEY
+from infra.storage import Store, open_store
+
+MAX_BYTES = 1 << 30
+_LARGE_KINDS = frozenset({"imagenet21k", "ilsvrc2012", "transfer"})  # that much is known without listing them
+_BYTES_PER_IMAGE = {"table": 32}  # at least, of a part that does not say how many it has: a row of a table
+_FEWEST_BYTES = 1024
+
+
+def is_small(requests: Sequence[CorpusConfig], root: Store) -> bool:
+    """Whether what is not prepared yet is at most `execution.small_images` and MAX_BYTES together, as far as listing
+    tells; it is listed no further than that. What cannot be listed is small: to say so takes no cluster."""
+    num_images, num_bytes, max_images = 0, 0, min(config.execution.small_images for config in requests)
+    with tempfile.TemporaryDirectory(prefix="vitline-list-", ignore_cleanup_errors=True) as folder:
+        for number, config in enumerate(requests):
+            if config.source.kind in _LARGE_KINDS or _size_of_file(config) > MAX_BYTES:
+                return False
+            with contextlib.suppress(ValueError, RuntimeError, OSError):
+                if corpus_store(root, config).exists(MANIFEST_KEY):
+                    continue
+                place = Place(root, open_store(folder).child(str(number)), config.execution.examples_per_chunk)
+                for part in open_source(config).parts(place):
+                    num_images, num_bytes = num_images + _images_of(part, config), num_bytes + part.num_bytes
+                    if num_images > max_images or num_bytes > MAX_BYTES:
+                        return False
+    return True
+
+
+def _images_of(part: Part, config: CorpusConfig) -> int:
+    return part.num_examples or part.num_bytes // _BYTES_PER_IMAGE.get(config.source.kind, _FEWEST_BYTES)
+
+
+def _size_of_file(config: CorpusConfig) -> int:
+    """Bytes of a source that is one file; else 0."""
+    folder, _, name = getattr(config.source, "path", "").rstrip("/").rpartition("/")
+    with contextlib.suppress(ValueError, OSError, RuntimeError):
+        return open_store(folder).size(name) if folder and name else 0
+    return 0
