@@ -110,7 +110,10 @@ class ExecutionConfig(FrozenConfig):
     """How the numbers are computed; nothing here changes them by more than float rounding."""
 
     num_workers: PositiveInt = 1
-    """Ray Train workers; one GPU each where there are GPUs, else one CPU."""
+    """Ray Train workers, each with a GPU or a CPU of its own."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """`cuda` waits until every worker has a GPU, for `queue_timeout_s` at most; `cpu` takes none; `auto` takes GPUs where the
+    cluster has some or its autoscaler's node types can bring some, else CPUs."""
     micro_batch_size: PositiveInt = 64
     """Examples per forward pass of one worker; a batch is accumulated from them."""
     decode_threads: PositiveInt = 1
@@ -131,6 +134,9 @@ class ExecutionConfig(FrozenConfig):
     """Consecutive steps with a non-finite gradient, each skipped, before the run ends as diverged."""
     max_restarts_without_progress: PositiveInt = 3
     """Worker-group starts from one checkpoint before the run ends as failed."""
+    on_cancel: Literal["checkpoint", "discard"] = "checkpoint"
+    """What a cancelled training does first: write a checkpoint, so that the same request goes on from there, or discard
+    what it did since the last one and leave at once."""
     grace_s: PositiveFloat = 30.0
     """Time from a stop request to the end of the process, checkpoint included."""
     queue_timeout_s: PositiveFloat = 600.0

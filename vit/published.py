@@ -1,10 +1,12 @@
 """Published models: weights, config, image contract, classes and a card in one folder (DESIGN 3.6).
 
 from vit.published import load_model
-model = load_model("models/emoji-vit/0a1b2c3d4e5f")
+model = load_model("emoji-vit")
 print(model.predict(["cat.png"]))
 """
 
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.decode import DecodePolicy, decode
+from data_prep.decode import DecodePolicy, ImageRejected, decode
 from infra.config import FrozenConfig, digest_of
+from infra.local.at_hand import local_store
 from infra.storage import Store, open_store
 from vit.checkpoint import CheckpointError
 from vit.input.augment import evaluation_pixels
 from vit.input.config import AugmentConfig
+from vit.model_names import find_published, is_location
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
 from vit.models.network import Network
@@ -63,7 +67,10 @@ class PublishedModel:
         """The `top` classes of each image (a path or its bytes) with softmax probabilities, best first."""
         if not images:
             return []
-        decoded = (decode(_bytes(image), self.contract.decode) for image in images)
+        policy = self.contract.decode
+        decoded = (
+            decode(image if isinstance(image, bytes) else file_bytes(Path(image), policy), policy) for image in images
+        )
         pixels = np.stack([evaluation_pixels(image, self.contract.evaluation) for image in decoded])
         best = self.network(self.normalised(pixels)).softmax(dim=-1).topk(min(top, len(self.classes)))
         return [
@@ -106,6 +113,7 @@ def publish(
         "tensors": pieces,
         "probe": probe(network),
         "provenance": dict(provenance),
+        "created_at": time.time(),
     }
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
     config["digest"] = model_digest(config, contract_json, class_list)
@@ -165,11 +173,30 @@ def verify_model(uri: str) -> dict[str, Any]:
     }
 
 
-def load_model(uri: str) -> PublishedModel:
+def load_model(model: str | os.PathLike[str]) -> PublishedModel:
     """A published model, its weights checked against their digests, in evaluation mode on the CPU.
 
-    Raises CheckpointError, naming the folder, when it is not a published model or a byte differs.
+    `model` is NAME (its newest version), NAME/VERSION, a path or a URI. Names are looked up where the commands would look
+    that are started in this folder: below $VITLINE_ROOT, else in the local stack, else in `.vitline/store`. Raises
+    CheckpointError, naming the folder, when it is not a published model or a byte differs, and for an unknown name.
     """
+    name = os.fspath(model)
+    if "://" in name and not name.startswith("s3://"):
+        return read_model(name)
+    if "://" not in name and os.path.exists(os.path.join(path := os.path.expanduser(name), "config.json")):
+        return read_model(path)
+    with local_store() as (root, missing):
+        if is_location(name):
+            return read_model(name)
+        try:
+            uri = find_published(root, name)
+        except ValueError as error:
+            raise CheckpointError(f"{error}{missing}") from None
+        return read_model(uri)
+
+
+def read_model(uri: str) -> PublishedModel:
+    """`load_model` of a path or URI, with the credentials of this process's environment."""
     store = open_store(uri)
     try:
         config = store.read_json("config.json")
@@ -270,5 +297,8 @@ Elsewhere: `vitline model convert <this folder> out --to ...` writes {elsewhere(
 """
 
 
-def _bytes(image: str | Path | bytes) -> bytes:
-    return image if isinstance(image, bytes) else Path(image).read_bytes()
+def file_bytes(path: Path, policy: DecodePolicy) -> bytes:
+    """An image file. Raises ImageRejected for one that is too large, which is never read."""
+    if (size := path.stat().st_size) > policy.max_bytes:
+        raise ImageRejected("too_many_bytes", f"{size:,} bytes, limit {policy.max_bytes:,}")
+    return path.read_bytes()

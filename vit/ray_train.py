@@ -16,16 +16,22 @@ import time
 from typing import Any
 
 from infra.claims import ClaimHolder, ClaimLost
+from infra.provenance import compared_versions, differing_versions
+from infra.ray_jobs import ONE_TRAINING
 from infra.redact import cleaned, log_to_stderr
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
-from infra.stopping import handlers_kept, stop_on_signals
+from infra.settings import Settings
+from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
+from vit.devices import choose_devices, most_gpus
 from vit.run import TrainingRun
-from vit.run_spec import START_TRIES, RunSpec
+from vit.run_spec import START_TRIES, RunSpec, read_progress
 from vit.world import World
 
 log = logging.getLogger(__name__)
+BACKENDS = {True: "nccl", False: "gloo"}
+"""Of torch.distributed, by whether workers have GPUs."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -35,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--attempt", required=True, type=int)
     args = parser.parse_args(argv)
     log_to_stderr()
+    log.info("python=%s versions=%s", sys.executable, compared_versions())
     code = drive(args.run, args.attempt)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -46,13 +53,23 @@ def drive(run_uri: str, attempt: int) -> int:
     run = open_store(run_uri)
     config = RunSpec.model_validate(run.read_json("config.json")).config
     with ClaimHolder(run, attempt) as claim, tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
-        stop_on_signals(run_uri, attempt, config.execution.grace_s)
+        stop_on_signals(
+            run_uri, attempt, config.execution.grace_s, saves_on_cancel=config.execution.on_cancel == "checkpoint"
+        )
+        if differ := differing_versions():
+            return conclude(run, attempt, claim, differ)
         leave_when_lost(claim)
+        leave_when_stopped_before_work(run, attempt, claim)
         try:
             fit(run_uri, attempt, config, folder)
         except Exception as error:  # the worker's own record, if it left one, says more
             log.exception("the worker group ended")
-            return conclude(run, attempt, claim, f"{type(error).__name__}: {str(error)[:2000]}{resources()}")
+            # Ray Train says so of a placement group that it waited for in vain, in a paragraph about its own settings.
+            if no_room := "worker group startup timed out" in str(error):
+                reason = f"no room for {config.execution.num_workers} workers within the time to wait{resources()}"
+            else:
+                reason = f"{type(error).__name__}: {str(error)[:2000]}{resources()}"
+            return conclude(run, attempt, claim, reason, no_room=no_room)
         return conclude(run, attempt, claim, "the workers left without a result")
 
 
@@ -68,8 +85,30 @@ def leave_when_lost(claim: ClaimHolder) -> None:
     threading.Thread(target=watch, name="claim-watch", daemon=True).start()
 
 
-def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str) -> int:
-    """The exit code of the state that the workers left; without one the run has failed for `reason`.
+def leave_when_stopped_before_work(run: Store, attempt: int, claim: ClaimHolder) -> None:
+    """Ends this process, with the state that was asked for, at a stop request that finds no worker at work: none would
+    read it. Workers that are at work answer for themselves."""
+
+    def watch() -> None:
+        with StopWatch(run, attempt) as stop:
+            while (reason := stop.asked()) is None or is_at_work(run, attempt):
+                time.sleep(0.5)
+        claim.check()
+        write_state(run, reason, attempt, reason=stop.by)
+        log.info("run=%s attempt=%d state=%s before any work: %s", run.uri, attempt, reason, stop.by)
+        os._exit(OUTCOMES[reason].exit_code)
+
+    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
+
+
+def is_at_work(run: Store, attempt: int) -> bool:
+    """Whether workers of this attempt have written a state; they write how it ends, too."""
+    state = read_state(run)
+    return state is not None and state["attempt"] == attempt
+
+
+def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str, **detail: Any) -> int:
+    """The exit code of the state that the workers left; without one the run has failed for `reason`, with `detail`.
 
     An attempt that lost its claim leaves the state to the one that holds it.
     """
@@ -80,7 +119,7 @@ def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str) -> int:
         return CLAIM_LOST_EXIT_CODE
     state = read_state(run)
     if state is None or state["state"] == "running" or state["attempt"] != attempt:
-        write_state(run, "failed", attempt, reason=reason)
+        write_state(run, "failed", attempt, reason=reason, **detail)
         return OUTCOMES["failed"].exit_code
     log.info("run=%s attempt=%d state=%s", run.uri, attempt, state["state"])
     return OUTCOMES[state["state"]].exit_code
@@ -95,16 +134,22 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-    wanted, gpus = config.execution.num_workers, int(ray.cluster_resources().get("GPU", 0))
-    workers = min(wanted, gpus) if gpus else wanted
-    if workers < wanted:
-        # One worker a GPU; the numbers do not depend on W, only the time does.
-        log.warning("the cluster has %d GPUs for %d workers: training on %d workers", gpus, wanted, workers)
+    alive = ray.cluster_resources().get("GPU", 0)
+    most = most_gpus(Settings().one_node_ray, alive, declared_resources())
+    devices = choose_devices(config.execution.device, config.execution.num_workers, alive, most)
+    workers, gpus = devices.num_workers, devices.use_gpu
+    log.info("training on %s: %s", devices.told, devices.why)
+    if gpus and alive < workers:
+        tell_waiting(
+            open_store(run_uri), config.recipe.total_steps, f"{devices.told}, of which the cluster has {alive:g}"
+        )
     trainer = trainer_class()(
         train_worker,
-        train_loop_config={"run": run_uri, "attempt": attempt},
-        torch_config=TorchConfig(backend="nccl" if gpus else "gloo"),
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=bool(gpus)),
+        train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},
+        torch_config=TorchConfig(backend=BACKENDS[gpus]),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=gpus, resources_per_worker=resources_per_worker(workers, gpus)
+        ),
         run_config=RunConfig(
             name=f"a{attempt}",
             storage_path=folder,  # Ray Train keeps one marker file; it has no part in ours
@@ -113,6 +158,32 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
         ),
     )
     trainer.fit()
+
+
+def declared_resources() -> dict[str, float] | None:
+    """The most that the node types of the cluster's autoscaler add up to; None where none has told Ray."""
+    from ray._private.state import state
+
+    # Ray has no public way to ask; Ray Data asks the same. Without it, what the autoscaler can bring is not known.
+    ask = getattr(state, "get_max_resources_from_cluster_config", None)
+    return ask() if ask else None
+
+
+def tell_waiting(run: Store, total_steps: int, what: str) -> None:
+    """What the worker group waits for, where the progress of the run is looked up."""
+    log.warning("waiting for %s", what)
+    before = read_progress(run) or {"step": 0}
+    run.write_json("progress.json", {"step": before["step"], "total_steps": total_steps, "waiting_for": what})
+
+
+def resources_per_worker(workers: int, use_gpu: bool) -> dict[str, float]:
+    """One GPU or CPU; where trainings go one after the other, the workers of one hold all that there is of that."""
+    import ray
+
+    mine: dict[str, float] = {"GPU": 1} if use_gpu else {"CPU": 1}
+    if ONE_TRAINING in ray.cluster_resources():
+        mine[ONE_TRAINING] = int(10_000 / workers) / 10_000  # Ray counts in ten-thousandths
+    return mine
 
 
 def trainer_class() -> type[Any]:
@@ -139,7 +210,7 @@ def resources() -> str:
         return ""
     total, free = ray.cluster_resources(), ray.available_resources()
     return "; the cluster has " + ", ".join(
-        f"{free.get(k, 0):g} of {total[k]:g} {k} free" for k in ("CPU", "GPU") if k in total
+        f"{free.get(k, 0):g} of {total.get(k, 0):g} {k} free" for k in ("CPU", "GPU")
     )
 
 
@@ -149,7 +220,7 @@ def train_worker(job: dict[str, Any]) -> None:
 
     run, context = open_store(job["run"]), get_context()
     try:
-        world = World.current(context.get_node_rank(), context.get_local_rank())
+        world = World.current(context.get_node_rank(), context.get_local_rank(), job["device"])
         TrainingRun(run, job["attempt"], world).execute()
     except ClaimLost:
         raise

@@ -15,10 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from infra.claims import ClaimHolder, ClaimLost
+from infra.provenance import differing_versions
 from infra.redact import log_to_stderr
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
 from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
+from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
     Contest,
     EvaluationSpec,
@@ -74,6 +76,8 @@ def drive(run: Store, attempt: int) -> int:
 
 def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, dict[str, Any]]:
     """How the sweep ended, with the scores or the reason."""
+    if differ := differing_versions():
+        return "failed", {"reason": differ}
     try:
         with StopWatch(run, attempt) as stop:
             frozen = isinstance(spec.protocol, Probe)
@@ -86,7 +90,7 @@ def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, d
         cause = getattr(error, "cause", None) or error
         return "failed", {"reason": f"{type(cause).__name__}: {str(cause)[:2000]}"}
     if scores is None:
-        return reason or "preempted", {"reason": "stop.json asked for it"}
+        return reason or "preempted", {"reason": stop.by}
     return "finished", {"scores": [score.model_dump(mode="json") for score in scores]}
 
 
@@ -233,12 +237,14 @@ def readings_on_ray(root: str, readings: Sequence[Reading]) -> Iterator[tuple[Re
 
 
 def start_ray() -> dict[str, float]:
-    """Joins the cluster that the job runs in; its resources."""
+    """Joins the cluster that the job runs in; its resources, those included that its autoscaler's node types can bring: work
+    that asks for them waits for them."""
     import ray
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-    return ray.cluster_resources()
+    alive, most = ray.cluster_resources(), declared_resources() or {}
+    return alive | {name: max(alive.get(name, 0), most.get(name, 0)) for name in ("CPU", "GPU") if name in alive | most}
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from infra.stopping import StopWatch
 from infra.storage import Store, open_store
 from infra.system_metrics import SystemSampler
 from vit.checkpoint import CheckpointSaver, list_checkpoints, resume
+from vit.devices import told_devices
 from vit.evaluate import evaluate
 from vit.input.batches import Batch, eval_batches, train_batches
 from vit.inspect_run import inspect_run
@@ -79,13 +80,21 @@ class TrainingRun:
             write_state(self.run, "running", self.attempt, from_step=state.step)
         with (
             StopWatch(self.run, self.attempt) as stop,
-            Reporter(self.run, self.attempt, self.recipe.total_steps, active=self.world.rank == 0) as reporter,
+            Reporter(
+                self.run,
+                self.attempt,
+                self.recipe.total_steps,
+                active=self.world.rank == 0,
+                devices=told_devices(self.world.device.type, self.world.size),
+            ) as reporter,
             system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step),
         ):
             outcome = self._train(state, manifest, meta, stop, reporter)
             detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
             if outcome == "finished":
                 detail |= self._finish(state, manifest, reporter)
+            elif outcome != "diverged" and stop.by:
+                detail["reason"] = stop.by
         return self._end(outcome, detail)
 
     def _train(
@@ -257,7 +266,8 @@ class TrainingRun:
 class Reporter:
     """Rank 0's metrics: journal, and a small progress file for whoever looks on. Silent on other ranks."""
 
-    def __init__(self, run: Store, attempt: int, total_steps: int, active: bool):
+    def __init__(self, run: Store, attempt: int, total_steps: int, active: bool, devices: str = ""):
+        self.devices = devices
         self.run, self.total_steps = run, total_steps
         self.folder = tempfile.TemporaryDirectory(prefix="vitline-journal-") if active else None
         self.journal = Journal(run, attempt, Path(self.folder.name)) if self.folder else None
@@ -295,6 +305,7 @@ class Reporter:
                 "total_steps": self.total_steps,
                 "loss": loss if math.isfinite(loss) else None,  # JSON has no NaN; the journal keeps it
                 "images_per_s": metrics["throughput/images_per_s"],
+                "devices": self.devices,
                 "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
             }
             if self.writing is None or self.writing.done():

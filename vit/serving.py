@@ -64,9 +64,17 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
     return directory
 
 
-def load_served(folder: str) -> Callable[[list[Any]], list[dict[str, Any]]]:
-    """What answers requests: images, as bytes or base64, to their likeliest classes. For the code of an MLflow model."""
-    model = load_model(folder)
+def load_served(uri: str, digest: str | None = None) -> Callable[[list[Any]], list[dict[str, Any]]]:
+    """What answers requests: images, as bytes or base64, to their likeliest classes. For the code of an MLflow model.
+
+    Raises ValueError where the published folder holds another model than that of `digest`.
+    """
+    model = load_model(uri)
+    if digest not in (None, model.digest):
+        raise ValueError(
+            f"{uri} holds the model {model.digest[:12]} by now, not {str(digest)[:12]}, which this version of the registry "
+            "was made for. `vitline model ls` lists what there is."
+        )
 
     def answer(images: Sequence[bytes | str]) -> list[dict[str, Any]]:
         best = model.predict([image_bytes(image) for image in images], top=TOP)

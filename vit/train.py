@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +24,8 @@ from vit.optim import build_optimizer, lr_at, set_lr
 from vit.world import World
 
 Metrics = Mapping[str, float]
+BUCKET_BYTES = 32 * 2**20
+"""Gradients that are summed in one message on the CPU."""
 
 
 @dataclass
@@ -79,13 +82,15 @@ def train_step(
     `network` is `state.model`, wrapped for the world. Padding is masked, so the split into micro-batches and workers
     changes the result by rounding only. Guards act before the optimizer does (DESIGN 4).
     """
-    step = state.step + 1
+    step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel)
+    # The loss is a sum over examples divided by B, whatever W; DDP averages over ranks.
+    scale = (world.size if overlapped else 1) / recipe.input.global_batch_size
     loss_sum = torch.zeros((), device=world.device)
     correct = torch.zeros((), dtype=torch.int64, device=world.device)
     for index, batch in enumerate(micro_batches):
         # no_sync must cover forward AND backward, or ranks drift apart without an error.
         last = index == len(micro_batches) - 1
-        sync = nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync()
+        sync = network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext()
         with sync:
             if recipe.model.is_stochastic:
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
@@ -93,11 +98,12 @@ def train_step(
             logits = forward(network, batch.images, recipe.precision, world.device)
             targets = targets_of(labels, state.model.num_classes, recipe.label_smoothing)
             loss = (LOSSES[recipe.loss](logits, targets) * valid).sum()
-            # DDP averages over ranks; the loss is a sum over examples divided by B, whatever W.
-            (loss * (world.size / recipe.input.global_batch_size)).backward()
+            (loss * scale).backward()
         loss_sum += loss.detach()
         correct += num_correct(logits.detach(), labels, valid)
 
+    if world.size > 1 and not overlapped:
+        sum_gradients(state.model, world)
     clip = recipe.optim.clip_norm or math.inf
     grad_norm = float(nn.utils.clip_grad_norm_(state.model.parameters(), clip))
     applied = math.isfinite(grad_norm)
@@ -185,7 +191,7 @@ def train(
             report(state.step, measure(state.step, result, recipe, world, clock, ideal_s))
             clock.restart()
         stop = agreed_stop(stop_requested, world)
-        if stop == "cancelled":
+        if stop == "cancelled" and execution.on_cancel == "discard":
             return stop
         if stop is not None or due(state.step, every=execution.save_every_steps, total=total):
             clock.measured("save", lambda: save(state))
@@ -230,13 +236,33 @@ def measure(
 
 
 def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:
-    """The model as the world trains it: compiled if asked for, under DDP when there are peers."""
+    """The model as the world trains it: compiled if asked for, with rank 0's weights, on GPUs under DDP when there are
+    peers. On the CPU `train_step` sums gradients by `sum_gradients`."""
     if execution.compile:
         model.compile()  # in place: names in checkpoints stay as they are
     if world.size == 1:
         return model
-    # DDP re-orders its buckets after the first step unless it searches for unused parameters; a resumed run would
-    # then add gradients in another order than the uninterrupted one. On the CPU losses are promised bit for bit.
-    return DistributedDataParallel(
-        model, gradient_as_bucket_view=True, find_unused_parameters=world.device.type == "cpu"
-    )
+    if world.device.type != "cpu":
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    for value in model.state_dict().values():
+        dist.broadcast(value, 0)
+    return model
+
+
+def sum_gradients(model: nn.Module, world: World) -> None:
+    """Replaces each gradient by its sum over all ranks, the same bits on each, always in the order of the parameters.
+
+    DDP re-orders its buckets after the first step, unless it searches for unused parameters, which it warns about at
+    every start. A resumed run would then add gradients in another order than the uninterrupted one; on the CPU losses
+    are promised bit for bit (DESIGN 3.4). Which parameters have gradients follows from the network alone.
+    """
+    bucket: list[Tensor] = []
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for index, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        if sum(g.nbytes for g in bucket) < BUCKET_BYTES and index < len(gradients) - 1:
+            continue
+        summed = world.sum(torch.cat([g.flatten() for g in bucket])).split([g.numel() for g in bucket])
+        for target, values in zip(bucket, summed, strict=True):
+            target.copy_(values.view_as(target))
+        bucket = []

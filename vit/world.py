@@ -20,9 +20,13 @@ class World:
     """Number of this process on its machine."""
 
     @classmethod
-    def current(cls, node_rank: int = 0, local_rank: int = 0) -> "World":
-        """The initialised process group, or a world of one. A GPU is taken when there is one."""
-        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    def current(cls, node_rank: int = 0, local_rank: int = 0, device_type: str | None = None) -> "World":
+        """The initialised process group, or a world of one, on a device of the type (cuda, cpu); without one a GPU is taken
+        when there is one. Raises RuntimeError where a GPU is asked for and torch sees none."""
+        wanted = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+        if wanted == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("This worker was given a GPU, but torch sees none. Install a CUDA build of torch there.")
+        device = torch.device("cuda", torch.cuda.current_device()) if wanted == "cuda" else torch.device("cpu")
         if not dist.is_initialized():
             return cls(device=device)
         return cls(dist.get_rank(), dist.get_world_size(), device, node_rank, local_rank)

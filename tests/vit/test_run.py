@@ -121,11 +121,13 @@ def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_con
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 
 
-def test_a_stop_request_is_obeyed_by_its_attempt_only(start, train_config):
-    run, attempt = start(train_config("stopped"))
+@pytest.mark.parametrize(("on_cancel", "kept"), [("checkpoint", 1), ("discard", 0)])
+def test_a_stop_request_is_obeyed_by_its_attempt_only(start, train_config, on_cancel, kept):
+    run, attempt = start(train_config("stopped", on_cancel=on_cancel))
     request_stop(run, "cancelled", by="test", attempt=attempt)
     assert TrainingRun(run, attempt, World()).execute() == "cancelled"
-    assert list_checkpoints(run) == []
+    assert len(list_checkpoints(run)) == kept
+    assert read_state(run)["reason"] == "test"
     run, attempt = start(train_config("stopped"), run)
     assert TrainingRun(run, attempt, World()).execute() == "finished"
 

@@ -12,6 +12,8 @@ from vit.config import ExecutionConfig
 from vit.train import forward, initial_state, train, train_step
 from vit.world import World
 
+from ..other_rounding import other_rounding
+
 NUM_CLASSES = 5
 CPU = World()
 
@@ -54,6 +56,19 @@ def test_micro_batches_and_padding_change_an_update_by_rounding_only(tiny_recipe
         # DESIGN 3.4: within 1e-5 at the first step, 1e-3 after fifty.
         assert float(several.loss_sum) == pytest.approx(float(one.loss_sum), rel=1e-5 if step == 0 else 2e-4)
         assert int(several.correct) == int(one.correct)
+
+
+def test_another_processor_changes_losses_by_as_little_as_another_split_of_the_batch(tiny_recipe, make_batch):
+    recipe = replace(tiny_recipe, **{"model.dropout_rate": 0.0, "optim.peak_lr": 1e-3, "total_steps": 50})
+    state, losses = initial_state(recipe, NUM_CLASSES, CPU.device), []
+    elsewhere, others = initial_state(recipe, NUM_CLASSES, CPU.device), []
+    for step in range(50):
+        losses.append(float(train_step(state, state.model, [make_batch(step)], recipe, CPU).loss_sum))
+        with other_rounding():
+            others.append(float(train_step(elsewhere, elsewhere.model, [make_batch(step)], recipe, CPU).loss_sum))
+    assert others != losses
+    assert others[0] == pytest.approx(losses[0], rel=1e-5)
+    assert others == pytest.approx(losses, rel=1e-3)
 
 
 def test_multi_hot_labels_and_sigmoid_start_at_the_bias(tiny_recipe, make_batch):

@@ -117,7 +117,10 @@ class SplitReader:
         return list(zip(lists, weights, strict=True))
 
 
-_ADVICE = "Training decodes as preparation did, so the shard was changed; `vitline data verify` lists every bad shard."
+_ADVICE = (
+    "Either the shard was changed, or an older version of vitline stored a picture that is corrupt: "
+    "`vitline data verify NAME --pixels` names every one; prepare the corpus again to have it without them."
+)
 
 
 class LaneReader:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infra.names import there_are
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.models.variants import spelled
 from vit.recipes import digits, emoji, paper
@@ -56,5 +57,5 @@ RECIPES: dict[str, Recipe] = {
 def recipe_named(name: str) -> Recipe:
     """Raises ValueError that lists the names there are."""
     if name not in RECIPES:
-        raise ValueError(f"There is no recipe {name!r}; there are: {', '.join(RECIPES)}.")
+        raise ValueError(f"There is no recipe {name!r}; {there_are(name, RECIPES)}")
     return RECIPES[name]

@@ -11,6 +11,7 @@ from vit.models.config import ViTConfig
 from vit.models.variants import SIZES
 
 PEAK_LR, WEIGHT_DECAY = 1e-3, 0.1
+MOST_THREADS = 12  # that decode for one GPU, as in the recipes of the paper
 
 
 class Tier(NamedTuple):
@@ -34,11 +35,20 @@ TIERS = (
 
 
 def own_pictures(
-    name: str, corpus_uri: str, manifest: Manifest, *, num_workers: int, total_steps: int | None = None
+    name: str,
+    corpus_uri: str,
+    manifest: Manifest,
+    *,
+    num_workers: int,
+    total_steps: int | None = None,
+    num_gpus: int | None = 0,
+    num_cpus: int = 1,
 ) -> TrainConfig:
     """A whole config for pre-training on the `train` split of a corpus.
 
-    Mean-pooled, softmax for one label an image and sigmoid for several; `total_steps` replaces the tier's epochs.
+    Mean-pooled, softmax for one label an image and sigmoid for several; `total_steps` replaces the tier's epochs. With
+    `num_gpus` a worker for each, in bfloat16 and compiled, and decoding threads on all of `num_cpus`; with none, `num_workers`
+    on CPUs, in float32; None leaves the choice to a cluster elsewhere.
     """
     split = manifest.split("train")
     tier = next(t for t in TIERS if split.num_rows <= t.max_images)
@@ -63,6 +73,7 @@ def own_pictures(
         optim=OptimConfig(
             peak_lr=PEAK_LR, warmup_steps=min(max(1, steps // 10), max(0, steps - 1)), weight_decay=WEIGHT_DECAY
         ),
+        precision="bfloat16" if num_gpus else "float32",
         loss="softmax" if manifest.single_label else "sigmoid",
         total_steps=steps,
     )
@@ -72,8 +83,23 @@ def own_pictures(
         val_split="val" if "val" in manifest.splits else None,
         recipe=recipe,
         execution=ExecutionConfig(
-            num_workers=min(num_workers, lanes),
+            **on_devices(min(num_gpus or num_workers, lanes), num_gpus, num_cpus),
             save_every_steps=max(20, steps // 20),
             log_every_steps=max(1, min(10, steps // 20)),
         ),
     )
+
+
+def on_devices(num_workers: int, num_gpus: int | None, num_cpus: int) -> dict[str, Any]:
+    """How `num_workers` use a machine of so many GPUs and CPUs; the fields of ExecutionConfig that depend on it."""
+    if not num_gpus:
+        return {"num_workers": num_workers, "device": "auto" if num_gpus is None else "cpu"}
+    # A core of each worker is left to the loop that feeds the GPU.
+    threads = max(1, min(MOST_THREADS, num_cpus // num_workers - 1))
+    return {
+        "num_workers": num_workers,
+        "device": "cuda",
+        "micro_batch_size": 256,
+        "decode_threads": threads,
+        "compile": True,
+    }

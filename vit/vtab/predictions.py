@@ -66,7 +66,7 @@ class Predictions:
 
     @classmethod
     def from_parquet(cls, data: bytes) -> "Predictions":
-        table = pq.read_table(io.BytesIO(data), schema=SCHEMA)
+        table = pq.read_table(pa.BufferReader(data), schema=SCHEMA)
         return cls(**{name: table.column(name).to_numpy() for name in SCHEMA.names})
 
     @property

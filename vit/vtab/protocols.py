@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from infra.config import FrozenConfig, digest_of, replace
+from infra.names import did_you_mean
 from vit.config import InputConfig, OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig
 from vit.models.config import NetworkConfig, ViTConfig, network_config
@@ -313,5 +314,5 @@ def protocol_named(name: str) -> Protocol | Probe:
     """Raises ValueError that lists the protocols there are."""
     known = known_protocols()
     if name not in known:
-        raise ValueError(f"There is no protocol {name!r}; there are: {', '.join(known)}.")
+        raise ValueError(f"There is no protocol {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}")
     return known[name]

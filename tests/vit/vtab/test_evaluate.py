@@ -275,6 +275,7 @@ class RayInThisProcess:
 def ray(monkeypatch):
     fake = RayInThisProcess()
     monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setattr(ray_workers, "declared_resources", lambda: None)
     monkeypatch.setattr(running, "run_trial", lambda trial, **_: made_up(trial, 0.5))
     return fake
 
@@ -293,6 +294,12 @@ def drive(root):
         return code, read_state(run), run.read_json("progress.json")
 
     return go
+
+
+def test_gpus_that_an_autoscaler_can_bring_are_asked_for(ray, monkeypatch):
+    assert ray_workers.start_ray() == {"CPU": 2.0}
+    monkeypatch.setattr(ray_workers, "declared_resources", lambda: {"CPU": 1, "GPU": 4})
+    assert ray_workers.start_ray() == {"CPU": 2.0, "GPU": 4}
 
 
 def test_the_sweep_scores_every_pair_and_a_second_one_runs_nothing(ray, drive, spec_of, model):

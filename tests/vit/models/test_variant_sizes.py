@@ -1,0 +1,19 @@
+"""The table of the named networks against the networks."""
+
+import pytest
+
+from vit.models.build import meta_network
+from vit.models.flops import forward_flops
+from vit.models.variant_sizes import NUM_CLASSES, SIZES
+from vit.models.variants import REGISTERED, network_variant
+
+
+@pytest.mark.parametrize("name", REGISTERED)
+def test_what_the_table_says_is_so(name):
+    config = network_variant(name)
+    counted = sum(p.numel() for p in meta_network(config, NUM_CLASSES).parameters())
+    assert SIZES[name] == (counted, forward_flops(config, NUM_CLASSES))
+
+
+def test_no_network_is_missing():
+    assert SIZES.keys() == set(REGISTERED)

@@ -1,0 +1,98 @@
+"""Which devices a training asks for: what was asked, and what the cluster can ever have."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flows.console import line
+from vit.devices import choose_devices, most_gpus
+
+
+@pytest.mark.parametrize(
+    ("asked", "workers", "alive", "most", "expected"),
+    [
+        ("auto", 2, 0, None, (False, 2)),  # no GPU, and nobody says that one can come
+        ("auto", 2, 0, 0.0, (False, 2)),
+        ("auto", 2, 0, 8.0, (True, 2)),  # a group that scales from zero
+        ("auto", 8, 4, 8.0, (True, 8)),  # half of them live
+        ("auto", 8, 4, None, (True, 8)),
+        ("auto", 2, 1, 1.0, (True, 1)),  # one machine with one GPU
+        ("cuda", 2, 0, None, (True, 2)),
+        ("cuda", 2, 0, 2.0, (True, 2)),
+        ("cpu", 2, 8, 8.0, (False, 2)),
+    ],
+)
+def test_what_lives_at_this_second_decides_nothing(asked, workers, alive, most, expected):
+    assert choose_devices(asked, workers, alive, most)[:2] == expected
+
+
+def test_gpus_that_can_never_come_are_not_waited_for():
+    with pytest.raises(ValueError, match=r"asks for 2 GPUs, but this cluster can have at most 1\. .*num_workers"):
+        choose_devices("cuda", 2, 0, 1.0)
+
+
+def test_what_a_cluster_can_have_is_what_its_node_types_add_up_to():
+    assert most_gpus(one_node=True, alive=1, declared=None) == 1
+    assert most_gpus(one_node=False, alive=1, declared=None) is None
+    assert most_gpus(one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
+    assert most_gpus(one_node=False, alive=0, declared={"CPU": 8}) == 0
+
+
+def test_the_progress_line_says_what_is_waited_for_and_what_is_used():
+    waiting = {"step": 0, "total_steps": 9, "waiting_for": "2 GPUs, of which the cluster has 1"}
+    assert line("pretrain", waiting, 65) == "pretrain: waiting for 2 GPUs, of which the cluster has 1 (1:05)"
+    assert line("pretrain", {"step": 3, "total_steps": 9, "devices": "2 GPUs"}, 65) == "pretrain: 3/9 steps, on 2 GPUs"
+
+
+# The driver of a real job, of which only the work and the backend that wants real GPUs are replaced.
+DRIVER = """
+import sys
+import vit.ray_train as driver
+from vit.config import TrainConfig
+
+def work(job):
+    import ray
+    from infra.storage import open_store
+    gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    open_store(job["run"]).write_json("placed.json", {"gpus": gpus, "device": job["device"]})
+
+driver.train_worker, driver.BACKENDS = work, {True: "gloo", False: "gloo"}
+driver.fit(sys.argv[1], 1, TrainConfig.model_validate_json(sys.argv[2]), sys.argv[3])
+"""
+
+
+@pytest.mark.slow
+def test_a_gpu_that_comes_later_is_waited_for_and_used(train_config, tmp_path):
+    from ray.cluster_utils import Cluster
+
+    run, config = tmp_path / "run", train_config("late", device="cuda")
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False})
+    try:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("VITLINE_")}
+        env |= {"RAY_ADDRESS": cluster.address, "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300"}
+        (tmp_path / "ray").mkdir()
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(run), config.model_dump_json(), str(tmp_path / "ray")],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        deadline = time.monotonic() + 300
+        while not (run / "progress.json").exists():
+            assert driver.poll() is None, driver.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        waiting = json.loads((run / "progress.json").read_text())
+        assert waiting["waiting_for"] == "1 GPU, of which the cluster has 0"
+        assert not (run / "placed.json").exists()
+        cluster.add_node(num_cpus=1, num_gpus=1)
+        out, _ = driver.communicate(timeout=400)
+        assert driver.returncode == 0, out
+        assert json.loads((run / "placed.json").read_text()) == {"gpus": ["0"], "device": "cuda"}
+    finally:
+        cluster.shutdown()
