@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from pydantic import ValidationError
 
 from flows import console, data_commands, model_commands, stack_commands, vtab_commands
 from flows.command_line import Json, Root, Set, cell, settings, show_one, show_rows
@@ -16,7 +15,7 @@ app = typer.Typer(
     name="vitline",
     help="Pre-train Vision Transformers on labelled images, transfer them, compare the scores.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -24,7 +23,7 @@ app = typer.Typer(
 
 
 def group(name: str, text: str) -> typer.Typer:
-    sub = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode="markdown")
+    sub = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(sub, name=name)
     return sub
 
@@ -154,9 +153,10 @@ def finetune_run(
 
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
     """
+    from flows.overrides import parse_overrides
     from flows.requests import FinetuneRequest
     from flows.resolve import resolve_finetune
-    from flows.training import parse_overrides, train_and_show
+    from flows.training import train_and_show
 
     asked: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
     asked |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
@@ -167,23 +167,30 @@ def finetune_run(
 
 @runs.command("ls")
 def runs_ls(root: Root = None, json: Json = False) -> None:
-    """Every run, newest first. Example: `vitline runs ls`"""
-    from flows.catalog import list_runs
+    """Every run and pipeline, what is at work first, then newest first: state, step, rate, time left, score.
+
+    Example: `vitline runs ls`
+    """
+    from flows.catalog import list_work
+    from flows.run_standing import told_progress
 
     where = settings(root).root
-    columns = ["run", "stage", "state", "attempt", "step", "val_top1", "reason"]
+    columns = ["run", "stage", "state", "progress", "val_top1", "updated_at", "reason"]
     empty = f"No run below {where} yet; `vitline demo` or `vitline pretrain run --help` shows how to start one."
-    show_rows("runs", list_runs(where), columns, json, empty)
+    rows = list_work(where)
+    show_rows("runs", rows if json else [{**row, "progress": told_progress(row)} for row in rows], columns, json, empty)
 
 
 @runs.command("show")
 def runs_show(
     key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False
 ) -> None:
-    """Config, state and last metrics of a run. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
-    from flows.catalog import find_run, show_run
+    """How a run or pipeline stands, its last metrics and its config. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
+    from flows.catalog import show_work
+    from flows.run_standing import for_people
 
-    show_one(show_run(find_run(settings(root).root, key)), json)
+    shown = show_work(settings(root).root, key)
+    show_one(shown if json else for_people(shown), json)
 
 
 @runs.command("compare")
@@ -239,14 +246,36 @@ def runs_sync(
 @flows_app.command("deploy")
 def flows_deploy(
     nightly: Annotated[bool, typer.Option("--nightly", help="New schedules are active at once.")] = False,
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Work pool of all deployments. Default: what each has, or vitline.")
+    ] = None,
+    job_variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--job-variable",
+            help="What the pool's jobs get: `--job-variable image=vitline:1`, values as JSON or text. Repeatable; others "
+            "stay. Prefect shows them: no place for secrets.",
+        ),
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Register every flow with its form at the Prefect server of $PREFECT_API_URL. Example: `vitline flows deploy`"""
-    from flows.deployments import register
+    """Register every flow with its form at the Prefect server of $PREFECT_API_URL; what people have edited there stays.
 
-    rows = [{"deployment": name} for name in register(settings(root), nightly_active=nightly)]
-    show_rows("deployments", rows, ["deployment"], json, "")
+    Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
+    """
+    from flows.overrides import parse_assignments
+    from flows.registration import register, told_registered
+
+    variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
+    done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
+    if json:
+        console.emit({"deployments": [deployment.row for deployment in done]})
+    else:
+        for text in told_registered(done):
+            console.tell(text)
+    if any(deployment.problem for deployment in done):
+        raise typer.Exit(1)
 
 
 @flows_app.command("ls")
@@ -254,7 +283,7 @@ def flows_ls(root: Root = None, json: Json = False) -> None:
     """The deployments there are, with what fills their forms. Example: `vitline flows ls`"""
     from flows.deployments import DEPLOYMENTS
 
-    rows = [{"deployment": d.full_name, "what": d.model.__doc__, "filled in": d.request} for d in DEPLOYMENTS]
+    rows = [{"deployment": d.full_name, "what": d.description, "filled in": d.request} for d in DEPLOYMENTS]
     show_rows("deployments", rows, ["deployment", "what", "filled in"], json, "")
 
 
@@ -272,7 +301,7 @@ def flows_trigger(
 
     Example: `vitline flows trigger pretrain-then-transfer/demo --set seed=1 --wait`
     """
-    from flows.training import parse_overrides
+    from flows.overrides import parse_overrides
     from flows.trigger import follow, trigger
 
     run, page = trigger(settings(root), deployment, parse_overrides(set_ or []))
@@ -358,19 +387,15 @@ def ops_preempt(
 
 def told(problem: Mapping[str, Any]) -> str:
     """One broken rule of a config as a sentence: field, expectation, value, and how to change it."""
-    from flows.resolve import settable_path
+    from flows import refusals
 
-    where, given = settable_path(problem["loc"]), problem.get("input")
-    text = problem["msg"].removeprefix("Value error, ").rstrip(".")
-    rule_between_fields = isinstance(given, Mapping)
-    if not rule_between_fields:
-        text += f", not {given!r}"
+    where, text = refusals.settable_path(problem["loc"]), refusals.told(problem)
     if where.startswith(("source.", "recipe", "execution")) or (len(problem["loc"]) > 1 and where == "source"):
+        rule_between_fields = isinstance(problem.get("input"), Mapping)
         # An element of a list cannot be set by itself.
-        whole = settable_path([*itertools.takewhile(lambda part: isinstance(part, str), problem["loc"])])
-        field = f"{where}.FIELD" if rule_between_fields else whole
-        text += f". `--set {field}=VALUE` changes it"
-    return f"{where}: {text}."
+        whole = refusals.settable_path([*itertools.takewhile(lambda part: isinstance(part, str), problem["loc"])])
+        text += f". `--set {f'{where}.FIELD' if rule_between_fields else whole}=VALUE` changes it"
+    return f"{text}."
 
 
 def main() -> None:
@@ -382,12 +407,12 @@ def main() -> None:
         if end.code == 130:  # typer turns Ctrl-C into this
             console.say("stopped; the same command goes on from what is finished: checkpoints, examined parts, shards")
         raise
-    except ValidationError as error:
-        for problem in error.errors():
-            console.say(f"error: {told(problem)}")
-        sys.exit(2)
     except ValueError as error:
-        console.say(f"error: {error}")
+        from pydantic import ValidationError
+
+        problems = [told(problem) for problem in error.errors()] if isinstance(error, ValidationError) else [str(error)]
+        for problem in problems:
+            console.say(f"error: {problem}")
         sys.exit(2)
     except ModuleNotFoundError as error:
         console.say(f"error: this command needs the package {error.name}: `pip install 'vitline[train,flows]'`.")

@@ -1,13 +1,15 @@
 """What the commands share: options, the settings they ask for, and how results are shown."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flows import console
-from infra.config import flatten
-from infra.settings import Settings
+
+if TYPE_CHECKING:
+    from infra.settings import Settings
 
 Root = Annotated[
     str | None,
@@ -19,7 +21,10 @@ Set = Annotated[
 ]
 
 
-def settings(root: str | None) -> Settings:
+def settings(root: str | None = None) -> "Settings":
+    """Those of this process, with another root where one is given."""
+    from infra.settings import Settings  # `--help` needs none of it
+
     return Settings(root=root) if root else Settings()
 
 
@@ -30,7 +35,7 @@ def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json
     elif not rows:
         console.say(empty)
     else:
-        console.table("", columns, [[cell(row.get(column)) for column in columns] for row in rows])
+        console.table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
 
 
 def show_one(value: Mapping[str, Any], as_json: bool) -> None:
@@ -38,7 +43,16 @@ def show_one(value: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         console.emit(value)
         return
-    console.table("", ["field", "value"], [[key, cell(v)] for key, v in flatten(value).items()])
+    from infra.config import flatten
+
+    console.table("", ["field", "value"], [[key, field(key, v)] for key, v in flatten(value).items()])
+
+
+def field(name: str, value: Any) -> str:
+    """The value of a field as a table shows it: Unix times as dates in UTC, by the names that they have here."""
+    if name.rpartition(".")[2].endswith("_at") and isinstance(value, int | float):
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return cell(value)
 
 
 def cell(value: Any) -> str:

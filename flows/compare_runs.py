@@ -14,9 +14,9 @@ from vit.vtab.tasks import GROUPS, VTAB_TASKS
 Row = dict[str, Any]
 
 
-def compare_runs(runs: Sequence[Store]) -> Row:
+def compare_runs(root: str, runs: Sequence[Store]) -> Row:
     """{"runs": keys, "states", "differences": {field: values}, "metrics": {metric: last values}}; a missing value is None."""
-    shown = [show_run(run) for run in runs]
+    shown = [show_run(root, run) for run in runs]
     return side_by_side(
         [row["run"] for row in shown],
         [row["state"] for row in shown],
@@ -71,7 +71,7 @@ def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
     found = [[record for record in records if record.key.startswith(key)] for key in keys]
     if all(len(matches) == 1 for matches in found):
         return compare_pipelines([matches[0] for matches in found])
-    return compare_runs([find_run(root, key) for key in keys])
+    return compare_runs(root, [find_run(root, key) for key in keys])
 
 
 def side_by_side(

@@ -6,20 +6,33 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
 
-# rich respects NO_COLOR and draws plainly when the output is no terminal.
-# Into a file or pipe, tables take the width they want; 80 columns would break every name.
-OUT = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-ERR = Console(stderr=True, highlight=False)
 PLAIN_LINE_EVERY_S = 15.0
 # Control characters, line and paragraph separators, changes of the direction of writing, and bytes that are no text.
 _UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@cache
+def out() -> "Console":
+    """Stdout. rich respects NO_COLOR and draws plainly when the output is no terminal; it is imported on use, as it costs a
+    third of what `--help` may."""
+    from rich.console import Console
+
+    # Into a file or pipe, tables take the width they want; 80 columns would break every name.
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+
+
+@cache
+def err() -> "Console":
+    """Stderr."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
 
 
 def visible(text: str) -> str:
@@ -34,12 +47,12 @@ def _lines(text: str) -> str:
 
 def say(text: str) -> None:
     """A line about what is going on."""
-    ERR.print(_lines(text), soft_wrap=True, markup=False)
+    err().print(_lines(text), soft_wrap=True, markup=False)
 
 
 def tell(text: str) -> None:
     """A line of the result, on stdout."""
-    OUT.print(_lines(text), soft_wrap=True, markup=False)
+    out().print(_lines(text), soft_wrap=True, markup=False)
 
 
 def emit(value: Any) -> None:
@@ -49,6 +62,10 @@ def emit(value: Any) -> None:
 
 def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
     """A table on stdout; columns in `right` are numbers. Its texts are shown as they are: none is markup."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     drawn = Table(
         title=Text(visible(title)) if title else None,
         title_justify="left",
@@ -61,15 +78,17 @@ def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple
         drawn.add_column(Text(visible(column)), justify="right" if index in right else "left", overflow="fold")
     for row in rows:
         drawn.add_row(*(Text(visible(text)) for text in row))
-    OUT.print(drawn)
+    out().print(drawn)
 
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
     """A live line from the `progress.json` of a job; plain lines now and then where the output is no terminal."""
     started = time.monotonic()
-    if ERR.is_terminal:
-        with ERR.status(Text(visible(f"{title} ..."))) as status:
+    if err().is_terminal:
+        from rich.text import Text
+
+        with err().status(Text(visible(f"{title} ..."))) as status:
             yield lambda p: status.update(Text(visible(line(title, p, time.monotonic() - started))))
     else:
         say(f"{title} ...")
@@ -88,6 +107,10 @@ def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
     """`pretrain 120/600 steps, 640 images/s, loss 2.31, 1:10 left`"""
     if p is None:
         return f"{title}: waiting for the job to start ({duration(elapsed_s)})"
+    if p.get("waiting_for"):
+        return f"{title}: waiting for {p['waiting_for']} ({duration(elapsed_s)})"
+    if "waits" in p:
+        return f"{title}: waiting for {duration(elapsed_s)}; {p['waits']}"
     of = f"/{p['total_steps']:,}" if p["total_steps"] else ""
     parts = [f"{title}: {p['step']:,}{of} {p.get('unit', 'steps')}"]
     if p.get("images_per_s"):
@@ -96,6 +119,8 @@ def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
         parts.append(f"{p['bytes_per_s'] / 1e6:,.1f} MB/s")
     if p.get("loss") is not None:
         parts.append(f"loss {p['loss']:.3f}")
+    if p.get("devices"):
+        parts.append(f"on {p['devices']}")
     if p.get("refused"):
         parts.append(f"{p['refused']:,} refused")
     if p.get("remaining_s") is not None:

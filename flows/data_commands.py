@@ -4,11 +4,11 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.choices import SourceKind
 from flows.command_line import Json, Root, Set, settings, show_one, show_rows
-from flows.requests import SourceKind
 
 app = typer.Typer(
-    help="Corpora: prepare, look into, verify, compare, cut.", no_args_is_help=True, rich_markup_mode="markdown"
+    help="Corpora: prepare, look into, verify, compare, cut.", no_args_is_help=True, rich_markup_mode=None
 )
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
 _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
@@ -56,8 +56,8 @@ def data_prep(
 
     Example: `vitline data prep --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
     """
+    from flows.overrides import parse_overrides
     from flows.prepare_corpus import prepare_and_show, source_request
-    from flows.training import parse_overrides
 
     chosen = settings(root)
     rows = None if take is None else number_of(take)
@@ -140,8 +140,19 @@ def data_take(
 
 
 @app.command("verify")
-def data_verify(name: Corpus, root: Root = None, json: Json = False) -> None:
-    """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds`"""
+def data_verify(
+    name: Corpus,
+    pixels: Annotated[
+        bool,
+        typer.Option(
+            "--pixels",
+            help="Also decode every picture and name those that are corrupt. Takes as long as examining them did.",
+        ),
+    ] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds --pixels`"""
     from flows.prepare_corpus import verify_and_show
 
-    verify_and_show(settings(root), name, as_json=json)
+    verify_and_show(settings(root), name, pixels=pixels, as_json=json)

@@ -1,35 +1,27 @@
 """The flows as Prefect runs them: each takes one form, refuses what is wrong with it first, and works through plain
 functions that know no Prefect. A flow holds no data and trains nothing; it follows jobs, and finds them again.
+
+What works is imported once the form has been checked: people wait for a refusal.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
 from prefect.client.schemas.objects import StateType
+from prefect.exceptions import Pause
 from prefect.states import State
 
-from data_prep.shard_format import REPORT_KEY
-from flows.budget import check_deadline
-from flows.collect_garbage import collect_garbage
-from flows.compare_runs import compare_newest, comparison_rows
 from flows.console import percent
-from flows.end_to_end import PipelineResult, headline, pretrain_then_transfer
-from flows.engines import Engines, engines
-from flows.evaluate_tasks import evaluate_tasks, score_cells
+from flows.engines import Engines, Suspended, engines
 from flows.flow_run import FlowRun, read_request
 from flows.flow_states import outlive_the_worker, state_of, told_once
 from flows.heartbeat import beating
-from flows.prefect_runs import PrefectFlowRuns
-from flows.prefect_watch import PrefectWatch
-from flows.prepare_corpus import PreparedCorpus, corpus_rows, preparation_key, prepare_corpora
-from flows.pretrain import pretrain
-from flows.reconcile import Finding, reconcile
-from flows.report import SCORE_COLUMNS, score_rows, stage_time
+from flows.prefect_watch import PrefectWatch, suspended_state
 from flows.requests import (
     CollectGarbageRequest,
     CompareRequest,
@@ -40,14 +32,25 @@ from flows.requests import (
     PretrainRequest,
     ReconcileRequest,
 )
-from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
-from flows.score_tables import score_tables_markdown
+from flows.resolve import (
+    resolve_evaluate,
+    resolve_finetune,
+    resolve_pipeline,
+    resolve_prepare,
+    resolve_pretrain,
+    told_tasks,
+)
+from flows.run_names import given_name, telling_name
 from flows.stage import Skipped, exclusively, stop_jobs_of
-from flows.training import plan_training
 from infra.config import FrozenConfig
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
+
+if TYPE_CHECKING:
+    from flows.end_to_end import PipelineResult
+    from flows.prepare_corpus import PreparedCorpus
+    from flows.reconcile import Finding
 
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
@@ -57,11 +60,11 @@ outlive_the_worker()
 
 
 def run_name() -> str:
-    """`emoji-noto-emoji-1121-0300`: what is asked for, of what, and when in UTC."""
+    """The name that a person gave the run, else `emoji-noto-emoji-s0-1121-030000`: what is asked for, and when in UTC."""
+    if given := given_name(runtime.flow_run.name):
+        return given
     request = runtime.flow_run.parameters.get("request") or {}
-    parts = [str(request.get(field)) for field in ("name", "recipe", "corpus", "model", "preset") if request.get(field)]
-    what = "-".join(dict.fromkeys(part.rsplit("/", 1)[-1] for part in parts))[:60]
-    return f"{what or runtime.flow_run.flow_name}-{datetime.now(UTC):%m%d-%H%M%S}"
+    return telling_name(str(runtime.flow_run.flow_name), request, datetime.now(UTC))
 
 
 def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
@@ -94,6 +97,8 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
             life.enter_context(beating(open_store(Settings().root), str(this.id)))
             with engines(Settings(), watch, this.origin) as at_hand:
                 state = State(type=StateType.COMPLETED, message=body(request, at_hand, this))
+        except Suspended as suspended:  # the state stays as the one who suspended it has set it
+            raise Pause(state=suspended_state()) from suspended
         except BaseException as error:
             ended = state_of(error)
             if ended is None:
@@ -109,6 +114,8 @@ def prepare_corpus(request: PrepareRequest) -> State:
 
     def body(request: PrepareRequest, at_hand: Engines, this: FlowRun) -> str:
         config = resolve_prepare(at_hand.root, request)
+        from flows.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
+
         (corpus,), _, _ = prepare_corpora([config], at_hand)
         show(at_hand, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
         if isinstance(at_hand.watch, PrefectWatch):
@@ -138,7 +145,14 @@ def evaluate(request: EvaluateRequest) -> State:
     """A published model to scores on tasks."""
 
     def body(request: EvaluateRequest, at_hand: Engines, this: FlowRun) -> str:
-        _, result, scores = evaluate_tasks("scores", resolve_evaluate(at_hand.root, request), at_hand)
+        plan = resolve_evaluate(at_hand.root, request)
+        from flows.end_to_end import headline
+        from flows.evaluate_tasks import evaluate_tasks, score_cells
+        from flows.score_tables import score_tables_markdown
+
+        if missing := told_tasks(at_hand.root, request.tasks):
+            at_hand.watch.say(missing)
+        _, result, scores = evaluate_tasks("scores", plan, at_hand)
         columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
         show(at_hand, "settings", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
         if isinstance(at_hand.watch, PrefectWatch):
@@ -156,7 +170,12 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     def body(request: PipelineRequest, at_hand: Engines, this: FlowRun) -> str:
         drop_if_late(request, this)
         plan = resolve_pipeline(at_hand.root, request, this.night)
+        from flows.budget import check_deadline
+        from flows.end_to_end import pretrain_then_transfer
+
         at_hand.watch.say(f"pipeline {plan.key}: {check_deadline(at_hand.root, plan)}")
+        if missing := told_tasks(at_hand.root, request.tasks):
+            at_hand.watch.say(missing)
         with one_at_a_time(at_hand, this):
             if request.deadline_hours is not None and isinstance(at_hand.watch, PrefectWatch):
                 at_hand.watch.deadline = time.monotonic() + 3600 * request.deadline_hours
@@ -173,6 +192,8 @@ def compare_runs(request: CompareRequest) -> State:
     """Pipelines or runs side by side, with the published rows."""
 
     def body(request: CompareRequest, at_hand: Engines, this: FlowRun) -> str:
+        from flows.compare_runs import compare_newest, comparison_rows
+
         columns, rows = comparison_rows(compare_newest(at_hand.root, request.runs, request.newest))
         show(at_hand, "comparison", "What differs, and how they ended", columns, rows)
         return f"{len(columns) - 1} runs side by side"
@@ -185,6 +206,9 @@ def reconcile_flow(request: ReconcileRequest) -> State:
     """Ends what nobody follows any more, and sends MLflow what it lacks."""
 
     def body(request: ReconcileRequest, at_hand: Engines, this: FlowRun) -> str:
+        from flows.prefect_runs import PrefectFlowRuns
+        from flows.reconcile import reconcile
+
         findings = reconcile(request, at_hand, PrefectFlowRuns(FLOW_NAMES))
         return show_findings(at_hand, "reconciled", findings) or "nothing disagrees"
 
@@ -196,23 +220,29 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
     """Deletes what no reader can see or wants."""
 
     def body(request: CollectGarbageRequest, at_hand: Engines, this: FlowRun) -> str:
+        from flows.collect_garbage import collect_garbage
+
         return show_findings(at_hand, "garbage", collect_garbage(request, at_hand)) or "no garbage"
 
     return run(CollectGarbageRequest, request, body)
 
 
-def show_findings(at_hand: Engines, key: str, findings: list[Finding]) -> str:
+def show_findings(at_hand: Engines, key: str, findings: "list[Finding]") -> str:
     """A table on the page; how many findings, or nothing."""
     if not findings:
         return ""
-    show(at_hand, key, f"{len(findings)} findings", list(Finding._fields), [list(finding) for finding in findings])
+    told = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
+    show(at_hand, key, told, list(findings[0]._fields), [list(finding) for finding in findings])
     for finding in findings:
         at_hand.watch.say(f"{finding.subject} {finding.problem}: {finding.action}")
-    return f"{len(findings)} findings"
+    return told
 
 
 def train(config: TrainConfig, at_hand: Engines) -> str:
     """Plans, trains and says where the model lies."""
+    from flows.pretrain import pretrain
+    from flows.training import plan_training
+
     plan = plan_training(config)  # what cannot be read as asked is refused before a job is submitted
     at_hand.watch.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
     spec, result = pretrain(config, at_hand)
@@ -243,8 +273,10 @@ def one_at_a_time(at_hand: Engines, this: FlowRun):
         yield
 
 
-def corpus_links(corpus: PreparedCorpus, mlflow_url: str | None) -> dict[str, str]:
+def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, str]:
     """Where a corpus and its report are to be seen; the run that made it, where MLflow has it."""
+    from data_prep.shard_format import REPORT_KEY
+
     links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
     if mlflow_url:
         page = mlflow_url.split("?")[0]
@@ -255,8 +287,10 @@ def corpus_links(corpus: PreparedCorpus, mlflow_url: str | None) -> dict[str, st
     return links
 
 
-def show_pipeline(result: PipelineResult, at_hand: Engines) -> None:
+def show_pipeline(result: "PipelineResult", at_hand: Engines) -> None:
     """The tables and links that people open a finished run for."""
+    from flows.report import SCORE_COLUMNS, score_rows, stage_time
+
     record = result.record
     rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]
     show(at_hand, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)

@@ -1,19 +1,8 @@
-"""What Prefect offers to start: names, forms filled in, schedules. Registered from code, as often as one likes."""
+"""What Prefect offers to start: names, forms filled in, schedules. `flows/registration.py` registers it."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from prefect import Flow
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleCreate
-from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
-from prefect.client.schemas.schedules import CronSchedule
-from prefect.deployments.runner import EntrypointType, RunnerDeployment
-from prefect.exceptions import ObjectNotFound
-from prefect.utilities.callables import ParameterSchema
-
-from flows import deployed
-from flows.prefect_watch import client
 from flows.requests import (
     CollectGarbageRequest,
     CompareRequest,
@@ -25,27 +14,20 @@ from flows.requests import (
     ReconcileRequest,
 )
 from infra.config import FrozenConfig
-from infra.settings import Settings
+from infra.names import there_are
 
-WORK_POOL = "vitline"
 NIGHTLY_CRON = "0 2 * * *"
 # The start of a flow process costs about 6 s of CPU: less than a hundredth of a core at this pace.
 RECONCILE_CRON = "*/15 * * * *"
 WEEKLY_CRON = "0 4 * * 0"
-ONE_OF_MANY = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
-
-
-class ClosedSchema(ParameterSchema):
-    """The schema of a flow's parameters that takes no others."""
-
-    additionalProperties: bool
 
 
 @dataclass(frozen=True)
 class Deployment:
     """One entry of Prefect's list. `request` fills the form; what it leaves out keeps the model's defaults."""
 
-    flow: Flow[..., Any]
+    function: str
+    """Of `flows/deployed.py`; the flow has its name, with dashes."""
     name: str
     model: type[FrozenConfig]
     request: dict[str, Any]
@@ -53,71 +35,70 @@ class Deployment:
     cron: str | None = None
     always_active: bool = False
     """Its new schedule is active at once; of runs that come due together, after the servers were down, one is done."""
+    purpose: str = ""
+    """What it is for, where a flow has several deployments."""
+
+    @property
+    def flow(self) -> str:
+        return self.function.removesuffix("_flow").replace("_", "-")
+
+    @property
+    def entrypoint(self) -> str:
+        """Where a flow process finds the code."""
+        return f"flows.deployed.{self.function}"
 
     @property
     def full_name(self) -> str:
-        return f"{self.flow.name}/{self.name}"
+        return f"{self.flow}/{self.name}"
+
+    @property
+    def description(self) -> str:
+        """What people read above the form."""
+        return " ".join(f"{self.purpose} {self.model.__doc__}".split())
+
+    @property
+    def tags(self) -> list[str]:
+        """Ours; people may add others."""
+        return ["vitline", f"stage:{self.stage}"]
+
+    def form(self) -> dict[str, Any]:
+        """The filled-in form, every field of it, as JSON."""
+        return self.model.model_validate(self.request).model_dump(mode="json")
 
 
 # A night's budget: 153,600 images are the 1,200 steps of the demo, minutes on two cores and seconds on a GPU.
 NIGHT = {"name": "nightly", "train_images": 153_600, "deadline_hours": 6.0, "max_late_hours": 3.0}
+# Written out, though the form's own values are the same: `vitline flows ls` shows them.
+DEMO = {
+    "name": "emoji",
+    "corpus": "noto-emoji",
+    "recipe": "emoji",
+    "tasks": ["twitter-emoji", "digits"],
+    "from_scratch": True,
+}
+PIPELINE = "pretrain_then_transfer_flow"
 
 DEPLOYMENTS = (
-    Deployment(deployed.prepare_corpus, "default", PrepareRequest, {}, "prepare"),
+    Deployment("prepare_corpus", "default", PrepareRequest, {}, "prepare"),
+    Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"),
+    Deployment("finetune", "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
+    Deployment("evaluate", "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
+    Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="For your own choice of corpus and tasks."),
+    Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: emoji and digits."),
     Deployment(
-        deployed.pretrain_flow, "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"
+        PIPELINE, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON,
+        purpose="Every night at 02:00 UTC once its schedule is on, with a fixed budget and a deadline.",
     ),
-    Deployment(deployed.finetune, "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
-    Deployment(deployed.evaluate, "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
-    Deployment(deployed.pretrain_then_transfer_flow, "default", PipelineRequest, {}, "pipeline"),
-    Deployment(deployed.pretrain_then_transfer_flow, "demo", PipelineRequest, {}, "pipeline"),
-    Deployment(deployed.pretrain_then_transfer_flow, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON),
-    Deployment(deployed.compare_runs, "default", CompareRequest, {}, "compare"),
-    Deployment(deployed.reconcile_flow, "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
-    Deployment(deployed.collect_garbage_flow, "default", CollectGarbageRequest, {}, "ops", WEEKLY_CRON),
-)
+    Deployment("compare_runs", "default", CompareRequest, {}, "compare"),
+    Deployment("reconcile_flow", "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
+    Deployment("collect_garbage_flow", "default", CollectGarbageRequest, {}, "ops", WEEKLY_CRON),
+)  # fmt: skip
 
 
-def register(settings: Settings, *, nightly_active: bool = False) -> list[str]:
-    """Creates or updates every deployment at the server of `settings`; their names. Schedules that are there stay as
-    people have set them; new ones are made paused unless `nightly_active`."""
-    with client() as api:
-        for deployment in DEPLOYMENTS:
-            known = existing_schedules(api, deployment)
-            runner(deployment, nightly_active, known).apply()
-    return [deployment.full_name for deployment in DEPLOYMENTS]
-
-
-def runner(
-    deployment: Deployment, nightly_active: bool, known: list[DeploymentScheduleCreate] | None
-) -> RunnerDeployment:
-    """What Prefect stores of a deployment."""
-    form = deployment.model.model_validate(deployment.request)
-    schedules = known
-    if schedules is None and deployment.cron is not None:
-        schedule = CronSchedule(cron=deployment.cron, timezone="UTC")
-        active = nightly_active or deployment.always_active
-        schedules = [DeploymentScheduleCreate(schedule=schedule, active=active)]
-    made: Any = deployment.flow.to_deployment(  # its async twin shares the name
-        name=deployment.name,
-        parameters={"request": form.model_dump(mode="json")},
-        work_pool_name=WORK_POOL,
-        entrypoint_type=EntrypointType.MODULE_PATH,
-        description=deployment.model.__doc__,
-        tags=["vitline", f"stage:{deployment.stage}"],
-        schedules=schedules,
-        concurrency_limit=ONE_OF_MANY if deployment.always_active else None,
-    )
-    # Prefect itself leaves the outermost level open: a misspelt "request" would start a run with the form's own values.
-    schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
-    made._parameter_openapi_schema = ClosedSchema(**schema, additionalProperties=False)
-    return made
-
-
-def existing_schedules(api: SyncPrefectClient, deployment: Deployment) -> list[DeploymentScheduleCreate] | None:
-    """The schedules of a deployment that is registered already; None for a new one."""
-    try:
-        found = api.read_deployment_by_name(deployment.full_name)
-    except ObjectNotFound:
-        return None
-    return [DeploymentScheduleCreate(schedule=s.schedule, active=s.active) for s in found.schedules]
+def deployment_named(name: str) -> Deployment:
+    """Raises ValueError that lists the deployments there are."""
+    for deployment in DEPLOYMENTS:
+        if deployment.full_name == name:
+            return deployment
+    known = there_are(name, (deployment.full_name for deployment in DEPLOYMENTS))
+    raise ValueError(f"There is no deployment {name!r}; {known}")

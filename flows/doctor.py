@@ -1,6 +1,7 @@
 """Checks of this machine and of what it is connected to; each failure comes with what to do about it.
 
-All at once, and none is waited for longer than `DEADLINE_S`: a doctor answers also where a service hangs.
+All at once, and none is waited for longer than `DEADLINE_S`, on a busy machine `BUSY` times as long: a doctor answers also
+where a service hangs.
 """
 
 import os
@@ -19,18 +20,20 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
-from flows import service_checks
+from flows import schedule_checks, service_checks
 from flows.check import Check
-from flows.service_checks import installed
+from flows.service_checks import BUSY_ADVICE, installed, patience
 from infra.local.paths import local_dir
 from infra.local.place import WELL_KNOWN, weed
-from infra.local.processes import is_free
-from infra.local.stack import find_stack, listeners
+from infra.local.processes import is_busy, is_free, load
+from infra.local.stack import find_stack, listeners, reached_ports
 from infra.settings import Settings
 
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
 DEADLINE_S = 20.0
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Of NVIDIA's driver, of Windows' for Linux, and of AMD's."""
 
 
 def examine(settings: Settings) -> list[Check]:
@@ -46,7 +49,9 @@ def examine(settings: Settings) -> list[Check]:
         ("clock", lambda: service_checks.check_clock(settings)),
         ("ray", lambda: check_ray(settings)),
         ("prefect", lambda: service_checks.check_prefect(settings)),
+        ("schedules", lambda: schedule_checks.check_schedules(settings)),
         ("mlflow", lambda: service_checks.check_mlflow(settings)),
+        ("logs", lambda: schedule_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
         ("accelerator", check_accelerator),
     ]
     found: dict[str, Check] = {}
@@ -56,11 +61,20 @@ def examine(settings: Settings) -> list[Check]:
     ]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + DEADLINE_S
+    began = time.monotonic()
     for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    late = Check("", False, f"no answer within {DEADLINE_S:g} s", "Look at what it asks; a firewall may swallow it.")
-    return [found.get(name, late._replace(name=name)) for name, _ in checks]
+        # A thread that is at work or waits: the machine may have become busy since the beginning.
+        while thread.is_alive() and time.monotonic() - began < DEADLINE_S * patience():
+            thread.join(0.1)
+    return [found.get(name) or late(name, time.monotonic() - began) for name, _ in checks]
+
+
+def late(name: str, waited_s: float) -> Check:
+    """Of a check that has not come back."""
+    if is_busy():
+        return Check(name, False, f"no answer within {waited_s:.0f} s, and this machine is busy: {load()}", BUSY_ADVICE)
+    advice = "Look at what it asks; a firewall may swallow it."
+    return Check(name, False, f"no answer within {waited_s:.0f} s, though this machine is not busy", advice)
 
 
 def attempt(name: str, check: Callable[[], Check]) -> Check:
@@ -142,7 +156,9 @@ def check_ports(settings: Settings) -> Check:
         if open_to_all:
             return Check("ports", False, f"reached from elsewhere: {', '.join(open_to_all)}", advice)
         ports = ", ".join(f"{service.name} {service.ports[0]}" for service in state.services if service.ports)
-        return Check("ports", True, f"the stack listens on loopback: {ports}; Ray's own ports on this host's address")
+        beyond = [(reach, ports) for (_, reach), ports in reached_ports(found).items() if reach != "loopback"]
+        told = "".join(f"; ray also on {reach}: {', '.join(map(str, numbers))}" for reach, numbers in beyond)
+        return Check("ports", True, f"the stack listens on loopback: {ports}{told}")
     taken = {name: port for name, port in WELL_KNOWN.items() if not is_free(port)}
     if not taken:
         return Check("ports", True, f"free: {', '.join(map(str, WELL_KNOWN.values()))}")
@@ -176,11 +192,12 @@ def check_ray(settings: Settings) -> Check:
 
 
 def check_accelerator() -> Check:
+    """Where the kernel shows no GPU, torch is not asked: importing it takes seconds."""
+    if not any(Path(device).exists() for device in GPU_DEVICES) and not shutil.which("nvidia-smi"):
+        return Check("accelerator", True, "none: training runs on the CPU", "")
     import torch
 
     if torch.cuda.is_available():
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
         return Check("accelerator", True, f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "")
-    if shutil.which("nvidia-smi"):
-        return Check("accelerator", False, "an NVIDIA driver, but torch sees no GPU", "Install a CUDA build of torch.")
-    return Check("accelerator", True, "none: training runs on the CPU", "")
+    return Check("accelerator", False, "a driver of GPUs, but torch sees none", "Install a CUDA build of torch.")

@@ -153,8 +153,9 @@ class Logbook:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             with contextlib.suppress(OSError, RuntimeError):
-                state = self._engines.watch.stop_reason(error) or ended_as(error)
-                self.end(state, str(error) or type(error).__name__)
+                stop = self._engines.watch.stop(error)
+                state = stop.reason if stop else ended_as(error)
+                self.end(state, str(stop or error) or type(error).__name__)
 
     def note(self, metrics: dict[str, float] | None = None, **changes: Any) -> None:
         """Writes the record with these fields; metrics are added to those there are."""

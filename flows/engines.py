@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 from flows import console
 from flows.records import Origin
 from flows.shipper import Shipper
+from infra.local.child_jobs import ChildJobs
 from infra.local.paths import log_dir
 from infra.local.ray_node import LocalRay
 from infra.ray_jobs import RayJobs
@@ -22,16 +24,23 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # What MLflow may take of the time in which a cancelled flow is to end.
 HURRY_S = 5.0
+# What a child that is at work gets to end in order.
+CHILD_GRACE_S = 5.0
 Progress = dict[str, Any]
 Show = Callable[[Progress | None], None]
 
 
 class StopRequested(Exception):
-    """Raised by `Watch.check` in the middle of a stage: stop its job for this reason."""
+    """Raised by `Watch.check` in the middle of a stage: stop its job for this reason. The text says who wants it."""
 
     def __init__(self, reason: StopReason, text: str):
         super().__init__(text)
         self.reason: StopReason = reason
+
+
+class Suspended(StopRequested):
+    """A stop after which the flow run is neither over nor failed: its job gives way with a checkpoint, and the same flow
+    run goes on from there once it is resumed."""
 
 
 class Watch(Protocol):
@@ -49,11 +58,14 @@ class Watch(Protocol):
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
         """A stage's job ended badly; the end of its log."""
 
+    def time_left(self) -> float | None:
+        """Seconds until `check` raises StopRequested for the deadline; None without one."""
+
     def check(self) -> None:
         """Called every second while a job runs. Raises StopRequested to end it."""
 
-    def stop_reason(self, error: BaseException) -> StopReason | None:
-        """Whether what interrupted the following is to stop the job; None leaves it at work."""
+    def stop(self, error: BaseException) -> StopRequested | None:
+        """What interrupted the following as a stop of its job, in words for people; None leaves the job at work."""
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
         """Runs one part of a pipeline, as a subflow where there are flows."""
@@ -74,13 +86,16 @@ class Terminal:
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
         log.debug("run=%s failed: %s", run_key, reason)
 
+    def time_left(self) -> float | None:
+        return None
+
     def check(self) -> None:
         return None
 
-    def stop_reason(self, error: BaseException) -> StopReason | None:
-        if isinstance(error, StopRequested):
-            return error.reason
-        return "preempted" if isinstance(error, KeyboardInterrupt) else None
+    def stop(self, error: BaseException) -> StopRequested | None:
+        if isinstance(error, KeyboardInterrupt):
+            return StopRequested("preempted", "stopped by Ctrl-C")
+        return error if isinstance(error, StopRequested) else None
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
         return body()
@@ -110,6 +125,11 @@ class Cluster:
         self.local, self._jobs = None, None
 
     @property
+    def python(self) -> str:
+        """The Python of jobs: as set, else our own on a Ray that was started here, else whatever `python` is there."""
+        return self.settings.job_python or (sys.executable if self.settings.ray_address is None else "python")
+
+    @property
     def jobs(self) -> RayJobs:
         if self._jobs is None:
             address = self.settings.ray_address
@@ -121,6 +141,24 @@ class Cluster:
                 self._jobs = RayJobs(env["RAY_ADDRESS"], token_path=env["RAY_AUTH_TOKEN_PATH"])
             else:
                 self._jobs = RayJobs(address)
+        return self._jobs
+
+
+class Here(Cluster):
+    """Where small jobs are run without a cluster: as child processes of this one."""
+
+    @property
+    def python(self) -> str:
+        return sys.executable
+
+    def __exit__(self, *_: object) -> None:
+        if self._jobs is not None:
+            self.jobs.close(CHILD_GRACE_S)
+
+    @property
+    def jobs(self) -> ChildJobs:
+        self._jobs = self._jobs or ChildJobs(self.log_dir)
+        assert isinstance(self._jobs, ChildJobs)
         return self._jobs
 
 
@@ -160,4 +198,7 @@ def engines(settings: Settings, watch: Watch | None = None, origin: Origin | Non
             shipper.close(HURRY_S)
             raise
         if left := shipper.close():
-            looking.say(f"MLflow has not got all of {', '.join(left)} yet; `vitline runs sync` sends the rest.")
+            looking.say(
+                f"MLflow has not got all of {', '.join(left)} yet; the stack's shipper sends the rest, as does "
+                "`vitline runs sync`."
+            )

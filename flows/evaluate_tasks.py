@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from flows import console
 from flows.engines import Engines, engines
 from flows.requests import EvaluateRequest
-from flows.resolve import EvaluationPlan, resolve_evaluate
+from flows.resolve import EvaluationPlan, resolve_evaluate, told_tasks
 from flows.stage import StageResult, run_stage, run_store
 from infra.config import digest_of, replace
 from infra.keys import run_key
@@ -14,7 +14,6 @@ from infra.storage import open_store
 from vit.run_spec import read_progress
 from vit.vtab.evaluate import Contest, EvaluationSpec, Score, plan_contests
 from vit.vtab.probes import Probe
-from vit.vtab.protocols import known_protocols
 from vit.vtab.readings import Reading, plan_readings
 
 
@@ -68,32 +67,11 @@ def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
     return spec
 
 
-def protocol_rows() -> list[dict[str, str]]:
-    """Every protocol in a line: splits, resolution, settings and what is done to pictures."""
-    rows = []
-    for protocol in known_protocols().values():
-        if isinstance(protocol, Probe):
-            shots = f", {' '.join(map(str, protocol.shots))} examples a class" if protocol.shots else ""
-            cells = ["any", "the model's", f"{protocol.method}{shots}", "frozen features"]
-        else:
-            crop = protocol.augment
-            pictures = f"crop {crop.train_crop}, flip {'on' if crop.flip else 'off'}"
-            side = f"{protocol.image_size_px} px" if protocol.image_size_px else "the model's"
-            rates = " ".join(f"{rate:g}" for rate in protocol.learning_rates)
-            steps = " ".join(f"{n:,}" for n in protocol.total_steps)
-            larger = "".join(f"; from {t.at_least:,} images {t.total_steps[0]:,} steps" for t in protocol.larger)
-            cells = [protocol.splits, side, f"lr {rates}, {steps} steps{larger}", pictures]
-        rows.append(
-            dict(
-                zip(("protocol", "splits", "image side", "settings", "pictures"), (protocol.name, *cells), strict=True)
-            )
-        )
-    return rows
-
-
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
     """Scores one published model on tasks and prints the records."""
     plan = resolve_evaluate(settings.root, request)
+    if missing := told_tasks(settings.root, request.tasks):
+        console.say(missing)
     with engines(settings) as at_hand:
         _, result, scores = evaluate_tasks("scores", plan, at_hand)
     if as_json:

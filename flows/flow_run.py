@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from flows.prefect_watch import client
 from flows.records import Origin
-from flows.resolve import told
+from flows.refusals import told
+from flows.run_names import given_name
 from infra.config import FrozenConfig
 
 R = TypeVar("R", bound=FrozenConfig)
@@ -30,6 +31,10 @@ class FlowRun:
     """When it was to start."""
     defaults: Mapping[str, Any]
     """The request that the deployment fills forms with."""
+    began: datetime | None = None
+    """When it started, of a run that was suspended and resumed the first time; None: now."""
+    name: str | None = None
+    """Where a person gave it one."""
 
     @classmethod
     def current(cls) -> "FlowRun":
@@ -42,7 +47,9 @@ class FlowRun:
             deployment=f"{runtime.flow_run.flow_name}/{deployment.name}" if deployment else None,
             scheduled=bool(run.auto_scheduled),
             due=run.expected_start_time or datetime.now(UTC),
+            name=given_name(run.name),
             defaults=(deployment.parameters or {}).get("request", {}) if deployment else {},
+            began=run.start_time,
         )
 
     @property
@@ -57,10 +64,11 @@ class FlowRun:
             flow_run_id=str(self.id),
             flow_run_url=runtime.flow_run.ui_url,
             deployment=self.deployment,
+            name=self.name,
         )
 
     def late_hours(self) -> float:
-        return (datetime.now(UTC) - self.due).total_seconds() / 3600
+        return ((self.began or datetime.now(UTC)) - self.due).total_seconds() / 3600
 
 
 def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> R:
@@ -69,4 +77,4 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
     try:
         return model.model_validate({**defaults, **given})
     except ValidationError as error:
-        raise ValueError("; ".join(told(problem) for problem in error.errors())) from error
+        raise ValueError("; ".join(told(problem, model.model_fields) for problem in error.errors())) from error

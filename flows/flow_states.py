@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from flows.engines import StopRequested
-from flows.resolve import told
+from flows.refusals import told
 from flows.stage import Skipped, StageFailed
 from infra.redact import cleaned
 from infra.run_state import OUTCOMES, RunState
@@ -42,7 +42,8 @@ def state_of(error: BaseException) -> State | None:
 
 
 def told_once() -> None:
-    """Keeps Prefect's engine from writing a traceback of its own code below the sentence with which a flow has ended."""
+    """Keeps Prefect's engine from writing, below the sentence with which a flow has ended, a traceback of its own code or
+    a state that the run has left."""
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_is_news)
 
@@ -62,5 +63,8 @@ def outlive_the_worker() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
+    # The engine of a run that Prefect's worker ends knows no other state than the one before.
+    if record.getMessage().startswith("Finished in state Running("):
+        return False
     # A flow that returns a bad state has said why; the engine then raises that state and logs what it raised.
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun | CrashedRun | CancelledRun))

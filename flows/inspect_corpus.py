@@ -24,6 +24,7 @@ from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.command_line import cell
 from flows.prepare_corpus import leakage_said
+from infra.local.paths import local_dir
 from infra.ray_jobs import RayJobs
 from infra.settings import Settings
 from infra.storage import Store, open_store
@@ -146,7 +147,7 @@ def _as_json(titles: list[str], of: list[str], corpora: list[Difference], exampl
 
 
 def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | None, as_json: bool) -> None:
-    """What is to be expected of a request; then a sample sheet is written into the current folder, where that can be.
+    """What is to be expected of a request; then a sample sheet is written beside the logs, where that can be.
 
     Raises ValueError, after all is shown, for a view that is larger than train can be.
     """
@@ -159,10 +160,10 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
     if not as_json:
         rows = [[what, said] for what, said in found.rows()]
         if take_rows is not None:
-            train = f"{'' if found.complete else 'about '}{found.splits.get('train', 0):,}"
+            train = f"{'' if found.splits_exact else 'about '}{found.splits.get('train', 0):,}"
             rows.append(["view", f"the first {take_rows:,} of train, which has {train} rows"])
         console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
-    sheet = Path(f"dry-run-{request.name}.html").absolute()
+    sheet = local_dir(settings).absolute() / "dry-runs" / f"{request.name}.html"
     problem = _write_sheet(sheet, page)
     if as_json:
         written = {"sample_sheet": None if problem else str(sheet), "sample_sheet_problem": problem}
@@ -174,14 +175,12 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
 
 
 def _write_sheet(sheet: Path, page: str) -> str | None:
-    """Writes the page; what an earlier dry run has left there is replaced, and nothing else. Gives why it is not there."""
-    another = "Run it in another folder to have one."
+    """Writes the page, in place of an earlier one. Gives why it is not there."""
     try:
-        if sheet.exists() and ", dry run</title>" not in sheet.read_text(encoding="utf-8", errors="replace")[:1000]:
-            return f"no sample sheet was written: {sheet} is there and is none. {another}"
+        sheet.parent.mkdir(parents=True, exist_ok=True)
         sheet.write_text(page, encoding="utf-8")
     except OSError as error:
-        return f"no sample sheet was written: {error.strerror}, at {sheet}. {another}"
+        return f"no sample sheet was written: {error.strerror}, at {sheet}. Set VITLINE_HOME to a folder that can be written."
     return None
 
 

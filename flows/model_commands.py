@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Models: published ones and others' weights; convert, run, look into, measure.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
 )
 Model = Annotated[
     str,
     typer.Argument(
-        help="NAME, NAME/VERSION or URI of a published model; a .npz file; a folder of timm or Hugging Face"
+        help="NAME (its newest version), NAME/VERSION, NAME@ALIAS or URI of a published model; a .npz file; a folder of timm or "
+        "Hugging Face"
     ),
 ]
 Variant = Annotated[str | None, typer.Option(help="Refuse a file that is not this variant: `b16`, `r50_b16`, ...")]
@@ -40,7 +41,7 @@ def model_ls(root: Root = None, json: Json = False) -> None:
     from flows.catalog import list_models
 
     where = settings(root).root
-    columns = ["name", "version", "classes", "image_size_px", "run", "digest"]
+    columns = ["name", "version", "classes", "image_size_px", "run", "created_at", "digest"]
     empty = f"No model below {where} yet; a finished `vitline pretrain run` publishes one."
     show_rows("models", list_models(where), columns, json, empty)
 
@@ -48,9 +49,10 @@ def model_ls(root: Root = None, json: Json = False) -> None:
 @app.command("variants")
 def model_variants(json: Json = False) -> None:
     """Every named network with its parameters and operations. Example: `vitline model variants`"""
+    from vit.models.variant_sizes import SIZES
     from vit.models.variants import REGISTERED, network_variant
 
-    rows = [{"variant": name, **sizes(network_variant(name), 1000)} for name in REGISTERED]
+    rows = [{"variant": name, **told_sizes(network_variant(name), *SIZES[name])} for name in REGISTERED]
     columns = ["variant", "network", "parameters", "forward_gflop_per_image"]
     show_rows("variants", rows, columns, json, "")
 
@@ -74,7 +76,9 @@ def model_show(
     from vit.models.variants import is_variant, network_variant
 
     where = settings(root).root
-    published = any(name in (row["name"], f"{row['name']}/{row['version']}") for row in list_models(where))
+    published = "@" in name or any(
+        name in (row["name"], f"{row['name']}/{row['version']}") for row in list_models(where)
+    )
     if is_variant(name) and not published:
         config, classes = network_variant(name, image_size_px=image_size or 224), num_classes or 1000
         shown: dict[str, Any] = {"variant": name, **sizes(config, classes), "model": config.model_dump(mode="json")}
@@ -237,11 +241,15 @@ def sizes(config: Any, num_classes: int) -> dict[str, Any]:
     from vit.models.flops import forward_flops
 
     count = sum(p.numel() for p in meta_network(config, num_classes).parameters())
+    return told_sizes(config, count, forward_flops(config, num_classes))
+
+
+def told_sizes(config: Any, parameters: int, forward_flops: int) -> dict[str, Any]:
     return {
         "network": config.summary,
-        "parameters": count,
-        "forward_gflop_per_image": forward_flops(config, num_classes) / 1e9,
-        "memory_bytes": memory_bytes(count),
+        "parameters": parameters,
+        "forward_gflop_per_image": forward_flops / 1e9,
+        "memory_bytes": memory_bytes(parameters),
     }
 
 

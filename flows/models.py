@@ -13,7 +13,7 @@ import torch
 
 from data_prep.decode import ImageRejected, decode
 from flows import console
-from flows.catalog import find_model, is_location
+from flows.catalog import find_model
 from infra.config import canonical_json
 from infra.storage import open_store
 from vit.bench import bench
@@ -21,10 +21,11 @@ from vit.device_peak import Precision, peak_flops
 from vit.input.augment import evaluation_pixels
 from vit.inspection import MAX_IMAGES, inspect_network
 from vit.inspection_page import write_inspection
+from vit.model_names import is_location
 from vit.models.network import Network
 from vit.models.variants import network_variant
 from vit.models.vit import Transformer
-from vit.published import PublishedModel, publish
+from vit.published import PublishedModel, file_bytes, publish
 from vit.weights import UNPUBLISHED, Weights, load_weights
 
 BATCH = 32
@@ -74,7 +75,7 @@ def published_uri(root: str, source: str) -> str:
     if not place.endswith((".npz", ".safetensors")) and open_store(os.path.expanduser(place)).exists("config.json"):
         config = open_store(os.path.expanduser(place)).read_json("config.json")
         if "schema_version" in config:
-            return find_model(root, source)
+            return open_store(os.path.expanduser(place)).uri
     model = load_weights(place).model
     stem = re.sub(
         r"[^a-z0-9._-]+", "-", Path(source.rstrip("/")).name.removesuffix(".npz").removesuffix(".safetensors").lower()
@@ -169,9 +170,10 @@ def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> li
     for path in images:
         try:
             (best,) = model.predict([path], top=top)
-        except (ValueError, OSError) as error:
-            console.say(f"error: {path}: {error}")
-            rows.append({"image": str(path), "class": None, "probability": None, "error": str(error)})
+        except (ValueError, OSError, MemoryError) as error:
+            why = str(error) or "there is not enough memory to decode it"
+            console.say(f"error: {path}: {why}")
+            rows.append({"image": str(path), "class": None, "probability": None, "error": why})
             continue
         rows += [{"image": str(path), "class": name, "probability": p, "error": None} for name, p in best]
     return rows
@@ -183,10 +185,12 @@ def inspect_files(model: PublishedModel, images: Sequence[Path], out: Path, titl
     for path in list(_files(images))[:MAX_IMAGES]:
         try:
             pixels.append(
-                evaluation_pixels(decode(path.read_bytes(), model.contract.decode), model.contract.evaluation)
+                evaluation_pixels(
+                    decode(file_bytes(path, model.contract.decode), model.contract.decode), model.contract.evaluation
+                )
             )
-        except (ImageRejected, OSError) as error:
-            console.say(f"left out: {path}: {error}")
+        except (ImageRejected, OSError, MemoryError) as error:
+            console.say(f"left out: {path}: {str(error) or 'there is not enough memory to decode it'}")
     if not pixels and isinstance(model.network, Transformer):
         raise ValueError("attention is shown on images, and there is none: `--images FILE` or `--images FOLDER`.")
     side = model.network.config.image_size_px

@@ -2,16 +2,20 @@
 
 import os
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import typer
 
+from data_prep.shard_format import ShardReader
 from flows import console
 from flows.engines import engines
-from flows.prepare_corpus import prepare_corpora, refusals, source_request
+from flows.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from flows.pretrain import pretrain
 from flows.training import plan_training
 from infra.settings import Settings
+from infra.storage import open_store
 from vit.config import TrainConfig
+from vit.devices import told_devices
 from vit.recipes.own_pictures import own_pictures
 
 # Decoding, cropping and waiting beside the arithmetic, measured on 2 cores with small images.
@@ -31,15 +35,23 @@ def run_own_pictures(
         )
         for line in refusals(corpus, limit=10):
             console.say(f"  {line}")
-        workers = max(1, min(os.cpu_count() or 1, 8))
-        config = own_pictures(name, corpus.uri, corpus.manifest, num_workers=workers, total_steps=steps)
+        gpus, cpus = (gpus_here() if trains_here(settings) else None), os.cpu_count() or 1
+        config = own_pictures(
+            name, corpus.uri, corpus.manifest, num_workers=min(cpus, 8), total_steps=steps, num_gpus=gpus, num_cpus=cpus
+        )
         plan = plan_training(config)
         seconds = estimate(config, corpus.manifest.num_classes)
         console.say(
             f"recipe: {config.recipe.model.summary}; {plan['steps']:,} steps = {plan['epochs']:.0f} passes; "
-            f"estimated {console.duration(seconds)} here with {config.execution.num_workers} workers"
+            f"estimated {console.duration(seconds)} here on "
+            f"{told_devices('cuda' if gpus else 'cpu', config.execution.num_workers)}, {config.recipe.precision}"
         )
-        if confirm and not as_json and console.ERR.is_terminal and not typer.confirm("Start?", default=True, err=True):
+        if (
+            confirm
+            and not as_json
+            and console.err().is_terminal
+            and not typer.confirm("Start?", default=True, err=True)
+        ):
             raise typer.Exit(0)
         spec, result = pretrain(config, at_hand)
     if as_json:
@@ -52,8 +64,41 @@ def run_own_pictures(
             ["top-1 on held-out pictures", f"{console.percent(state['val_top1'])} of {state['val_examples']:,}"]
         )
         rows.append(["always the most frequent class", console.percent(state["val_majority_fraction"])])
-    rows += [["model", state["model"]], ["use it", "from vit.published import load_model"]]
+    rows.append(["model", state["model"]])
     console.table(name, ["", ""], rows)
+    console.tell(f"To use it, in Python in this folder:\n\n{example_of_use(state['model'], corpus, source, settings)}")
+
+
+def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: Settings) -> str:
+    """Lines of Python that load the model and predict the first held-out picture; they work when pasted."""
+    # The name is enough where Python looks below the same root by itself: not one given as an option.
+    name = "/".join(model.split("/")[-2:]) if settings.root == Settings().root else model
+    picture = str(first_picture(corpus, source) or "picture.jpg")
+    return (
+        f"from vit.published import load_model\n\nmodel = load_model({name!r})\nprint(model.predict([{picture!r}]))\n"
+    )
+
+
+def first_picture(corpus: PreparedCorpus, source: Path) -> Path | None:
+    """A file of the source that the corpus holds, of val where there is one; None where pictures lie in archives."""
+    manifest = corpus.manifest
+    split = "val" if "val" in manifest.splits else "train"
+    with ShardReader(open_store(corpus.uri), manifest, split) as reader:
+        example_id = reader.row_group(0, ["example_id"]).column("example_id")[0].as_py()
+    path = (source / example_id).absolute()
+    return path if path.is_file() else None
+
+
+def trains_here(settings: Settings) -> bool:
+    """Whether Ray runs on this machine: started for this command, or by the local stack."""
+    return settings.ray_address is None or urlsplit(settings.ray_address).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def gpus_here() -> int:
+    """The GPUs of this machine that torch can use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def estimate(config: TrainConfig, num_classes: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.shard_format import load_manifest
 from flows import console
 from flows.requests import EvaluateRequest
-from flows.resolve import EvaluationPlan, resolve_evaluate
+from flows.resolve import EvaluationPlan, resolve_evaluate, told_tasks
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
@@ -110,6 +110,8 @@ def plan_and_show(
 ) -> None:
     """Prints the plan. Without `tflops`, a device's sustained TFLOP/s, a few real updates are timed on this machine."""
     plan = resolve_evaluate(settings.root, request)
+    if missing := told_tasks(settings.root, request.tasks):
+        console.say(missing)
     tasks = plan_tasks(settings.root, plan)
     rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])
     total: dict[str, Any] = {

@@ -24,5 +24,6 @@ def preempt(root: str, key: str) -> Row:
             f"attempt {claim.attempt} of {claim.run_key} has shown no life for {silent_s:.0f} s; "
             "`vitline ops reconcile` says how it ended."
         )
-    request_stop(run, "preempted", by=f"{getpass.getuser()}@{socket.gethostname()}", attempt=claim.attempt)
+    by = f"preempted by {getpass.getuser()}@{socket.gethostname()}"
+    request_stop(run, "preempted", by=by, attempt=claim.attempt)
     return {"run": claim.run_key, "attempt": claim.attempt, "job": claim.job_id, "asked": "preempted"}

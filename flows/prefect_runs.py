@@ -26,7 +26,7 @@ from flows.reconcile import SeenFlowRun
 from infra.run_state import RunState
 
 _PAGE = 200
-_AT_WORK = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING]
+_UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, StateType.PAUSED]
 
 
 class PrefectFlowRuns:
@@ -36,9 +36,9 @@ class PrefectFlowRuns:
         self._flow_names = sorted(set(flow_names))
 
     def unfinished(self) -> list[SeenFlowRun]:
-        """PENDING, RUNNING or CANCELLING, subflows included."""
+        """PENDING, RUNNING, CANCELLING or PAUSED, subflows included."""
         ours = FlowFilter(name=FlowFilterName(any_=self._flow_names))
-        at_work = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_AT_WORK)))
+        at_work = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
         with client() as api:
             runs: list[FlowRun] = []
             while page := api.read_flow_runs(flow_filter=ours, flow_run_filter=at_work, limit=_PAGE, offset=len(runs)):

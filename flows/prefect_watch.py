@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from uuid import UUID
 
-from prefect import flow, get_client
+from prefect import flow, get_client, runtime
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
@@ -23,14 +23,15 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.exceptions import TerminationSignal
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import Pause, TerminationSignal
 from prefect.logging import get_run_logger
+from prefect.states import State
 
 from flows.console import line
-from flows.engines import Progress, Show, StopRequested
+from flows.engines import Progress, Show, StopRequested, Suspended
 from flows.flow_states import state_of
 from infra.redact import cleaned
-from infra.run_state import StopReason
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,10 @@ T = TypeVar("T")
 POLL_S = 1.0
 SHOW_EVERY_S = 2.0
 LOG_EVERY_S = 15.0
+LOG_WAITING_EVERY_S = 300.0
 AWAY_PATIENCE_S = 900.0
+CANCELLED = "cancelled in Prefect"
+SUSPENDED = "suspended in Prefect; Resume goes on from there"
 
 
 def client() -> SyncPrefectClient:
@@ -61,12 +65,14 @@ class PrefectWatch:
     def __init__(self, flow_run_id: UUID):
         self._flow_run_id = flow_run_id
         self.deadline: float | None = None
-        self._cancelled = False
+        self._cancelled = self._suspended = False
         self._away = False
+        self._in_part = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
 
     def __enter__(self) -> "PrefectWatch":
+        self._run_log = get_run_logger()
         self._thread.start()
         return self
 
@@ -77,7 +83,10 @@ class PrefectWatch:
     # What a stage tells.
 
     def say(self, text: str) -> None:
+        """To the log of the run, and of the subflow at work: people follow the one, and look closer at the other."""
         get_run_logger().info(cleaned(text))
+        if self._in_part:
+            self._run_log.info(cleaned(text))
 
     @contextlib.contextmanager
     def stage(self, title: str) -> Iterator[Show]:
@@ -92,11 +101,12 @@ class PrefectWatch:
         def show(progress: Progress | None) -> None:
             now = time.monotonic()
             text = line(title, progress, now - started)
-            if progress and progress["total_steps"] and artifact and now - drawn[0] > SHOW_EVERY_S:
+            waits = progress is not None and "waits" in progress
+            if progress and (waits or progress["total_steps"]) and artifact and now - drawn[0] > SHOW_EVERY_S:
                 drawn[0] = now
-                share = min(100.0, 100.0 * progress["step"] / progress["total_steps"])
+                share = 0.0 if waits else min(100.0, 100.0 * progress["step"] / progress["total_steps"])
                 self._show(lambda: update_progress_artifact(artifact, share, description=text))
-            if now - logged[0] > LOG_EVERY_S:
+            if now - logged[0] > (LOG_WAITING_EVERY_S if waits else LOG_EVERY_S):
                 logged[0] = now
                 self.say(text)
 
@@ -112,6 +122,8 @@ class PrefectWatch:
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
         get_run_logger().error("%s: %s\nLast lines of its log:\n%s", run_key, reason, log_tail)
+        if self._in_part:
+            self._run_log.error("%s: %s", run_key, reason)
         text = f"**{run_key}** {reason}\n\nThe last lines of its job's log:\n\n```\n{log_tail}\n```\n"
         self._show(lambda: create_markdown_artifact(text, key="failure", description=f"What ended {run_key}"))
 
@@ -131,38 +143,56 @@ class PrefectWatch:
 
     # What ends a stage early.
 
+    def time_left(self) -> float | None:
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
     def check(self) -> None:
         if self._cancelled:
-            raise StopRequested("cancelled", "cancelled in Prefect")
+            raise StopRequested("cancelled", CANCELLED)
+        if self._suspended:
+            raise Suspended("preempted", SUSPENDED)
         if self.deadline is not None and time.monotonic() > self.deadline:
             raise StopRequested("out_of_time", "the deadline of this run has passed")
 
-    def stop_reason(self, error: BaseException) -> StopReason | None:
+    def stop(self, error: BaseException) -> StopRequested | None:
         """A run that is cancelled takes its job with it; a flow process that is merely ended leaves the job at work."""
-        if isinstance(error, StopRequested):
-            return error.reason
         if isinstance(error, TerminationSignal):
             self._look()
-            return "cancelled" if self._cancelled else None
-        return None
+            return StopRequested("cancelled", CANCELLED) if self._cancelled else None
+        if isinstance(error, Pause):  # by Prefect itself, which looks between one part and the next
+            return Suspended("preempted", SUSPENDED)
+        return error if isinstance(error, StopRequested) else None
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
         """The body as a subflow in this process: its own page, the same states."""
         outcome: list[T] = []
         errors: list[BaseException] = []
+        entered: list[str] = []
 
         def run(request: dict[str, Any]) -> Any:
+            entered.append(runtime.flow_run.id)
+            self._in_part = True
             try:
                 outcome.append(body())
                 return None
             except BaseException as error:
                 errors.append(error)
+                if isinstance(error, Suspended):
+                    raise Pause(state=suspended_state()) from error
                 if (state := state_of(error)) is None:
                     raise
                 return state
+            finally:
+                self._in_part = False
 
         subflow = flow(name=name, flow_run_name=title, validate_parameters=False, persist_result=False)(run)
-        state: Any = subflow(request, return_state=True)
+        state: Any
+        try:
+            state = subflow(request, return_state=True)
+        except Pause as pause:
+            for flow_run_id in entered:
+                self._suspend_part(UUID(flow_run_id))
+            raise (errors[0] if errors else Suspended("preempted", SUSPENDED)) from pause
         if errors:
             raise errors[0]
         if not outcome:
@@ -171,6 +201,14 @@ class PrefectWatch:
             self.check()
             raise RuntimeError(f"subflow {name} ended as {state.name}: {state.message}")
         return outcome[0]
+
+    def _suspend_part(self, flow_run_id: UUID) -> None:
+        """A subflow is shown as its parent is: Prefect itself suspends that alone."""
+        try:
+            with client() as api:
+                api.set_flow_run_state(flow_run_id, suspended_state())
+        except Exception as error:
+            log.warning("could not show subflow %s as suspended: %s", flow_run_id, error)
 
     def wait_for_server(self) -> None:
         """Returns once Prefect answers: a final state that nobody takes would leave the run RUNNING for ever."""
@@ -210,3 +248,11 @@ class PrefectWatch:
         self._away = False
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             self._cancelled = True
+        # Resumed within a second, it waits for another process already, which is to find everything free.
+        if state is not None and (state.is_paused() or state.is_scheduled() or state.is_pending()):
+            self._suspended = True
+
+
+def suspended_state() -> State:
+    """As Prefect's UI names it."""
+    return State(type=StateType.PAUSED, name="Suspended", message=SUSPENDED)

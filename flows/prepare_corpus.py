@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -12,17 +12,19 @@ from pydantic import ValidationError
 from data_prep.check_refused import check_reused, told_loss
 from data_prep.config import CorpusConfig, Emoji
 from data_prep.corpora.emoji import PACKAGES, STYLES, fetch_style
-from data_prep.corpus_stats import CorpusStats
+from data_prep.corpus_stats import CorpusStats, Findings, Leak
+from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
 from data_prep.leakage import own_splits_said
 from data_prep.prepare import PrepareSpec
 from data_prep.progress import PROGRESS_KEY, STAGES
 from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
+from data_prep.small_work import is_small
 from data_prep.subsets import take
 from data_prep.verify_shards import verify_corpus
 from flows import console
 from flows.catalog import corpus_stats, find_corpus
-from flows.engines import Engines, engines
+from flows.engines import Engines, Here, engines
 from flows.requests import PrepareRequest
 from flows.resolve import resolve_prepare
 from flows.stage import StageResult, run_stage, run_store
@@ -100,20 +102,29 @@ def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[
 def run_preparation(
     requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines, take_rows: int | None = None
 ) -> tuple[str, StageResult]:
-    """One job for all corpora that are not finished. Its key follows from their versions."""
+    """One job for all corpora that are not finished. Its key follows from their versions.
+
+    Where no cluster is named and the work is small, the job is a child of this process and no Ray is started. Where one
+    is named the job is sent there, small or not, so that it is listed, followed and stopped where people look for jobs.
+    """
     key = preparation_key(requests, corpora, engines.root)
-    result = run_stage(
-        engines,
-        run_store(engines.root, key),
-        key,
-        "data_prep.prepare",
-        PrepareSpec(run_key=key, root=engines.root, requests=tuple(requests), take=take_rows),
-        title=f"prepare {', '.join(request.name for request in requests)}",
-        progress=lambda: preparation_progress(corpora),
-        output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
-        grace_s=5,
-        claim_timeout_s=30,
-    )
+    here = engines.settings.ray_address is None and is_small(requests, open_store(engines.root))
+    with contextlib.ExitStack() as stack:
+        if here:
+            cluster = stack.enter_context(Here(engines.settings, engines.cluster.log_dir))
+            engines = replace(engines, cluster=cluster)
+        result = run_stage(
+            engines,
+            run_store(engines.root, key),
+            key,
+            "data_prep.prepare",
+            PrepareSpec(run_key=key, root=engines.root, requests=tuple(requests), take=take_rows),
+            title=f"prepare {', '.join(request.name for request in requests)}",
+            progress=lambda: preparation_progress(corpora),
+            output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
+            grace_s=5,
+            claim_timeout_s=30,
+        )
     return key, result
 
 
@@ -151,9 +162,13 @@ def preparation_progress(corpora: Sequence[Store]) -> dict | None:
 def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
     """The first refused examples as lines `id: reason (detail)`."""
     with open_store(corpus.uri).open(REJECTS_KEY) as file:
-        rows = pq.read_table(file).to_pylist()
-    lines = [f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows[:limit]]
-    more = len(rows) - limit
+        # Read in this thread: one of Arrow's own that still holds the file when Python ends would abort the process.
+        listed = pq.ParquetFile(file, pre_buffer=False)
+        rows: list[dict[str, Any]] = next(
+            (batch.to_pylist() for batch in listed.iter_batches(limit, use_threads=False)), []
+        )
+        more = listed.metadata.num_rows - limit
+    lines = [f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows]
     return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
 
 
@@ -203,13 +218,15 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
     """A corpus as lines of a table: where, how many, which splits, what was refused, what leaks."""
     counts = corpus.manifest.counts
     splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
+    left = corpus.manifest.provenance.get("leak_pairs_not_compared", 0)
     found, own = corpus_stats(open_store(corpus.uri)), own_splits_said(corpus.manifest)
     return [
         ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
         ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
         ["splits", splits],
+        *([["merged rows", f"{counts.num_merged:,} that repeat others in everything"]] if counts.num_merged else []),
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
-        ["leakage", leakage_said(found.stats if found else None)],
+        ["leakage", leakage_said(found.stats if found else None, left)],
         *([["own splits", own]] if own else []),
         ["digest", corpus.manifest.digest],
         ["report", f"{corpus.uri}/{REPORT_KEY}"],
@@ -224,8 +241,8 @@ def leaks_of(uri: str) -> list[str] | None:
     return leak_lines(found.stats)
 
 
-def leakage_said(stats: CorpusStats | None) -> str:
-    """What of a corpus is in which evaluation sets, in a line."""
+def leakage_said(stats: CorpusStats | None, num_left: int = 0) -> str:
+    """What of a corpus is in which evaluation sets, in a line; `num_left` pairs were too many to compare."""
     if stats is None or not stats.compared:
         return (
             "not looked for: there was no evaluation set to compare with, a corpus with a test split, or a val split that "
@@ -237,6 +254,8 @@ def leakage_said(stats: CorpusStats | None) -> str:
     ]
     if stats.older_versions:
         said.append(f"older versions not compared: {_few(stats.older_versions)}")
+    if num_left:
+        said.append(f"{num_left:,} pairs with near hashes were too many to compare")
     return "; ".join(said)
 
 
@@ -251,11 +270,18 @@ _ADJECTIVE = {"train": "training", "val": "validation"}
 _LEAKS_TOLD = 3
 
 
+def _by_weight(item: tuple[Leak, Findings]) -> tuple[bool, int, Leak]:
+    """A leak into test spoils a score for good, one into val only a choice."""
+    leak, found = item
+    return leak.corpus_split != "test", -found.count, leak
+
+
 def leak_lines(stats: CorpusStats) -> list[str]:
     """As "214 training images match the test split of pets; leave them out with --decontaminate pets (before
-    training)", the most images first, and the others by the names of their corpora. What was left out is not told."""
+    training)", test splits first, of them the most images first, and the others by the names of their corpora. What was
+    left out is not told."""
     lines, names = [], []
-    for leak, found in sorted(stats.leakage.items(), key=lambda item: (-item[1].count, item[0])):
+    for leak, found in sorted(stats.leakage.items(), key=_by_weight):
         if (number := found.count - found.num_left_out) > 0:
             name = leak.corpus.partition("/")[0]
             names.append(name)
@@ -273,24 +299,33 @@ def leak_lines(stats: CorpusStats) -> list[str]:
     ]
 
 
-def verify_and_show(settings: Settings, name: str, *, as_json: bool) -> None:
-    """Reads every shard back; raises RuntimeError, after naming each bad one, if there are any."""
+def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
+    """Reads every shard back, with `pixels` every picture; raises RuntimeError, after naming what is wrong."""
     corpus = find_corpus(settings.root, name)
-    report = verify_corpus(corpus)
+    report = verify_corpus(corpus, in_threads, pixels=pixels)
     if as_json:
         console.emit(report.model_dump(mode="json"))
     else:
         for uri, problem in (report.problems | report.beside).items():
             console.tell(console.visible(f"{uri} {problem}"))
-    if report.problems:
+            for example_id, wrong in report.pictures.get(uri, {}).items():
+                console.tell(console.visible(f"  {example_id} {wrong}"))
+    if report.problems.keys() - report.pictures.keys():
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."
+        )
+    if report.pictures:
+        raise RuntimeError(
+            f"{len(report.pictures)} shards of {corpus.uri} are as written and hold corrupt pictures; train nothing on it. "
+            "Prepare the same source again: corrupt pictures are refused now, and the new version is without them."
         )
     if not as_json:
         rows = f"{report.num_rows_read:,} rows"
         if report.num_rows < report.num_rows_read:
             rows += f", of which this view shows {report.num_rows:,},"
-        console.tell(f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written.")
+        console.tell(
+            f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every picture is whole' * pixels}."
+        )
     if report.beside:
         raise RuntimeError(
             f"{corpus.uri} has {len(report.beside)} files beside its shards that are not as written. Its images and labels "

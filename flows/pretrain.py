@@ -16,7 +16,9 @@ def pretrain(config: TrainConfig, engines: Engines, night: date | None = None) -
     """
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
-    execution = config.execution
+    execution, left_s = config.execution, engines.watch.time_left()
+    # Waiting for another training is no failure: it lasts to the deadline, where there is one.
+    queue_s = max(execution.queue_timeout_s, left_s or 0)
     result = run_stage(
         engines,
         run,
@@ -28,6 +30,6 @@ def pretrain(config: TrainConfig, engines: Engines, night: date | None = None) -
         output=lambda state: open_store(state["model"]).exists("config.json"),
         grace_s=execution.grace_s,
         claim_timeout_s=execution.claim_timeout_s,
-        env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(execution.queue_timeout_s / START_TRIES)},
+        env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(queue_s / START_TRIES)},
     )
     return spec, result

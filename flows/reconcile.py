@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+from flows import outbox
 from flows.engines import Engines
 from flows.heartbeat import beats, forget
-from flows.records import read_pipeline, write_pipeline
+from flows.records import list_run_keys, read_pipeline, write_pipeline
 from flows.requests import ReconcileRequest
-from flows.run_views import list_pipelines, list_run_keys
+from flows.run_views import list_pipelines
 from flows.shipper import sync_runs
 from flows.stage import FLOW_CLAIM_S, exclusively, run_store, stop_jobs_of
 from infra.claims import Claim, read_claim
@@ -47,7 +48,7 @@ class SeenFlowRun(NamedTuple):
     id: str
     name: str
     state: str
-    """Prefect's type of the state: PENDING, RUNNING, CANCELLING, COMPLETED, FAILED, CANCELLED, CRASHED, ..."""
+    """Prefect's type of the state: PENDING, RUNNING, CANCELLING, PAUSED, COMPLETED, FAILED, CANCELLED, CRASHED, ..."""
     since: float
     """Unix seconds of the state."""
     parent: str | None = None
@@ -201,6 +202,8 @@ class Reconciler:
         """Flow runs that Prefect shows at work and whose process is gone; then the subflows of those that have ended."""
         ended: dict[str, RunState] = {}
         for run in self.unfinished.values():
+            if run.state == "PAUSED":  # suspended: it has no process, and Prefect itself gives it up in time
+                continue
             if run.parent is None and self._is_dead(run) and (end := self._end_of(run)) is not None:
                 problem = f"{run.state} since {utc(run.since)}, but its process is gone"
                 if self._end_flow_run(run, problem, *end):
@@ -235,9 +238,10 @@ class Reconciler:
         if self.engines.settings.mlflow_tracking_uri is None:
             return
         since = self._synced_until() - max(self.quiet_s, LIFE_S)
-        keys = [run.key for run in self.runs if run.key in self.changed or (spoke(run) and told_at(run) >= since)]
+        lacking = self.changed | {entry.key for entry in outbox.left(self.root)}
+        keys = [run.key for run in self.runs if run.key in lacking or (spoke(run) and told_at(run) >= since)]
         for record in self.pipelines:
-            if record.key in self.changed or (record.state != "running" and record.updated_at >= since):
+            if record.key in lacking or (record.state != "running" and record.updated_at >= since):
                 keys.append(record.key)
         if not keys:
             return
@@ -366,7 +370,7 @@ def verdict_of(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str
     asked = stop if stop is not None and stop["attempt"] == attempt else None
     found = "Ray does not know its job and its heartbeat has stopped" if job is None else f"its job is {job.state}"
     if asked is not None:
-        return asked["reason"], f"{found}; {asked['by']} asked it to stop"
+        return asked["reason"], f"{found}; it was asked to stop: {asked['by']}"
     if job is None:
         return "preempted", f"{found}; the same request resumes it"
     if job.state == "stopped":

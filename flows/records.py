@@ -26,6 +26,8 @@ class Origin(FrozenConfig):
     """Its page in the Prefect UI."""
     deployment: str | None = None
     """`flow/deployment`."""
+    name: str | None = None
+    """Of the flow run, where a person gave it one."""
     pipeline: str | None = None
     """Key of the pipeline that this belongs to."""
 
@@ -37,9 +39,9 @@ class AttemptRecord(FrozenConfig):
     run_key: str
     attempt: int
     job_id: str
-    """Ray submission id."""
+    """Ray submission id, or the like of a child process."""
     ray_address: str
-    """URL of the job server; its pages show the job."""
+    """URL of the job server, whose pages show the job. Empty: the job was a child process of its owner."""
     owner: str
     """user@host:pid of the process that submitted the job."""
     started_at: float
@@ -106,3 +108,8 @@ def read_pipeline(root: Store, key: str) -> PipelineRecord:
 
 def write_pipeline(root: Store, record: PipelineRecord) -> None:
     root.write_json(f"pipelines/{record.key}.json", record.model_dump(mode="json"))
+
+
+def list_run_keys(root: Store) -> list[str]:
+    """Keys of all runs below a root that have a config."""
+    return [key.split("/")[1] for key in root.list("runs/") if key.endswith("/config.json") and key.count("/") == 2]

@@ -24,7 +24,8 @@ table { border-collapse: collapse; width: 100%; font-size: .92rem }
 th { text-align: left; font-weight: 600; color: #4a5365; border-bottom: 2px solid #d5dae4; padding: .35rem .6rem .35rem 0 }
 td { border-bottom: 1px solid #e6e9f0; padding: .35rem .6rem .35rem 0; vertical-align: top; overflow-wrap: anywhere }
 td:first-child { white-space: nowrap } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(20rem, 1fr)); gap: 1.2rem }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1.2rem }
+.wide { overflow-x: auto } .wide td { min-width: 4rem }
 figure { margin: 0 } figcaption { font-size: .88rem; color: #4a5365; margin-bottom: .3rem }
 svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #5a6375 }
 img { width: 100%; image-rendering: pixelated; border: 1px solid #e0e4ec; border-radius: 4px }
@@ -120,7 +121,7 @@ def render(page: ReportPage) -> str:
     body = "\n".join(part for part in parts if part)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(page.title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{body}</body></html>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>{body}</body></html>\n'
     )
 
 
@@ -153,7 +154,8 @@ def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
         )
 
     body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table>"
+    table = f"<table><thead><tr>{cells('th', columns)}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide">{table}</div>'  # a narrow screen scrolls the table, not the page
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:

@@ -6,8 +6,9 @@ Prefect API; what it cannot say is checked by `flows/resolve.py` before anything
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, JsonValue, NonNegativeInt, PositiveFloat
 
+from flows.choices import SourceKind
 from infra.config import FrozenConfig
 from infra.redact import holds_credentials
 
@@ -30,12 +31,17 @@ FinetuningName = Literal[
     "vit-paper", "vit-paper-v1", "vit-paper-transfer", "vit-paper-transfer-v1", "vit-paper-imagenet-512",
     "bit-hyperrule", "vtab-sweep",
 ]  # fmt: skip
-SourceKind = Literal[
-    "class_folders", "imagenet21k", "ilsvrc2012", "table", "webdataset", "parquet", "tfds", "arrays", "vtab",
-    "transfer",
-]  # fmt: skip
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")]
+NAME = r"^[a-z0-9][a-z0-9-]*$"
+CORPUS_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+NAME_PATTERNS = {
+    NAME: "lower case letters, digits and '-', a letter or digit first",
+    CORPUS_NAME: "lower case letters, digits, and '-', '_', '.', a letter or digit first",
+}
+"""Patterns in words: Prefect's API shows them as they are, so that the help of the fields says the same."""
+Name = Annotated[str, Field(pattern=NAME, max_length=40)]
+# Not pydantic's PositiveInt: "more than 0" is not how people say it, and a form's number field counts from its minimum.
+Count = Annotated[int, Field(ge=1)]
 
 
 def without_credentials(uri: str) -> str:
@@ -62,8 +68,8 @@ class PrepareRequest(FrozenConfig):
     """Folder, archive, table or dataset of labelled images: a path that every worker sees, or an s3:// URI."""
     kind: SourceKind = "class_folders"
     """What lies there. Class folders: the folder of an image is its class; an archive of such folders will do, too."""
-    name: str | None = Field(None, pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")
-    """Name of the corpus, needed for a source: lower case, digits, '-', '_', '.'."""
+    name: str | None = Field(None, pattern=CORPUS_NAME, max_length=80)
+    """Name of the corpus, needed for a source: lower case letters, digits, and '-', '_', '.', a letter or digit first; at most 80."""
     val_fraction: Fraction = 0.1
     """Share of the images held out for validation, where the source names no such split."""
     test_fraction: Fraction = 0.1
@@ -72,15 +78,15 @@ class PrepareRequest(FrozenConfig):
     """Images with the same pixels: keep one, or all of one split. Two splits never share an image."""
     near_duplicates: Literal["keep", "drop"] = "keep"
     """Images that look alike (scaled, recompressed, mirrored): keep all, or one of each. With `add_to` only among new ones."""
-    min_images_per_class: PositiveInt = 1
+    min_images_per_class: Count = 1
     """Classes with fewer images are left out."""
     decontaminate: tuple[Reference, ...] = Field((), max_length=100)
     """Prepared corpora, NAME or NAME/VERSION, whose test and validation images, and what looks like them, are left out."""
     add_to: Reference | None = None
     """Prepared corpus, NAME/VERSION, that gets these images as a further segment. Empty: a corpus of its own."""
-    overrides: Overrides = Field(default_factory=dict)
+    overrides: Overrides = Field(default={})
     """Any other field by its dotted name, as in {"source.labels_column": "tags", "recipe.class_map": "imagenet21k-p",
-    "recipe.val_per_class": 50, "execution.examples_per_chunk": 1024}."""
+    "recipe.val_per_class": 50, "execution.examples_per_chunk": 1024}. The deployment's description lists them."""
 
 
 class PretrainRequest(FrozenConfig):
@@ -91,17 +97,20 @@ class PretrainRequest(FrozenConfig):
     recipe: RecipeName = "emoji"
     """What to train and how; `vitline pretrain recipes` describes them."""
     name: Name | None = None
-    """First part of the run's name. Empty: corpus and recipe."""
+    """First part of the run's name: lower case letters, digits and '-', a letter or digit first; at most 40. Empty: corpus and recipe."""
     seed: NonNegativeInt = 0
     """Seed of initialisation, order, augmentation and dropout."""
-    train_images: PositiveInt | None = None
+    train_images: Count | None = None
     """Budget in images, counting repeats. Empty: the recipe's own. Warmup shrinks with it."""
     peak_lr: PositiveFloat | None = None
     """Learning rate at the end of warmup. Empty: the recipe's own."""
-    num_workers: PositiveInt | None = None
-    """Ray Train workers, one GPU each where there are GPUs. Empty: the recipe's own. Results do not depend on it."""
-    overrides: Overrides = Field(default_factory=dict)
-    """Any other field by its dotted name, as in {"recipe.optim.weight_decay": 0.1, "execution.save_every_steps": 500}."""
+    num_workers: Count | None = None
+    """Ray Train workers, one GPU each where the cluster has GPUs or can get some (`execution.device`). Empty: the recipe's
+    own. Results do not depend on it."""
+    overrides: Overrides = Field(default={})
+    """Any other field by its dotted name, as in {"recipe.optim.weight_decay": 0.1, "execution.save_every_steps": 500}. A
+    cancel writes a checkpoint first; {"execution.on_cancel": "discard"} leaves that out. The
+    deployment's description lists the fields."""
 
 
 class FinetuneRequest(FrozenConfig):
@@ -113,20 +122,22 @@ class FinetuneRequest(FrozenConfig):
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
     protocol: FinetuningName | None = None
     """Steps, batch, resolution, crop and schedule as this protocol has them for a corpus of this size."""
-    steps: PositiveInt | None = None
+    steps: Count | None = None
     """Optimizer steps. Empty: the protocol's, or 500. Warmup shrinks with them."""
     peak_lr: PositiveFloat | None = None
     """Learning rate at the end of warmup; the paper tries 0.003, 0.01, 0.03 and 0.06. Empty: the protocol's, or 0.03."""
-    global_batch_size: PositiveInt | None = None
+    global_batch_size: Count | None = None
     """Examples per step, over all workers. Empty: the protocol's, or 512."""
-    image_size_px: PositiveInt | None = None
+    image_size_px: Count | None = None
     """Side of the input; position embeddings are resampled. Empty: the protocol's, or the model's own."""
     seed: NonNegativeInt = 0
     """Seed of order and augmentation."""
-    num_workers: PositiveInt | None = None
+    num_workers: Count | None = None
     """Ray Train workers. Empty: one."""
-    overrides: Overrides = Field(default_factory=dict)
-    """Any other field by its dotted name, as in {"recipe.optim.clip_norm": null}."""
+    overrides: Overrides = Field(default={})
+    """Any other field by its dotted name, as in {"recipe.optim.clip_norm": null}. A cancel writes a checkpoint first;
+    {"execution.on_cancel": "discard"} leaves that out. The
+    deployment's description lists the fields."""
 
 
 class EvaluateRequest(FrozenConfig):
@@ -148,29 +159,30 @@ class EvaluateRequest(FrozenConfig):
     """Also train the same network from scratch, with the same steps and choices, as a control."""
     rescore: bool = False
     """Train and score again what has a record, in spite of it; the new records name the old ones."""
-    overrides: Overrides = Field(default_factory=dict)
+    overrides: Overrides = Field(default={})
     """Fields of the protocol by their dotted name, as in {"protocol.precision": "bfloat16"}; it is another protocol then,
     and its scores stand apart. It holds for tasks of every size, and no other field follows: with shorter total_steps set
-    warmup_steps, too."""
+    warmup_steps, too. The deployment's description lists the fields."""
 
 
 class PipelineRequest(FrozenConfig):
     """Prepare, pre-train, fine-tune and score: one line in the comparison of every night."""
 
     name: Name = "emoji"
-    """First part of the names of its runs and of its model."""
+    """First part of the names of its runs and of its model: lower case letters, digits and '-', a letter or digit first; at most 40."""
     corpus: Reference = "noto-emoji"
     """Corpus to pre-train on: a preset that is prepared if need be (noto-emoji, digits-0-to-4), or a prepared corpus."""
     recipe: RecipeName = "emoji"
     """What to pre-train and how; `vitline pretrain recipes` describes them."""
     seed: NonNegativeInt = 0
     """Seed of initialisation, order, augmentation and dropout."""
-    train_images: PositiveInt | None = None
+    train_images: Count | None = None
     """Budget of pre-training in images, counting repeats. Empty: the recipe's own. Warmup shrinks with it."""
-    num_workers: PositiveInt | None = None
+    num_workers: Count | None = None
     """Ray Train workers of pre-training. Empty: the recipe's own. Results do not depend on it."""
     tasks: tuple[Reference, ...] = Field(("twitter-emoji", "digits"), min_length=1, max_length=40)
-    """Tasks to score the model on: presets (twitter-emoji, digits, digits-5-to-9) or prepared corpora."""
+    """Tasks to score the model on: presets (twitter-emoji, digits, digits-5-to-9) or prepared corpora; `vtab` means all tasks
+    of VTAB that are prepared."""
     protocol: ProtocolName = "small-images"
     """How the model is fine-tuned on each task."""
     from_scratch: bool = True
@@ -179,8 +191,10 @@ class PipelineRequest(FrozenConfig):
     """Longest run. A plan that does not fit is refused; a run that reaches it keeps a checkpoint and ends as OutOfTime."""
     max_late_hours: PositiveFloat | None = None
     """A scheduled run that starts later than this is dropped with the reason. Empty: it runs however late."""
-    overrides: Overrides = Field(default_factory=dict)
-    """Any other field by its dotted name, as in {"recipe.optim.peak_lr": 0.001, "protocol.total_steps": 300}."""
+    overrides: Overrides = Field(default={})
+    """Any other field by its dotted name, as in {"recipe.optim.peak_lr": 0.001, "protocol.total_steps": 300}. A cancel
+    writes a checkpoint first; {"execution.on_cancel": "discard"} leaves that out. The
+    deployment's description lists the fields."""
 
 
 class CompareRequest(FrozenConfig):

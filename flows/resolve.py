@@ -3,6 +3,7 @@
 Each function raises ValueError in one sentence: a corpus, model or field that does not exist, a rule between fields.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +16,19 @@ from pydantic import ValidationError
 from data_prep.config import CorpusConfig, CorpusRecipe, Source
 from data_prep.corpora.presets import PRESETS
 from data_prep.find_corpus import corpus_version, prepared_corpus
-from data_prep.leakage import splits_to_keep_out
-from data_prep.plan_shards import Base
 from data_prep.shard_format import Manifest, load_manifest
-from flows.catalog import find_corpus, find_model, is_location, list_corpora
+from flows.catalog import find_corpus, find_model, list_corpora
+from flows.refusals import told
 from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PrepareRequest, PretrainRequest
 from infra.config import FrozenConfig, digest_of, replace
 from infra.keys import run_key
+from infra.names import did_you_mean, there_are
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
 from vit.input.config import AugmentConfig
 from vit.input.plan import propose_num_lanes
-from vit.models.config import AnyNetworkConfig, NetworkConfig, field_path, network_config
+from vit.model_names import is_location
+from vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
 from vit.recipes import recipe_named
 from vit.vtab.evaluate import TaskRef, task_facts
 from vit.vtab.probes import Probe
@@ -49,6 +51,9 @@ def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
             if request.preset
             else "Neither a preset nor a source was given: choose a preset, or say where your images are."
         )
+    from data_prep.leakage import splits_to_keep_out
+    from data_prep.plan_shards import Base
+
     config = _preset(request) if request.preset else _of_source(request)
     store = open_store(root)
     corpus_version(store, config)  # looks for the source, the class map and the corpora that are named
@@ -93,6 +98,10 @@ def _of_source(request: PrepareRequest) -> CorpusConfig:
                 f"The source {path} does not exist. Give the path of a folder, archive, table or dataset that is there, or "
                 "an s3:// URI."
             )
+        if Path(path).is_dir() and _is_empty(path):
+            raise ValueError(
+                f"The folder {path} holds no file. Give one that holds a sub-folder of pictures per class."
+            )
     config = CorpusConfig(
         name=name,
         source=_source(request.kind, path, request.overrides),
@@ -107,6 +116,14 @@ def _of_source(request: PrepareRequest) -> CorpusConfig:
         add_to=request.add_to or "",
     )
     return replace(config, **request.overrides)
+
+
+def _is_empty(folder: str) -> bool:
+    """Whether nothing lies in it or below it but folders; a link may lead to something."""
+    return not any(
+        files or any(os.path.islink(os.path.join(at, name)) for name in folders)
+        for at, folders, files in os.walk(folder)
+    )
 
 
 def _source(kind: str, path: str, overrides: Mapping[str, Any]) -> Source:
@@ -271,7 +288,8 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
         tasks=tuple(
-            TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri) for corpus in _task_corpora(root, request.tasks)
+            TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri)
+            for corpus in (find_corpus(root, task) for task in named_tasks(root, request.tasks))
         ),
         architecture=network_config(open_store(uri).read_json("config.json")["model"]),
         protocol=_asked_protocol(request.protocol, request.overrides, request.from_scratch),
@@ -281,19 +299,33 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
     )
 
 
-def _task_corpora(root: str, tasks: Sequence[str]) -> list[Store]:
-    """The corpora of tasks by name; `vtab` stands for those of its tasks that are prepared."""
-    found = []
-    for task in tasks:
-        if task != VTAB:
-            found.append(find_corpus(root, task))
-            continue
-        prepared = {row["name"] for row in list_corpora(root)}
-        names = [known.corpus_name for known in VTAB_TASKS if known.corpus_name in prepared]
-        if not names:
-            raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` makes them.")
-        found += [find_corpus(root, name) for name in names]
-    return found
+def named_tasks(root: str, tasks: Sequence[str]) -> list[str]:
+    """Each task that is asked for, once; `vtab` stands for those of its tasks that are prepared.
+
+    Raises ValueError where none of them is."""
+    if VTAB not in tasks:
+        return list(dict.fromkeys(tasks))
+    of_vtab = _prepared_of_vtab(root)
+    if not of_vtab:
+        raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` makes them.")
+    return list(dict.fromkeys(name for task in tasks for name in (of_vtab if task == VTAB else [task])))
+
+
+def told_tasks(root: str, tasks: Sequence[str]) -> str | None:
+    """What `vtab` stands for here and what of it is missing, as a sentence; None where it is not asked for, or whole."""
+    of_vtab = _prepared_of_vtab(root) if VTAB in tasks else []
+    missing = [task.corpus_name for task in VTAB_TASKS if task.corpus_name not in of_vtab]
+    if VTAB not in tasks or not missing:
+        return None
+    return (
+        f"vtab means {len(of_vtab)} of its {len(VTAB_TASKS)} tasks here; not prepared: {', '.join(missing)}. "
+        "`vitline vtab prepare` makes them."
+    )
+
+
+def _prepared_of_vtab(root: str) -> list[str]:
+    prepared = {row["name"] for row in list_corpora(root) if row["view_of"] is None}
+    return [task.corpus_name for task in VTAB_TASKS if task.corpus_name in prepared]
 
 
 def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool) -> Protocol | Probe:
@@ -310,6 +342,12 @@ def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool)
         raise ValueError(f"'protocol.{settled[0]}' is no override: the form's own fields settle it.")
     if not changes:
         return protocol
+    fields = type(protocol).model_fields.keys() - {"name", "kind"}
+    if unknown := next((path for path in changes if path.partition(".")[0] not in fields), None):
+        meant = did_you_mean(f"protocol.{unknown}", (f"protocol.{field}" for field in fields))
+        raise ValueError(
+            f"Protocol {name} has no field 'protocol.{unknown}'; here are: {', '.join(sorted(fields))}.{meant}"
+        )
     # A protocol that was changed is another one: its scores must not pass for those of the named one.
     other = f"{name}-{digest_of(changes)[:6]}"
     if isinstance(protocol, Protocol) and "larger" not in changes:
@@ -342,7 +380,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
     training = draft_training(request.name, request)
     changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
     protocol = _asked_protocol(request.protocol, changes, request.from_scratch)
-    source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *request.tasks))
+    source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *named_tasks(root, request.tasks)))
     identity = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
     inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((source, *tasks))}
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
@@ -358,10 +396,8 @@ def choose_corpus(root: str, name: str) -> CorpusChoice:
     except ValueError as error:
         if is_location(name):
             raise
-        known = ", ".join(sorted({*PRESETS, *(row["name"] for row in list_corpora(root))}))
-        raise ValueError(
-            f"There is no corpus {name!r} below {root}; there are: {known}. `vitline data prep` makes one."
-        ) from error
+        known = there_are(name, {*PRESETS, *(row["name"] for row in list_corpora(root))})
+        raise ValueError(f"There is no corpus {name!r} below {root}; {known} `vitline data prep` makes one.") from error
 
 
 def corpus_identity(root: Store, choice: CorpusChoice) -> str:
@@ -379,17 +415,3 @@ def training_name(corpus: str, what: str) -> str:
 def mean_row_group_bytes(manifest: Manifest) -> int:
     counts, rows = manifest.counts, manifest.split("train").rows_per_row_group
     return -(-counts.num_bytes * rows // counts.num_accepted)
-
-
-def settable_path(loc: Sequence[str | int]) -> str:
-    """The dotted path of a field in a validation error, as people set it: the kind of a source is no part of it."""
-    return field_path([part for i, part in enumerate(loc) if not (i == 1 and loc[0] == "source")])
-
-
-def told(problem: Mapping[str, Any]) -> str:
-    """One broken rule of a pydantic model as a sentence: field, expectation, value."""
-    where, given = settable_path(problem["loc"]), problem.get("input")
-    text = problem["msg"].removeprefix("Value error, ").rstrip(".")
-    if not isinstance(given, Mapping):
-        text += f", not {given!r}"
-    return f"{where}: {text}" if where else text

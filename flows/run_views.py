@@ -15,6 +15,7 @@ from infra.config import canonical_json, digest_of, flatten
 from infra.journal import list_segments, read_segments
 from infra.run_state import read_state
 from infra.storage import Store, json_bytes, open_store
+from vit.registry_model import registry_files
 
 TRAIN_PARAMS = [
     "model.architecture",
@@ -52,11 +53,6 @@ TRAIN_PARAMS = [
 EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
 # Of one request: a form has at most 12 fields, a resolved config may have a hundred.
 MAX_REQUEST_PARAMS = 20
-LOAD_IN_THREE_LINES = (
-    "from vit.published import load_model",
-    "model = load_model({uri!r})",
-    "print(model.predict(['picture.jpg']))",
-)
 
 
 def run_view(root: Store, key: str) -> View | None:
@@ -112,14 +108,17 @@ def add_origin(view: View, attempts: Sequence[AttemptRecord]) -> None:
         "vitline.attempts": last.attempt,
         "vitline.ray_job_id": last.job_id,
     } | origin_tags(first.origin)
-    job = f"[{last.job_id}]({last.ray_address.rstrip('/')}/#/jobs/{last.job_id})"
-    view.facts += [*origin_facts(first.origin), f"**Ray job:** {job}, attempt {last.attempt}"]
+    job = f"**Ray job:** [{last.job_id}]({last.ray_address.rstrip('/')}/#/jobs/{last.job_id})"
+    if not last.ray_address:  # small work of a command that named no cluster
+        job = f"**Job:** {last.job_id}, a process of {last.owner}"
+    view.facts += [*origin_facts(first.origin), f"{job}, attempt {last.attempt}"]
 
 
 def origin_tags(origin: Origin) -> JSON:
     return {
         "vitline.trigger": origin.trigger,
         "vitline.deployment": origin.deployment,
+        "vitline.name": origin.name,
         "vitline.flow_run_id": origin.flow_run_id,
         "vitline.flow_run_url": origin.flow_run_url,
         "vitline.pipeline": origin.pipeline,
@@ -195,14 +194,6 @@ def published(state: JSON, view: View) -> Published | None:
         return None
     name, version = store.uri.rstrip("/").split("/")[-2:]
     contract = store.read_json("image_contract.json")
-    pointer = {
-        "schema_version": 1,
-        "uri": store.uri,
-        "digest": config["digest"],
-        "image_contract": contract,
-        "num_classes": config["num_classes"],
-        "load": [line.format(uri=store.uri) for line in LOAD_IN_THREE_LINES],
-    }
     images = state.get("images_seen", 0)
     scored = f"held-out top-1 {100 * state['val_top1']:.1f} %, " if "val_top1" in state else ""
     return Published(
@@ -220,7 +211,7 @@ def published(state: JSON, view: View) -> Published | None:
         },
         params={name: plain(config["model"][name]) for name in MODEL_PARAMS if name in config["model"]}
         | {"num_classes": config["num_classes"], "images_seen": images},
-        files={"pointer.json": json_bytes(pointer), "card.md": store.read("card.md")},
+        files={**registry_files(store.uri, config, contract), "card.md": store.read("card.md")},
         summary=f"{scored}{images:,} images seen; weights at {store.uri}",
     )
 
@@ -376,11 +367,6 @@ def list_pipelines(root: Store) -> list[str]:
     """Keys of all pipelines below a root."""
     keys = [key.removeprefix("pipelines/") for key in root.list("pipelines/")]
     return [key.removesuffix(".json") for key in keys if key.endswith(".json") and "/" not in key]
-
-
-def list_run_keys(root: Store) -> list[str]:
-    """Keys of all runs below a root that have a config."""
-    return [key.split("/")[1] for key in root.list("runs/") if key.endswith("/config.json") and key.count("/") == 2]
 
 
 def _ms(seconds: float) -> int:

@@ -52,7 +52,7 @@ def left_out(report: ScoreReport) -> str:
 
 def draw(table: TextTable) -> None:
     """On stdout; in several pieces, one below the other, where the console is too narrow."""
-    for number, (start, end) in enumerate(pieces(table, console.OUT.width)):
+    for number, (start, end) in enumerate(pieces(table, console.out().width)):
         title = table.title if number == 0 else None
         drawn = Drawn(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
         drawn.add_column(table.first, overflow="fold")
@@ -62,7 +62,7 @@ def draw(table: TextTable) -> None:
             cells = line.cells[start:end]
             if any(cells) or line.kind == "heading":
                 drawn.add_row(escape(line.label), *map(escape, cells), style=STYLES[line.kind])
-        console.OUT.print(drawn)
+        console.out().print(drawn)
         console.tell("")
     for note in (table.legend, *table.notes):
         if note:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from flows import outbox
+from flows.outbox import Entry, Kind
 from flows.run_views import pipeline_view, run_view
 from flows.view import Child, Published, View
 from infra.config import digest_of
@@ -19,7 +21,6 @@ from infra.storage import Store
 from infra.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from infra.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
 
-Kind = Literal["run", "pipeline"]
 Outcome = Literal["sent", "unchanged", "absent", "deleted"]
 SHIPPED = "vitline.shipped"
 INHERITED = ("vitline.stage", "mlflow.user", "mlflow.source.name")
@@ -46,7 +47,14 @@ class Sender:
         self._curves: dict[str, Curves] = {}
 
     def send(self, kind: Kind, key: str) -> Outcome:
-        return self.send_run(key) if kind == "run" else self.send_pipeline(key)
+        """What is missing of a run or pipeline; of one that had ended nothing is left to send, and its entry goes."""
+        entry = Entry(kind, key)
+        mark = outbox.mark_of(self.root, entry)
+        ended = mark is not None and outbox.ended_at(self.root, entry) is not None  # before it is read
+        outcome = self.send_run(key) if kind == "run" else self.send_pipeline(key)
+        if ended:
+            outbox.clear(self.root, entry, mark)
+        return outcome
 
     def send_run(self, key: str) -> Outcome:
         """Everything of a run that MLflow does not have yet."""
@@ -59,7 +67,7 @@ class Sender:
         store = self.root.child(f"runs/{key}")
         ids = TrackingIds(store, self.tracking.uri)
         parent = self._parent(view.pipeline)
-        run = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, view.tags)
+        run = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, view.tags, view.name)
         if run is None:
             return "deleted"
         segments, digest = list_segments(store), digest_of([view.digest, parent and parent.run_id])[:16]
@@ -157,7 +165,7 @@ class Sender:
 
     def _tracked_parent(self, view: View) -> TrackedRun | None:
         ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(view.key))
-        return self.tracking.run(ids, view.experiment, view.key, view.store_uri, view.start_ms, view.tags)
+        return self.tracking.run(ids, view.experiment, view.key, view.store_uri, view.start_ms, view.tags, view.name)
 
     def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:
         """As MLflow has them; what this process remembers is right unless another shipper was here, or a new server."""

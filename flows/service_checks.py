@@ -15,14 +15,20 @@ from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from flows.check import Check
+from infra.local.processes import is_busy, load
 from infra.settings import Settings
 from infra.storage import Store, StoreFailed, open_store, probe_conditional_writes
 
 TIMEOUT_S = 4.0
+_MOST_BYTES = 20_000_000
+"""Of an answer; the list of deployments holds every form."""
+BUSY = 5
+"""How many times as long a busy machine is waited for."""
+BUSY_ADVICE = "Nothing need be broken: ask again when less is running here."
 # Claims compare a heartbeat of another machine with this one's clock; their time-out is a minute.
 MAX_CLOCK_DIFFERENCE_S = 5.0
 
@@ -37,20 +43,30 @@ class Reply(NamedTuple):
     uncertain_s: float
 
 
-def ask(url: str, token: str | None = None) -> Reply:
-    """Raises OSError where no answer comes."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+def patience() -> int:
+    """What time-outs are multiplied by now."""
+    return BUSY if is_busy() else 1
+
+
+def ask(url: str, token: str | None = None, form: dict[str, Any] | None = None) -> Reply:
+    """The answer to a GET, or to a POST of `form` as JSON. Raises OSError where no answer comes."""
+    request = urllib.request.Request(url, data=None if form is None else json.dumps(form).encode())
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    if form is not None:
+        request.add_header("Content-Type", "application/json")
     began = time.time()
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            status, headers, body = answer.status, answer.headers, answer.read(100_000)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S * patience()) as answer:
+            status, headers, body = answer.status, answer.headers, answer.read(_MOST_BYTES)
     except urllib.error.HTTPError as refused:
         with refused:
-            status, headers, body = refused.code, refused.headers, refused.read(100_000)
+            status, headers, body = refused.code, refused.headers, refused.read(_MOST_BYTES)
     except http.client.HTTPException as odd:
         raise OSError(f"{url} does not speak HTTP ({odd!r})") from odd
     except urllib.error.URLError as away:
-        raise OSError(f"{url} does not answer: {away.reason}") from away
+        cause = away.reason if isinstance(away.reason, BaseException) else away
+        raise OSError(f"{url} does not answer: {away.reason}") from cause
     except OSError as away:
         raise OSError(f"{url} does not answer: {away}") from away
     waited_s = time.time() - began
@@ -239,6 +255,8 @@ def check_clock(settings: Settings) -> Check:
 
 
 def _away(name: str, away: OSError, variable: str) -> Check:
+    if is_busy() and isinstance(away.__cause__ or away, TimeoutError):
+        return Check(name, False, f"{away}"[:300] + f", and this machine is busy: {load()}", BUSY_ADVICE)
     advice = f"Start it (`vitline stack up` here, `vitline stack restart` if it hangs), or correct {variable}."
     return Check(name, False, str(away)[:300], advice)
 

@@ -2,12 +2,14 @@
 
     python -m flows.ship_runs --root URI --parent P  follows what JSON lines on stdin name, until stdin ends
     python -m flows.ship_runs --root URI --sync ...  sends what is missing of all runs, or of some, and ends
+    python -m flows.ship_runs --root URI --left      sends what other shippers have left (`outbox.py`), and ends
 
 Lines in: {"run": key}, {"pipeline": key}, {"close": seconds}. Out, after close or at the end of a sync: one JSON object.
 The store is the truth: whatever is cut off here, the next shipper finds how far MLflow is and sends the rest.
 """
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -15,12 +17,15 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.run_views import list_pipelines, list_run_keys
-from flows.send_run import Kind, Sender
+from flows import outbox
+from flows.outbox import Kind
+from flows.records import list_run_keys
+from flows.run_views import list_pipelines
+from flows.send_run import Sender
 from infra.journal import list_segments
 from infra.redact import log_to_stderr
 from infra.settings import Settings, secret_values
@@ -151,10 +156,14 @@ def one_line(error: Exception) -> str:
 
 
 def sync(root: Store, tracking: Tracking, keys: list[str]) -> dict[str, Any]:
-    """Sends what is missing of the named runs and pipelines, or of all. Stops where MLflow itself does not answer."""
+    """Sends what is missing of the named runs and pipelines, or of all."""
     known: list[tuple[Kind, str]] = [("run", key) for key in list_run_keys(root)]
     known += [("pipeline", key) for key in list_pipelines(root)]
-    chosen = [(kind, key) for kind, key in known if not keys or key in keys]
+    return send_each(root, tracking, [(kind, key) for kind, key in known if not keys or key in keys])
+
+
+def send_each(root: Store, tracking: Tracking, chosen: Sequence[tuple[Kind, str]]) -> dict[str, Any]:
+    """Keys by what became of them, and why some are left. Stops where MLflow itself does not answer."""
     sender = Sender(root, tracking)
     done: dict[str, list[str]] = {name: [] for name in ("sent", "unchanged", "absent", "deleted")}
     left: dict[str, str] = {}
@@ -178,6 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--root", required=True)
     parser.add_argument("--parent", type=int, help="process that is followed into its end")
     parser.add_argument("--sync", nargs="*", metavar="KEY")
+    parser.add_argument("--left", action="store_true")
     args = parser.parse_args(argv)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what MLflow prints belongs into the log
@@ -191,8 +201,13 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(sync(root, Tracking(uri, secret_values()), args.sync)), file=answers, flush=True)
         return
     os.nice(5)  # training goes first
+    if args.left:
+        done = send_each(root, Tracking(uri, secret_values()), outbox.left(root))
+        print(json.dumps(done), file=answers, flush=True)
+        return
     left = follow_stdin(Follower(root, lambda: Tracking(uri, secret_values())), args.parent)
-    print(json.dumps({"left": left}), file=answers, flush=True)
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed; what is left is in the outbox
+        print(json.dumps({"left": left}), file=answers, flush=True)
     sys.stderr.flush()
     os._exit(0)  # a request that hangs is not waited for
 

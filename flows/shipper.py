@@ -1,24 +1,31 @@
 """Whoever follows runs ships them to MLflow through a child process: neither a flow nor a command waits for MLflow.
 
-Imports no MLflow. The child is `flows/ship_runs.py`; it dies with its parent, and its log is `shipper.log`.
+Imports no MLflow. The child is `flows/ship_runs.py`; it dies with its parent, and its log is `shipper.log`. A child that
+was killed is replaced. What is left nevertheless stands in the store (`outbox.py`), where `ship_left.py` finds it.
 """
 
 import contextlib
 import json
+import logging
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from flows.run_views import list_pipelines, list_run_keys
+from flows import outbox
+from flows.outbox import Entry, Kind
 from infra.settings import Settings, inherited_environment
 from infra.storage import open_store
 from infra.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 
-_MAX_STARTS = 3
+log = logging.getLogger(__name__)
+_LOOK_S = 1.0  # between two looks whether the child lives
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # before a dead one is replaced, growing: it may be unable to start at all
+_WORTH_A_START_S = 3.0  # of the time to close
 _HURRIED_S = 6.0  # after an error or a cancellation, which is to be over soon
 _ANSWER_S = 2.0  # of the time to close, for the child's answer
 # MLflow's own defaults wait minutes. Whoever is sent to later may be asked briefly now.
@@ -47,10 +54,10 @@ class Shipper:
     def __init__(self, settings: Settings, log_dir: Path) -> None:
         self._settings, self._log_dir = settings, log_dir
         self._child: subprocess.Popen[bytes] | None = None
-        self._starts = 0
+        self._next_start, self._wait_s = 0.0, _FIRST_WAIT_S
         self._told: list[dict[str, str]] = []
         self._urls: dict[str, str] = {}
-        self._lock = threading.Lock()
+        self._lock, self._closed = threading.Lock(), threading.Event()
 
     def __enter__(self) -> Self:
         return self
@@ -59,12 +66,12 @@ class Shipper:
         self.close() if kind is None else self.close(_HURRIED_S)
 
     def follow(self, run_key: str) -> None:
-        """A run has started, or was found finished: it is shipped as it grows. Costs a line in a pipe."""
-        self._follow({"run": run_key})
+        """A run has started, or was found finished: it is shipped as it grows. Costs a small object in the store."""
+        self._follow("run", run_key)
 
     def follow_pipeline(self, key: str) -> None:
         """The same for a pipeline's record: the parent of its stages' runs."""
-        self._follow({"pipeline": key})
+        self._follow("pipeline", key)
 
     def run_url(self, run_key: str) -> str | None:
         """The run's page in MLflow; None until it is there. Reads one object of the store."""
@@ -85,51 +92,66 @@ class Shipper:
         return self._urls[ids_key]
 
     def close(self, timeout_s: float = 20) -> list[str]:
-        """Lets the child send what is left, no longer than this. Returns the keys that are not wholly sent:
-        `vitline runs sync` sends them."""
+        """Lets the child send what is left, no longer than this; one that has died is replaced if there is the time.
+        Returns the keys that are not wholly sent: they stand in the outbox."""
+        self._closed.set()
+        deadline = time.monotonic() + timeout_s
         with self._lock:
-            child, told, self._child, self._told = self._child, self._told, None, []
-        if child is None:
-            return []
-        line = json.dumps({"close": max(timeout_s - _ANSWER_S, timeout_s / 2)}).encode() + b"\n"
-        try:
-            answer, _ = child.communicate(line, timeout=timeout_s)
-            return json.loads(answer)["left"]
-        except (subprocess.TimeoutExpired, ValueError):  # it hangs, or died without a word
-            child.kill()
-            child.communicate()
-            return sorted({key for each in told for key in each.values()})
+            told, self._told = self._told, []
+            while self._child is not None:
+                child, self._child = self._child, None
+                remaining = max(deadline - time.monotonic(), 0.1)
+                line = json.dumps({"close": max(remaining - _ANSWER_S, remaining / 2)}).encode() + b"\n"
+                try:
+                    answer, _ = child.communicate(line, timeout=remaining)
+                    return json.loads(answer)["left"]
+                except subprocess.TimeoutExpired:  # it hangs
+                    child.kill()
+                    child.communicate()
+                except ValueError:  # it died without a word
+                    if deadline - time.monotonic() > _WORTH_A_START_S:
+                        self._start(told)
+        return sorted({key for each in told for key in each.values()})
 
-    def _follow(self, line: dict[str, str]) -> None:
+    def _follow(self, kind: Kind, key: str) -> None:
         if self._settings.mlflow_tracking_uri is None:
             return
+        try:
+            outbox.put(open_store(self._settings.root), Entry(kind, key))
+        except (OSError, RuntimeError):  # MLflow holds nothing up, and the child may yet send it
+            log.warning("%s %s is not noted as one that MLflow may lack", kind, key, exc_info=True)
+        line: dict[str, str] = {kind: key}
         with self._lock:
-            if line in self._told:
+            if line in self._told or self._closed.is_set():
                 return
             self._told.append(line)
-            if self._child is not None and self._tell([line]):
-                return
-            while self._starts < _MAX_STARTS:  # the first, or one in the place of one that died; its log says why
-                self._start()
-                if self._tell(self._told):
-                    return
+            if self._child is None:
+                self._start(self._told)
+                threading.Thread(target=self._keep_alive, name="shipper", daemon=True).start()
+            else:
+                self._tell(self._child, [line])  # one that has died is replaced in a moment, and told all
 
-    def _start(self) -> None:
+    def _keep_alive(self) -> None:
+        while not self._closed.wait(_LOOK_S):
+            with self._lock:
+                dead = self._child is not None and self._child.poll() is not None
+                if dead and time.monotonic() >= self._next_start and not self._closed.is_set():
+                    self._start(self._told)
+
+    def _start(self, lines: Sequence[dict[str, str]]) -> None:
         if self._child is not None:
-            self._child.kill()
             self._child.communicate()
-        self._child = start_child(self._settings, ["--parent", str(os.getpid())], self._log_dir / "shipper.log")
-        self._starts += 1
+        self._next_start = time.monotonic() + self._wait_s
+        self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
+        arguments = ["--parent", str(os.getpid())]
+        self._child = start_child(self._settings, arguments, self._log_dir / "shipper.log")
+        self._tell(self._child, lines)
 
-    def _tell(self, lines: Sequence[dict[str, str]]) -> bool:
-        assert self._child is not None
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-            self._child.stdin.flush()
-        except OSError:
-            return False
-        return self._child.poll() is None
+    def _tell(self, child: subprocess.Popen[bytes], lines: Sequence[dict[str, str]]) -> None:
+        assert child.stdin is not None
+        with contextlib.suppress(OSError):
+            child.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+            child.stdin.flush()
 
 
 def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncReport:
@@ -140,6 +162,9 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
     if settings.mlflow_tracking_uri is None:
         raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to; `vitline stack up`.")
     root = open_store(settings.root)
+    from flows.records import list_run_keys
+    from flows.run_views import list_pipelines
+
     known = [*list_run_keys(root), *list_pipelines(root)]
     if keys is not None and not keys:
         return SyncReport([], [], [], {})

@@ -2,22 +2,24 @@
 
 import contextlib
 import getpass
+import json
 import logging
 import os
+import re
 import socket
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
 
 from flows import heartbeat
-from flows.engines import Engines, Progress
+from flows.engines import Engines, Progress, StopRequested
 from flows.records import AttemptRecord, Origin, attempt_records
 from infra.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
 from infra.config import replace
+from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost
 from infra.redact import cleaned
 from infra.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_verdict
@@ -30,13 +32,15 @@ POLL_S = 0.5
 LIVING_S = 10.0
 # Ray's own wait before it kills a stopped job is a second longer than the grace; this is longer than that.
 STOP_MARGIN_S = 5.0
-
-
-# A cancelled job has nothing to write: its workers leave at the next step, and a driver that waits is told by signal.
-CANCEL_PATIENCE_S = 3.0
-# Without progress for so long, people want to know what the job waits for.
-WAITING_S = 40.0
+# What a cancelled job may take for the rest of its step and a checkpoint before its driver is told by signal: Prefect
+# kills the flow process 30 s after the cancel.
+CANCEL_PATIENCE_S = 15.0
+# Without progress for so long, people want to know what the job waits for; then it is looked at so often.
+WAITING_S = 30.0
+LOOK_S = 10.0
 LOG_LINES = 40
+# Of a shell whose command was not found, or is none.
+NO_COMMAND = (126, 127)
 # Age of the heartbeat after which a flow process counts as dead.
 FLOW_CLAIM_S = 30.0
 
@@ -112,11 +116,12 @@ def run_stage(
             if (state := finished()) is not None:  # by the attempt that was waited for
                 return result(state, True)
             run.write_json("config.json", config.model_dump(mode="json"))
+            left = progress()  # by an attempt that is dead: nobody takes it for news of this one
             submit(engines, run, claim, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
         except Skipped as skipped:
-            claim = adopt(engines, run, skipped)
+            claim, left = adopt(engines, run, skipped), None
         try:
-            job = follow(engines, run, claim, title, progress, grace_s)
+            job = follow(engines, run, claim, title, news(progress, left), grace_s)
         except JobLost as lost:
             engines.watch.say(f"{lost} The next attempt resumes {key}.")
             engines.cluster.restart()
@@ -146,7 +151,8 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
     )
     run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
     metadata = {"run_key": claim.run_key, **origin.model_dump(mode="json", exclude_none=True)}
-    command = [sys.executable, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
+    command = [engines.cluster.python, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
+    env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     jobs.submit(claim.job_id, command, env=env, metadata=metadata)
     tell_of(engines, run, claim)
 
@@ -223,9 +229,14 @@ def claim_or_skip(
                 claim_timeout_s=claim_timeout_s,
             )
         except ClaimHeld as held:
-            patience_s = claim_timeout_s + 5 if job_state(held.claim.job_id) is None else LIVING_S
+            unknown = job_state(held.claim.job_id) is None
+            patience_s = claim_timeout_s + 5 if unknown else LIVING_S
             beats = last_beat is not None and held.claim.heartbeat > last_beat
-            if beats or time.monotonic() - started > patience_s:
+            # The process of this flow run from before it was suspended and resumed is about to let go.
+            ours = held.claim.page is not None and held.claim.page == engines.origin.flow_run_url
+            if beats and ours and unknown:
+                started = time.monotonic()
+            elif beats or time.monotonic() - started > patience_s:
                 where = f": {held.claim.page}" if held.claim.page else "."
                 raise Skipped(f"{held} It goes on there{where}", held.claim) from held
             if last_beat is None:
@@ -245,55 +256,90 @@ def job_state(engines: Engines, run: Store, job_id: str) -> str | None:
     return "failed" if ended else None
 
 
+def news(progress: Callable[[], Progress | None], left: Progress | None) -> Callable[[], Progress | None]:
+    """`progress` as long as it is another than what an earlier attempt has `left`; None before."""
+
+    def latest() -> Progress | None:
+        now = progress()
+        return None if now == left else now
+
+    return latest
+
+
 def follow(
     engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], Progress | None], grace_s: float
 ) -> Job:
     """The job once it has ended. What interrupts the following stops the job first, where the one who looks on says so."""
-    began, told = time.monotonic(), False
+    look_at, waits = time.monotonic() + WAITING_S, ""
     with engines.watch.stage(title) as show:
 
         def on_poll(job: Job) -> None:
-            nonlocal told
+            nonlocal look_at, waits
             now = progress()
-            show(now)
-            if now is None and not told and time.monotonic() - began > WAITING_S:
-                told = True
-                engines.watch.say(f"{title} has not begun after {WAITING_S:.0f} s; {at_work(engines, claim.job_id)}")
+            if now is not None:
+                waits = ""
+            elif time.monotonic() > look_at:
+                found, look_at = at_work(engines, claim.job_id), time.monotonic() + LOOK_S
+                if found != waits:
+                    engines.watch.say(f"{title} has not begun; {found}")
+                waits = found
+            show({"waits": waits} if waits else now)
             engines.watch.check()
 
         try:
             return engines.cluster.jobs.follow(claim.job_id, on_poll, poll_s=POLL_S)
         except BaseException as error:
-            reason = engines.watch.stop_reason(error)
-            if reason is not None:
-                stop_attempt(engines, run, claim, reason, by=type(error).__name__, grace_s=grace_s)
+            if waits and isinstance(error, StopRequested) and error.reason == "out_of_time":
+                error.args = (f"{error}, and {title} had not begun; {waits}",)
+            stop = engines.watch.stop(error)
+            if stop is not None:
+                stop_attempt(engines, run, claim, stop.reason, by=str(stop), grace_s=grace_s)
             raise
 
 
 def at_work(engines: Engines, but: str) -> str:
-    """Which other jobs hold the cluster."""
-    others = [job.id for job in engines.cluster.jobs.list() if not job.terminal and job.id != but]
-    return f"also at work: {', '.join(others)}" if others else "no other job of this cluster is at work"
+    """Which other jobs hold the cluster, and what makes room; of those that wait for room, too, only that they do."""
+    others = [job for job in engines.cluster.jobs.list() if not job.terminal and job.id != but]
+    waiting = [job for job in others if not has_begun(engines, job)]
+    working = [job for job in others if job not in waiting]
+    if not working:
+        return f"no other job of this cluster is at work{waits_too(waiting)}"
+    keys = [job.metadata["run_key"] for job in working if "run_key" in job.metadata]
+    room = f" (`vitline ops preempt {keys[0]}` makes room: that run saves, gives way and goes on later)" if keys else ""
+    return f"also at work: {', '.join(job.id for job in working)}{room}{waits_too(waiting)}"
+
+
+def waits_too(jobs: Sequence[Job]) -> str:
+    return f"; waiting, too: {', '.join(job.id for job in jobs)}" if jobs else ""
+
+
+def has_begun(engines: Engines, job: Job) -> bool:
+    """Whether a living job is known to have begun its work; of one that is not ours, nothing else is known."""
+    key = job.metadata.get("run_key")
+    state = read_state(run_store(engines.root, key)) if key else None
+    return key is None or (state is not None and job.id == f"{key}-a{state['attempt']}")
 
 
 def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason, by: str, grace_s: float) -> None:
     """Ends an attempt: `stop.json`, then a signal to its driver, then Ray's SIGKILL; and a verdict where it said nothing."""
-    checkpoint = "" if reason == "cancelled" else ": the job writes a checkpoint first (Ctrl-C again to stop at once)"
-    engines.watch.say(f"stopping {claim.job_id}, {reason.replace('_', ' ')}{checkpoint}")
+    hint = " (Ctrl-C again to stop at once)" if engines.origin.flow_run_id is None else ""
+    engines.watch.say(f"stopping {claim.job_id}: {by}{hint}")
     request_stop(run, reason, by=by, attempt=claim.attempt)
     jobs = engines.cluster.jobs
-    deadline = time.monotonic() + (CANCEL_PATIENCE_S if reason == "cancelled" else grace_s)
+    patience_s = min(grace_s, CANCEL_PATIENCE_S) if reason == "cancelled" else grace_s
+    deadline = time.monotonic() + patience_s
     while (job := jobs.find(claim.job_id)) is not None and not job.terminal and time.monotonic() < deadline:
         time.sleep(POLL_S)
     if job is not None and not job.terminal:
         try:
-            job = jobs.stop(claim.job_id, wait_s=grace_s + STOP_MARGIN_S)
+            # The driver of a training has its grace to save once more: a longer one than a cancelled flow has to end.
+            job = jobs.stop(claim.job_id, wait_s=STOP_MARGIN_S + (0 if reason == "cancelled" else grace_s))
         except TimeoutError as late:
             engines.watch.say(f"{late} `vitline ops reconcile` looks again.")
             return
     state = read_state(run)
     if state is None or state["attempt"] < claim.attempt or state["state"] == "running":
-        write_verdict(run, reason, claim.attempt, f"{by} asked for it; the job ended without a word")
+        write_verdict(run, reason, claim.attempt, by)
 
 
 def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
@@ -304,7 +350,7 @@ def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
         run = run_store(engines.root, key)
         claim = read_claim(run)
         if claim is not None and claim.job_id == job.id:
-            stop_attempt(engines, run, claim, "cancelled", by=f"flow run {flow_run_id}", grace_s=STOP_MARGIN_S)
+            stop_attempt(engines, run, claim, "cancelled", by="cancelled in Prefect", grace_s=CANCEL_PATIENCE_S)
         else:
             engines.cluster.jobs.stop(job.id, wait_s=STOP_MARGIN_S)
     return [job.id for job in left]
@@ -318,10 +364,16 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
     tail = cleaned("\n".join(engines.cluster.jobs.logs(claim.job_id).splitlines()[-LOG_LINES:]))
     if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
         reason, ended = state.get("reason", "no reason given"), state["state"]
+        if state.get("no_room"):
+            reason = f"{reason}; {at_work(engines, claim.job_id)}"
         text = f"{key} is {ended}: {reason} ({where}). Mend that and run the same command again: it goes on there."
     else:
         ended = "cancelled" if job.state == "stopped" else "failed"
         reason = cleaned(f"the job ended without a result ({job.message or job.state})")
+        lacks = re.search(r"No module named '?([\w.]+)", tail)
+        if job.exit_code in NO_COMMAND or lacks:
+            problem = f"has no {lacks[1]}" if lacks else "cannot be run"
+            reason += f". {engines.cluster.python} {problem} there; name a Python with vitline by VITLINE_JOB_PYTHON"
         write_verdict(run, ended, claim.attempt, reason)
         text = f"{key}: {reason} ({where}); the same command goes on. Its last lines:\n" + "\n".join(
             tail.splitlines()[-15:]

@@ -1,12 +1,13 @@
 """Planning, running and describing trainings for the command line and for forms; no mathematics of its own."""
 
-import json
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
 from flows import console
+from flows.command_line import show_one
 from flows.engines import engines
+from flows.overrides import parse_overrides
 from flows.pretrain import pretrain
 from flows.requests import PretrainRequest
 from flows.resolve import mean_row_group_bytes, resolve_pretrain
@@ -17,20 +18,11 @@ from vit.models.config import network_config
 from vit.recipes import recipe_named
 
 Plan = dict[str, Any]
-
-
-def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """["recipe.seed=1"] -> {"recipe.seed": 1}; a value is JSON, or a string where it is none. Raises ValueError."""
-    overrides = {}
-    for item in items:
-        path, sign, text = item.partition("=")
-        if not sign or not path:
-            raise ValueError(f"--set {item!r} is not of the form path.to.field=value.")
-        try:
-            overrides[path] = json.loads(text)
-        except json.JSONDecodeError:
-            overrides[path] = text
-    return overrides
+DEVICE_PLANS = {
+    "auto": "auto: a GPU for each worker where the cluster has any or its autoscaler can bring some, else a CPU",
+    "cuda": "cuda: a GPU for each worker, waited for",
+    "cpu": "cpu",
+}
 
 
 def requested_training(root: str, corpus: str, recipe: str, overrides: Sequence[str]) -> TrainConfig:
@@ -79,6 +71,7 @@ def plan_training(config: TrainConfig) -> Plan:
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
+        "device": DEVICE_PLANS[config.execution.device],
         "micro_batches_per_step": ceil(
             recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
         ),
@@ -95,7 +88,7 @@ def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) ->
     if as_json:
         console.emit(shown)
     else:
-        console.table("", ["field", "value"], [[key, str(value)] for key, value in shown.items()])
+        show_one(shown, as_json=False)
 
 
 def describe_model(uri: str) -> Mapping[str, Any]:

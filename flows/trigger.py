@@ -8,8 +8,6 @@ from uuid import UUID
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
-    FlowRunFilter,
-    FlowRunFilterParentFlowRunId,
     LogFilter,
     LogFilterFlowRunId,
 )
@@ -19,7 +17,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 
 from flows import console
-from flows.deployments import DEPLOYMENTS, Deployment
+from flows.deployments import Deployment, deployment_named
 from flows.flow_run import read_request
 from flows.prefect_watch import AWAY_PATIENCE_S, client
 from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
@@ -61,24 +59,15 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
     return run, f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}"
 
 
-def deployment_named(name: str) -> Deployment:
-    """Raises ValueError that lists the deployments there are."""
-    for deployment in DEPLOYMENTS:
-        if deployment.full_name == name:
-            return deployment
-    known = ", ".join(deployment.full_name for deployment in DEPLOYMENTS)
-    raise ValueError(f"There is no deployment {name!r}; there are: {known}.")
-
-
 def check(root: str, deployment: Deployment, request: FrozenConfig) -> None:
     """What the flow's first statement will check."""
-    resolve = CHECKS.get(deployment.flow.name)
+    resolve = CHECKS.get(deployment.flow)
     if resolve is not None:
         resolve(root, request)
 
 
 def follow(run_id: UUID) -> FlowRun:
-    """Prints the lines of a flow run and its subflows as they come; the run once it has ended. Ctrl-C ends the following,
+    """Prints the lines of a flow run, which has those of its subflows, as they come; the run once it has ended. Ctrl-C ends the following,
     not the run. A server that is away is waited for, at most AWAY_PATIENCE_S; then RuntimeError."""
     shown: set[UUID] = set()
     away_since: float | None = None
@@ -108,17 +97,13 @@ def follow(run_id: UUID) -> FlowRun:
 
 def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> bool:
     """What has been logged since the last look, below warnings of libraries; whether it was the last line of the run."""
-    children = api.read_flow_runs(
-        flow_run_filter=FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run.id]))
-    )
-    ids = [run.id, *(child.id for child in children)]
     # A page from a little before the last line: lines of two processes may arrive out of order.
-    wanted, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=ids)), max(0, len(shown) - LOOK_BACK)
+    wanted, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])), max(0, len(shown) - LOOK_BACK)
     last = False
     for entry in api.read_logs(wanted, offset=start, sort=LogSort.TIMESTAMP_ASC):
         if entry.id not in shown:
             shown.add(entry.id)
             if entry.name == "prefect.flow_runs":
                 console.say(f"  {entry.message}")
-                last = last or (entry.flow_run_id == run.id and entry.message.startswith("Finished in state"))
+                last = last or entry.message.startswith("Finished in state")
     return last

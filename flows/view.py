@@ -107,6 +107,14 @@ class View:
     children: Sequence[Child] = ()
 
     @property
+    def name(self) -> str:
+        """What MLflow's list shows: the name that a person typed, the run's key, and the seed, by which runs of one
+        request differ."""
+        seed = self.params.get("seed", self.params.get("request.seed"))
+        typed = self.tags.get("vitline.name")
+        return ", ".join(part for part in (typed, self.key, None if seed is None else f"seed {seed}") if part)
+
+    @property
     def experiment(self) -> str:
         return f"vitline/{self.stage}"
 
@@ -118,7 +126,7 @@ class View:
     def digest(self) -> str:
         """Of all that is sent, journals apart: what has not changed is not sent again."""
         files = {name: digest_of(data.hex()) for name, data in self.files.items()}
-        model = self.model and [self.model.digest, self.model.finished_at, self.model.tags]
+        model = self.model and [self.model.digest, self.model.finished_at, self.model.tags, sorted(self.model.files)]
         shown = [self.tags, self.params, self.values, self.corpora, self.model_inputs, self.pipeline, self.facts]
         shown += [child.digest for child in self.children]
         return digest_of([self.status, self.start_ms, self.end_ms, files, model, canonical(shown)])[:16]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="VTAB: prepare its tasks, score models on them by the VTAB-1k protocol.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
 )
 
 
@@ -74,7 +74,8 @@ def vtab_splits(
 Model = Annotated[
     str,
     typer.Option(
-        help="Published model (NAME, NAME/VERSION or URI), or weights of another codebase, which are published first: "
+        help="Published model (NAME, which is its newest version, NAME/VERSION, NAME@ALIAS or URI), or weights of another "
+        "codebase, which are published first: "
         "an official .npz, or a folder or .safetensors of timm or Hugging Face."
     ),
 ]
@@ -98,7 +99,7 @@ Set = Annotated[
 @app.command("protocols")
 def vtab_protocols(json: Json = False) -> None:
     """The named protocols with their settings. Example: `vitline vtab protocols`"""
-    from flows.evaluate_tasks import protocol_rows
+    from flows.protocol_rows import protocol_rows
 
     show_rows("protocols", protocol_rows(), ["protocol", "splits", "image side", "settings", "pictures"], json, "")
 
@@ -165,8 +166,8 @@ def evaluation(
 ) -> "EvaluateRequest":
     """What the options ask for, its model published."""
     from flows.models import published_uri
+    from flows.overrides import parse_overrides
     from flows.requests import EvaluateRequest
-    from flows.training import parse_overrides
     from infra.config import replace
 
     asked = {"model": model, "tasks": tasks, "protocol": protocol, "seed": seed, "num_seeds": num_seeds}

@@ -16,10 +16,7 @@ from data_prep.corpora.vtab.official_files import OfficialFiles
 from data_prep.find_corpus import corpus_store
 from data_prep.shard_format import MANIFEST_KEY, ShardReader, load_manifest
 from flows import console
-from flows.catalog import find_corpus
 from flows.command_line import cell
-from flows.engines import engines
-from flows.prepare_corpus import prepare_corpora
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.vtab.report import coverage
@@ -115,6 +112,9 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
 
 def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list[TaskState]:
     """Prepare every task whose files are there, one after another; a failure ends its own task only."""
+    from flows.engines import engines  # `vtab files` needs neither
+    from flows.prepare_corpus import prepare_corpora
+
     base, states = open_store(settings.root), list[TaskState]()
     for task in tasks:
         try:
@@ -151,6 +151,8 @@ def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, a
 def export_splits(settings: Settings, task: str, out: Path) -> dict[str, Any]:
     """Write which examples a prepared task holds in which split, as a gzipped CSV (split, key, label; several labels of an
     image with a blank between them), and give a digest of each split: sha256 of its keys in their order, joined by newlines."""
+    from flows.catalog import find_corpus
+
     corpus = find_corpus(settings.root, task)
     manifest = load_manifest(corpus)
     text = io.StringIO()

@@ -1,10 +1,15 @@
-"""The console command, called in this process as people call it in a shell."""
+"""The console command, called in this process as people call it in a shell; runs as they stand once they have begun."""
 
 import sys
+import uuid
 
 import pytest
 
 from flows import cli
+from flows.records import AttemptRecord, Origin
+from infra.claims import take_claim
+from infra.storage import open_store
+from vit.run_spec import make_spec
 
 
 @pytest.fixture
@@ -39,3 +44,28 @@ def refused(vitline):
         return err
 
     return call
+
+
+@pytest.fixture
+def begin_run(train_config):
+    """begin_run(root, name, origin, **execution): a training that has been claimed; its store, key and attempt."""
+
+    def make(root, name=None, origin=None, attempt_at=1_700_000_000.0, **execution):
+        # A name of its own: other tests keep their runs on the same server.
+        spec = make_spec(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root)
+        run = open_store(root).child(f"runs/{spec.run_key}")
+        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        record = AttemptRecord(
+            run_key=spec.run_key,
+            attempt=claim.attempt,
+            job_id=claim.job_id,
+            ray_address="http://127.0.0.1:8265",
+            owner="ann@host:1",
+            started_at=attempt_at + claim.attempt,
+            origin=origin or Origin(),
+        )
+        run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
+        return run, spec.run_key, claim.attempt
+
+    return make

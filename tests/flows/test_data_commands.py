@@ -116,12 +116,26 @@ def test_a_view_is_named_by_its_version_and_never_stands_for_its_corpus(data, co
     assert "30 images" in out
 
 
+def test_nothing_is_added_to_a_view(data, refused, corpora, place):
+    """Refused at once, with the corpus to add to, and without a trace in the store."""
+    root, whole = corpora[0], corpora[1]["birds"].uri.rpartition("/")[2]
+    version = json.loads(data("take", "birds", "12", "--json"))["version"]
+    inner = json.loads(data("take", f"birds/{version}", "7", "--json"))["version"]
+    before = open_store(root).list()
+    for view in (version, inner):
+        prep = ("data", "prep", "--source", place / "pets", "--add-to", f"birds/{view}", "--root", root)
+        for dry in ((), ("--dry-run",)):
+            assert f"Add to birds/{whole}." in refused(*prep, *dry)
+    assert open_store(root).list() == before
+
+
 def test_verify_says_what_is_whole_and_what_is_missing_beside_it(data, corpora, vitline):
     root, made = corpora
     view = json.loads(data("take", "birds", "7", "--json"))
     shown = " ".join(data("verify", f"birds/{view['version']}").split())
     assert "rows, of which this view shows 17, are as written" in shown
     assert data("verify", "birds").endswith("rows are as written.\n")
+    assert data("verify", "birds", "--pixels").endswith("rows are as written, and every picture is whole.\n")
     report = made["birds"].read("report.html")
     made["birds"].delete("report.html")
     code, out, err = vitline("data", "verify", "birds", "--root", root)
@@ -208,7 +222,8 @@ def test_a_diff_names_the_examples(data):
     assert "are equal" in data("diff", "birds", "birds")
 
 
-def test_a_dry_run_writes_its_sheet_here_and_nothing_to_the_store(data, corpora, place, tmp_path):
+def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpora, place, tmp_path):
+    here = sorted(tmp_path.iterdir())
     before = open_store(corpora[0]).list()
     prep = (
         "prep",
@@ -236,24 +251,21 @@ def test_a_dry_run_writes_its_sheet_here_and_nothing_to_the_store(data, corpora,
     assert found["classes"] == {"owl": 25, "wren": 15}
     assert (found["splits"], found["refused"]["small_class"]["value"]) == ({"train": 15, "val": 10}, 15)
     page = Path(found["sample_sheet"])
-    assert page == tmp_path / "dry-run-new.html"
+    assert page == Path(corpora[0]).parent / "dry-runs" / "new.html"
+    assert sorted(tmp_path.iterdir()) == here  # the folder in which the command was given
     assert page.read_text().count("data:image/webp") == 12
     assert open_store(corpora[0]).list() == before
 
 
-def test_a_dry_run_without_a_place_for_its_sheet_still_says_what_to_expect(data, place, tmp_path, vitline, corpora):
-    prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "new")
-    sheet = tmp_path / "dry-run-new.html"
-    sheet.mkdir()
+def test_a_dry_run_without_a_place_for_its_sheet_still_says_what_to_expect(data, place, corpora):
+    prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "other")
+    sheet = Path(corpora[0]).parent / "dry-runs" / "other.html"
+    sheet.mkdir(parents=True)
     shown = data(*prep)
     assert "pictures expected" in shown
-    assert f"no sample sheet was written: Is a directory, at {sheet}" in shown
+    assert f"no sample sheet was written: Is a directory, at {sheet}. Set VITLINE_HOME" in shown
     assert json.loads(data(*prep, "--json"))["sample_sheet"] is None
     sheet.rmdir()
-    sheet.write_text("my own")
-    assert f"no sample sheet was written: {sheet} is there and is none" in data(*prep)
-    assert sheet.read_text() == "my own"
-    sheet.unlink()
     assert all(f"sample sheet: {sheet}" in data(*prep) for _ in range(2))
 
 
@@ -270,6 +282,10 @@ def test_a_source_that_is_not_of_its_kind_is_refused(refused, vitline, corpora, 
     at = ("--root", corpora[0])
     prep = ("data", "prep", "--source", place / "birds", "--name", "x", *at)
     assert "needs source.layout" in refused(*prep, "--kind", "arrays")
+    (place / "nothing" / "owl").mkdir(parents=True)
+    for command in (("data", "prep"), ("data", "prep", "--dry-run"), ("run",)):
+        said = refused(*command, "--source", place / "nothing", "--name", "x", *at)
+        assert f"The folder {place / 'nothing'} holds no file. Give one that" in said
     assert "no field 'source.lynks'" in refused(*prep, "--set", "source.lynks=skip")
     assert "There is no corpus 'dogs' below" in refused(*prep, "--decontaminate", "dogs")
     said = refused(*prep, "--set", "source.links=maybe")
@@ -304,6 +320,20 @@ def test_many_leaks_are_summed_up():
     lines = leak_lines(SimpleNamespace(leakage=leaks))
     assert len(lines) == 4
     assert lines[3].startswith("6 more such matches, with splits of set-3, set-4, set-5")
+
+
+def test_what_is_in_test_is_told_before_what_is_in_val():
+    leaks = {
+        Leak(own_split="train", corpus="a/0a", corpus_split="val"): Findings(count=9),
+        Leak(own_split="train", corpus="b/0a", corpus_split="test"): Findings(count=2),
+        Leak(own_split="train", corpus="a/0a", corpus_split="test"): Findings(count=3),
+    }
+    lines = leak_lines(SimpleNamespace(leakage=leaks))
+    assert [line.partition(";")[0] for line in lines] == [
+        "3 training images match the test split of a",
+        "2 training images match the test split of b",
+        "9 training images match the val split of a",
+    ]
 
 
 def test_progress_is_of_the_stage_that_is_not_done_yet():

@@ -1,10 +1,12 @@
 """The flows in a real Prefect: what it refuses, what they refuse themselves, and how they end."""
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from flows.requests import PipelineRequest
+from flows.worker import refusal
 from infra.ray_jobs import RayJobs
 from infra.storage import open_store
 
@@ -17,11 +19,13 @@ OURS = ("runs/", "pipelines/", "claims/", "corpora/", "models/")
     [
         (DEMO, {"seed": "three"}, "'request.seed'. Failure reason: 'three' is not of type 'integer'"),
         (DEMO, {"seed": -1}, "'request.seed'. Failure reason: -1 is less than the minimum of 0"),
-        (DEMO, {"train_images": 0}, "'request.train_images'. Failure reason: 0 is less than or equal to the minimum of 0"),
+        (DEMO, {"train_images": -5}, "'request.train_images'. Failure reason: -5 is less than the minimum of 1"),
         (DEMO, {"train_images": 1.5}, "'request.train_images'. Failure reason: 1.5 is not valid"),
         (DEMO, {"recipe": "vit-g"}, "'request.recipe'. Failure reason: 'vit-g' is not one of ['emoji', 'digits'"),
         (DEMO, {"tasks": []}, "'request.tasks'. Failure reason: [] should be non-empty"),
         (DEMO, {"name": "Big Name"}, "'request.name'. Failure reason: 'Big Name' does not match"),
+        (DEMO, {"name": 41 * "x"}, "'request.name'. Failure reason: 'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx' is too long"),
+        (DEMO, {"overrides": 3}, "'request.overrides'. Failure reason: 3 is not of type 'object'"),
         (DEMO, {"seeed": 1}, "'request'. Failure reason: Additional properties are not allowed ('seeed' was unexpected)"),
         ("prepare-corpus/default", {"kind": "folder"}, "'request.kind'. Failure reason: 'folder' is not one of ['class_folders'"),
         ("prepare-corpus/default", {"val_fraction": 1}, "'request.val_fraction'. Failure reason: 1 is greater than or equal"),
@@ -33,6 +37,26 @@ def test_prefect_refuses_what_the_form_rules_out(flows, deployment, request_, sa
     answer = flows.post(deployment, {"request": request_})
     assert answer.status_code == 409
     assert says in answer.json()["detail"]
+
+
+def test_the_page_says_of_a_field_that_may_be_empty_what_is_wrong_with_it(flows):
+    found = flows.api.get(f"/deployments/name/{DEMO}").raise_for_status().json()
+
+    def shown(**changes):
+        """What stands below the fields of the form."""
+        values = {"request": found["parameters"]["request"] | changes}
+        asked = {"schema": found["parameter_openapi_schema"], "values": values}
+        (answer,) = flows.api.post("/ui/schemas/validate", json=asked).raise_for_status().json()["errors"] or [None]
+        return answer and {field["property"]: field["errors"] for field in answer["errors"]}
+
+    assert shown(train_images=None, deadline_hours=None) is None
+    assert shown(train_images=-5, num_workers=0) == {
+        "train_images": ["-5 is less than the minimum of 1"],
+        "num_workers": ["0 is less than the minimum of 1"],
+    }
+    assert "`recipe.input.global_batch_size`" in found["description"]
+    properties = found["parameter_openapi_schema"]["definitions"]["PipelineRequest"]["properties"]
+    assert "lower case letters, digits and '-'" in properties["name"]["description"]
 
 
 def test_prefect_refuses_a_misspelt_request(flows):
@@ -48,13 +72,16 @@ def left_in(settings):
 
 
 REFUSED = [
-    ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.peak_lrr": 1}}, "no field 'recipe.optim.peak_lrr'; here are: "),
-    ("pretrain_then_transfer_flow", {"overrides": {"protocol.steps": 1}}, "Protocol has no field 'steps'; here are: "),
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.peak_lrr": 1}}, "Did you mean 'recipe.optim.peak_lr'?"),
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe.input.globl_batch_size": 1}}, "Did you mean 'recipe.input.global_batch_size'?"),
+    ("pretrain_then_transfer_flow", {"overrides": {"protocol.totl_steps": 1}}, "Did you mean 'protocol.total_steps'?"),
     ("pretrain_then_transfer_flow", {"overrides": {"recipe.total_steps": "many"}}, "not 'many'"),
     ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.warmup_steps": 9999}}, "leaves nothing of total_steps"),
     ("pretrain_then_transfer_flow", {"num_workers": 1000}, "num_workers=1000 is more than recipe.input.num_lanes"),
     ("pretrain_then_transfer_flow", {"train_images": 5}, "train_images=5 is less than one batch of 128 images"),
     ("pretrain_then_transfer_flow", {"corpus": "brids"}, "There is no corpus 'brids' below s3://vitline; there are: "),
+    ("pretrain_then_transfer_flow", {"sed": 1}, "sed: there is no such field; there are: "),
+    ("pretrain_then_transfer_flow", {"seed": -5}, "seed: must be at least 0, not -5"),
     ("pretrain_then_transfer_flow", {"tasks": ["s3://vitline/no"]}, "There is no corpus at s3://vitline/no"),
     ("prepare_corpus", {"preset": "digits", "source": "/tmp"}, "Both a preset, digits, and a source, /tmp, were given"),
     ("prepare_corpus", {"preset": None, "source": "/not/there", "name": "x"}, "The source /not/there does not exist"),
@@ -77,21 +104,35 @@ def test_a_flow_refuses_the_rest_in_one_sentence_before_anything_is_spent(in_sta
         assert says in state.message
         assert "\n" not in state.message
         assert len(state.message) < 400
+        early = refusal(getattr(deployed, flow).name, {"request": request_}, {})
+        assert early.message == state.message  # the worker's words are the flow's
     assert left_in(in_stack) == before
 
 
 def test_a_refused_run_of_a_deployment_says_why_without_a_traceback(flows):
-    run = flows.start("pretrain-then-transfer/tiny", overrides={"recipe.optim.peak_lrr": 1})
+    run = flows.start("pretrain-then-transfer/tiny", seed=3, overrides={"recipe.optim.peak_lrr": 1})
     ended = flows.wait(run)
     assert ended["state_name"] == "Failed"
+    assert re.fullmatch(r"pretrain-then-transfer-s3-\d{4}-\d{6}", ended["name"])
+    assert ended["infrastructure_pid"] is None  # no process was started to say so
     assert "no field 'recipe.optim.peak_lrr'" in ended["state"]["message"]
     assert not [line for line in flows.lines(run) if "Traceback" in line or "exception" in line]
     assert flows.parts(run) == []
 
 
+def test_a_run_with_a_store_of_its_own_is_judged_by_that_store(flows, tmp_path):
+    """Job variables belong to the owner of the deployment; the worker knows only its own store."""
+    found = flows.api.get("/deployments/name/pretrain/default").json()
+    asked = {"parameters": {"request": {"corpus": "brids"}}, "job_variables": {"env": {"VITLINE_ROOT": str(tmp_path)}}}
+    run = flows.api.post(f"/deployments/{found['id']}/create_flow_run", json=asked).raise_for_status().json()["id"]
+    ended = flows.wait(run)
+    assert f"There is no corpus 'brids' below {tmp_path}" in ended["state"]["message"]
+    assert ended["infrastructure_pid"]
+
+
 def test_the_demos_form_is_filled_in_and_nights_are_paused_in_utc(flows):
     demo = flows.api.get(f"/deployments/name/{DEMO}").json()
-    assert demo["parameters"] == {"request": PipelineRequest().model_dump(mode="json")}
+    assert demo["parameters"] == {"request": PipelineRequest().model_dump(mode="json", exclude_none=True)}
     nightly = flows.api.get("/deployments/name/pretrain-then-transfer/nightly").json()
     (schedule,) = nightly["schedules"]
     assert schedule["schedule"] | {"cron": "0 2 * * *", "timezone": "UTC"} == schedule["schedule"]
@@ -99,23 +140,6 @@ def test_the_demos_form_is_filled_in_and_nights_are_paused_in_utc(flows):
     request = nightly["parameters"]["request"]
     assert request["train_images"] > 0
     assert request["deadline_hours"] + request["max_late_hours"] < 24
-
-
-def test_registering_again_leaves_schedules_as_people_have_set_them(flows, in_stack):
-    from flows.deployments import register
-
-    def schedules():
-        return flows.api.get("/deployments/name/pretrain-then-transfer/nightly").json()["schedules"]
-
-    def activate(active):
-        (schedule,) = schedules()
-        url = f"/deployments/{schedule['deployment_id']}/schedules/{schedule['id']}"
-        flows.api.patch(url, json={"active": active}).raise_for_status()
-
-    activate(True)
-    register(in_stack)
-    assert [schedule["active"] for schedule in schedules()] == [True]
-    activate(False)
 
 
 class TestNights:

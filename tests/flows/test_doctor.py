@@ -1,6 +1,8 @@
 """The doctor on a machine where all is well, and on ones where something real is broken."""
 
 import json
+import os
+import re
 import socket
 import threading
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from flows import doctor, service_checks
 from flows.doctor import examine
 from infra import s3_store
 from infra.local.place import ALL
-from infra.local.stack import Listener, find_stack
+from infra.local.stack import Listener, find_stack, listeners
 from infra.settings import Settings
 from infra.storage import open_store
 
@@ -27,7 +29,9 @@ NAMES = [
     "clock",
     "ray",
     "prefect",
+    "schedules",
     "mlflow",
+    "logs",
     "accelerator",
 ]
 
@@ -123,6 +127,14 @@ def closed():
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
 
 
+@contextmanager
+def machine(monkeypatch, *, busy):
+    """This machine, with a load that is low or high."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getloadavg", lambda: (1000.0 if busy else 0.0, 0.0, 0.0))
+        yield
+
+
 def test_this_machine_passes_and_nothing_is_left_in_the_store(settings_of, tmp_path):
     checks = by_name(settings_of())
     # A source tree on PYTHONPATH has no metadata; `make install` gives it.
@@ -138,13 +150,18 @@ def test_the_real_servers_pass(on_stack, stack):
     for service in find_stack(stack.directory).services:
         assert service.name in ALL
         assert not service.ports or str(service.ports[0]) in checks["ports"].found
+    for listener in listeners(stack.directory):
+        if not listener.loopback:
+            assert re.search(
+                rf"ray also on {re.escape(listener.reach)}: [\d, ]*\b{listener.port}\b", checks["ports"].found
+            )
     assert open_store(on_stack().root).list("doctor") == []
 
 
 @pytest.mark.parametrize("broken", [closed, silent])
 def test_services_that_are_away_or_hang_are_named(settings_of, monkeypatch, broken):
     monkeypatch.setattr(service_checks, "TIMEOUT_S", 0.3)
-    with broken() as url:
+    with broken() as url, machine(monkeypatch, busy=False):
         away = settings_of(
             root="s3://bucket/x", s3_endpoint_url=url, ray_address=url, prefect_api_url=url, mlflow_tracking_uri=url
         )
@@ -161,8 +178,20 @@ def test_a_check_that_does_not_come_back_is_a_failure(settings_of, monkeypatch):
     monkeypatch.setattr(doctor, "DEADLINE_S", 0.5)
     over = threading.Event()
     monkeypatch.setattr(service_checks, "check_store", lambda settings: over.wait(60))
-    failure(by_name(settings_of())["store"], "no answer within 0.5 s", "firewall")
+    with machine(monkeypatch, busy=False):
+        failure(by_name(settings_of())["store"], "s, though this machine is not busy", "firewall")
+    with machine(monkeypatch, busy=True):
+        failure(by_name(settings_of())["store"], "and this machine is busy: load", "ask again when less is running")
     over.set()
+
+
+def test_a_service_that_is_slow_on_a_busy_machine_is_not_called_broken(settings_of, monkeypatch):
+    monkeypatch.setattr(service_checks, "TIMEOUT_S", 0.1)
+    with silent() as url, machine(monkeypatch, busy=True):
+        check = service_checks.check_prefect(settings_of(prefect_api_url=url))
+        failure(check, "and this machine is busy: load", "ask again when less is running")
+    with closed() as url, machine(monkeypatch, busy=True):  # refusing is not slow
+        failure(service_checks.check_prefect(settings_of(prefect_api_url=url)), "does not answer", "PREFECT_API_URL")
 
 
 def test_a_wrong_token_is_named(on_stack, tmp_path):

@@ -33,7 +33,8 @@ def test_of_two_at_once_one_works_and_the_other_is_skipped_with_a_link_to_it(flo
 def test_one_field_was_given_and_the_others_kept_the_values_of_the_deployment(flows, pipelines):
     form = flows.api.get("/deployments/name/pretrain-then-transfer/tiny").json()["parameters"]["request"]
     assert flows.find(pipelines.worked)["parameters"] == {"request": {"name": "twice"}}
-    assert pipelines.record.request == form | {"name": "twice"}
+    asked = PipelineRequest.model_validate(form | {"name": "twice"})
+    assert pipelines.record.request == asked.model_dump(mode="json")
     assert form["name"] != "twice"
     assert PipelineRequest.model_validate(form) != PipelineRequest()
 
@@ -42,6 +43,7 @@ def test_the_record_says_what_was_made_by_whom(in_stack, pipelines):
     record, root = pipelines.record, open_store(in_stack.root)
     assert (record.state, record.reason, record.night) == ("finished", "", None)
     assert record.origin.flow_run_id == pipelines.worked
+    assert record.origin.name == "Both at once"
     assert (record.origin.trigger, record.origin.deployment) == ("manual", "pretrain-then-transfer/tiny")
     assert [stage.stage for stage in record.stages] == STAGES
     assert set(record.metrics) >= {"val/top1", "tasks/digits-5-to-9/top1"}
@@ -64,10 +66,12 @@ def test_every_stage_is_a_subflow_with_progress_and_links(flows, pipelines):
     links = trained["job"]["data"]
     assert f"/#/jobs/{run}-a1" in links
     assert f"s3://vitline/runs/{run}" in links
-    assert any("submitted" in line for line in flows.lines(parts[1]["id"]))
+    for run in (parts[1]["id"], pipelines.worked):  # people follow the log of the whole, and look closer at a part's
+        assert "pretrain twice: submitted" in " ".join(flows.lines(run))
 
 
 def test_the_page_shows_stages_scores_and_where_everything_lies(flows, pipelines, stack):
+    assert flows.find(pipelines.worked)["name"] == "Both at once"  # as it was typed
     shown = flows.artifacts(pipelines.worked)
     stages = json.loads(shown["stages"]["data"])
     assert [row["stage"] for row in stages] == STAGES

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,38 @@ def test_a_converted_model_is_listed_verified_and_gives_the_same_logits(vitline,
     assert "b.png: " in err
 
 
+def test_a_file_too_large_to_be_read_is_told_and_the_others_are_answered(vitline, official, root):
+    vitline("model", "convert", official / "tiny.npz", "paper", "--root", root)
+    Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(official / "a.png")
+    with (official / "huge.jpg").open("wb") as file:
+        file.truncate(500 * 2**30)  # a hole: takes no disk
+    code, out, err = vitline(
+        "model", "predict", "paper", official / "huge.jpg", official / "a.png", "--root", root, "--json"
+    )
+    assert code == 1
+    assert [bool(row["error"]) for row in json.loads(out)["predictions"]] == [True] + 5 * [False]
+    assert "huge.jpg: too_many_bytes: 536,870,912,000 bytes, limit 67,108,864" in err
+
+
+def test_a_name_of_several_versions_is_its_newest_and_that_is_said(vitline, refused, official, names, root):
+    def convert(*more):
+        code, out, _ = vitline("model", "convert", official / "tiny.npz", "paper", *more, "--root", root, "--json")
+        assert code == 0
+        return json.loads(out)["written"]
+
+    first, second = convert(), convert("--classes", names)
+    for newest, older in ((second, first), (first, second)):
+        config = Path(newest.removeprefix("file://"), "config.json")
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"created_at": time.time() + 10}))
+        code, out, err = vitline("model", "show", "paper", "--root", root, "--json")
+        assert (code, json.loads(out)["uri"]) == (0, newest)
+        new, old = ("/".join(uri.split("/")[-2:]) for uri in (newest, older))
+        assert f"paper is {new}, the newest of 2 versions; also: {old}" in err
+        time.sleep(0.01)
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"created_at": 0.5}))
+    assert "MLFLOW_TRACKING_URI is not set" in refused("model", "show", "paper@candidate", "--root", root)
+
+
 def test_a_probe_that_another_machine_answers_differently_is_told(vitline, official, root):
     vitline("model", "convert", official / "tiny.npz", "paper", "--root", root)
     (config,) = Path(root).glob("models/paper/*/config.json")
@@ -126,7 +159,9 @@ def test_bench_and_variants_tell_what_a_network_takes(vitline):
     code, out, _ = vitline("model", "bench", "ti16", "--image-size", 32, "--batch-size", 2, "--steps", 1, "--json")
     rows = json.loads(out)["speeds"]
     assert (code, [row["mode"] for row in rows]) == (0, ["forward", "training"])
-    assert all(0 < row["mfu"] < 1.5 and row["images_per_s"] > 0 for row in rows)
+    assert all(row["mfu"] > 0 and row["images_per_s"] > 0 for row in rows)
+    forward, training = (row["mfu"] / row["images_per_s"] for row in rows)  # operations an image over one peak
+    assert training == pytest.approx(3 * forward)
     assert all(row["largest_batch"] is None for row in rows) or torch.cuda.is_available()
     code, out, _ = vitline("model", "show", "ViT-B/16", "--json", "--tensors")
     shown = json.loads(out)

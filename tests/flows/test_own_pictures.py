@@ -1,8 +1,15 @@
 """The recipe for somebody's own pictures: a function of their number, valid for every number."""
 
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from data_prep.decode import DecodePolicy
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
@@ -94,6 +101,19 @@ def test_no_steps_are_refused_and_not_replaced():
         config_of(800, total_steps=0)
 
 
+def test_a_gpu_is_used_well_and_no_gpu_is_not_asked_for():
+    manifest = manifest_of(50_000)
+    gpu = own_pictures("birds", "c", manifest, num_workers=8, num_gpus=1, num_cpus=16)
+    assert (gpu.recipe.precision, gpu.execution.compile, gpu.execution.device) == ("bfloat16", True, "cuda")
+    assert (gpu.execution.num_workers, gpu.execution.decode_threads) == (1, 12)
+    four = own_pictures("birds", "c", manifest, num_workers=8, num_gpus=4, num_cpus=16).execution
+    assert (four.num_workers, four.decode_threads) == (4, 3)
+    cpu = own_pictures("birds", "c", manifest, num_workers=2)
+    elsewhere = own_pictures("birds", "c", manifest, num_workers=2, num_gpus=None)
+    assert (elsewhere.execution.device, elsewhere.config_digest) == ("auto", cpu.config_digest)
+    assert (cpu.recipe.precision, cpu.execution.compile, cpu.execution.device) == ("float32", False, "cpu")
+
+
 def test_several_labels_an_image_are_trained_by_sigmoid():
     assert config_of(800).recipe.loss == "softmax"
     several = config_of(800, single_label=False).recipe
@@ -111,3 +131,27 @@ def test_the_estimate_counts_every_step_and_the_start(monkeypatch):
     monkeypatch.setattr("vit.estimate.seconds_per_step", lambda recipe, execution, num_classes: 0.1)
     # 100 steps of 0.1 s and a quarter more for reading, after 25 s of starting.
     assert estimate(config_of(12, total_steps=100), num_classes=3) == pytest.approx(37.5)
+
+
+@pytest.mark.slow
+def test_what_the_command_prints_loads_the_model_in_a_fresh_process(tmp_path):
+    for number in range(40):
+        side = np.full((24, 24, 3), 40 + 4 * number, np.uint8)
+        path = tmp_path / "birds" / ("crow", "jay")[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(side).save(path)
+    ours = ("VITLINE_", "AWS_", "RAY_", "MLFLOW_", "PREFECT_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+
+    def python(*arguments):
+        done = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    asked = ("--source", "birds", "--name", "my_birds", "--steps", "2", "--yes")
+    printed = python("-m", "flows.cli", "run", *asked).stdout
+    code = printed[printed.index("from vit.published") :]
+    assert re.search(r"load_model\('my-birds/[0-9a-f]{12}'\)", code)
+    assert set(re.findall(r"crow|jay", python("-c", code).stdout)) == {"crow", "jay"}

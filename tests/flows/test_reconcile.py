@@ -47,6 +47,9 @@ class PlayedRay:
         return self.known[job_id]
 
 
+UNFINISHED = ("PENDING", "RUNNING", "CANCELLING", "PAUSED")
+
+
 class PlayedPrefect:
     def __init__(self):
         self.runs, self.lines, self.ended = {}, {}, {}
@@ -55,7 +58,7 @@ class PlayedPrefect:
         self.runs[id] = SeenFlowRun(id, f"run {id[-1]}", state, time.time() - ago, **more)
 
     def unfinished(self):
-        return [run for run in self.runs.values() if run.state in ("PENDING", "RUNNING", "CANCELLING")]
+        return [run for run in self.runs.values() if run.state in UNFINISHED]
 
     def find(self, ids):
         return {id: run for id, run in self.runs.items() if id in ids}
@@ -64,7 +67,7 @@ class PlayedPrefect:
         return self.lines.get(id)
 
     def end(self, id, state, message):
-        assert self.runs[id].state in ("PENDING", "RUNNING", "CANCELLING")
+        assert self.runs[id].state in UNFINISHED
         self.ended[id] = state
         self.runs[id] = self.runs[id]._replace(
             state={"finished": "COMPLETED", "cancelled": "CANCELLED"}.get(state, "CRASHED")
@@ -290,6 +293,18 @@ def test_subflows_end_with_what_they_are_part_of(place):
     assert place.prefect.ended == {FLOW: "cancelled", child: "cancelled", orphan: "preempted"}
 
 
+def test_a_suspended_run_is_left_alone_and_its_suspended_parts_end_with_it(place):
+    """It has no process while it waits to be resumed; given up or cancelled there, Prefect ends it alone."""
+    part = FLOW[:-1] + "2"
+    place.prefect.put("PAUSED")
+    place.prefect.put("PAUSED", id=part, parent=FLOW)
+    place.look()
+    assert place.prefect.ended == {}
+    place.prefect.put("FAILED")
+    place.look()
+    assert place.prefect.ended == {part: "preempted"}
+
+
 def test_a_pipeline_that_nobody_drives_ends_and_so_does_its_flow_run(place):
     place.pipeline()
     place.prefect.put("RUNNING")
@@ -389,8 +404,8 @@ def test_a_flow_process_beats_until_it_ends(place):
 
 
 def test_only_reconcile_is_scheduled_without_being_asked_for():
-    from flows.deployments import DEPLOYMENTS, runner
+    from flows.deployments import DEPLOYMENTS
 
-    made = {d.full_name: runner(d, nightly_active=False, known=None) for d in DEPLOYMENTS if d.cron}
-    assert [name for name, deployment in made.items() if deployment.schedules[0].active] == ["reconcile/default"]
-    assert "collect-garbage/default" in made
+    scheduled = {d.full_name: d.always_active for d in DEPLOYMENTS if d.cron}
+    assert [name for name, active in scheduled.items() if active] == ["reconcile/default"]
+    assert "collect-garbage/default" in scheduled

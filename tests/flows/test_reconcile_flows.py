@@ -69,10 +69,10 @@ class Servers:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
-    def train(self, name):
-        """A flow run of pretrain in a process of ours, as a worker would start it; no worker knows it."""
-        deployment = self.ask("/deployments/name/pretrain/default")
-        request = {"name": name, "corpus": self.corpus, "recipe": "digits", "overrides": TINY}
+    def train(self, name, deployment="pretrain/default", **more):
+        """A flow run in a process of ours, as a worker would start it, that trains; no worker knows it."""
+        deployment = self.ask(f"/deployments/name/{deployment}")
+        request = {"name": name, "corpus": self.corpus, "recipe": "digits", "overrides": TINY, **more}
         flow_run = self.ask(
             f"/deployments/{deployment['id']}/create_flow_run",
             {"parameters": {"request": request}, "state": {"type": "PENDING", "name": "Pending"}},
@@ -167,7 +167,22 @@ def test_a_cancelled_flow_run_without_worker_and_process_is_ended_with_its_job(s
     assert read_state(run)["state"] == "cancelled"
     assert servers.state(flow_run)["type"] == "CANCELLED"
     assert servers.mlflow_status(run) == "KILLED"
-    assert list_checkpoints(run) == []
+    assert list_checkpoints(run) != []
+    assert servers.reconcile() == {}
+
+
+def test_a_subflow_that_is_left_running_by_a_run_that_has_ended_is_ended(servers):
+    """As when the servers went down in mid-run: nobody was left to tell Prefect how the parts ended."""
+    process, flow_run, _, job_id = servers.train("downed", "pretrain-then-transfer/default", tasks=[servers.corpus])
+    servers.kill(process, flow_run)
+    servers.jobs.stop(job_id, wait_s=60)
+    gone = {"type": "FAILED", "name": "Failed", "message": "the servers went down"}
+    servers.ask(f"/flow_runs/{flow_run}/set_state", {"state": gone, "force": True})
+    wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [flow_run]}}, "sort": "START_TIME_ASC"}
+    assert [part["state_type"] for part in servers.ask("/flow_runs/filter", wanted)] == ["COMPLETED", "RUNNING"]
+    servers.reconcile()
+    assert [part["state_type"] for part in servers.ask("/flow_runs/filter", wanted)] == ["COMPLETED", "CRASHED"]
+    assert servers.state(flow_run)["type"] == "FAILED"
     assert servers.reconcile() == {}
 
 

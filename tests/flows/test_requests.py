@@ -1,14 +1,18 @@
 """Forms as people meet them: short, every field explained, every choice the real one."""
 
+import inspect
+import re
 from typing import get_args
 
 import pytest
 
 from data_prep.corpora.presets import PRESETS
 from flows import requests
+from flows.deployments import DEPLOYMENTS
 from flows.flow_run import read_request
+from flows.overrides import override_paths
 from flows.requests import PipelineRequest, PrepareRequest, PretrainRequest
-from flows.resolve import SOURCES
+from flows.resolve import SOURCES, resolve_pipeline
 from infra.config import FrozenConfig
 from vit.recipes import RECIPES
 from vit.vtab.protocols import Protocol, known_protocols, protocol_named
@@ -30,6 +34,47 @@ def test_a_form_is_short_and_says_what_each_field_is(form):
         assert len(field.get("description", "")) > 10, name
 
 
+def test_every_deployment_starts_a_flow_that_takes_its_form():
+    from flows import deployed
+
+    for deployment in DEPLOYMENTS:
+        flow = getattr(deployed, deployment.function)
+        assert flow.name == deployment.flow
+        assert deployment.entrypoint == f"{flow.__module__}.{deployment.function}"
+        assert inspect.signature(flow.fn).parameters["request"].annotation is deployment.model
+    assert len({deployment.description for deployment in DEPLOYMENTS}) == len(DEPLOYMENTS)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"train_images": -5}, "train_images: must be at least 1, not -5"),
+        ({"train_images": 1.5}, "train_images: must be a whole number, not 1.5"),
+        ({"deadline_hours": 0}, "deadline_hours: must be more than 0, not 0"),
+        ({"from_scratch": "perhaps"}, "from_scratch: must be true or false, not 'perhaps'"),
+        (
+            {"name": "Big Name"},
+            "name: must be lower case letters, digits and '-', a letter or digit first, not 'Big Name'",
+        ),
+        ({"name": 41 * "x"}, f"name: must have at most 40 characters, not '{41 * 'x'}'"),
+        ({"tasks": "digits"}, "tasks: must be a list, not 'digits'"),
+        ({"overrides": 3}, 'overrides: must be an object of names and values, as in {"recipe.seed": 1}, not 3'),
+    ],
+)
+def test_every_broken_rule_is_told_in_words(change, says):
+    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
+        read_request(PipelineRequest, change, {})
+
+
+def test_every_override_that_a_description_lists_is_one(digits_root):
+    root = digits_root
+    for path in override_paths("pretrain-then-transfer"):
+        assert path.startswith(("recipe.", "execution.", "protocol."))
+        missing = f"{path}x"
+        with pytest.raises(ValueError, match=f"no field '{re.escape(missing)}'; .* Did you mean '{re.escape(path)}'"):
+            resolve_pipeline(root, PipelineRequest(overrides={missing: 1}))
+
+
 def bounds(form, field):
     """What the schema says of a field, empty choice left out."""
     found = form.model_json_schema()["properties"][field]
@@ -41,7 +86,7 @@ def test_choices_and_bounds_are_in_the_schema():
     assert bounds(PrepareRequest, "preset")["enum"] == list(get_args(requests.PresetName))
     assert bounds(PrepareRequest, "kind")["enum"] == list(get_args(requests.SourceKind))
     assert bounds(PipelineRequest, "protocol")["enum"] == list(get_args(requests.ProtocolName))
-    assert bounds(PipelineRequest, "train_images")["exclusiveMinimum"] == 0
+    assert bounds(PipelineRequest, "train_images")["minimum"] == 1
     assert bounds(PretrainRequest, "peak_lr")["exclusiveMinimum"] == 0
     assert bounds(PrepareRequest, "val_fraction") | {"minimum": 0, "exclusiveMaximum": 1} == bounds(
         PrepareRequest, "val_fraction"
@@ -69,8 +114,10 @@ def test_what_is_left_out_keeps_the_values_of_the_deployment():
 
 
 def test_every_broken_rule_is_named_at_once():
-    with pytest.raises(ValueError, match=r"^recipe: .*not 'vit-g'; seed: .*or equal to 0, not -1$") as told:
+    with pytest.raises(ValueError, match=r"^recipe: .*not 'vit-g'; seed: must be at least 0, not -1$") as told:
         read_request(PipelineRequest, {"seed": -1, "recipe": "vit-g"}, {})
     assert "\n" not in str(told.value)
-    with pytest.raises(ValueError, match=r"seeed: Extra inputs are not permitted, not 3"):
+    with pytest.raises(
+        ValueError, match=r"seeed: there is no such field; there are: .*tasks, train_images\. Did you mean 'seed'\?$"
+    ):
         read_request(PipelineRequest, {"seeed": 3}, {})

@@ -1,5 +1,7 @@
 """What a filled-in form becomes: steps and warmup from a budget, and keys that find the same work again."""
 
+import json
+import shutil
 from datetime import date
 
 import pytest
@@ -7,7 +9,14 @@ import pytest
 from data_prep.config import CorpusConfig
 from data_prep.decode import DecodePolicy
 from flows.requests import EvaluateRequest, FinetuneRequest, PipelineRequest, PrepareRequest, PretrainRequest
-from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_prepare, resolve_pretrain
+from flows.resolve import (
+    resolve_evaluate,
+    resolve_finetune,
+    resolve_pipeline,
+    resolve_prepare,
+    resolve_pretrain,
+    told_tasks,
+)
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
 from vit.models.build import build_network
@@ -92,6 +101,33 @@ def test_presets_are_prepared_and_other_corpora_must_be_there(digits_root):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"tasks": (f"{digits_root}/brids",)}))
 
 
+@pytest.fixture
+def some_of_vtab(digits_root, tmp_path) -> str:
+    """A root where two tasks of VTAB are prepared: the digits under their names."""
+    for name in ("vtab-svhn", "vtab-dtd", "pets"):
+        copy = tmp_path / "store" / "corpora" / name
+        shutil.copytree(f"{digits_root}/corpora/digits", copy)
+        for manifest in copy.glob("*/manifest.json"):
+            manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": name}))
+    return str(tmp_path / "store")
+
+
+def test_vtab_means_its_prepared_tasks_wherever_tasks_are_taken(some_of_vtab, digits_root, tiny):
+    asked = ("pets", "vtab", "vtab-dtd")
+    plan = resolve_pipeline(some_of_vtab, PipelineRequest(corpus="pets", recipe="digits", tasks=asked))
+    assert [uri.split("/")[-2] for uri in plan.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
+    scored = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=asked))
+    assert [task.name for task in scored.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
+    told = told_tasks(some_of_vtab, asked)
+    assert told.startswith(
+        "vtab means 2 of its 19 tasks here; not prepared: vtab-caltech101, vtab-cifar100, vtab-flowers102"
+    )
+    assert told.endswith("`vitline vtab prepare` makes them.")
+    assert told_tasks(some_of_vtab, ("pets",)) is None
+    with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
+        resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"tasks": ("vtab",)}))
+
+
 def test_models_must_be_there(digits_root):
     with pytest.raises(ValueError, match=r"'emoji' is no published model .*none yet"):
         resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
@@ -156,7 +192,7 @@ def test_steps_shrink_the_warmup_of_a_protocol_and_an_override_wins(digits_root,
         ({"total_steps": [200, 7]}, "warmup_steps=10 leaves nothing of total_steps=7"),
         ({"larger": [{"at_least": 9, "learning_rates": [0.1], "total_steps": 5, "warmup_steps": 6}]},
          r"protocol\.larger\.0: warmup_steps=6 leaves nothing of total_steps=5"),
-        ({"global_batch_size": 0}, r"protocol\.global_batch_size: .* greater than 0, not 0"),
+        ({"global_batch_size": 0}, r"protocol\.global_batch_size: must be more than 0, not 0"),
     ],
 )  # fmt: skip
 def test_what_a_protocol_cannot_train_is_refused_before_anything_is(digits_root, tiny, overrides, says):
@@ -196,8 +232,9 @@ def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digit
 
 @pytest.fixture
 def prepare(digits_root, tmp_path):
-    """prepare(**fields): what a form with them becomes; its source is an empty folder unless they say otherwise."""
+    """prepare(**fields): what a form with them becomes; its source is a folder with one file unless they say otherwise."""
     (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(b"no picture yet")
 
     def make(**fields):
         return resolve_prepare(digits_root, PrepareRequest(**{"source": str(tmp_path), "name": "cats"} | fields))

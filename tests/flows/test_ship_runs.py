@@ -1,7 +1,9 @@
 """Runs in MLflow: what people see of them, and that nothing is lost or doubled whatever is away (DESIGN 3.5, 3.8)."""
 
 import contextlib
+import functools
 import json
+import os
 import socket
 import sqlite3
 import subprocess
@@ -16,9 +18,8 @@ import torch
 from mlflow import MlflowClient
 
 from flows import ship_runs
-from flows.records import AttemptRecord, Origin, PipelineRecord, StageRecord, write_pipeline
-from flows.shipper import Shipper, sync_runs
-from infra.claims import take_claim
+from flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from flows.shipper import Shipper, start_child, sync_runs
 from infra.config import replace
 from infra.journal import Journal, read_journal
 from infra.local.stack import find_stack
@@ -27,7 +28,6 @@ from infra.settings import Settings, secret_values
 from infra.storage import open_store
 from infra.tracking import Tracking
 from vit.run import TrainingRun
-from vit.run_spec import make_spec
 from vit.world import World
 
 
@@ -73,28 +73,9 @@ def sync(settings):
 
 
 @pytest.fixture
-def begin(root, train_config):
-    """begin(name, origin, **execution): a run that has been claimed; its store and key."""
-
-    def make(name=None, origin=None, attempt_at=1_700_000_000.0, **execution):
-        # A name of its own: other tests keep their runs on the same server.
-        spec = make_spec(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root)
-        run = open_store(root).child(f"runs/{spec.run_key}")
-        claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-        run.write_json("config.json", spec.model_dump(mode="json"))
-        record = AttemptRecord(
-            run_key=spec.run_key,
-            attempt=claim.attempt,
-            job_id=claim.job_id,
-            ray_address="http://127.0.0.1:8265",
-            owner="ann@host:1",
-            started_at=attempt_at + claim.attempt,
-            origin=origin or Origin(),
-        )
-        run.write_json(f"attempts/a{claim.attempt}.json", record.model_dump(mode="json"))
-        return run, spec.run_key, claim.attempt
-
-    return make
+def begin(root, begin_run):
+    """begin(name, origin, **execution): a run of this test's root that has been claimed."""
+    return functools.partial(begin_run, root)
 
 
 @pytest.fixture
@@ -136,7 +117,7 @@ def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
         assert f"/runs/{tracked(run).info.run_id}" in shipper.run_url(key)
     seen, state, manifest = tracked(run), read_state(run), digits.read_json("manifest.json")
     info, data = seen.info, seen.data
-    assert (info.run_name, info.status, info.start_time) == (key, "FINISHED", 1_700_000_001_000)
+    assert (info.run_name, info.status, info.start_time) == (f"{key}, seed 0", "FINISHED", 1_700_000_001_000)
     assert info.end_time == round(state["updated_at"] * 1000)
     assert client.get_experiment(info.experiment_id).name == "vitline/pretrain"
     records = read_journal(run)
@@ -163,7 +144,8 @@ def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
     version = client.get_model_version_by_alias(model.name, "candidate")
     assert version.source == f"models:/{made.model_id}"
     assert version.tags["vitline.model_digest"] == open_store(state["model"]).read_json("config.json")["digest"]
-    assert {f.path for f in client.list_logged_model_artifacts(made.model_id)} == {"pointer.json", "card.md"}
+    files = {f.path for f in client.list_logged_model_artifacts(made.model_id)}
+    assert {"MLmodel", "pointer.json", "card.md", "input_example.json"} <= files
     before = tables()
     assert sync_runs(settings) == ([], [key], [], {})
     assert tables() == before
@@ -295,6 +277,15 @@ def test_the_child_sends_what_is_sealed_and_ends_when_its_parent_was_killed(sett
         for process in forked:
             process.kill()
         parent.stdout.close()
+
+
+def test_a_parent_that_is_gone_leaves_no_traceback_in_the_log(root, tmp_path):
+    settings = Settings(root=root, mlflow_tracking_uri="http://127.0.0.1:9")
+    child = start_child(settings, ["--parent", str(os.getpid())], tmp_path / "shipper.log")
+    child.stdout.close()  # nobody reads the answer any more
+    child.stdin.close()
+    assert child.wait(120) == 0
+    assert "Traceback" not in (tmp_path / "shipper.log").read_text()
 
 
 def test_a_resumed_run_is_one_run_with_its_new_numbers_as_tags(sync, begin, tracked, root, client):

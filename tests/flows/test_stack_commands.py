@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.place import settle
+from infra.local.place import ALL, settle
 
 ROOT = Path(__file__).parents[2]
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
@@ -26,7 +26,7 @@ def run(tmp_path):
             env={**plain, "PYTHONPATH": str(ROOT), **env},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -74,11 +74,15 @@ def test_status_shows_what_runs_and_where(run, joined):
     code, out, _ = run("stack", "status", "--json")
     report = json.loads(out)
     assert (code, report["up"]) == (0, True)
-    assert [s["state"] for s in report["services"]] == ["up"] * 5
+    assert [s["state"] for s in report["services"]] == ["up"] * len(ALL)
     code, text, _ = run("stack", "status")
     assert code == 0
     assert all(url in text for url in report["links"].values())
-    assert "Nothing but Ray can be reached from other machines." in text
+    assert "Nothing but Ray can be reached from other machines. Its ports want the token" in text
+    every = [f"{'ray':<14} listens on all addresses: ", f"{'ray':<14} listens on loopback: "]
+    assert all(line in text for line in every)
+    told = {int(n) for line in text.splitlines() if " listens on " in line for n in line.split(": ")[1].split(", ")}
+    assert {listener["port"] for listener in report["listeners"]} == told
     assert str(joined.log_dir) in text
     assert joined.env["AWS_SECRET_ACCESS_KEY"] not in out + text
 
@@ -91,3 +95,37 @@ def test_commands_use_the_stack_that_is_up_unless_told_otherwise(run, joined, tm
     assert "no corpus 'nope' below s3://vitline" in err
     for arguments, env in ((("--root", str(tmp_path)), {}), ((), {"VITLINE_ROOT": str(tmp_path)})):
         assert f"no corpus 'nope' below {tmp_path}" in run("data", "show", "nope", *arguments, **env)[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_missing_is_started_beside_a_store_that_is_there(run, s3_uri, tmp_path):
+    """A flow goes through the worker that was started, and finds the store by the credentials of this shell."""
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    try:
+        code, out, err = run("stack", "up", "--json", VITLINE_ROOT=s3_uri, **keys)
+        assert code == 0, err
+        report = json.loads(out)
+        assert (report["up"], report["root"]) == (True, s3_uri)
+        assert {s["name"] for s in report["services"]} == {*ALL} - {"s3"}
+        code, out, err = run(
+            "flows", "trigger", "reconcile/default", "--wait", "--json", **keys
+        )  # without VITLINE_ROOT
+        assert (code, json.loads(out)["state"]) == (0, "Completed"), err
+        assert f"below {s3_uri}" in run("data", "ls", **keys)[2]
+    finally:
+        assert run("stack", "down")[0] == 0
+    told = (
+        f"the local stack in {tmp_path}/.vitline/stack is down; `vitline stack up` starts it. Its store is {s3_uri}\n"
+    )
+    code, out, err = run("data", "ls", **keys)
+    assert (code, err.startswith(told), f"below {s3_uri}" in err) == (0, True, True)
+    code, _, err = run("stack", "up", VITLINE_ROOT=s3_uri, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert code == 1
+    assert f"VITLINE_ROOT, {s3_uri}, cannot be used" in err
+
+
+def test_a_ray_of_somebody_else_is_not_mixed_with_the_stack(run):
+    code, _, err = run("stack", "up", RAY_ADDRESS="http://ray:8265")
+    assert code == 2
+    assert "RAY_ADDRESS is http://ray:8265, but the local stack has a Ray of its own" in err

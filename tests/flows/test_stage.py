@@ -1,6 +1,8 @@
 """What a stage does with every way in which a job can end, by a cluster that plays a script."""
 
 import contextlib
+import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,8 @@ from flows.records import AttemptRecord, Origin, attempt_records
 from flows.shipper import Shipper
 from flows.stage import StageFailed, run_stage
 from infra.claims import ClaimHolder, read_claim, take_claim
+from infra.config import replace
+from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost, JobServerAway
 from infra.run_state import OUTCOMES, read_state, read_stop, write_state
 from infra.settings import Settings
@@ -30,7 +34,7 @@ class ScriptedCluster:
         self.submitted, self.stopped, self.told, self.ended = [], [], [], {}
         self.jobs = self
         self.restarts = 0
-        self.address = "http://cluster"
+        self.address, self.python = "http://cluster", "python"
 
     def restart(self):
         self.restarts += 1
@@ -87,7 +91,15 @@ def _quick(monkeypatch):
     monkeypatch.setattr(stage, "LIVING_S", 0.1)
 
 
-def go(run, cluster, check=lambda: None, claim_timeout_s=0.05, grace_s=0.05, output=lambda state: True):
+def go(
+    run,
+    cluster,
+    check=lambda: None,
+    claim_timeout_s=0.05,
+    grace_s=0.05,
+    output=lambda state: True,
+    progress=lambda: None,
+):
     settings = Settings(root=run.uri, mlflow_tracking_uri=None)
     told = cluster.told if cluster else []
     return run_stage(
@@ -97,7 +109,7 @@ def go(run, cluster, check=lambda: None, claim_timeout_s=0.05, grace_s=0.05, out
         "vit.ray_train",
         ViTConfig(),
         title="birds",
-        progress=lambda: None,
+        progress=progress,
         output=output,
         grace_s=grace_s,
         claim_timeout_s=claim_timeout_s,
@@ -124,7 +136,8 @@ def test_a_job_carries_its_run_attempt_and_time_to_stop(run):
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
     assert job.id == f"{KEY}-a1"
-    assert job.command[1:] == ["-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    assert job.command == ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
     assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
     assert job.metadata == {"run_key": KEY, "trigger": "command"}
     (attempt,) = attempt_records(run)
@@ -142,6 +155,19 @@ def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_ol
     began = time.time()
     assert go(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
     assert time.time() - began >= 0.2
+
+
+def test_what_a_dead_attempt_has_left_is_no_progress_of_the_next(run, monkeypatch):
+    """Nor of the one behind that: each tells its own steps only."""
+    cluster, shown = ScriptedCluster(run, "preempted", "finished"), []
+    monkeypatch.setattr(Onlooker, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    seen = iter([{"step": 7}, {"step": 7}, {"step": 9}, {"step": 9}])  # left, shown; left, shown
+    go(run, cluster, progress=lambda: next(seen))
+    assert shown == [None, None]
+    seen = iter([{"step": 7}, {"step": 8}])
+    run.delete("state.json")
+    go(run, ScriptedCluster(run, "finished"), progress=lambda: next(seen))
+    assert shown[2:] == [{"step": 8}]
 
 
 def test_preemption_without_end_stops_with_the_next_step(run):
@@ -206,6 +232,27 @@ def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
     assert read_claim(run).attempt == 1
 
 
+def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run, monkeypatch):
+    """That one is still writing its checkpoint, and beats: nobody else is at work."""
+    cluster, page = ScriptedCluster(run), "http://prefect/runs/1"
+    at_hand = Engines(
+        Settings(root=run.uri), cluster, Onlooker([]), None, Origin(flow_run_id="1", flow_run_url=page)
+    )  # fmt: skip
+    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a beat each 0.1 s
+    before = contextlib.ExitStack()
+    before.enter_context(stage.exclusively(at_hand, "night"))
+    threading.Timer(1.5, before.close).start()
+    with stage.exclusively(at_hand, "night") as claim:
+        assert claim.check().attempt == 2
+    stranger = replace(at_hand.origin, flow_run_id="2", flow_run_url="http://prefect/runs/2")
+    with (
+        stage.exclusively(at_hand, "night"),
+        pytest.raises(stage.Skipped),
+        stage.exclusively(Engines(at_hand.settings, cluster, Onlooker([]), None, stranger), "night"),
+    ):
+        pass
+
+
 def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
     held = claim(run)
     cluster = ScriptedCluster(run)
@@ -218,6 +265,30 @@ def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
     cluster.told = SimpleNamespace(append=finish)
     result = go(run, cluster, claim_timeout_s=60)
     assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
+
+
+def test_who_is_in_the_way_is_named_with_what_lets_the_run_go_first(run, root, monkeypatch):
+    """In the log, in what is shown, and in the refusal of a run that found no room in time; others that wait, too, are
+    not in the way."""
+    monkeypatch.setattr(stage, "WAITING_S", -1)
+    cluster, shown = ScriptedCluster(run, "failed"), []
+    monkeypatch.setattr(Onlooker, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    for key in ("owls-0123456789ab", "cats-0123456789ab"):
+        job = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata={"run_key": key})
+        cluster.ended[job.id] = job
+    write_state(stage.run_store(run.uri, "owls-0123456789ab"), "running", 1)
+    with pytest.raises(StageFailed, match="no disk left"):
+        go(run, cluster)
+    told = "also at work: owls-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
+    assert any(told in text for text in cluster.told)
+    assert told in shown[0]["waits"]
+    assert "waiting, too: cats-0123456789ab-a1" in shown[0]["waits"]
+    write_state(run, "failed", 2, reason="no room for 1 workers", no_room=True)
+    refusal = stage.failure(
+        Engines(Settings(root=run.uri), cluster, Onlooker([]), None), run, replace(read_claim(run), attempt=2),
+        Job(id="x", state="failed", exit_code=1, message=""),
+    )  # fmt: skip
+    assert f"no room for 1 workers; {told}" in str(refusal)
 
 
 def test_ctrl_c_asks_for_a_checkpoint_and_waits_for_it(run):

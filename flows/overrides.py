@@ -1,0 +1,50 @@
+"""Fields by their dotted names, as people type them in forms and commands: reading them, and all there are."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from infra.config import flatten
+
+
+def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
+    """["recipe.seed=1"] -> {"recipe.seed": 1}; a value is JSON, or a string where it is none. Raises ValueError."""
+    return parse_assignments(items, "--set", "path.to.field=value")
+
+
+def parse_assignments(items: Sequence[str], option: str, form: str) -> dict[str, Any]:
+    """Names and values of a repeatable option. Raises ValueError for an item that is not of the form."""
+    assigned = {}
+    for item in items:
+        name, sign, text = item.partition("=")
+        if not sign or not name:
+            raise ValueError(f"{option} {item!r} is not of the form {form}.")
+        try:
+            assigned[name] = json.loads(text)
+        except json.JSONDecodeError:
+            assigned[name] = text
+    return assigned
+
+
+def override_paths(flow: str) -> list[str]:
+    """What `overrides` of a flow's form take, in the order of the configs; nothing for a flow whose form has none. Fields
+    that another architecture or kind of source has are not among them."""
+    from data_prep.corpora.presets import digits
+    from vit.config import TrainConfig
+    from vit.recipes import recipe_named
+    from vit.vtab.protocols import protocol_named
+
+    recipe, execution = recipe_named("emoji").make()
+    training = TrainConfig(name="n", corpus="c", recipe=recipe, execution=execution)
+    protocol = [f"protocol.{name}" for name in type(protocol_named("small-images")).model_fields]
+    trained = [path for path in flatten(training.model_dump()) if path.startswith(("recipe.", "execution."))]
+    prepared = [path for path in flatten(digits().model_dump()) if path.startswith(("recipe.", "execution."))]
+    paths = {
+        "prepare-corpus": prepared,
+        "pretrain": trained,
+        "finetune": trained,
+        "evaluate": protocol,
+        "pretrain-then-transfer": trained + protocol,
+    }
+    settled = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed")
+    return [path for path in paths.get(flow, []) if path not in settled]

@@ -1,0 +1,27 @@
+"""The protocols as lines of a table, without what evaluates by them."""
+
+from vit.vtab.probes import Probe
+from vit.vtab.protocols import known_protocols
+
+
+def protocol_rows() -> list[dict[str, str]]:
+    """Every protocol in a line: splits, resolution, settings and what is done to pictures."""
+    rows = []
+    for protocol in known_protocols().values():
+        if isinstance(protocol, Probe):
+            shots = f", {' '.join(map(str, protocol.shots))} examples a class" if protocol.shots else ""
+            cells = ["any", "the model's", f"{protocol.method}{shots}", "frozen features"]
+        else:
+            crop = protocol.augment
+            pictures = f"crop {crop.train_crop}, flip {'on' if crop.flip else 'off'}"
+            side = f"{protocol.image_size_px} px" if protocol.image_size_px else "the model's"
+            rates = " ".join(f"{rate:g}" for rate in protocol.learning_rates)
+            steps = " ".join(f"{n:,}" for n in protocol.total_steps)
+            larger = "".join(f"; from {t.at_least:,} images {t.total_steps[0]:,} steps" for t in protocol.larger)
+            cells = [protocol.splits, side, f"lr {rates}, {steps} steps{larger}", pictures]
+        rows.append(
+            dict(
+                zip(("protocol", "splits", "image side", "settings", "pictures"), (protocol.name, *cells), strict=True)
+            )
+        )
+    return rows

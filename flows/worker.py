@@ -1,0 +1,129 @@
+"""Prefect's worker for processes, which answers by itself what the flow's own process would refuse ten seconds later.
+
+To start that process takes several seconds, on a busy machine many; this one runs already. It starts every flow run
+that it does not refuse, and the flow checks again: what is refused here is a matter of time, never of correctness.
+"""
+
+import argparse
+import asyncio
+import os
+from abc import ABC
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+from prefect.client.schemas.objects import FlowRun
+from prefect.settings import get_current_settings
+from prefect.states import State
+from prefect.utilities.processutils import setup_signal_handlers_worker
+from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
+
+from flows import requests, resolve
+from flows.catalog import find_corpus, find_model
+from flows.compare_runs import compare_newest
+from flows.flow_run import read_request
+from flows.flow_states import state_of
+from flows.run_names import given_name, telling_name
+from infra.config import FrozenConfig
+from infra.settings import Settings, inherited_environment
+
+_PATIENCE_S = 5.0  # a store that takes longer to answer is the flow's affair
+_SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
+
+CHECKS: Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]] = {
+    "prepare-corpus": (requests.PrepareRequest, resolve.resolve_prepare),
+    "pretrain": (requests.PretrainRequest, resolve.resolve_pretrain),
+    # `resolve_finetune` imports torch
+    "finetune": (
+        requests.FinetuneRequest,
+        lambda root, asked: (find_model(root, asked.model), find_corpus(root, asked.corpus)),
+    ),
+    "evaluate": (requests.EvaluateRequest, resolve.resolve_evaluate),
+    "pretrain-then-transfer": (requests.PipelineRequest, resolve.resolve_pipeline),
+    "compare-runs": (requests.CompareRequest, lambda root, asked: compare_newest(root, asked.runs, asked.newest)),
+}
+"""By the names of flows: the form, and what finds out whether all it names exists and fits."""
+
+
+def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> State | None:
+    """The state in which a flow run would end before it has begun; None where nothing is known against it.
+
+    `parameters` are those of the run, `defaults` those of its deployment.
+    """
+    if flow not in CHECKS:
+        return None
+    model, check = CHECKS[flow]
+    try:
+        check(Settings().root, read_request(model, parameters.get("request") or {}, defaults.get("request") or {}))
+    except ValueError as error:
+        return state_of(error)
+    except Exception:  # the flow meets it again, and tells it with its traceback
+        return None
+    return None
+
+
+def sees_what_we_see(configuration: ProcessJobConfiguration) -> bool:
+    """Whether the process of a flow run has our store and settings: the job variables of its owner may give it others."""
+    ours = inherited_environment(without=())
+    names = [name for name in {*ours, *configuration.env} if name.startswith(_SETTINGS)]
+    return configuration.working_dir is None and all(configuration.env.get(name) == ours.get(name) for name in names)
+
+
+class RefusingWorker(ProcessWorker, ABC):  # what is called abstract does not replace Prefect's own in its list of types
+    """Runs flows in processes of this machine, but for those that it refuses."""
+
+    async def run(
+        self,
+        flow_run: FlowRun,
+        configuration: ProcessJobConfiguration,
+        task_status: anyio.abc.TaskStatus[int] | None = None,
+    ) -> ProcessWorkerResult:
+        refused = await self._refusal(flow_run) if sees_what_we_see(configuration) else None
+        if refused is None:
+            return await super().run(flow_run, configuration, task_status)
+        await self.client.set_flow_run_state(flow_run.id, refused)
+        if task_status:
+            task_status.started(0)  # no process
+        return ProcessWorkerResult(status_code=0, identifier="refused")
+
+    async def _refusal(self, run: FlowRun) -> State | None:
+        if run.deployment_id is None:
+            return None
+        deployment = await self.client.read_deployment(run.deployment_id)
+        if not (deployment.entrypoint or "").startswith("flows.deployed."):
+            return None  # somebody else's flow, whatever it is called
+        flow = (await self.client.read_flow(deployment.flow_id)).name
+        refused = None
+        with anyio.move_on_after(_PATIENCE_S):
+            refused = await anyio.to_thread.run_sync(
+                refusal, flow, run.parameters, deployment.parameters, abandon_on_cancel=True
+            )
+        if refused and not given_name(run.name):
+            asked = run.parameters.get("request") or {}
+            await self.client.update_flow_run(run.id, name=telling_name(flow, asked, datetime.now(UTC)))
+        return refused
+
+
+def main() -> None:
+    """What `prefect worker start --type process` does, with this worker."""
+    parser = argparse.ArgumentParser(prog="python -m flows.worker", description=__doc__)
+    parser.add_argument("--pool", required=True, help="name of the work pool, of the type process")
+    parser.add_argument("--name", required=True, help="name of this worker")
+    given = parser.parse_args()
+    worker = RefusingWorker(
+        work_pool_name=given.pool,
+        name=given.name,
+        heartbeat_interval_seconds=int(get_current_settings().worker.heartbeat_seconds),
+    )
+    setup_signal_handlers_worker(os.getpid(), "the process worker", print)
+    try:
+        asyncio.run(worker.start(printer=print))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        print(f"Worker {given.name!r} stopped!")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The registry's model, as people use it: loaded by MLflow in a process that knows nothing of ours, and served."""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from mlflow import MlflowClient
+from pyarrow import BufferReader
+
+from flows import ship_runs
+from flows.catalog import find_model
+from infra.claims import take_claim
+from infra.local.processes import free_ports
+from infra.run_state import read_state
+from infra.storage import open_store
+from infra.tracking import Tracking
+from vit.run import TrainingRun
+from vit.run_spec import make_spec
+from vit.world import World
+
+LOAD = """
+import base64, json, sys
+import mlflow.pyfunc, pandas
+model = mlflow.pyfunc.load_model(sys.argv[1])
+image = base64.b64decode(sys.stdin.read())
+print(json.dumps({
+    "answers": model.predict(pandas.DataFrame({"image": [image, image]})),
+    "example": model.predict(model.input_example),
+    "inputs": model.metadata.signature.inputs.to_dict(),
+}))
+"""
+
+
+class Candidate(NamedTuple):
+    """A version in the registry, and the published model that it stands for."""
+
+    client: MlflowClient
+    name: str
+    model: str
+
+
+@pytest.fixture
+def candidate(stack, s3_uri, train_config):
+    """A training that has ended, in the object store of the stack, and was sent to its MLflow."""
+    torch.set_num_threads(1)
+    spec = make_spec(train_config(f"t-{uuid.uuid4().hex[:8]}"), s3_uri)
+    run = open_store(s3_uri).child(f"runs/{spec.run_key}")
+    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    run.write_json("config.json", spec.model_dump(mode="json"))
+    assert TrainingRun(run, claim.attempt, World()).execute() == "finished"
+    uri = stack.env["MLFLOW_TRACKING_URI"]
+    assert not ship_runs.sync(open_store(s3_uri), Tracking(uri), [])["left"]
+    return Candidate(MlflowClient(uri, uri), spec.config.name, read_state(run)["model"])
+
+
+@pytest.fixture
+def picture(digits) -> bytes:
+    """One of the pictures that the model was trained on."""
+    shard = next(key for key in digits.list("train/") if key.endswith(".parquet"))
+    return parquet.read_table(BufferReader(digits.read(shard)), columns=["image"])["image"][0]["bytes"].as_py()
+
+
+def shell(stack) -> dict[str, str]:
+    """A new shell that knows the address of MLflow and the folder of the stack: no credentials, and nothing of this
+    installation on PATH."""
+    known = {"PATH": "/usr/bin:/bin", "VITLINE_HOME": str(stack.directory.parent)}
+    return {"HOME": os.environ.get("HOME", "/"), "MLFLOW_TRACKING_URI": stack.env["MLFLOW_TRACKING_URI"], **known}
+
+
+def test_the_candidate_loads_as_a_pyfunc_in_a_process_of_its_own(stack, candidate, picture, tmp_path):
+    uri = f"models:/{candidate.name}@candidate"
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, uri], input=base64.b64encode(picture).decode(), text=True, capture_output=True,
+        env=shell(stack), cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    first, second = told["answers"]
+    assert first == second
+    known = open_store(candidate.model).read_json("classes.json")["classes"]
+    assert len(first["classes"]) == len(first["probabilities"]) == 5
+    assert {*first["classes"]} < {*known}
+    assert 0.5 < sum(first["probabilities"]) <= 1
+    assert first["probabilities"] == sorted(first["probabilities"], reverse=True)
+    assert len(told["example"]) == 1
+    assert told["inputs"] == [{"type": "binary", "name": "image", "required": True}]
+
+
+def test_weights_are_stored_once_and_the_candidate_says_why_it_is_it(candidate):
+    version = candidate.client.get_model_version_by_alias(candidate.name, "candidate")
+    logged = candidate.client.list_logged_model_artifacts(version.source.removeprefix("models:/"))
+    files = {file.path: file.file_size for file in logged}
+    assert {"MLmodel", "pointer.json", "card.md", "input_example.json", "requirements.txt"} <= files.keys()
+    assert sum(files.values()) < 20_000
+    rule = "its training ended last of all versions"
+    assert version.tags["vitline.candidate_by"] == rule
+    assert version.description.endswith(f"`candidate`, because {rule}")
+
+
+def test_a_model_is_found_by_its_alias_and_that_is_said(stack, candidate, s3_uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.env["MLFLOW_TRACKING_URI"])
+    said = []
+    name = f"{candidate.name}@candidate"
+    assert find_model(s3_uri, name, said.append) == candidate.model
+    assert said == [f"{name} is {'/'.join(candidate.model.split('/')[-2:])}"]
+    with pytest.raises(
+        ValueError, match=rf"has no '{candidate.name}@champion'; published below .* are: {candidate.name}/"
+    ):
+        find_model(s3_uri, f"{candidate.name}@champion", said.append)
+
+
+@pytest.mark.slow
+def test_mlflow_serves_the_candidate_without_this_installation_on_path(stack, candidate, picture, tmp_path):
+    (port,) = free_ports(1)
+    url, program = f"http://127.0.0.1:{port}", str(Path(sys.executable).parent / "mlflow")
+    command = [program, "models", "serve", "-m", f"models:/{candidate.name}@candidate", "--env-manager", "local"]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(
+            [*command, "-h", "127.0.0.1", "-p", str(port)], stdout=log, stderr=log, env=shell(stack), cwd=tmp_path,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + 240
+        while not answers(url):
+            assert server.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.5)
+        rows = {"dataframe_records": [{"image": base64.b64encode(picture).decode()}]}
+        (answer,) = httpx.post(f"{url}/invocations", json=rows, timeout=60).raise_for_status().json()["predictions"]
+        assert len(answer["classes"]) == len(answer["probabilities"]) == 5
+        nonsense = httpx.post(f"{url}/invocations", json={"dataframe_records": [{"image": "?"}]}, timeout=60)
+        assert nonsense.status_code == 400
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ping", timeout=5).is_success
+    except httpx.TransportError:
+        return False
