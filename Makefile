@@ -4,9 +4,13 @@ BIN := .venv/bin
 # Two processes: what starts servers runs in one (tests/conftest.py), the rest in the other.
 SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
 # Threads of both would wait for each other at every barrier.
-test test-slow: export OMP_NUM_THREADS := 1
+test test-slow test-portable: export OMP_NUM_THREADS := 1
+# The tests that compute with networks; what else there is has no kernels to choose.
+COMPUTES := $(addprefix tests/vit/,test_published.py test_train.py test_run.py test_inspection.py models vtab)
+test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
+test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: demo up down install test test-slow lint clean
+.PHONY: demo up down install test test-slow test-portable lint clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -27,6 +31,10 @@ test:  ## the fast tests
 test-slow:  ## real clusters and kills; what CI runs beside `make test`
 	@$(PYTHON) infra/local/install.py dev
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow --timeout 900 --durations 25
+
+test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --other-rounding -k "not on_ray" $(COMPUTES)
 
 lint:  ## style and types
 	@$(PYTHON) infra/local/install.py dev

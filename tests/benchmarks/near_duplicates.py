@@ -23,11 +23,12 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from data_prep.decode import ImageRejected, decode
 from data_prep.images import perceptual_hashes, pixel_sha256
 from data_prep.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
-from data_prep.thumbnails import same_picture, thumbnail
+from data_prep.thumbnails import same_picture, same_pictures, thumbnail
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 SIDE_PX, MOST_UNEXPLAINED, MOST_CUT = 128, 0.05, 0.1
@@ -275,6 +276,7 @@ def speed(rounds: int) -> None:
             "perceptual_hashes": functools.partial(perceptual_hashes, noise),
         }
         print(f"  {width} x {height} JPEG: " + ", ".join(f"{n} {cpu_ms(s, rounds):.3f}" for n, s in steps.items()))
+    print_confirmation(rounds)
     tables = photograph_hashes(310_000, 0)
     print("search, queries per CPU second; queries unrelated, and copies with 8 random bits turned")
     for num in (1_000, 2_047, 2_048, 10_000, 300_000):
@@ -292,6 +294,20 @@ def speed(rounds: int) -> None:
         middle = np.median(speeds, axis=0)
         runs = "; ".join(f"{a:,.0f} {b:,.0f}" for a, b in speeds)
         print(f"  {num:7,} hashes, built in {built:.2f} s: {middle[0]:9,.0f} {middle[1]:9,.0f}   (rounds: {runs})")
+
+
+def print_confirmation(rounds: int) -> None:
+    digits = load_digits()
+    zeros = digits.images[digits.target == 0][:128]
+    drawn = np.stack([thumbnail(np.repeat((zero * 15).astype(np.uint8)[..., None], 3, axis=2)) for zero in zeros])
+    a, b = drawn[:64], drawn[64:]
+    together = [cpu_s(lambda: same_pictures(a, b)) / len(a) * 1e3 for _ in range(rounds)]
+    alone = [
+        cpu_s(lambda: [same_picture(*pair) for pair in zip(a, b, strict=True)]) / len(a) * 1e3 for _ in range(rounds)
+    ]
+    print(
+        f"confirmation of 64 pairs of zeros, CPU ms a pair: {np.median(together):.1f}, one by one {np.median(alone):.1f}"
+    )
 
 
 def cpu_s(call: Callable[[], object]) -> float:

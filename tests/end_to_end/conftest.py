@@ -43,17 +43,18 @@ class Work:
         self.started.append(self.flows.start(deployment, **request))
         return self.started[-1]
 
-    def pretrain(self, name: str, steps: int, deployment: str = "pretrain/default") -> str:
+    def pretrain(self, name: str, steps: int, deployment: str = "pretrain/default", **execution) -> str:
         """A network of milliseconds a step."""
         overrides = {
             "recipe.total_steps": steps,
             "recipe.optim.warmup_steps": 1,
             "execution.save_every_steps": 20,
             "execution.log_every_steps": 1,
+            **{f"execution.{field}": value for field, value in execution.items()},
         }
         return self.start(deployment, corpus="digits-0-to-4", recipe="digits", name=name, overrides=overrides)
 
-    def eventually(self, what: Callable, timeout_s: float = 300):
+    def eventually(self, what: Callable, timeout_s: float = 900):
         """The first true answer of `what()`."""
         deadline = time.monotonic() + timeout_s
         while not (found := what()):
@@ -86,7 +87,7 @@ class Work:
 
     def assert_cancelled(self, flow_run: str, key: str, before: set[int]) -> None:
         """Everywhere, and nothing left: `before` are the workers of other jobs."""
-        ended = self.flows.wait(flow_run, timeout_s=240)
+        ended = self.flows.wait(flow_run, timeout_s=900)
         assert (ended["state_type"], ended["state_name"]) == ("CANCELLED", "Cancelled"), (
             f"{ended['state']}: {self.flows.lines(flow_run)[-6:]}"
         )

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,25 +15,45 @@ from infra.local.processes import child_environment
 from infra.run_state import read_state
 from vit.checkpoint import list_checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 100_000  # steps: hours
 
 
-def test_cancelled_while_training(work):
+def test_cancelled_while_training_and_submitted_again(work):
+    """The second attempt goes on from the step of the cancel, and its log tells of its own steps only. Cancelled in turn,
+    it discards what it did: that is how it was asked for."""
     before = work.workers()
-    run = work.pretrain("cancel-training", LONG)
+    run = work.pretrain("cancel-training", LONG, save_every_steps=LONG)
     key = work.key(run)
     work.reach(key, 5)
     assert work.workers() - before
     work.flows.cancel(run)
     work.assert_cancelled(run, key, before)
+    reached = read_state(work.run(key))["step"]
+    checkpoints = list_checkpoints(work.run(key))
+    assert [f"-{reached:09d}-a1" in checkpoint for checkpoint in checkpoints] == [True]
+    second = work.pretrain("cancel-training", LONG, save_every_steps=LONG, on_cancel="discard")
+    work.eventually(lambda: steps_told(work.flows.lines(second)))
+    assert read_state(work.run(key))["from_step"] == reached
+    work.flows.cancel(second)
+    work.assert_cancelled(second, key, before)
+    assert min(steps_told(work.flows.lines(second))) > reached
+    assert list_checkpoints(work.run(key)) == checkpoints
+    for line in work.flows.lines(run) + work.flows.lines(second):
+        assert "Finished in state Running" not in line
+        assert "TerminationSignal" not in line
+
+
+def steps_told(lines):
+    """The steps in the progress lines of a log."""
+    return [int(found[1].replace(",", "")) for line in lines if (found := re.search(r": ([\d,]+)/[\d,]+ steps", line))]
 
 
 def test_cancelled_while_waiting_for_resources(work):
     """Another job holds every CPU of the cluster."""
     task = "ray.remote(num_cpus=2)(lambda: (print('holds', flush=True), time.sleep(3600)))"
     hold = f"import ray, time; ray.init(); ray.get({task}.remote())"
-    work.jobs.submit("holds-all", [sys.executable, "-c", hold], env={}, metadata={"run_key": "holds-all"})
+    work.jobs.submit("holds-all", [sys.executable, "-c", hold], env={}, metadata={})
     work.eventually(lambda: "holds\n" in work.jobs.logs("holds-all"))
     before = work.workers()
     run = work.pretrain("cancel-queued", LONG)

@@ -217,13 +217,18 @@ def test_a_sweep_whose_cluster_dies_repeats_no_finished_trial(session, digits):
         architecture=network(), protocol=protocol, root=session.root,
     )  # fmt: skip
     trials = open_store(session.root).child("trials")
+
+    def results():
+        return [key for key in trials.list() if key.endswith(".json")]
+
     session.start(spec, "vit.ray_workers")
-    deadline = time.monotonic() + 240
-    while len(finished := [key for key in trials.list() if key.endswith(".json")]) < 3:
+    deadline = time.monotonic() + 600
+    while len(results()) < 3:
         assert time.monotonic() < deadline, "the sweep finished nothing"
         time.sleep(0.1)
     session.kill()
     session.cluster.__exit__()
+    finished = results()  # what ended while it was killed counts too
     session.restart()
     run, claim = session.start(spec, "vit.ray_workers")
     assert claim.attempt == 2

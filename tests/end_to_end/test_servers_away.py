@@ -7,6 +7,8 @@ import time
 import psutil
 import pytest
 
+from flows.catalog import list_pipelines
+from flows.records import read_pipeline
 from infra.journal import read_journal
 from infra.local.stack import check_services, find_stack
 from infra.run_state import read_state
@@ -33,6 +35,32 @@ def back(stack, patience_s=240):
     while problems := {name: problem for name, problem in check_services(stack.directory).items() if problem}:
         assert time.monotonic() < deadline, problems
         time.sleep(0.5)
+
+
+def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finished_everywhere(work, stack, kill):
+    run = work.start("pretrain-then-transfer/tiny", name="unseen")
+    record = work.eventually(lambda: next((r for r in list_pipelines(work.root.uri) if r.name == "unseen"), None))
+    work.eventually(lambda: read_pipeline(work.root, record.key).stages[1:])  # trained, and now scored
+    mlflow = service(stack, "mlflow")
+    for process in [mlflow, *mlflow.children(recursive=True)]:
+        os.kill(process.pid, signal.SIGSTOP)
+    while (state := work.flows.find(run)["state_name"]) in ("Pending", "Running"):
+        for process in work.processes_of_flow(run):
+            if "flows.ship_runs" in process.cmdline():  # it was started by the flow process and has its environment
+                process.kill()
+        time.sleep(1.0)
+    assert state == "Completed", work.flows.lines(run)
+    kill("mlflow")
+    keys = [record.key, *(stage.run_key for stage in read_pipeline(work.root, record.key).stages if stage.run_key)]
+    back(stack)
+    work.eventually(lambda: {work.mlflow_status(key) for key in keys} == {"FINISHED"})
+    assert {read_state(work.run(key))["state"] for key in keys[1:]} == {"finished"}
+    assert all(job.state == "succeeded" for job in work.jobs.list({"flow_run_id": run}))
+
+
+def service(stack, name):
+    found = next(service for service in find_stack(stack.directory).services if service.name == name)
+    return psutil.Process(found.pid)
 
 
 def outcome(work, key):

@@ -1,0 +1,126 @@
+"""What the READMEs tell people to type works: Python is run, commands are parsed with all their options.
+
+Commands are not run here: those of `make demo`, trainings and servers are, in `end_to_end/` and `flows/`; others need data
+sets of gigabytes, or change this machine.
+"""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer.main
+from PIL import Image
+
+from data_prep.decode import DecodePolicy
+from flows.cli import app
+from infra.storage import open_store
+from vit.input.config import AugmentConfig
+from vit.models.build import build_network
+from vit.models.config import ViTConfig
+from vit.published import ImageContract, publish
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("infra", "data_prep", "vit", "flows", "tests")
+READMES = [ROOT / "README.md", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md")))]
+# Kinds of fenced blocks that are neither run nor parsed, and why. A kind that is not named here fails the test.
+NOT_RUN = {"": "drawings and names of folders"}
+# Programs of others in blocks for the shell, and why their lines are not looked at here.
+OTHERS = {
+    "mlflow": "serving a registered model is tested by the tests of the registry",
+    "curl": "asks that server",
+    "export": "says where servers are",
+}
+COMMAND = typer.main.get_command(app)
+
+
+def blocks(kind: str) -> list[tuple[str, str]]:
+    found = []
+    for path in READMES:
+        for language, text in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.M | re.S):
+            assert language in ("python", "sh", *NOT_RUN), f"{path} has a block of {language!r}"
+            if language == kind:
+                found.append((str(path.relative_to(ROOT)), text))
+    return found
+
+
+def command_lines() -> list[tuple[str, str]]:
+    """Every `vitline ...` of a block for the shell, and of the running text, alternatives such as `ls|show` spelt out."""
+    found = []
+    for name, text in blocks("sh"):
+        found += [(name, line) for line in text.replace("\\\n", " ").splitlines()]
+    for path in READMES:
+        prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+        for line in re.findall(r"`((?:\.venv/bin/)?vitline [^`]*)`", prose):
+            words = [word.split("|") for word in line.replace("\\|", "|").split()]
+            found += [(str(path.relative_to(ROOT)), " ".join(each)) for each in itertools.product(*words)]
+    return sorted({(name, line) for name, line in found if line.split() and program_of(line) not in OTHERS})
+
+
+def program_of(line: str) -> str:
+    return line.split()[0].removeprefix(".venv/bin/")
+
+
+@pytest.fixture
+def folder_with_a_model(tmp_path) -> Path:
+    """What `vitline run --name birds` leaves, and a picture."""
+    torch.manual_seed(0)
+    config = ViTConfig(image_size_px=16, patch_size_px=8, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
+    network = build_network(config, 3).eval()
+    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=16))
+    models = open_store(str(tmp_path / ".vitline" / "store" / "models"))
+    publish(models, "birds", "0123456789ab", network, contract, ["crow", "jay", "tit"], {})
+    Image.fromarray(np.full((20, 30, 3), 120, np.uint8)).save(tmp_path / "picture.jpg")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("name", "code"), blocks("python"))
+def test_python_of_the_readmes_runs_as_it_stands(name, code, folder_with_a_model):
+    ours = ("VITLINE_", "AWS_", "RAY_", "MLFLOW_", "PREFECT_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder_with_a_model, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, f"{name}:\n{code}\n{done.stderr}"
+    assert any(bird in done.stdout for bird in ("crow", "jay", "tit"))
+
+
+@pytest.mark.parametrize(("name", "line"), command_lines())
+def test_commands_of_the_readmes_exist_with_their_options(name, line):
+    program, *words = shlex.split(line, comments=True)
+    if program == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M), f"{name}: {line}"
+        return
+    if program.endswith("python"):
+        assert (ROOT / words[0]).exists(), f"{name}: {line}"
+        return
+    assert program_of(line) == "vitline", f"{name}: {line}"
+    command, path = COMMAND, []
+    while words and hasattr(command, "commands"):
+        path.append(words.pop(0))
+        if path[-1].startswith("-"):
+            return  # `vitline --help`
+        assert path[-1] in command.commands, f"{name}: {line}: there is no command {' '.join(path)}"
+        command = command.commands[path[-1]]
+    known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
+    asked = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
+    assert asked <= known, f"{name}: {line}: {' '.join(path)} has no {', '.join(asked - known)}"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [each for each in command_lines() if each[1].startswith(".venv/bin/vitline")]
+)
+def test_whole_command_lines_can_be_parsed(name, line):
+    """Values and arguments, too: nothing is missing, and every number is one."""
+    words = shlex.split(line, comments=True)[1:]
+    command, path = COMMAND, []
+    while hasattr(command, "commands"):
+        path.append(words.pop(0))
+        command = command.commands[path[-1]]
+    command.make_context(" ".join(path), words).close()
