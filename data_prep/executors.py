@@ -20,6 +20,15 @@ def in_process(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     return map(work, tasks)
 
 
+_FEW_TASKS = 4
+
+
+def for_pictures(executor: Executor, num_tasks: int) -> Executor:
+    """What runs so many tasks that compare some hundred pairs of pictures each: threads of this process where there are
+    few, as a pass on Ray takes seconds."""
+    return in_threads if executor is in_process or num_tasks <= _FEW_TASKS else executor
+
+
 def in_threads(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     """A thread for every core of this machine, results in the order of the tasks: for work that waits, or that other
     processes and libraries do."""

@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import CorpusStats, SampleRule, merged
 from data_prep.dedup import LOCATOR_SCHEMA, drops_table
-from data_prep.executors import Executor, in_process, in_threads
+from data_prep.executors import Executor, for_pictures, in_process
 from data_prep.find_corpus import prepared_corpora, prepared_corpus
 from data_prep.leak_pairs import MAX_PAIRS, PAIRS_PER_TASK, Same, candidates, load_pairs, same_pictures, save_pairs
 from data_prep.parquet_files import read_parquet
+from data_prep.progress import Show
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
 from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_keys, segment_store
 from data_prep.splits import hashed_split, unit_key
@@ -30,7 +31,6 @@ from infra.storage import Store, open_store
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
 EVALUATION_SPLITS = ("test", "val")
 _ROWS_LOOKED_AT = 256
-_FEW_TASKS = 4  # of some hundred pairs: compared here, as a pass on Ray takes seconds
 EVALUATION_SCHEMA = pa.schema(
     [
         pa.field("corpus", pa.string()),  # NAME/VERSION
@@ -130,15 +130,6 @@ class Leaks(NamedTuple):
     """Pairs with near hashes that were too many to compare."""
 
 
-class Show(Protocol):
-    """Who follows the comparing."""
-
-    def begin(self, corpus: str, total: int, unit: str) -> None:
-        """So much is to be done of a corpus, by its URI."""
-
-    def add(self, corpus: str, done: int) -> None: ...
-
-
 def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: Show) -> list[Leaks]:
     """For every corpus the pictures of its train split that show an evaluation picture of another corpus, prepared
     below the root (its newest version) or planned here. A benchmark is compared with nothing."""
@@ -193,8 +184,7 @@ def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> d
         for pairs in listed
         for number in range(-(-pairs.num_pairs // PAIRS_PER_TASK))
     ]
-    run = in_threads if executor is in_process or len(tasks) <= _FEW_TASKS else executor
-    for done in run(compare_pairs, tasks) if tasks else ():
+    for done in for_pictures(executor, len(tasks))(compare_pairs, tasks) if tasks else ():
         same[done.corpus, done.pairs_key] += done.same
         show.add(done.corpus, done.num_pairs)
     return same

@@ -19,8 +19,10 @@ from data_prep.executors import Executor, in_process
 from data_prep.labels import ClassMap
 from data_prep.leakage import save_decontamination
 from data_prep.near_duplicates import band_bits
-from data_prep.near_records import Judged, NearTask, deal_bands, find_near, judge_near
+from data_prep.near_pairs import judge_near
+from data_prep.near_records import NearTask, deal_bands, find_near
 from data_prep.partitions import in_groups
+from data_prep.progress import Show
 from data_prep.records import Chunks
 from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, load_manifest, segment_keys, segment_store
 from data_prep.sort_records import (
@@ -157,7 +159,7 @@ class CorpusPlan:
 
 
 def select_examples(
-    config: CorpusConfig, corpus: Store, root: Store, base: Base | None, executor: Executor
+    config: CorpusConfig, corpus: Store, root: Store, base: Base | None, executor: Executor, show: Show
 ) -> Selection:
     """Sort the records, refuse duplicates and small classes, and give the others their label ids.
 
@@ -179,7 +181,10 @@ def select_examples(
     if config.recipe.near_duplicates == "drop":
         num_accepted = sum(seen.num_accepted for seen in dealt)
         known = [*leaks, *(drops.key for drops in dropped)]
-        judged = _near_duplicates(buckets, known, num_accepted, run)
+        tasks = _near_tasks(buckets, known, num_accepted)
+        for _ in run(deal_bands, tasks):
+            pass
+        judged = judge_near(tasks[0], list(run(find_near, tasks)), run, executor, show)
         dropped.append(judged.drops)
     counts = Counter[str]()
     for seen in dealt:
@@ -211,16 +216,10 @@ def select_examples(
     return selection
 
 
-def _near_duplicates(buckets: Sequence[SortTask], drops: Sequence[str], num_accepted: int, run: Executor) -> Judged:
-    """What looks like another picture of the corpus, after equal ones have gone."""
+def _near_tasks(buckets: Sequence[SortTask], drops: Sequence[str], num_accepted: int) -> list[NearTask]:
+    """Of looking for what looks like another picture of the corpus, after equal ones have gone."""
     bits = band_bits(num_accepted)
-    tasks = [NearTask(**(task.model_dump() | {"drops": tuple(drops), "band_bits": bits})) for task in buckets]
-    for _ in run(deal_bands, tasks):
-        pass
-    found = list(run(find_near, tasks))
-    pairs = tuple(sorted(near.key for near in found))
-    (judged,) = run(judge_near, [tasks[0].model_copy(update={"pairs": pairs})])
-    return judged.model_copy(update={"num_left": judged.num_left + sum(near.num_left for near in found)})
+    return [NearTask(**(task.model_dump() | {"drops": tuple(drops), "band_bits": bits})) for task in buckets]
 
 
 def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[SortTask]:

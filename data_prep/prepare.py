@@ -13,7 +13,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -63,6 +63,35 @@ class _AtWork:
     base: Base | None
     listing: Listing
     seconds: dict[str, float]
+    examine_s: float | None = None
+    """What examining all of it takes, whatever an earlier attempt had done; None: that had done everything."""
+
+    def progress(self, stage: str, total: int, unit: str, done: int = 0, refused: int = 0) -> Progress:
+        return Progress(self.store, stage, total, unit, done, refused, self.examine_s)
+
+
+class _Shown:
+    """The progress files of corpora in a stage that finds out by and by how much it has to do."""
+
+    def __init__(self, stage: str, at_work: Mapping[str, _AtWork], refused: Mapping[str, int]) -> None:
+        self._stage, self._at_work, self._refused = stage, at_work, refused
+        self._progress = dict[str, Progress]()
+        for uri in at_work:
+            self.begin(uri, 1, "corpus")
+
+    def begin(self, corpus: str, total: int, unit: str) -> None:
+        progress = self._at_work[corpus].progress(self._stage, total, unit, refused=self._refused.get(corpus, 0))
+        self._progress[corpus] = progress
+
+    def add(self, corpus: str, done: int) -> None:
+        self._progress[corpus].add(done)
+
+    def end(self, refused: Mapping[str, int]) -> None:
+        """A corpus each, done."""
+        self._refused = refused
+        for uri in self._at_work:
+            self.begin(uri, 1, "corpus")
+            self.add(uri, 1)
 
 
 @dataclass
@@ -128,60 +157,44 @@ def _train_rows(base: Base | None) -> int:
 
 def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> None:
     """Every chunk without records, of all corpora, in one execution."""
-    start, tasks, progress = time.monotonic(), [], {}
+    start, tasks, progress, shares = time.monotonic(), [], {}, {}
     for work in at_work:
         uri, num_chunks = work.store.uri, work.listing.num_chunks
         chunks = Chunks(work.store, work.config)
         chunks.forget_denied()
         finished = chunks.finished()
         todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
-        progress[uri] = Progress(work.store, "examine", num_chunks, "parts", done=num_chunks - len(todo))
+        progress[uri] = work.progress("examine", num_chunks, "parts", done=num_chunks - len(todo))
+        shares[uri] = len(todo) / num_chunks
         merged = bool(Chunks(work.store, work.config).num_merged())
         tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
     for done in _run(executor, examine_chunk, tasks):
         progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
     for work in at_work:
         work.seconds["examine"] = time.monotonic() - start
+        if share := shares[work.store.uri]:
+            work.examine_s = work.seconds["examine"] / share
 
 
 def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
-    start, config = time.monotonic(), work.config
-    progress = Progress(work.store, "plan", 1, "corpus")
-    selection = select_examples(config, work.store, root, work.base, executor)
+    start, config, uri = time.monotonic(), work.config, work.store.uri
+    shown = _Shown("plan", {uri: work}, {})
+    selection = select_examples(config, work.store, root, work.base, executor, shown)
     plan = plan_corpus(selection, open_source(config).views, config.recipe.sharding, work.base)
-    progress.add(1, selection.num_rejects, images=selection.num_accepted)
+    shown.end({uri: selection.num_rejects})
     work.seconds["plan"] = time.monotonic() - start
     return _Planned(work, selection, plan, selection.stats)
 
 
 def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
     """Compare what is trained on with the test and val pictures of every corpus, prepared or at work here."""
-    start, show = time.monotonic(), _LeakProgress(planned)
-    for each, leaks in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor, show), strict=True):
+    start, refused = time.monotonic(), {each.work.store.uri: each.selection.num_rejects for each in planned}
+    shown = _Shown("leakage", {each.work.store.uri: each.work for each in planned}, refused)
+    for each, leaks in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor, shown), strict=True):
         each.stats = merged(each.stats, leaks.stats) if leaks.stats else each.stats
         each.num_leaks_left = leaks.num_left
         each.work.seconds["leakage"] = time.monotonic() - start
-    for each in planned:
-        show.begin(each.work.store.uri, 1, "corpus")
-        show.add(each.work.store.uri, 1)
-
-
-class _LeakProgress:
-    """The progress files of the corpora while pictures are compared."""
-
-    def __init__(self, planned: Sequence[_Planned]) -> None:
-        self._planned = {each.work.store.uri: each for each in planned}
-        self._shown = dict[str, Progress]()
-        for uri in self._planned:
-            self.begin(uri, 0, "corpora")
-
-    def begin(self, corpus: str, total: int, unit: str) -> None:
-        each = self._planned[corpus]
-        refused = each.selection.num_rejects
-        self._shown[corpus] = Progress(each.work.store, "leakage", total, unit, refused=refused)
-
-    def add(self, corpus: str, done: int) -> None:
-        self._shown[corpus].add(done)
+    shown.end(refused)
 
 
 def _by_rows(planned: _Planned) -> PlannedCorpus:
@@ -202,8 +215,7 @@ def _gather(planned: Sequence[_Planned], executor: Executor) -> None:
         uri, shards = each.work.store.uri, each.plan.shards
         tasks += [_shard_task(each, shard) for shard in shards]
         at_work[uri] = each
-        refused = each.selection.num_rejects
-        progress[uri] = Progress(each.work.store, "gather", len(shards), "shards", refused=refused)
+        progress[uri] = each.work.progress("gather", len(shards), "shards", refused=each.selection.num_rejects)
     for info in _run(executor, ensure_shard, tasks):
         at_work[info.corpus].shards[info.key] = info
         progress[info.corpus].add(1, images=info.num_rows, num_bytes=info.num_bytes)
@@ -230,7 +242,7 @@ def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
 
 def _publish(planned: _Planned) -> None:
     work = planned.work
-    progress = Progress(work.store, "publish", 1, "corpus", refused=planned.selection.num_rejects)
+    progress = work.progress("publish", 1, "corpus", refused=planned.selection.num_rejects)
     publish(
         Finished(
             config=work.config,

@@ -17,7 +17,7 @@ from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
 from data_prep.leakage import own_splits_said
 from data_prep.prepare import PrepareSpec
-from data_prep.progress import PROGRESS_KEY, STAGES
+from data_prep.progress import PROGRESS_KEY, STAGES, remaining_s
 from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
 from data_prep.small_work import is_small
 from data_prep.subsets import take
@@ -136,7 +136,7 @@ def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], 
 
 
 def preparation_progress(corpora: Sequence[Store]) -> dict | None:
-    """The progress files of the corpora as one: what is done of the present stage."""
+    """The progress files of the corpora as one: what is done of the present stage, and the time to the end of all."""
     parts = []
     for corpus in corpora:
         with contextlib.suppress(FileNotFoundError):
@@ -147,7 +147,7 @@ def preparation_progress(corpora: Sequence[Store]) -> dict | None:
     at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
     stage = min((p["stage"] for p in at_work), key=STAGES.index)
     now = [p for p in parts if p["stage"] == stage]
-    done, total, rate = (sum(p[name] for p in now) for name in ("done", "total", "rate"))
+    done, total = (sum(p[name] for p in now) for name in ("done", "total"))
     return {
         "step": done,
         "total_steps": total,
@@ -155,7 +155,7 @@ def preparation_progress(corpora: Sequence[Store]) -> dict | None:
         "images_per_s": sum(p["images_per_s"] for p in now),
         "bytes_per_s": sum(p["bytes_per_s"] for p in now),
         "refused": sum(p["refused"] for p in parts),
-        "remaining_s": (total - done) / rate if rate else None,
+        "remaining_s": remaining_s(stage, now),
     }
 
 

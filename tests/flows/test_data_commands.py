@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ from PIL import Image
 from data_prep.corpus_stats import Findings, Leak
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec, prepare
-from data_prep.progress import Progress
+from data_prep.progress import Progress, remaining_s
 from flows.console import line
 from flows.data_commands import number_of
 from flows.deployed import corpus_links
@@ -353,6 +354,24 @@ def test_progress_is_of_the_stage_that_is_not_done_yet():
     assert preparation_progress([first, second])["unit"] == "parts (examine)"
     shown = line("prepare", now | {"images_per_s": 640.2, "bytes_per_s": 66e6, "remaining_s": 70}, 3)
     assert shown == "prepare: 5/8 parts (examine), 640 images/s, 66.0 MB/s, 7 refused, 1:10 left"
+
+
+@pytest.mark.parametrize(
+    ("stage", "done", "total", "rate", "examine_s", "left_s"),
+    [
+        ("list", 10, 0, 5.0, None, None),
+        ("examine", 0, 4, 0.0, None, None),
+        ("examine", 1, 4, 0.5, None, 6 + 8 * 0.4),
+        ("plan", 0, 1, 0.0, 100.0, 100 * 0.4),
+        ("plan", 0, 1, 0.0, None, None),  # an earlier attempt had examined everything
+        ("gather", 1, 2, 0.1, 8.0, 10 + 8 * 0.05),
+        ("gather", 1, 2, 0.1, None, 10),
+    ],
+)
+def test_time_left_is_that_to_the_end_of_all_stages(stage, done, total, rate, examine_s, left_s):
+    shown = {"done": done, "total": total, "rate": rate, "examine_s": examine_s, "started_at": time.time()}
+    found = remaining_s(stage, [shown])
+    assert found is None if left_s is None else found == pytest.approx(left_s, rel=0.01)
 
 
 def test_mlflow_gets_report_and_counts_of_a_preparation_and_prefect_the_links(corpora, place):
