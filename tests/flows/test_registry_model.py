@@ -87,7 +87,8 @@ def test_the_candidate_loads_as_a_pyfunc_in_a_process_of_its_own(stack, candidat
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     first, second = told["answers"]
-    assert first == second
+    assert first["classes"] == second["classes"]  # rows of one batch may be rounded otherwise
+    assert first["probabilities"] == pytest.approx(second["probabilities"], rel=1e-5)
     known = open_store(candidate.model).read_json("classes.json")["classes"]
     assert len(first["classes"]) == len(first["probabilities"]) == 5
     assert {*first["classes"]} < {*known}
