@@ -20,7 +20,7 @@ def in_process(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     return map(work, tasks)
 
 
-_FEW_TASKS = 4
+_FEW_TASKS, _MOST_THREADS = 4, 16
 
 
 def for_pictures(executor: Executor, num_tasks: int) -> Executor:
@@ -31,6 +31,6 @@ def for_pictures(executor: Executor, num_tasks: int) -> Executor:
 
 def in_threads(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     """A thread for every core of this machine, results in the order of the tasks: for work that waits, or that other
-    processes and libraries do."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as threads:
+    processes and libraries do. The rest of it, in Python, keeps no more than some 12 cores busy."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
         yield from threads.map(work, tasks)

@@ -25,7 +25,7 @@ from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, merged
 from data_prep.examine import ChunkTask, examine_chunk, list_source
-from data_prep.executors import Executor, in_process
+from data_prep.executors import Executor, in_process, in_threads
 from data_prep.find_corpus import corpus_store, prepared_corpus
 from data_prep.leakage import PlannedCorpus, find_leaks
 from data_prep.listed_ids import check_ids
@@ -44,6 +44,7 @@ from infra.config import FrozenConfig
 from infra.provenance import differing_versions
 from infra.redact import cleaned
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
+from infra.settings import Settings
 from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 
@@ -306,6 +307,8 @@ class PrepareSpec(FrozenConfig):
     requests: tuple[CorpusConfig, ...]
     take: PositiveInt | None = None
     """Rows of train that a view will be made of, which is refused early where there are not so many."""
+    small: bool | None = None
+    """Whether it needs no Ray, where whoever asks has looked; None: the driver looks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -331,7 +334,8 @@ def drive(run: Store, attempt: int) -> int:
         try:
             if differ := differing_versions():
                 raise RuntimeError(differ)
-            executor = in_process if is_small(spec.requests, open_store(spec.root)) else _started_ray()
+            small = spec.small if spec.small is not None else _is_small(spec)
+            executor = in_threads if small else _started_ray()
             corpora = prepare(spec.requests, spec.root, executor, spec.take)
         except (ValueError, RuntimeError, OSError) as error:
             reason = cleaned(" ".join(f"{type(error).__name__}: {error}".split()))
@@ -343,6 +347,12 @@ def drive(run: Store, attempt: int) -> int:
         prepared = {m.name: {"version": m.version, "digest": m.digest} for m in corpora}
         write_state(run, "finished", attempt, corpora=prepared)
     return OUTCOMES["finished"].exit_code
+
+
+def _is_small(spec: PrepareSpec) -> bool:
+    root = open_store(spec.root)
+    missing = [config for config in spec.requests if not corpus_store(root, config).exists(MANIFEST_KEY)]
+    return is_small(missing, root, one_machine=Settings().one_node_ray)
 
 
 def _started_ray() -> Executor:

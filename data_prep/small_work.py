@@ -7,31 +7,34 @@ from collections.abc import Sequence
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import Part, Place
-from data_prep.find_corpus import corpus_store
-from data_prep.shard_format import MANIFEST_KEY
 from infra.storage import Store, open_store
 
 MAX_BYTES = 1 << 30
+TIMES_ON_ONE_MACHINE = 12
+"""Here Ray takes 10 s to start and to end, and twice the CPU for each photograph of 10 KB (tests/benchmarks/README.md)."""
 _LARGE_KINDS = frozenset({"imagenet21k", "ilsvrc2012", "transfer"})  # that much is known without listing them
 _BYTES_PER_IMAGE = {"table": 32}  # at least, of a part that does not say how many it has: a row of a table
 _FEWEST_BYTES = 1024
 
 
-def is_small(requests: Sequence[CorpusConfig], root: Store) -> bool:
-    """Whether what is not prepared yet is at most `execution.small_images` and MAX_BYTES together, as far as listing
-    tells; it is listed no further than that. What cannot be listed is small: to say so takes no cluster."""
-    num_images, num_bytes, max_images = 0, 0, min(config.execution.small_images for config in requests)
+def is_small(requests: Sequence[CorpusConfig], root: Store, *, one_machine: bool) -> bool:
+    """Whether requests for corpora that are not prepared yet are at most `execution.small_images` and MAX_BYTES together, as
+    far as listing tells; it is listed no further than that. What cannot be listed is small: to say so takes no cluster.
+
+    `root` has what else is needed to list. `one_machine`: there is no other that could do a part of the work.
+    """
+    times = TIMES_ON_ONE_MACHINE if one_machine else 1
+    num_images, num_bytes, max_bytes = 0, 0, times * MAX_BYTES
+    max_images = times * min((config.execution.small_images for config in requests), default=0)
     with tempfile.TemporaryDirectory(prefix="vitline-list-", ignore_cleanup_errors=True) as folder:
         for number, config in enumerate(requests):
-            if config.source.kind in _LARGE_KINDS or _size_of_file(config) > MAX_BYTES:
+            if config.source.kind in _LARGE_KINDS or _size_of_file(config) > max_bytes:
                 return False
             with contextlib.suppress(ValueError, RuntimeError, OSError):
-                if corpus_store(root, config).exists(MANIFEST_KEY):
-                    continue
                 place = Place(root, open_store(folder).child(str(number)), config.execution.examples_per_chunk)
                 for part in open_source(config).parts(place):
                     num_images, num_bytes = num_images + _images_of(part, config), num_bytes + part.num_bytes
-                    if num_images > max_images or num_bytes > MAX_BYTES:
+                    if num_images > max_images or num_bytes > max_bytes:
                         return False
     return True
 

@@ -2,12 +2,15 @@
 
     .venv/bin/python tests/benchmarks/prepare.py whole [--rounds 7] [--images 4000]
     .venv/bin/python tests/benchmarks/prepare.py writers [--rounds 7] [--images 1500]
+    .venv/bin/python tests/benchmarks/prepare.py command [--rounds 3] [--images 60000]
     .venv/bin/python tests/benchmarks/prepare.py memory [--images 1000 10000 100000] [--folder DIR]
 
 whole: CPU-seconds of a bare loop over the same libraries (read, decode, hash; then read again in random order, write
 Parquet) over those of the whole job, its child process included; bar 0.8. writers: wall seconds of webdataset's
 ShardWriter on the same bytes over ours (bar 1.7), and of Ray Data's read_binary_files + write_parquet over our gather on
-the same Ray (bar 2). Rounds are interleaved; median and 95 % interval. memory: unique memory of driver and workers while
+the same Ray (bar 2). command: images a CPU-second of the whole machine, which must be quiet, from the start of
+`vitline data prep` to its end, of small photographs, over those of a loop of Pillow, sha256 and pyarrow; with Ray and
+without. Rounds are interleaved; median and 95 % interval. memory: unique memory of driver and workers while
 Ray Data prepares corpora of growing size. Needs webdataset beside the project.
 """
 
@@ -17,6 +20,8 @@ import hashlib
 import io
 import random
 import shutil
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
@@ -30,6 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import simplejpeg
 from input import interval, jpeg, photograph
+from PIL import Image
 
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
 from data_prep.images import perceptual_hashes, pixel_sha256
@@ -44,7 +50,7 @@ _CLASSES = 20
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("whole", "writers", "memory"))
+    parser.add_argument("what", choices=("whole", "writers", "command", "memory"))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, nargs="+", default=[])
     parser.add_argument("--folder", type=Path, default=None, help="where there is room: 25 GB for 100,000 images")
@@ -52,6 +58,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
         if asked.what == "whole":
             whole(Path(folder), asked.rounds, (asked.images or [4000])[0])
+        elif asked.what == "command":
+            command(Path(folder), asked.rounds, (asked.images or [60_000])[0])
         elif asked.what == "writers":
             writers(Path(folder), asked.rounds, (asked.images or [1500])[0])
         else:
@@ -100,6 +108,55 @@ def whole(folder: Path, rounds: int, number: int) -> None:
     images = sum(file.stat().st_size for file in files)
     shards = [path for path in (folder / "store").rglob("part-*.parquet") if "_work" not in path.parts]
     print(f"bytes out over bytes in: {sum(path.stat().st_size for path in shards) / images:.5f}; bar 1.001 at 93 KB")
+
+
+def command(folder: Path, rounds: int, number: int) -> None:
+    files = []
+    for i in range(number):
+        if i % 100 == 0:
+            image = photograph(i)
+        file = folder / f"pictures/class-{i % _CLASSES:02d}/{i:06d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(jpeg(np.roll(image, 3 * i, axis=0)[:150, :150]))
+        files.append(file)
+    print(f"{number:,} JPEGs of {sum(file.stat().st_size for file in files) / number / 1e3:.1f} KB")
+    prep = [sys.executable, "-m", "flows.cli", "data", "prep", "--source", str(folder / "pictures"), "--name", "small"]
+    sides: dict[str, Callable[[], object]] = {
+        "plain loop": lambda: plain_loop(files, folder / "plain"),
+        "vitline": lambda: new_store(folder / "a", prep),
+        "vitline on Ray": lambda: new_store(folder / "b", [*prep, "--set", "execution.small_images=0"]),
+    }
+    for i in range(rounds):
+        for name in list(sides) if i % 2 else list(sides)[::-1]:
+            before, started = machine_seconds(), time.perf_counter()
+            sides[name]()
+            cpu, wall = machine_seconds() - before, time.perf_counter() - started
+            print(
+                f"  round {i + 1}: {name:15} {cpu:6.1f} CPU-s, {wall:6.1f} s, {cpu / wall:.2f} cores, {number / cpu:6,.0f}/s"
+            )
+
+
+def new_store(root: Path, prep: Sequence[str]) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    subprocess.run([*prep, "--root", str(root)], check=True, capture_output=True)
+
+
+def plain_loop(files: Sequence[Path], out: Path) -> None:
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    for start in range(0, len(files), 1000):
+        rows = []
+        for file in files[start : start + 1000]:
+            data = file.read_bytes()
+            with Image.open(io.BytesIO(data)) as image:
+                image.convert("RGB").tobytes()
+            rows.append({"id": str(file), "sha256": hashlib.sha256(data).digest(), "image": data})
+        pq.write_table(pa.Table.from_pylist(rows), out / f"{start}.parquet")
+
+
+def machine_seconds() -> float:
+    spent = psutil.cpu_times()
+    return spent.user + spent.nice + spent.system
 
 
 def costs(call: Callable[[], object]) -> tuple[float, float]:

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 from sklearn.datasets import load_sample_images
 
-from data_prep import leak_pairs, leakage, locate_pictures, near_pairs, prepare
+from data_prep import executors, leak_pairs, leakage, locate_pictures, near_pairs, prepare
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe
 from data_prep.find_corpus import corpus_store
 from data_prep.shard_format import load_manifest
@@ -99,7 +99,7 @@ def test_pairs_are_compared_by_the_workers_some_at_a_time_and_counted(corpora, m
     expected = leaks_of(prepared(web, memory_root))
     monkeypatch.setattr(leak_pairs, "PAIRS_PER_TASK", 1)
     monkeypatch.setattr(leakage, "PAIRS_PER_TASK", 1)
-    monkeypatch.setattr(leakage, "_FEW_TASKS", 0)
+    monkeypatch.setattr(executors, "_FEW_TASKS", 0)
     passes, shown, begin = {}, [], prepare.Progress.__init__
 
     def counting(work, tasks):

@@ -61,17 +61,19 @@ def test_what_is_wrong_with_a_small_source_is_one_sentence(vitline, folder, no_r
     assert "Traceback" not in err
 
 
-def test_small_is_bounded_in_images_and_bytes_and_what_is_prepared_is_nothing(folder, tmp_path, monkeypatch):
+def test_small_is_bounded_in_images_and_bytes(folder, tmp_path, monkeypatch):
     request, root = request_for(folder), open_store(str(tmp_path / "store"))
-    assert is_small([request], root)
-    assert not is_small([replace(request, **{"execution.small_images": 39})], root)
+    assert is_small([request], root, one_machine=False)
+    few = [replace(request, **{"execution.small_images": 39})]
+    assert not is_small(few, root, one_machine=False)
+    assert is_small(few, root, one_machine=True)
+    assert not is_small([replace(request, **{"execution.small_images": 0})], root, one_machine=True)
     both = [replace(request, **{"execution.small_images": 60, "name": name}) for name in ("birds", "more")]
-    assert not is_small(both, root)
-    assert is_small(both[:1], root)
+    assert not is_small(both, root, one_machine=False)
+    assert is_small(both[:1], root, one_machine=False)
     monkeypatch.setattr(small_work, "MAX_BYTES", 39 * 1000)
-    assert not is_small([request], root)
-    prepare([request], str(tmp_path / "prepared"))
-    assert is_small([request], open_store(str(tmp_path / "prepared")))
+    assert not is_small([request], root, one_machine=False)
+    assert is_small([request], root, one_machine=True)
     assert open_store(str(tmp_path / "store")).list() == []
 
 
