@@ -181,10 +181,10 @@ def select_examples(
     if config.recipe.near_duplicates == "drop":
         num_accepted = sum(seen.num_accepted for seen in dealt)
         known = [*leaks, *(drops.key for drops in dropped)]
-        tasks = _near_tasks(buckets, known, num_accepted)
-        for _ in run(deal_bands, tasks):
+        near_tasks = _near_tasks(buckets, known, num_accepted)
+        for _ in run(deal_bands, near_tasks):
             pass
-        judged = judge_near(tasks[0], list(run(find_near, tasks)), run, executor, show)
+        judged = judge_near(near_tasks[0], list(run(find_near, near_tasks)), run, executor, show)
         dropped.append(judged.drops)
     counts = Counter[str]()
     for seen in dealt:

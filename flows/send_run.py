@@ -90,6 +90,7 @@ class Sender:
             facts.append(f"**Part of:** [{view.pipeline}]({parent.url})")
         pages = [self._send_child(child, view, run, store) for child in view.children]
         self._finish(run, view, facts, digest, curves, children_table(view, pages))
+        self._offer_columns(run, view)
         return "sent"
 
     def _send_child(self, child: Child, view: View, run: TrackedRun, store: Store) -> str | None:
@@ -153,6 +154,7 @@ class Sender:
             table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
         facts = [*view.facts, *(link for _, link in self._models(view.model_inputs))]
         self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
+        self._offer_columns(run, view)
         return "sent"
 
     def _parent(self, pipeline: str | None) -> TrackedRun | None:
@@ -213,6 +215,10 @@ class Sender:
         records = [record for part in read_segments(store, last) for record in part]
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
         return Model(**vars(model), points=scores)
+
+    def _offer_columns(self, run: TrackedRun, view: View) -> None:
+        if view.end_ms is not None:
+            self.tracking.offer_view(run.experiment_id, view.values.keys())
 
     def _finish(
         self, run: TrackedRun, view: View, facts: list[str], digest: str, curves: Curves | None, more: str = ""

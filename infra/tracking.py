@@ -6,8 +6,9 @@ method raises MlflowException where the server is away or refuses; the caller tr
 
 import json
 import tempfile
+import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from mlflow.entities import (
 from mlflow.exceptions import MlflowException
 
 from infra.redact import redact
+from infra.saved_view import changed_tags
 from infra.tracking_ids import RUN, TrackingIds
 
 RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
@@ -213,6 +215,12 @@ class Tracking:
     def version_url(self, name: str, version: str) -> str:
         """The page of a registered model's version."""
         return f"{redact(self.uri)}/#/models/{name}/versions/{version}{_TRAINING_PAGES}"
+
+    def offer_view(self, experiment_id: str, metrics: Collection[str]) -> None:
+        """A saved view of the experiment that shows the headline ones of these metrics as columns (`saved_view.py`)."""
+        tags = self._client.get_experiment(experiment_id).tags
+        for name, value in changed_tags(tags, metrics, int(time.time() * 1000)).items():
+            self._client.set_experiment_tag(experiment_id, name, value)
 
     # Models
 

@@ -1,0 +1,38 @@
+"""The saved view of an experiment, from the side of whoever changes it in MLflow's page."""
+
+import base64
+import json
+import zlib
+
+from infra.saved_view import NAME, VIEW_KEY, changed_tags
+
+TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+
+
+def columns(tags):
+    view = json.loads(tags[TAG])
+    assert view["name"] == NAME
+    packed = view["state"].removeprefix("deflate;")
+    return json.loads(zlib.decompress(base64.b64decode(packed)))["selectedColumns"][1:]
+
+
+def test_later_metrics_join_and_nothing_is_sent_twice():
+    tags = changed_tags({}, ["tasks/pets/top1", "val/top1", "time/prepare_s"], 1)
+    assert columns(tags) == ["metrics.`val/top1`", "metrics.`tasks/pets/top1`"]
+    assert changed_tags(tags, ["val/top1"], 2) == {}
+    tags |= changed_tags(tags, ["vtab/mean"], 3)
+    assert columns(tags) == ["metrics.`val/top1`", "metrics.`vtab/mean`", "metrics.`tasks/pets/top1`"]
+    assert changed_tags({}, ["time/prepare_s"], 4) == {}
+
+
+def test_what_a_person_changed_or_deleted_stays_as_it_is():
+    tags = changed_tags({}, ["val/top1"], 1)
+    renamed = tags | {TAG: tags[TAG].replace(NAME, "mine")}
+    assert changed_tags(renamed, ["tasks/pets/top1"], 2) == {}
+    assert changed_tags(tags | {TAG: "no json"}, ["tasks/pets/top1"], 2) == {}
+    assert changed_tags({name: value for name, value in tags.items() if name != TAG}, ["val/top1"], 2) == {}
+
+
+def test_the_tag_of_many_tasks_is_one_that_mlflow_takes():
+    tags = changed_tags({}, [f"tasks/a-task-with-a-long-name-{i}/top1_from_scratch" for i in range(99)], 1)
+    assert len(tags[TAG]) <= 5000
