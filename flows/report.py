@@ -26,6 +26,7 @@ td { border-bottom: 1px solid #e6e9f0; padding: .35rem .6rem .35rem 0; vertical-
 td:first-child { white-space: nowrap } td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 1.2rem }
 .wide { overflow-x: auto } .wide td { min-width: 4rem }
+@media (max-width: 40rem) { th.n { white-space: normal } table { font-size: .85rem } .wide td { min-width: 3rem } }
 figure { margin: 0 } figcaption { font-size: .88rem; color: #4a5365; margin-bottom: .3rem }
 svg { width: 100%; height: auto; display: block } svg text { font: 11px system-ui, sans-serif; fill: #5a6375 }
 img { width: 100%; image-rendering: pixelated; border: 1px solid #e0e4ec; border-radius: 4px }
@@ -65,7 +66,7 @@ class ReportPage:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-SCORE_COLUMNS = ("task", "classes", "test images", "pre-trained", "from scratch", "difference", "one answer", "chance")
+SCORE_COLUMNS = ("task", "pre-trained", "from scratch", "difference", "one answer", "chance", "classes", "test images")
 
 
 def score_rows(scores: Sequence[Score]) -> list[list[str]]:
@@ -78,9 +79,9 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
         assert any_score is not None
         difference = f"{100 * (model.value - scratch.value):+.1f}" if model and scratch else "-"
         rows.append(
-            [task, f"{any_score.num_classes}", f"{any_score.num_examples:,}"]
-            + [percent(s.value) if s else "-" for s in (model, scratch)]
-            + [difference, percent(any_score.majority_fraction), percent(1 / any_score.num_classes)]
+            [task, *(percent(s.value) if s else "-" for s in (model, scratch)), difference]
+            + [percent(any_score.majority_fraction), percent(1 / any_score.num_classes)]
+            + [f"{any_score.num_classes}", f"{any_score.num_examples:,}"]
         )
     return rows
 
@@ -135,16 +136,13 @@ def settings_html(scores: Sequence[Score]) -> str:
                 [
                     score.task,
                     arm,
-                    setting({name: value for name, value in tried.items() if name != "val_top1"}),
                     percent(tried["val_top1"]),
                     chosen,
+                    setting({name: value for name, value in tried.items() if name != "val_top1"}),
                 ]
             )
-    columns = ("task", "start", "setting", "validation", "")
-    note = (
-        '<p class="note">Settings are chosen on the 200 validation images; test is read once, for the chosen one.</p>'
-    )
-    return note + table_html(columns, rows, right=(3,))
+    note = '<p class="note">Settings are chosen on validation images; test is read once, for the chosen one.</p>'
+    return note + table_html(("task", "start", "validation", "", "setting"), rows, right=(2,))
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

@@ -117,11 +117,11 @@ def test_stages_show_their_time_against_the_budget():
 def test_a_row_compares_a_model_with_its_control_and_with_chance():
     scores = [score(digest="d" * 64), score(value=0.625), score("emoji", 0.5, digest="d" * 64, num_examples=1897)]
     assert score_rows(scores) == [
-        ["digits", "8", "100", "80.0 %", "62.5 %", "+17.5", "25.0 %", "12.5 %"],
-        ["emoji", "8", "1,897", "50.0 %", "-", "-", "25.0 %", "12.5 %"],
+        ["digits", "80.0 %", "62.5 %", "+17.5", "25.0 %", "12.5 %", "8", "100"],
+        ["emoji", "50.0 %", "-", "-", "25.0 %", "12.5 %", "8", "1,897"],
     ]
-    assert score_rows([score(value=0.5)])[0][3:6] == ["-", "50.0 %", "-"]
-    assert score_rows([score(value=0.25, digest="d"), score(value=0.5)])[0][5] == "-25.0"
+    assert score_rows([score(value=0.5)])[0][1:4] == ["-", "50.0 %", "-"]
+    assert score_rows([score(value=0.25, digest="d"), score(value=0.5)])[0][3] == "-25.0"
     assert score_rows([]) == []
 
 
