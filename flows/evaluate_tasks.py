@@ -24,21 +24,8 @@ def evaluate_tasks(
 
     Raises ValueError for a task that the protocol cannot use, before anything is spent; StageFailed, Skipped.
     """
-    draft = EvaluationSpec(
-        run_key="draft",
-        tasks=plan.tasks,
-        models=plan.models,
-        architecture=plan.architecture,
-        protocol=plan.protocol,
-        seed=plan.seed,
-        num_seeds=plan.num_seeds,
-        root=engines.root,
-    )
-    if plan.rescore:
-        draft = next_repetition(draft)
-    inputs = {score.score_key: score.corpus_digest for score in planned_scores(draft)}
-    key = run_key(name, "evaluate", digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds]), inputs)
-    spec = replace(draft, run_key=key)
+    spec = evaluation_spec(name, plan, engines.root)
+    key = spec.run_key
     run = run_store(engines.root, key)
     result = run_stage(
         engines,
@@ -52,6 +39,25 @@ def evaluate_tasks(
         claim_timeout_s=30,
     )
     return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
+
+
+def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpec:
+    """What a job is given, and under which key. Raises ValueError for a task or model that the protocol cannot use."""
+    draft = EvaluationSpec(
+        run_key="draft",
+        tasks=plan.tasks,
+        models=plan.models,
+        architecture=plan.architecture,
+        protocol=plan.protocol,
+        seed=plan.seed,
+        num_seeds=plan.num_seeds,
+        root=root,
+    )
+    if plan.rescore:
+        draft = next_repetition(draft)
+    inputs = {score.score_key: score.corpus_digest for score in planned_scores(draft)}
+    config_digest = digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds])
+    return replace(draft, run_key=run_key(name, "evaluate", config_digest, inputs))
 
 
 def planned_scores(spec: EvaluationSpec) -> Sequence[Contest | Reading]:

@@ -79,9 +79,15 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
         assert any_score is not None
         difference = f"{100 * (model.value - scratch.value):+.1f}" if model and scratch else "-"
         rows.append(
-            [task, *(percent(s.value) if s else "-" for s in (model, scratch)), difference]
-            + [percent(any_score.majority_fraction), percent(1 / any_score.num_classes)]
-            + [f"{any_score.num_classes}", f"{any_score.num_examples:,}"]
+            [
+                task,
+                *(percent(s.value) if s else "-" for s in (model, scratch)),
+                difference,
+                percent(any_score.majority_fraction),
+                percent(1 / any_score.num_classes),
+                f"{any_score.num_classes}",
+                f"{any_score.num_examples:,}",
+            ]
         )
     return rows
 

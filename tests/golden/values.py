@@ -1,0 +1,186 @@
+"""What names and digests the same requests have had since the values were written: no move or renaming changes one.
+
+python -m tests.golden.values    (writes values.json; only where a result is to change, with its reason in the commit)
+"""
+
+import gzip
+import io
+import json
+import os
+import struct
+import tarfile
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep.config import CorpusConfig, Vtab
+from data_prep.corpora.vtab.carving import CARVINGS
+from data_prep.decode import DecodePolicy
+from data_prep.prepare import prepare
+from data_prep.shard_format import Manifest, shard_schema
+from flows import requests
+from flows.deployments import DEPLOYMENTS
+from flows.evaluate_tasks import evaluation_spec
+from flows.prepare_corpus import preparation_key, source_request
+from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_pretrain
+from infra.config import digest_of
+from infra.storage import open_store
+from vit.input.config import AugmentConfig
+from vit.models.build import build_network
+from vit.models.config import ViTConfig
+from vit.published import ImageContract, publish
+from vit.run_spec import make_spec
+from vit.vtab.evaluate import plan_contests
+from vit.vtab.trials import TrialResult
+
+VALUES = Path(__file__).with_name("values.json")
+_THEN = 1_700_000_000
+_WORDS = frozenset({"description", "title", "help", "examples"})
+JSON = dict[str, Any]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        VALUES.write_text(json.dumps(found(Path(folder)), indent=1, sort_keys=True) + "\n")
+
+
+def found(folder: Path) -> JSON:
+    """Every value as this code computes it."""
+    root = str(folder / "store")
+    corpora = prepared(folder / "sources", root)
+    model = published_model(root)
+    return {
+        "corpora": {name: [manifest.version, manifest.digest] for name, manifest in corpora.items()},
+        "splits": {name: split.digest for name, split in corpora["vtab-dtd"].splits.items()},
+        "official splits of VTAB": digest_of({name: list(splits) for name, splits in CARVINGS.items()}),
+        "run keys": run_keys(root, folder / "sources"),
+        "model": open_store(model).read_json("config.json")["digest"],
+        "score": score_record(root),
+        "schema of shards": [schema_text(single_label=s, has_weights=not s) for s in (True, False)],
+        "forms": {each.flow: digest_of(without_words(each.model.model_json_schema())) for each in DEPLOYMENTS},
+        "deployments": {each.full_name: digest_of(each.request) for each in DEPLOYMENTS},
+    }
+
+
+def schema_text(**of: bool) -> str:
+    return shard_schema(**of).to_string(truncate_metadata=False)
+
+
+def without_words(value: Any) -> Any:
+    """A JSON schema without what is only read."""
+    if isinstance(value, Mapping):
+        return {k: without_words(v) for k, v in value.items() if k not in _WORDS or not isinstance(v, str | list)}
+    return [without_words(v) for v in value] if isinstance(value, list) else value
+
+
+def bitmap(number: int) -> bytes:
+    """A BMP of 4 x 4 pixels, of each number another: written here, as an encoder's bytes follow its version."""
+    pixels = b"".join(
+        struct.pack("<I", (number * 2_654_435_761 + i * 40_503 * 65_537) % (1 << 32))[:3] for i in range(16)
+    )
+    head = struct.pack("<2sIHHI", b"BM", 54 + len(pixels), 0, 0, 54)
+    return head + struct.pack("<IiiHHIIiiII", 40, 4, 4, 1, 24, 0, len(pixels), 2835, 2835, 0, 0) + pixels
+
+
+def prepared(folder: Path, root: str) -> dict[str, Manifest]:
+    """A folder of class folders, a table, a WebDataset and a task of VTAB, prepared."""
+    files = {f"folder/{('owl', 'wren', 'tit')[i % 3]}/{i:03d}.bmp": bitmap(i) for i in range(60)}
+    rows = [f"{i:03d}.bmp,{('a', 'b')[i % 2]},{('train', 'test')[i % 5 == 0]}" for i in range(40)]
+    files["table/rows.csv"] = "\n".join(["image,labels,split", *rows, ""]).encode()
+    files |= {f"table/{i:03d}.bmp": bitmap(1000 + i) for i in range(40)}
+    files["tars/train-000.tar"] = tar_of(
+        {
+            f"{i:03d}{end}": data
+            for i in range(30)
+            for end, data in ((".ppm", bitmap(2000 + i)), (".cls", b"%d" % (i % 4)))
+        }
+    )
+    names = [f"texture{i:02d}" for i in range(47)]
+    keys = [f"{names[i % 47]}/{names[i % 47]}_{i:04d}.jpg" for i in range(5640)]
+    dtd = {f"dtd/images/{key}": bitmap(10_000 + i) for i, key in enumerate(keys)}
+    for i, name in enumerate(("train1", "val1", "test1")):
+        dtd[f"dtd/labels/{name}.txt"] = "".join(f"{key}\n" for key in keys[1880 * i : 1880 * (i + 1)]).encode()
+    files["vtab/dtd-r1.0.1.tar.gz"] = gzip.compress(tar_of(dtd), 0, mtime=0)
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        os.utime(path, (_THEN, _THEN))
+    return {
+        request.name: manifest for request in corpus_requests(root, folder) for manifest in prepare([request], root)
+    }
+
+
+def corpus_requests(root: str, folder: Path) -> list[CorpusConfig]:
+    return [
+        source_request(root, str(folder / "folder"), "birds"),
+        source_request(root, str(folder / "table/rows.csv"), "rows", kind="table"),
+        source_request(root, str(folder / "tars"), "tars", kind="webdataset"),
+        CorpusConfig(name="vtab-dtd", source=Vtab(task="dtd", path=str(folder / "vtab"))),
+    ]
+
+
+def tar_of(files: Mapping[str, bytes]) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(data), _THEN
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def published_model(root: str) -> str:
+    """A model of weights that are no draw: a generator of random numbers may differ between processors."""
+    config = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
+    network = build_network(config, 3)
+    with torch.no_grad():
+        for value in network.state_dict().values():
+            value.copy_((torch.arange(value.numel()) % 7 - 3).float().reshape(value.shape) / 64)
+    contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=32))
+    models = open_store(root).child("models")
+    return publish(models, "birds", "1", network, contract, ["owl", "tit", "wren"], {"made": "by hand"})
+
+
+def run_keys(root: str, folder: Path) -> dict[str, str]:
+    """One of each stage."""
+    asked = corpus_requests(root, folder)
+    stores = [open_store(root).child("corpora/birds/0123456789ab")]
+    evaluation = requests.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
+    pipeline = requests.PipelineRequest(name="night", corpus="birds", recipe="emoji", tasks=("vtab-dtd",))
+    plan = resolve_evaluate(root, evaluation)
+    trainings = {
+        "pretrain": resolve_pretrain(root, requests.PretrainRequest(corpus="birds", recipe="emoji")),
+        "finetune": resolve_finetune(root, requests.FinetuneRequest(model="birds", corpus="rows")),
+    }
+    return {
+        "prepare": preparation_key(asked[:1], stores, root),
+        **{stage: make_spec(config, root).run_key for stage, config in trainings.items()},
+        "evaluate": evaluation_spec("birds-vtab", plan, root).run_key,
+        "pipeline": resolve_pipeline(root, pipeline).key,
+    }
+
+
+def score_record(root: str) -> JSON:
+    """A score as it is stored, of trials that are made up, and where."""
+    request = requests.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper", from_scratch=False)
+    contest = plan_contests(evaluation_spec("birds-vtab", resolve_evaluate(root, request), root))[0]
+    trials = contest.select_trials()
+    results = [made_up(trial.key, i) for i, trial in enumerate(trials)]
+    final = contest.final_trial(results)
+    record = contest.score(results, made_up(final.key, 9), final).model_dump(mode="json")
+    return {"key": contest.score_key, "record": record | {"model": record["model"].removeprefix(open_store(root).uri)}}
+
+
+def made_up(key: str, number: int) -> TrialResult:
+    return TrialResult(
+        key=key, top1=0.5 + number / 64, loss=1.0, num_examples=1880, majority_fraction=0.025, train_losses=((1, 2.0),),
+        wall_s=1.0, cpu_s=2.0, diverged=False,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
