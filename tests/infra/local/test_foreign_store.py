@@ -9,6 +9,8 @@ from infra.local.processes import free_ports
 from infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
 from infra.storage import open_store
 
+pytestmark = pytest.mark.servers
+
 
 @pytest.fixture
 def start(tmp_path):

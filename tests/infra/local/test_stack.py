@@ -32,6 +32,8 @@ from infra.local.stack import (
     stop_stack,
 )
 
+pytestmark = pytest.mark.servers
+
 
 def wait_for(condition, what, patience_s=180):
     deadline = time.monotonic() + patience_s
