@@ -292,7 +292,7 @@ class PrepareExecution(FrozenConfig):
     """Examples examined by one task: the unit of restart. An archive inside the source is one task, whatever it holds."""
     small_images: NonNegativeInt = 8192
     """A source of at most so many images, and 1 GiB, is prepared by one process, which is done sooner than a cluster
-    starts; on one machine, of which a cluster makes no more, 12 times as many. 0: on Ray, however small."""
+    starts; where no cluster is named, 12 times as many. 0: on Ray, however small."""
     sort_bytes: PositiveInt = 64 * 1024 * 1024
     """Bytes of record files, some 180 an image, that one planning task sorts. It needs some 14 times that in memory: 0.9 GB
     at 64 MiB."""

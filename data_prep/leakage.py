@@ -184,7 +184,7 @@ def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> d
         for pairs in listed
         for number in range(-(-pairs.num_pairs // PAIRS_PER_TASK))
     ]
-    for done in for_pictures(executor, len(tasks))(compare_pairs, tasks) if tasks else ():
+    for done in for_pictures(executor, num_pairs.total())(compare_pairs, tasks) if tasks else ():
         same[done.corpus, done.pairs_key] += done.same
         show.add(done.corpus, done.num_pairs)
     return same

@@ -79,7 +79,7 @@ def judge_near(task: NearTask, found: Sequence[NearPairs], run: Executor, execut
     show.begin(task.corpus, sum(listed.sizes), "pairs compared")
     goes = list[tuple[bytes, bytes]]()
     tasks = [_CompareTask(corpus=task.corpus, number=number) for number in range(len(listed.sizes))]
-    for compared in for_pictures(executor, len(tasks))(_compare_pairs, tasks) if tasks else ():
+    for compared in for_pictures(executor, sum(listed.sizes))(_compare_pairs, tasks) if tasks else ():
         goes += compared.goes
         show.add(task.corpus, compared.num_pairs)
     drop = _DropTask(corpus=task.corpus, num_buckets=task.num_buckets, goes=tuple(sorted(goes)))
@@ -108,13 +108,14 @@ def _list_pairs(task: _ListTask) -> _Listed:
 
 
 def _joined(a: np.ndarray, b: np.ndarray, num_pictures: int) -> np.ndarray:
-    """For every pair (a, b) of positions a number, which those have in common that share a picture, also over others."""
+    """For every pair (a, b) of positions a number, which those have in common that share a picture, also over others: its
+    connected component."""
     least = np.arange(num_pictures)
     while True:
         before, smaller = least, np.minimum(least[a], least[b])
         least = before.copy()
         for side in (a, b):
-            np.minimum.at(least, side, smaller)
+            np.minimum.at(least, before[side], smaller)  # the root, too: or a chain takes a pass for each picture
         least = least[least]
         if (least == before).all():
             return least[a]

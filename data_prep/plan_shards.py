@@ -15,7 +15,7 @@ from data_prep.config import CorpusConfig, ShardingConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import FirstRows, RawCorpus
 from data_prep.corpus_stats import CorpusStats, merged
-from data_prep.executors import Executor, in_process
+from data_prep.executors import Executor, for_records
 from data_prep.labels import ClassMap
 from data_prep.leakage import save_decontamination
 from data_prep.near_duplicates import band_bits
@@ -167,7 +167,7 @@ def select_examples(
     train on, ids repeat or a group lies in two splits.
     """
     tasks = _dealing(config, corpus, base)
-    run = executor if len(tasks) > 1 else in_process
+    run = for_records(executor, len(tasks))
     if config.recipe.decontaminate:
         save_decontamination(config, corpus, root)
     dealt = list(run(deal_out, tasks))

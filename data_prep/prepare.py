@@ -25,7 +25,7 @@ from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, merged
 from data_prep.examine import ChunkTask, examine_chunk, list_source
-from data_prep.executors import Executor, in_process, in_threads
+from data_prep.executors import Executor, Threads, in_process
 from data_prep.find_corpus import corpus_store, prepared_corpus
 from data_prep.leakage import PlannedCorpus, find_leaks
 from data_prep.listed_ids import check_ids
@@ -44,7 +44,6 @@ from infra.config import FrozenConfig
 from infra.provenance import differing_versions
 from infra.redact import cleaned
 from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
-from infra.settings import Settings
 from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 
@@ -52,6 +51,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _GRACE_S = 5.0
+_MOST_THREADS = 16
+_LEAST_SHARE = 0.1  # of less than this the time of the whole is not known
 _MAX_BLOCKS = 4096  # of one execution: more tasks than this share blocks
 
 
@@ -65,7 +66,7 @@ class _AtWork:
     listing: Listing
     seconds: dict[str, float]
     examine_s: float | None = None
-    """What examining all of it takes, whatever an earlier attempt had done; None: that had done everything."""
+    """What examining all corpora takes, with what an earlier attempt had done; None: that had done nearly everything."""
 
     def progress(self, stage: str, total: int, unit: str, done: int = 0, refused: int = 0) -> Progress:
         return Progress(self.store, stage, total, unit, done, refused, self.examine_s)
@@ -158,7 +159,7 @@ def _train_rows(base: Base | None) -> int:
 
 def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> None:
     """Every chunk without records, of all corpora, in one execution."""
-    start, tasks, progress, shares = time.monotonic(), [], {}, {}
+    start, tasks, progress = time.monotonic(), [], {}
     for work in at_work:
         uri, num_chunks = work.store.uri, work.listing.num_chunks
         chunks = Chunks(work.store, work.config)
@@ -166,15 +167,14 @@ def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> Non
         finished = chunks.finished()
         todo = [chunk for chunk in range(num_chunks) if chunk not in finished]
         progress[uri] = work.progress("examine", num_chunks, "parts", done=num_chunks - len(todo))
-        shares[uri] = len(todo) / num_chunks
         merged = bool(Chunks(work.store, work.config).num_merged())
         tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
     for done in _run(executor, examine_chunk, tasks):
         progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
     for work in at_work:
         work.seconds["examine"] = time.monotonic() - start
-        if share := shares[work.store.uri]:
-            work.examine_s = work.seconds["examine"] / share
+        share = len(tasks) / sum(each.listing.num_chunks for each in at_work)
+        work.examine_s = work.seconds["examine"] / share if share >= _LEAST_SHARE else None
 
 
 def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
@@ -335,7 +335,7 @@ def drive(run: Store, attempt: int) -> int:
             if differ := differing_versions():
                 raise RuntimeError(differ)
             small = spec.small if spec.small is not None else _is_small(spec)
-            executor = in_threads if small else _started_ray()
+            executor = Threads(most=_MOST_THREADS) if small else _started_ray()
             corpora = prepare(spec.requests, spec.root, executor, spec.take)
         except (ValueError, RuntimeError, OSError) as error:
             reason = cleaned(" ".join(f"{type(error).__name__}: {error}".split()))
@@ -352,7 +352,8 @@ def drive(run: Store, attempt: int) -> int:
 def _is_small(spec: PrepareSpec) -> bool:
     root = open_store(spec.root)
     missing = [config for config in spec.requests if not corpus_store(root, config).exists(MANIFEST_KEY)]
-    return is_small(missing, root, one_machine=Settings().one_node_ray)
+    # Where a Ray runs, others may have its CPUs: only what takes seconds does not wait for them.
+    return is_small(missing, root, one_machine=False)
 
 
 def _started_ray() -> Executor:

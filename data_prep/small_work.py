@@ -11,7 +11,7 @@ from infra.storage import Store, open_store
 
 MAX_BYTES = 1 << 30
 TIMES_ON_ONE_MACHINE = 12
-"""Here Ray takes 10 s to start and to end, and twice the CPU for each photograph of 10 KB (tests/benchmarks/README.md)."""
+"""On one machine Ray takes 10 s to start and to end, and twice the CPU for each photograph of 10 KB (tests/benchmarks/README.md)."""
 _LARGE_KINDS = frozenset({"imagenet21k", "ilsvrc2012", "transfer"})  # that much is known without listing them
 _BYTES_PER_IMAGE = {"table": 32}  # at least, of a part that does not say how many it has: a row of a table
 _FEWEST_BYTES = 1024

@@ -108,7 +108,8 @@ def run_preparation(
     is named the job is sent there, small or not, so that it is listed, followed and stopped where people look for jobs.
     """
     key = preparation_key(requests, corpora, engines.root)
-    here = engines.settings.ray_address is None and is_small(requests, open_store(engines.root), one_machine=True)
+    own_ray = engines.settings.ray_address is None
+    here = own_ray and is_small(requests, open_store(engines.root), one_machine=True)
     with contextlib.ExitStack() as stack:
         if here:
             cluster = stack.enter_context(Here(engines.settings, engines.cluster.log_dir))
@@ -118,7 +119,13 @@ def run_preparation(
             run_store(engines.root, key),
             key,
             "data_prep.prepare",
-            PrepareSpec(run_key=key, root=engines.root, requests=tuple(requests), take=take_rows, small=here or None),
+            PrepareSpec(
+                run_key=key,
+                root=engines.root,
+                requests=tuple(requests),
+                take=take_rows,
+                small=here if own_ray else None,
+            ),
             title=f"prepare {', '.join(request.name for request in requests)}",
             progress=lambda: preparation_progress(corpora),
             output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),

@@ -89,8 +89,8 @@ class Sender:
         if parent:
             facts.append(f"**Part of:** [{view.pipeline}]({parent.url})")
         pages = [self._send_child(child, view, run, store) for child in view.children]
-        self._finish(run, view, facts, digest, curves, children_table(view, pages))
         self._offer_columns(run, view)
+        self._finish(run, view, facts, digest, curves, children_table(view, pages))
         return "sent"
 
     def _send_child(self, child: Child, view: View, run: TrackedRun, store: Store) -> str | None:
@@ -153,8 +153,8 @@ class Sender:
             time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
             table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
         facts = [*view.facts, *(link for _, link in self._models(view.model_inputs))]
-        self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
         self._offer_columns(run, view)
+        self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
         return "sent"
 
     def _parent(self, pipeline: str | None) -> TrackedRun | None:

@@ -8,11 +8,12 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping
+from typing import Any
 
 VIEW_KEY = "vitlinescores"
 NAME = "vitline scores"
 _TAG, _OFFERED = f"mlflow.sharedViewState.{VIEW_KEY}", "vitline.view_offered"
-_MAX_METRICS = 32  # a tag takes 5,000 characters
+_MAX_METRICS = 64  # a tag takes 20,000 characters
 _GROUPS = ("val/top1", "vtab/", "tasks/")
 _STATE = {
     "searchFilter": "",
@@ -37,25 +38,28 @@ _STATE = {
 
 
 def changed_tags(tags: Mapping[str, str], metrics: Collection[str], now_ms: int) -> dict[str, str]:
-    """The tags to set on an experiment that has `tags`, so that its view shows these headline metrics, too; none where
-    it does already, or where somebody has changed or deleted the view."""
+    """The tags to set, in their order, on an experiment that has `tags`, so that its view shows these headline metrics,
+    too; none where it does already, or where somebody has changed or deleted the view."""
     wanted = {name for name in metrics if name.startswith(_GROUPS)}
-    known = set(_unchanged_metrics(tags[_TAG]) or ()) if _TAG in tags else set[str]()
-    if wanted <= known or (_OFFERED in tags and not known):
+    own = _own_view(tags[_TAG]) if _TAG in tags else {}
+    if not wanted or (own is None) or (_OFFERED in tags and not own):
         return {}
-    shown = sorted(known | wanted, key=_place)[:_MAX_METRICS]
+    known = own.get("metrics", [])
+    shown = sorted({*known, *wanted}, key=_place)[:_MAX_METRICS]
+    if shown == known:
+        return {} if _OFFERED in tags else {_OFFERED: "true"}
     state = _STATE | {"selectedColumns": ["attributes.`Duration`", *(f"metrics.`{name}`" for name in shown)]}
     packed = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
-    own = {"metrics": shown, "check": _check(NAME, packed)}
-    view = {"name": NAME, "createdAt": now_ms, "updatedAt": now_ms, "state": packed, "vitline": own}
-    return {_OFFERED: "true", _TAG: json.dumps(view)}
+    about = {"metrics": shown, "check": _check(NAME, packed), "created_at": own.get("created_at", now_ms)}
+    view = {"name": NAME, "createdAt": about["created_at"], "updatedAt": now_ms, "state": packed, "vitline": about}
+    return {_TAG: json.dumps(view), _OFFERED: "true"}
 
 
-def _unchanged_metrics(value: str) -> list[str] | None:
-    """What our view shows; None where somebody has changed it."""
+def _own_view(value: str) -> dict[str, Any] | None:
+    """What our view says of itself; None where somebody has changed it."""
     try:
         view = json.loads(value)
-        return view["vitline"]["metrics"] if view["vitline"]["check"] == _check(view["name"], view["state"]) else None
+        return view["vitline"] if view["vitline"]["check"] == _check(view["name"], view["state"]) else None
     except (ValueError, KeyError, TypeError):
         return None
 

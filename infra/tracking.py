@@ -4,6 +4,7 @@ Only explicit run ids, no active run. Imported by the shipper alone: flows and t
 method raises MlflowException where the server is away or refuses; the caller tries again later.
 """
 
+import contextlib
 import json
 import tempfile
 import time
@@ -25,7 +26,7 @@ from mlflow.entities import (
     Run,
     RunTag,
 )
-from mlflow.exceptions import MlflowException
+from mlflow.exceptions import MlflowException, RestException
 
 from infra.redact import redact
 from infra.saved_view import changed_tags
@@ -217,10 +218,12 @@ class Tracking:
         return f"{redact(self.uri)}/#/models/{name}/versions/{version}{_TRAINING_PAGES}"
 
     def offer_view(self, experiment_id: str, metrics: Collection[str]) -> None:
-        """A saved view of the experiment that shows the headline ones of these metrics as columns (`saved_view.py`)."""
+        """A saved view of the experiment that shows the headline ones of these metrics as columns (`saved_view.py`). A
+        server that refuses it gets the run all the same."""
         tags = self._client.get_experiment(experiment_id).tags
-        for name, value in changed_tags(tags, metrics, int(time.time() * 1000)).items():
-            self._client.set_experiment_tag(experiment_id, name, value)
+        with contextlib.suppress(RestException):
+            for name, value in changed_tags(tags, metrics, int(time.time() * 1000)).items():
+                self._client.set_experiment_tag(experiment_id, name, value)
 
     # Models
 

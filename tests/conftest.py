@@ -66,9 +66,9 @@ def as_on_another_processor(request):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """Whoever asks for the stack gets the marker `servers`; what takes longest begins first."""
+    """Whoever asks for the stack or a Ray gets the marker `servers`; what takes longest begins first."""
     for item in items:
-        if {"stack", "s3_uri"} & {*item.fixturenames} or item.get_closest_marker("s3"):
+        if {"stack", "s3_uri", "ray_jobs"} & {*item.fixturenames} or item.get_closest_marker("s3"):
             item.add_marker("servers")
     items.sort(key=lambda item: ("stack", "own ray", company(item.nodeid)).index(company(item.nodeid)))
 

@@ -99,7 +99,7 @@ def test_pairs_are_compared_by_the_workers_some_at_a_time_and_counted(corpora, m
     expected = leaks_of(prepared(web, memory_root))
     monkeypatch.setattr(leak_pairs, "PAIRS_PER_TASK", 1)
     monkeypatch.setattr(leakage, "PAIRS_PER_TASK", 1)
-    monkeypatch.setattr(executors, "_FEW_TASKS", 0)
+    monkeypatch.setattr(executors, "_FEW_PAIRS", 0)
     passes, shown, begin = {}, [], prepare.Progress.__init__
 
     def counting(work, tasks):

@@ -12,6 +12,7 @@ import pytest
 
 from data_prep import examine, prepare, write_shards
 from data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
+from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
 from data_prep.records import Chunks
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
@@ -103,6 +104,7 @@ def test_the_digest_knows_neither_chunks_nor_buckets_nor_parallelism_nor_store(
         (f"{memory_root}-2", 1, 30_000, backwards),
         (f"file://{tmp_path}/store", 1000, 1, prepare.in_process),
         (str(tmp_path / "other store"), 7, 1, backwards),
+        (f"{memory_root}-3", 2, 1 << 20, in_threads),
     ):
         request = request_for(folder, examples_per_chunk=chunk, sort_bytes=sort_bytes)
         (manifest,) = prepare.prepare([request], root, executor)
@@ -395,6 +397,19 @@ def test_progress_and_report_are_left_in_the_store(folder, picture, prepared, me
     assert "&lt;script&gt;.jpg" in report
     for outside in ("<script", "http://", "https://", "<link"):
         assert outside not in report
+
+
+@pytest.mark.parametrize(("left_over", "known"), [(1, False), (20, True)])
+def test_what_examining_takes_is_not_guessed_from_a_last_part(folder, request_for, memory_root, left_over, known):
+    request = request_for(folder, examples_per_chunk=1)
+    (manifest,) = prepare.prepare([request], memory_root)
+    corpus = corpus_store(open_store(memory_root), request)
+    records = sorted(key for key in corpus.list() if "/records-" in key)
+    assert len(records) > 40
+    for key in ["manifest.json", *records[:left_over]]:
+        corpus.delete(key)
+    assert prepare.prepare([request], memory_root)[0].digest == manifest.digest
+    assert (corpus.read_json("_work/progress.json")["examine_s"] is not None) == known
 
 
 def test_a_folder_of_broken_pictures_is_an_error(tmp_path, request_for, memory_root):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -11,10 +12,28 @@ import pytest
 
 from infra.claims import read_claim
 from infra.local.processes import processes_with
+from infra.local.service_logs import unexplained_tracebacks
 from infra.ray_jobs import RayJobs
 from infra.run_state import read_state
 from infra.storage import Store, open_store
 from vit.run_spec import read_progress
+
+
+@pytest.fixture(scope="module")
+def quiet_logs(stack):
+    """No server logs a traceback while the tests of the module run."""
+    before = tracebacks(stack)
+    yield
+    assert {text: times for text, times in tracebacks(stack).items() if times > before.get(text, 0)} == {}
+
+
+def tracebacks(stack) -> dict[str, int]:
+    """How often each stands in the logs, by log and text."""
+    found: dict[str, int] = {}
+    for line in unexplained_tracebacks(stack.log_dir):
+        log, times, text = re.fullmatch(r"(\S+): (\d+) x (.*)", line, re.DOTALL).groups()
+        found[f"{log}: {text}"] = int(times)
+    return found
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from flows.catalog import list_pipelines
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("quiet_logs")]
 
 
 @pytest.fixture

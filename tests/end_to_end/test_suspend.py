@@ -8,7 +8,7 @@ from infra.claims import read_claim
 from infra.run_state import read_state
 from vit.checkpoint import list_checkpoints
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
 STEPS = 1500
 
 
