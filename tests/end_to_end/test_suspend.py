@@ -9,7 +9,7 @@ from infra.run_state import read_state
 from vit.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
-STEPS = 1500
+STEPS = 400
 
 
 def suspend(work, run):
