@@ -49,7 +49,9 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finishe
         while (state := work.flows.find(run)["state_name"]) in ("Pending", "Running"):
             for process in work.processes_of_flow(run):
                 with contextlib.suppress(psutil.Error):  # it may end by itself
-                    if "flows.ship_runs" in process.cmdline():  # the flow process started it and gave it its environment
+                    if (
+                        "flows.ship_runs" in process.cmdline()
+                    ):  # the flow process started it and gave it its environment
                         process.kill()
             time.sleep(1.0)
     finally:
