@@ -8,7 +8,7 @@ from flows.preempt import preempt
 from infra.claims import read_claim
 from infra.run_state import read_state
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 1_000_000  # steps: hours
 SHORT_S = 4  # what a run waits that has no deadline
 
