@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.corpora.label_texts import labelled_number
+from data_prep.label_texts import labelled_number
 from data_prep.labels import ClassInfo, ClassMap
 from infra.config import FrozenConfig
 from infra.storage import open_store

@@ -36,7 +36,7 @@ DecodeReason = Literal[
     "refused_by_policy",
     "decoder_crash",
 ]
-"""Why an image is refused; the closed list. `decoder_crash` is found from outside: `data_prep/decode_child.py`."""
+"""Why an image is refused; the closed list. `decoder_crash` is found from outside: `data_prep/examine/decode_child.py`."""
 
 # Pillow itself raises above twice its limit; our own limit is checked first and may not exceed that.
 _PILLOW_PIXEL_CEILING = 2 * 89_478_485

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.decode import DecodePolicy, decode_image
-from data_prep.thumbnails import THUMBNAIL_PX, thumbnail
+from data_prep.similarity.thumbnails import THUMBNAIL_PX, thumbnail
 
 
 @dataclass(frozen=True)

@@ -20,31 +20,39 @@ from typing import Any, TypeVar
 
 from pydantic import PositiveInt
 
-from data_prep.check_refused import check_reused
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, merged
-from data_prep.examine import ChunkTask, examine_chunk, list_source
+from data_prep.examine.examine import ChunkTask, examine_chunk, list_source
 from data_prep.executors import Executor, Threads, in_process
 from data_prep.find_corpus import corpus_store, prepared_corpus
-from data_prep.leakage import PlannedCorpus, find_leaks
-from data_prep.listed_ids import check_ids
-from data_prep.plan_shards import Base, CorpusPlan, Selection, ShardPlan, known_shards, plan_corpus, select_examples
+from data_prep.plan.check_refused import check_reused
+from data_prep.plan.leakage import PlannedCorpus, find_leaks
+from data_prep.plan.listed_ids import check_ids
+from data_prep.plan.plan_shards import (
+    Base,
+    CorpusPlan,
+    Selection,
+    ShardPlan,
+    known_shards,
+    plan_corpus,
+    select_examples,
+)
+from data_prep.plan.sort_records import rows_key
 from data_prep.progress import Progress
 from data_prep.publish import Finished, publish
 from data_prep.records import Chunks, Listing
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from data_prep.shards.subsets import check_take
+from data_prep.shards.verify_shards import ShardSpec
+from data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
 from data_prep.small_work import is_small
-from data_prep.sort_records import rows_key
-from data_prep.subsets import check_take
-from data_prep.verify_shards import ShardSpec
-from data_prep.write_shards import ShardInfo, ShardTask, ensure_shard
-from infra.claims import ClaimHolder
 from infra.config import FrozenConfig
 from infra.provenance import differing_versions
 from infra.redact import cleaned
-from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
-from infra.stopping import StopWatch, handlers_kept, stop_on_signals
+from infra.runs.claims import ClaimHolder
+from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
+from infra.runs.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 
 T = TypeVar("T")

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
-from data_prep.content_digest import corpus_digest, split_digest
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import FirstRows
 from data_prep.corpus_stats import STATS_KEY, CorpusStats, SampleRow, merged
-from data_prep.dataset_card import dataset_card
-from data_prep.examine import read_located
-from data_prep.leakage import LEAKAGE_SCHEMA, leak_lists
-from data_prep.plan_shards import Base, CorpusPlan, Selection, split_of
+from data_prep.examine.examine import read_located
+from data_prep.plan.leakage import LEAKAGE_SCHEMA, leak_lists
+from data_prep.plan.plan_shards import Base, CorpusPlan, Selection, split_of
+from data_prep.plan.sort_records import REJECTS_SCHEMA, rejects_key
 from data_prep.records import Chunks, read_table, write_table
-from data_prep.report import render_report
+from data_prep.report.dataset_card import dataset_card
+from data_prep.report.report import render_report
 from data_prep.shard_format import (
     CARD_KEY,
     CLASSES_KEY,
@@ -35,8 +35,8 @@ from data_prep.shard_format import (
     SplitInfo,
     first_rows,
 )
-from data_prep.sort_records import REJECTS_SCHEMA, rejects_key
-from data_prep.write_shards import HashingSink, ShardInfo
+from data_prep.shards.content_digest import corpus_digest, split_digest
+from data_prep.shards.write_shards import HashingSink, ShardInfo
 from infra.storage import Store, open_store
 
 SHARDS_SCHEMA = pa.schema(

@@ -9,9 +9,9 @@ from data_prep.shard_format import MANIFEST_KEY, Manifest, load_class_names, loa
 from flows import console
 from flows.records import PipelineRecord, list_run_keys
 from flows.run_standing import AT_WORK, PROGRESS, attempts_of, standing
-from infra.journal import read_journal
 from infra.names import there_are
-from infra.run_state import read_state
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.model_names import find_published, is_location
@@ -274,7 +274,7 @@ def aliased_model(root: str, name: str, say: Callable[[str], None]) -> str:
     uri = Settings().mlflow_tracking_uri
     if uri is None:
         raise ValueError(f"{name!r} names an alias of MLflow's registry, and MLFLOW_TRACKING_URI is not set.")
-    from infra.tracking import Tracking  # only here: it imports MLflow
+    from infra.mlflow.tracking import Tracking  # only here: it imports MLflow
 
     found = Tracking(uri).aliased(model, alias)
     if found is None:

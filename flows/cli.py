@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flows import console, data_commands, model_commands, stack_commands, vtab_commands
-from flows.command_line import Json, Root, Set, cell, settings, show_one, show_rows
+from flows import console
+from flows.commands import data_commands, model_commands, stack_commands, vtab_commands
+from flows.commands.command_line import Json, Root, Set, cell, settings, show_one, show_rows
 
 app = typer.Typer(
     name="vitline",
@@ -51,7 +52,7 @@ def demo(
 
     Example: `vitline demo`
     """
-    from flows.demo import preamble, run_demo
+    from flows.commands.demo import preamble, run_demo
 
     chosen = settings(None)
     preamble(chosen, profile)
@@ -75,7 +76,7 @@ def run(
 
     Example: `vitline run --source ~/pictures/birds --name birds`
     """
-    from flows.own_pictures import run_own_pictures
+    from flows.commands.own_pictures import run_own_pictures
 
     run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
 
@@ -92,7 +93,7 @@ def pretrain_plan(
 
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
-    from flows.training import plan_training, requested_training
+    from flows.commands.training import plan_training, requested_training
 
     show_one(plan_training(requested_training(settings(root).root, corpus, recipe, set_ or [])), json)
 
@@ -118,7 +119,7 @@ def pretrain_run(
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
     """
-    from flows.training import requested_training, train_and_show
+    from flows.commands.training import requested_training, train_and_show
 
     chosen = settings(root)
     train_and_show(chosen, requested_training(chosen.root, corpus, recipe, set_ or []), as_json=json)
@@ -153,10 +154,10 @@ def finetune_run(
 
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
     """
-    from flows.overrides import parse_overrides
-    from flows.requests import FinetuneRequest
-    from flows.resolve import resolve_finetune
-    from flows.training import train_and_show
+    from flows.commands.training import train_and_show
+    from flows.requests.forms import FinetuneRequest
+    from flows.requests.overrides import parse_overrides
+    from flows.requests.resolve import resolve_finetune
 
     asked: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
     asked |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
@@ -204,7 +205,7 @@ def runs_compare(
     json: Json = False,
 ) -> None:
     """What differs in the recipes of runs, and how they ended. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
-    from flows.compare_runs import compare_newest
+    from flows.reports.compare_runs import compare_newest
 
     compared = compare_newest(settings(root).root, keys or [], newest)
     if json:
@@ -228,7 +229,7 @@ def runs_sync(
 
     Example: `vitline runs sync`
     """
-    from flows.shipper import sync_runs
+    from flows.to_mlflow.shipper import sync_runs
 
     report = sync_runs(settings(root), keys or None)
     if json:
@@ -264,8 +265,8 @@ def flows_deploy(
 
     Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
     """
-    from flows.overrides import parse_assignments
-    from flows.registration import register, told_registered
+    from flows.on_prefect.registration import register, told_registered
+    from flows.requests.overrides import parse_assignments
 
     variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
     done = register(settings(root), nightly_active=nightly, pool=pool, job_variables=variables)
@@ -281,7 +282,7 @@ def flows_deploy(
 @flows_app.command("ls")
 def flows_ls(root: Root = None, json: Json = False) -> None:
     """The deployments there are, with what fills their forms. Example: `vitline flows ls`"""
-    from flows.deployments import DEPLOYMENTS
+    from flows.on_prefect.deployments import DEPLOYMENTS
 
     rows = [{"deployment": d.full_name, "what": d.description, "filled in": d.request} for d in DEPLOYMENTS]
     show_rows("deployments", rows, ["deployment", "what", "filled in"], json, "")
@@ -301,8 +302,8 @@ def flows_trigger(
 
     Example: `vitline flows trigger pretrain-then-transfer/demo --set seed=1 --wait`
     """
-    from flows.overrides import parse_overrides
-    from flows.trigger import follow, trigger
+    from flows.commands.trigger import follow, trigger
+    from flows.requests.overrides import parse_overrides
 
     run, page = trigger(settings(root), deployment, parse_overrides(set_ or []))
     console.say(f"started {run.name}: {page}")
@@ -320,7 +321,7 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
 
     Example: `vitline ops doctor`
     """
-    from flows.doctor import examine
+    from flows.ops.doctor import examine
 
     checks = examine(settings(root))
     if json:
@@ -346,7 +347,7 @@ def ops_reconcile(
 
     Example: `vitline ops reconcile --dry-run`
     """
-    from flows.ops_commands import reconcile_now
+    from flows.commands.ops_commands import reconcile_now
 
     findings = reconcile_now(settings(root), dry_run=dry_run, quiet_minutes=quiet_minutes)
     rows = [finding._asdict() for finding in findings]
@@ -365,7 +366,7 @@ def ops_collect_garbage(
 
     Example: `vitline ops collect-garbage --older-than-days 30`
     """
-    from flows.ops_commands import collect_garbage_now
+    from flows.commands.ops_commands import collect_garbage_now
 
     chosen = {"dry_run": not delete, "older_than_days": older_than_days, "keep_checkpoints": keep_checkpoints}
     rows = [finding._asdict() for finding in collect_garbage_now(settings(root), chosen)]
@@ -380,14 +381,14 @@ def ops_preempt(
 
     Example: `vitline ops preempt emoji-0a1b2c3d4e5f`
     """
-    from flows.preempt import preempt
+    from flows.ops.preempt import preempt
 
     show_one(preempt(settings(root).root, key), json)
 
 
 def told(problem: Mapping[str, Any]) -> str:
     """One broken rule of a config as a sentence: field, expectation, value, and how to change it."""
-    from flows import refusals
+    from flows.requests import refusals
 
     where, text = refusals.settable_path(problem["loc"]), refusals.told(problem)
     if where.startswith(("source.", "recipe", "execution")) or (len(problem["loc"]) > 1 and where == "source"):
@@ -418,7 +419,7 @@ def main() -> None:
         console.say(f"error: this command needs the package {error.name}: `pip install 'vitline[train,flows]'`.")
         sys.exit(1)
     except (RuntimeError, OSError) as error:
-        from flows.stage import Skipped
+        from flows.stages.stage import Skipped
 
         console.say(f"{'skipped' if isinstance(error, Skipped) else 'error'}: {error}")
         sys.exit(0 if isinstance(error, Skipped) else 1)

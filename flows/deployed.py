@@ -17,12 +17,11 @@ from prefect.exceptions import Pause
 from prefect.states import State
 
 from flows.console import percent
-from flows.engines import Engines, Suspended, engines
-from flows.flow_run import FlowRun, read_request
-from flows.flow_states import outlive_the_worker, state_of, told_once
-from flows.heartbeat import beating
-from flows.prefect_watch import PrefectWatch, suspended_state
-from flows.requests import (
+from flows.on_prefect.flow_run import FlowRun, read_request
+from flows.on_prefect.flow_states import outlive_the_worker, state_of, told_once
+from flows.on_prefect.prefect_watch import PrefectWatch, suspended_state
+from flows.on_prefect.run_names import given_name, telling_name
+from flows.requests.forms import (
     CollectGarbageRequest,
     CompareRequest,
     EvaluateRequest,
@@ -32,7 +31,7 @@ from flows.requests import (
     PretrainRequest,
     ReconcileRequest,
 )
-from flows.resolve import (
+from flows.requests.resolve import (
     resolve_evaluate,
     resolve_finetune,
     resolve_pipeline,
@@ -40,8 +39,9 @@ from flows.resolve import (
     resolve_pretrain,
     told_tasks,
 )
-from flows.run_names import given_name, telling_name
-from flows.stage import Skipped, exclusively, stop_jobs_of
+from flows.stages.engines import Engines, Suspended, engines
+from flows.stages.heartbeat import beating
+from flows.stages.stage import Skipped, exclusively, stop_jobs_of
 from infra.config import FrozenConfig
 from infra.settings import Settings
 from infra.storage import open_store
@@ -49,8 +49,8 @@ from vit.config import TrainConfig
 
 if TYPE_CHECKING:
     from flows.end_to_end import PipelineResult
-    from flows.prepare_corpus import PreparedCorpus
-    from flows.reconcile import Finding
+    from flows.ops.reconcile import Finding
+    from flows.stages.prepare_corpus import PreparedCorpus
 
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
@@ -114,7 +114,7 @@ def prepare_corpus(request: PrepareRequest) -> State:
 
     def body(request: PrepareRequest, at_hand: Engines, this: FlowRun) -> str:
         config = resolve_prepare(at_hand.root, request)
-        from flows.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
+        from flows.stages.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
 
         (corpus,), _, _ = prepare_corpora([config], at_hand)
         show(at_hand, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
@@ -147,8 +147,8 @@ def evaluate(request: EvaluateRequest) -> State:
     def body(request: EvaluateRequest, at_hand: Engines, this: FlowRun) -> str:
         plan = resolve_evaluate(at_hand.root, request)
         from flows.end_to_end import headline
-        from flows.evaluate_tasks import evaluate_tasks, score_cells
-        from flows.score_tables import score_tables_markdown
+        from flows.reports.score_tables import score_tables_markdown
+        from flows.stages.evaluate_tasks import evaluate_tasks, score_cells
 
         if missing := told_tasks(at_hand.root, request.tasks):
             at_hand.watch.say(missing)
@@ -170,8 +170,8 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     def body(request: PipelineRequest, at_hand: Engines, this: FlowRun) -> str:
         drop_if_late(request, this)
         plan = resolve_pipeline(at_hand.root, request, this.night)
-        from flows.budget import check_deadline
         from flows.end_to_end import pretrain_then_transfer
+        from flows.requests.budget import check_deadline
 
         at_hand.watch.say(f"pipeline {plan.key}: {check_deadline(at_hand.root, plan)}")
         if missing := told_tasks(at_hand.root, request.tasks):
@@ -192,7 +192,7 @@ def compare_runs(request: CompareRequest) -> State:
     """Pipelines or runs side by side, with the published rows."""
 
     def body(request: CompareRequest, at_hand: Engines, this: FlowRun) -> str:
-        from flows.compare_runs import compare_newest, comparison_rows
+        from flows.reports.compare_runs import compare_newest, comparison_rows
 
         columns, rows = comparison_rows(compare_newest(at_hand.root, request.runs, request.newest))
         show(at_hand, "comparison", "What differs, and how they ended", columns, rows)
@@ -206,8 +206,8 @@ def reconcile_flow(request: ReconcileRequest) -> State:
     """Ends what nobody follows any more, and sends MLflow what it lacks."""
 
     def body(request: ReconcileRequest, at_hand: Engines, this: FlowRun) -> str:
-        from flows.prefect_runs import PrefectFlowRuns
-        from flows.reconcile import reconcile
+        from flows.on_prefect.prefect_runs import PrefectFlowRuns
+        from flows.ops.reconcile import reconcile
 
         findings = reconcile(request, at_hand, PrefectFlowRuns(FLOW_NAMES))
         return show_findings(at_hand, "reconciled", findings) or "nothing disagrees"
@@ -220,7 +220,7 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
     """Deletes what no reader can see or wants."""
 
     def body(request: CollectGarbageRequest, at_hand: Engines, this: FlowRun) -> str:
-        from flows.collect_garbage import collect_garbage
+        from flows.ops.collect_garbage import collect_garbage
 
         return show_findings(at_hand, "garbage", collect_garbage(request, at_hand)) or "no garbage"
 
@@ -240,8 +240,8 @@ def show_findings(at_hand: Engines, key: str, findings: "list[Finding]") -> str:
 
 def train(config: TrainConfig, at_hand: Engines) -> str:
     """Plans, trains and says where the model lies."""
-    from flows.pretrain import pretrain
-    from flows.training import plan_training
+    from flows.commands.training import plan_training
+    from flows.stages.pretrain import pretrain
 
     plan = plan_training(config)  # what cannot be read as asked is refused before a job is submitted
     at_hand.watch.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
@@ -289,7 +289,7 @@ def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, 
 
 def show_pipeline(result: "PipelineResult", at_hand: Engines) -> None:
     """The tables and links that people open a finished run for."""
-    from flows.report import SCORE_COLUMNS, score_rows, stage_time
+    from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
 
     record = result.record
     rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]

@@ -12,22 +12,22 @@ from typing import Any
 
 from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
-from flows.engines import Engines
-from flows.evaluate_tasks import evaluate_tasks
-from flows.pipeline_report import write_report
-from flows.prepare_corpus import PreparedCorpus, prepare_corpora
-from flows.pretrain import pretrain
 from flows.records import PipelineRecord, StageRecord, write_pipeline
-from flows.resolve import CorpusChoice, EvaluationPlan, PipelinePlan, on_corpus
-from flows.stage import Skipped, StageFailed, exclusively, run_store
-from infra.claims import ClaimHolder
+from flows.reports.pipeline_report import write_report
+from flows.requests.resolve import CorpusChoice, EvaluationPlan, PipelinePlan, on_corpus
+from flows.stages.engines import Engines
+from flows.stages.evaluate_tasks import evaluate_tasks
+from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
+from flows.stages.pretrain import pretrain
+from flows.stages.stage import Skipped, StageFailed, exclusively, run_store
 from infra.config import replace
 from infra.redact import cleaned
-from infra.run_state import RunState
+from infra.runs.claims import ClaimHolder
+from infra.runs.run_state import RunState
 from infra.storage import open_store
 from vit.vtab.evaluate import Score, TaskRef
 from vit.vtab.protocols import over_seeds
-from vit.vtab.report import group_means
+from vit.vtab.published.report import group_means
 from vit.vtab.tasks import VTAB_TASKS
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from infra.config import FrozenConfig
-from infra.run_state import RunState
+from infra.runs.run_state import RunState
 from infra.storage import Store
 
 Trigger = Literal["command", "manual", "schedule"]

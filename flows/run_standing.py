@@ -37,7 +37,7 @@ def progress_of(root: Store, run: Store, config: JSON) -> JSON | None:
     """What whoever looks on is shown; None before the first step."""
     if "requests" not in config:
         return read_progress(run)
-    from flows.prepare_corpus import preparation_progress  # only here: it imports the listings
+    from flows.stages.prepare_corpus import preparation_progress  # only here: it imports the listings
 
     corpora = []
     for name in (request["name"] for request in config["requests"]):

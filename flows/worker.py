@@ -21,12 +21,12 @@ from prefect.states import State
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
-from flows import requests, resolve
 from flows.catalog import find_corpus, find_model
-from flows.compare_runs import compare_newest
-from flows.flow_run import read_request
-from flows.flow_states import state_of
-from flows.run_names import given_name, telling_name
+from flows.on_prefect.flow_run import read_request
+from flows.on_prefect.flow_states import state_of
+from flows.on_prefect.run_names import given_name, telling_name
+from flows.reports.compare_runs import compare_newest
+from flows.requests import forms, resolve
 from infra.config import FrozenConfig
 from infra.settings import Settings, inherited_environment
 
@@ -34,16 +34,16 @@ _PATIENCE_S = 5.0  # a store that takes longer to answer is the flow's affair
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
 CHECKS: Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]] = {
-    "prepare-corpus": (requests.PrepareRequest, resolve.resolve_prepare),
-    "pretrain": (requests.PretrainRequest, resolve.resolve_pretrain),
+    "prepare-corpus": (forms.PrepareRequest, resolve.resolve_prepare),
+    "pretrain": (forms.PretrainRequest, resolve.resolve_pretrain),
     # `resolve_finetune` imports torch
     "finetune": (
-        requests.FinetuneRequest,
+        forms.FinetuneRequest,
         lambda root, asked: (find_model(root, asked.model), find_corpus(root, asked.corpus)),
     ),
-    "evaluate": (requests.EvaluateRequest, resolve.resolve_evaluate),
-    "pretrain-then-transfer": (requests.PipelineRequest, resolve.resolve_pipeline),
-    "compare-runs": (requests.CompareRequest, lambda root, asked: compare_newest(root, asked.runs, asked.newest)),
+    "evaluate": (forms.EvaluateRequest, resolve.resolve_evaluate),
+    "pretrain-then-transfer": (forms.PipelineRequest, resolve.resolve_pipeline),
+    "compare-runs": (forms.CompareRequest, lambda root, asked: compare_newest(root, asked.runs, asked.newest)),
 }
 """By the names of flows: the form, and what finds out whether all it names exists and fits."""
 

@@ -213,16 +213,16 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     text = os.fspath(uri)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme == "file" and rest:
-        from infra.file_store import FileStore
+        from infra.stores.file_store import FileStore
 
         return FileStore(Path(os.path.abspath(rest)))
     rest = rest.rstrip("/")
     if scheme == "memory" and rest:
-        from infra.memory_store import MemoryStore
+        from infra.stores.memory_store import MemoryStore
 
         return MemoryStore(rest)
     if scheme == "s3" and rest and not rest.startswith("/"):
-        from infra.s3_store import S3Store  # s3fs takes half a second and is an extra
+        from infra.stores.s3_store import S3Store  # s3fs takes half a second and is an extra
 
         return S3Store(rest)
     raise ValueError(f"{text!r} is no store; use a path, file:///path, s3://bucket/prefix or memory://name.")

@@ -317,10 +317,10 @@ TINY = {
 def flows(stack) -> FlowRuns:
     """The flows, registered with the stack's Prefect, and `pretrain-then-transfer/tiny` beside them."""
     with environment_of(stack):
-        from flows.deployments import PIPELINE, Deployment
-        from flows.prefect_watch import client
-        from flows.registration import Place, create, register
-        from flows.requests import PipelineRequest
+        from flows.on_prefect.deployments import PIPELINE, Deployment
+        from flows.on_prefect.prefect_watch import client
+        from flows.on_prefect.registration import Place, create, register
+        from flows.requests.forms import PipelineRequest
 
         register(Settings())
         with client() as api:

@@ -20,7 +20,6 @@ from data_prep.decode import DecodePolicy, ImageRejected, decode
 from infra.config import FrozenConfig, digest_of
 from infra.local.at_hand import local_store
 from infra.storage import Store, open_store
-from vit.checkpoint import CheckpointError
 from vit.input.augment import evaluation_pixels
 from vit.input.config import AugmentConfig
 from vit.model_names import find_published, is_location
@@ -28,7 +27,8 @@ from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
-from vit.tensor_file import read_tensors, write_tensors
+from vit.training.checkpoint import CheckpointError
+from vit.training.tensor_file import read_tensors, write_tensors
 
 SCHEMA_VERSION = 1
 HEAD = ("head.weight", "head.bias")

@@ -15,19 +15,19 @@ import threading
 import time
 from typing import Any
 
-from infra.claims import ClaimHolder, ClaimLost
 from infra.provenance import compared_versions, differing_versions
 from infra.ray_jobs import ONE_TRAINING
 from infra.redact import cleaned, log_to_stderr
-from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
+from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
+from infra.runs.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.settings import Settings
-from infra.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.devices import choose_devices, most_gpus
 from vit.run import TrainingRun
 from vit.run_spec import START_TRIES, RunSpec, read_progress
-from vit.world import World
+from vit.training.world import World
 
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}

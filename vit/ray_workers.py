@@ -14,11 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from infra.claims import ClaimHolder, ClaimLost
 from infra.provenance import differing_versions
 from infra.redact import log_to_stderr
-from infra.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
-from infra.stopping import StopWatch, handlers_kept, stop_on_signals
+from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
+from infra.runs.stopping import StopWatch, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
@@ -31,15 +31,15 @@ from vit.vtab.evaluate import (
     stored_score,
     total_trials,
 )
-from vit.vtab.extract_features import Extractor
-from vit.vtab.feature_plan import Part, errands
-from vit.vtab.frozen import frozen_scores
-from vit.vtab.packing import trial_resources
+from vit.vtab.frozen.extract_features import Extractor
+from vit.vtab.frozen.feature_plan import Part, errands
+from vit.vtab.frozen.frozen import frozen_scores
+from vit.vtab.frozen.read_out import read_out
+from vit.vtab.frozen.readings import Reading
 from vit.vtab.probes import Probe
-from vit.vtab.read_out import read_out
-from vit.vtab.readings import Reading
-from vit.vtab.run_trial import ensure_trial
-from vit.vtab.trials import Trial
+from vit.vtab.trained.packing import trial_resources
+from vit.vtab.trained.run_trial import ensure_trial
+from vit.vtab.trained.trials import Trial
 
 log = logging.getLogger(__name__)
 GRACE_S = 5.0

@@ -21,23 +21,23 @@ import torch
 from PIL import Image
 
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
-from infra.claims import ClaimHolder, ClaimLost
-from infra.journal import Journal
 from infra.provenance import versions
-from infra.run_state import RunState, write_state
-from infra.stopping import StopWatch
+from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.journal import Journal
+from infra.runs.run_state import RunState, write_state
+from infra.runs.stopping import StopWatch
 from infra.storage import Store, open_store
 from infra.system_metrics import SystemSampler
-from vit.checkpoint import CheckpointSaver, list_checkpoints, resume
 from vit.devices import told_devices
-from vit.evaluate import evaluate
 from vit.input.batches import Batch, eval_batches, train_batches
-from vit.inspect_run import inspect_run
+from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
 from vit.published import ImageContract, adapt, load_model, publish
 from vit.run_spec import RunSpec
-from vit.train import Metrics, TrainState, initial_state, torch_seed, train, with_optimizer
-from vit.world import World
+from vit.training.checkpoint import CheckpointSaver, list_checkpoints, resume
+from vit.training.evaluate import evaluate
+from vit.training.train import Metrics, TrainState, initial_state, torch_seed, train, with_optimizer
+from vit.training.world import World
 
 log = logging.getLogger(__name__)
 PROGRESS_EVERY_S = 1.0

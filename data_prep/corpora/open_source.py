@@ -6,16 +6,16 @@ from data_prep.config import CorpusConfig
 from data_prep.corpora.raw import RawCorpus
 
 _READERS = {
-    "class_folders": "class_folders.ClassFolderCorpus",
-    "imagenet21k": "imagenet21k.ImageNet21kCorpus",
-    "ilsvrc2012": "ilsvrc2012.Ilsvrc2012Corpus",
-    "table": "label_table.LabelTableCorpus",
-    "webdataset": "webdataset.WebDatasetCorpus",
-    "parquet": "parquet_images.ParquetCorpus",
-    "tfds": "tfds.TfdsCorpus",
-    "arrays": "image_arrays.ImageArraysCorpus",
-    "emoji": "emoji.EmojiCorpus",
-    "digits": "digits.DigitsCorpus",
+    "class_folders": "sources.class_folders.ClassFolderCorpus",
+    "imagenet21k": "sources.imagenet21k.ImageNet21kCorpus",
+    "ilsvrc2012": "sources.ilsvrc2012.Ilsvrc2012Corpus",
+    "table": "sources.label_table.LabelTableCorpus",
+    "webdataset": "sources.webdataset.WebDatasetCorpus",
+    "parquet": "sources.parquet_images.ParquetCorpus",
+    "tfds": "sources.tfds.TfdsCorpus",
+    "arrays": "sources.image_arrays.ImageArraysCorpus",
+    "emoji": "sources.emoji.EmojiCorpus",
+    "digits": "sources.digits.DigitsCorpus",
     "vtab": "vtab.vtab_corpus.open_task",
     "transfer": "transfer.transfer_corpus.open_task",
 }

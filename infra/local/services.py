@@ -102,7 +102,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
         ),
         Program(
             "shipper",  # of another room, so named here and not imported
-            lambda place: _module("flows.ship_left", "--alive", str(_alive(place))),
+            lambda place: _module("flows.to_mlflow.ship_left", "--alive", str(_alive(place))),
             _shipper_problem,
             lambda place: {},
             needs=("s3",),

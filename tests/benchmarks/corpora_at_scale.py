@@ -20,10 +20,8 @@ import pyarrow as pa
 from data_prep.config import CorpusConfig, ImageNet21k, LabelTable, PrepareExecution, ShardingConfig
 from data_prep.corpus_stats import CorpusStats, SampleRule
 from data_prep.labels import ClassInfo, ClassMap
-from data_prep.plan_shards import Selection, plan_corpus
-from data_prep.publish import SHARDS_SCHEMA
-from data_prep.records import PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks
-from data_prep.sort_records import (
+from data_prep.plan.plan_shards import Selection, plan_corpus
+from data_prep.plan.sort_records import (
     CLASSES_FILE,
     LOCATED_REJECTS,
     ROW_SCHEMA,
@@ -35,9 +33,11 @@ from data_prep.sort_records import (
     rows_key,
     select,
 )
+from data_prep.publish import SHARDS_SCHEMA
+from data_prep.records import PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks
+from data_prep.shards.verify_shards import ShardSpec
+from data_prep.shards.write_shards import ShardTask
 from data_prep.splits import order_key
-from data_prep.verify_shards import ShardSpec
-from data_prep.write_shards import ShardTask
 from infra.storage import Store, open_store
 
 MEAN_BYTES = 110_000

@@ -17,11 +17,11 @@ from sklearn.linear_model import LogisticRegression
 from data_prep.decode import decode
 from data_prep.shard_format import ShardReader, load_manifest
 from flows import console
+from flows.commands.stack_commands import join_stack
 from flows.end_to_end import pretrain_then_transfer
-from flows.engines import engines
-from flows.requests import PipelineRequest
-from flows.resolve import resolve_pipeline
-from flows.stack_commands import join_stack
+from flows.requests.forms import PipelineRequest
+from flows.requests.resolve import resolve_pipeline
+from flows.stages.engines import engines
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.input.augment import evaluation_pixels

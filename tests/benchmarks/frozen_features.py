@@ -34,8 +34,8 @@ from vit.models.build import build_network
 from vit.models.variants import network_variant
 from vit.published import ImageContract, publish
 from vit.vtab.evaluate import published_digest
-from vit.vtab.extract_features import Extractor, network_input
-from vit.vtab.feature_plan import FeatureSource, plan_parts
+from vit.vtab.frozen.extract_features import Extractor, network_input
+from vit.vtab.frozen.feature_plan import FeatureSource, plan_parts
 
 SPLIT = "train"
 

@@ -74,7 +74,7 @@ def make(name: str, variant: str) -> torch.nn.Module:
 
     from transformers import ViTForImageClassification
 
-    from vit.models.convert.huggingface import write_huggingface
+    from vit.convert.huggingface import write_huggingface
 
     with tempfile.TemporaryDirectory() as folder:
         write_huggingface(ours, folder, [f"class {i}" for i in range(CLASSES)])
@@ -95,7 +95,7 @@ class Logits(torch.nn.Module):
 def timm_network(ours) -> torch.nn.Module:
     import timm
 
-    from vit.models.convert.timm import to_timm
+    from vit.convert.timm import to_timm
 
     arguments, state = to_timm(ours)
     model = timm.create_model(**arguments)

@@ -27,8 +27,8 @@ from sklearn.datasets import load_digits
 
 from data_prep.decode import ImageRejected, decode
 from data_prep.images import perceptual_hashes, pixel_sha256
-from data_prep.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
-from data_prep.thumbnails import same_picture, same_pictures, thumbnail
+from data_prep.similarity.near_duplicates import MAX_DISTANCE, HashIndex, band_keys, distances
+from data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
 
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif"})
 SIDE_PX, MOST_UNEXPLAINED, MOST_CUT = 128, 0.05, 0.1

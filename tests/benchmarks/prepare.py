@@ -39,10 +39,10 @@ from PIL import Image
 
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ImageNet21k, ShardingConfig
 from data_prep.images import perceptual_hashes, pixel_sha256
+from data_prep.plan.sort_records import ROW_SCHEMA
 from data_prep.prepare import in_process, prepare, ray_data
 from data_prep.shard_format import shard_schema
-from data_prep.sort_records import ROW_SCHEMA
-from data_prep.write_shards import HashingSink, ensure_shard, shard_table, shard_writer
+from data_prep.shards.write_shards import HashingSink, ensure_shard, shard_table, shard_writer
 from infra.storage import open_store
 
 _CLASSES = 20

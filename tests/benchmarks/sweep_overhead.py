@@ -19,8 +19,8 @@ from data_prep.corpora import presets
 from data_prep.decode import DecodePolicy
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
-from infra.claims import take_claim
-from infra.run_state import read_state
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_state
 from infra.storage import open_store
 from vit import ray_workers
 from vit.input.config import AugmentConfig
@@ -29,7 +29,7 @@ from vit.published import ImageContract, publish
 from vit.recipes import emoji
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
 from vit.vtab.protocols import Protocol
-from vit.vtab.trials import TrialResult
+from vit.vtab.trained.trials import TrialResult
 
 CORES = 2
 

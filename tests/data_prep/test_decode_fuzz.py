@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected, decode
-from data_prep.decode_child import Examiner
+from data_prep.examine.decode_child import Examiner
 from data_prep.images import Examined, examine_image
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what Pillow finds odd in metadata

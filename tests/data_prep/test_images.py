@@ -8,7 +8,7 @@ from PIL import Image
 
 from data_prep.decode import DecodePolicy
 from data_prep.images import NO_HASH, examine_image, perceptual_hashes, pixel_sha256
-from data_prep.near_duplicates import MAX_DISTANCE
+from data_prep.similarity.near_duplicates import MAX_DISTANCE
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.dataset_card import dataset_card
 from data_prep.decode import DecodePolicy, decode
 from data_prep.find_corpus import corpus_store
 from data_prep.labels import ClassInfo, ClassMap
 from data_prep.prepare import prepare
+from data_prep.report.dataset_card import dataset_card
 from data_prep.shard_format import Counts, Manifest, ShardReader, load_class_names, load_manifest, segment_keys
 from infra.config import replace
 from infra.storage import open_store

@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import examine, prepare, write_shards
+from data_prep import prepare
 from data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingConfig
+from data_prep.examine import examine
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
 from data_prep.records import Chunks
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
-from infra import s3_store
+from data_prep.shards import write_shards
 from infra.config import replace
 from infra.storage import open_store
+from infra.stores import s3_store
 
 
 def own_splits(manifest):

@@ -9,10 +9,10 @@ import pytest
 from data_prep.config import ClassFolders, CorpusConfig
 from data_prep.prepare import PrepareSpec, in_process, prepare, ray_data
 from data_prep.shard_format import load_manifest
-from data_prep.verify_shards import verify_corpus
-from infra.claims import take_claim
+from data_prep.shards.verify_shards import verify_corpus
 from infra.config import replace
-from infra.run_state import read_state
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_state
 from infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

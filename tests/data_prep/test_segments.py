@@ -6,8 +6,8 @@ import pytest
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader, load_manifest
-from data_prep.subsets import take
-from data_prep.verify_shards import verify_corpus
+from data_prep.shards.subsets import take
+from data_prep.shards.verify_shards import verify_corpus
 from infra.config import replace
 from infra.storage import open_store
 

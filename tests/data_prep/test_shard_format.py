@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.content_digest import content_digest
 from data_prep.decode import decode
 from data_prep.shard_format import (
     SegmentInfo,
@@ -24,6 +23,7 @@ from data_prep.shard_format import (
     shard_key,
     shard_schema,
 )
+from data_prep.shards.content_digest import content_digest
 from infra.storage import open_store
 
 

@@ -3,14 +3,14 @@
 import json
 import urllib.request
 
-from data_prep.verify_shards import verify_corpus
+from data_prep.shards.verify_shards import verify_corpus
 from flows.catalog import list_corpora, list_models, list_pipelines, list_runs
-from flows.stack_commands import join_stack
-from infra.journal import read_journal
+from flows.commands.stack_commands import join_stack
+from infra.runs.journal import read_journal
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.checkpoint import list_checkpoints
 from vit.published import load_model
+from vit.training.checkpoint import list_checkpoints
 from vit.vtab.evaluate import list_scores
 
 

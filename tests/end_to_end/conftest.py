@@ -10,11 +10,11 @@ import httpx
 import psutil
 import pytest
 
-from infra.claims import read_claim
 from infra.local.processes import processes_with
 from infra.local.service_logs import unexplained_tracebacks
 from infra.ray_jobs import RayJobs
-from infra.run_state import read_state
+from infra.runs.claims import read_claim
+from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
 from vit.run_spec import read_progress
 

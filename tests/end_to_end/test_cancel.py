@@ -12,8 +12,8 @@ import pytest
 
 from flows.records import read_pipeline
 from infra.local.processes import child_environment
-from infra.run_state import read_state
-from vit.checkpoint import list_checkpoints
+from infra.runs.run_state import read_state
+from vit.training.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 100_000  # steps: hours

@@ -13,20 +13,20 @@ import time
 import psutil
 import pytest
 
-from flows.engines import Cluster
-from flows.stage import run_store
-from infra.claims import ClaimHeld, take_claim
+from flows.stages.engines import Cluster
+from flows.stages.stage import run_store
 from infra.config import replace
-from infra.journal import read_journal
 from infra.local.processes import processes_with
-from infra.run_state import read_state
+from infra.runs.claims import ClaimHeld, take_claim
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
 from infra.settings import Settings
 from infra.storage import open_store
-from vit.checkpoint import list_checkpoints
 from vit.published import load_model
 from vit.recipes.emoji import network
 from vit.recipes.emoji import protocol as small_images
 from vit.run_spec import make_spec, read_progress
+from vit.training.checkpoint import list_checkpoints
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
 
 pytestmark = pytest.mark.slow

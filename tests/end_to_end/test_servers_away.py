@@ -10,9 +10,9 @@ import pytest
 
 from flows.catalog import list_pipelines
 from flows.records import read_pipeline
-from infra.journal import read_journal
 from infra.local.stack import check_services, find_stack
-from infra.run_state import read_state
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
 from vit.published import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -50,7 +50,7 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finishe
             for process in work.processes_of_flow(run):
                 with contextlib.suppress(psutil.Error):  # it may end by itself
                     if (
-                        "flows.ship_runs" in process.cmdline()
+                        "flows.to_mlflow.ship_runs" in process.cmdline()
                     ):  # the flow process started it and gave it its environment
                         process.kill()
             time.sleep(1.0)

@@ -22,22 +22,22 @@ from data_prep.config import CorpusConfig, Digits
 from data_prep.corpora import presets
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
-from data_prep.verify_shards import verify_corpus
-from infra import s3_store
-from infra.claims import ClaimHolder, read_claim, take_claim
-from infra.journal import read_journal
+from data_prep.shards.verify_shards import verify_corpus
 from infra.local.ray_node import LocalRay
 from infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
 from infra.ray_jobs import RayJobs
-from infra.run_state import read_state, request_stop
-from infra.stopping import StopWatch
+from infra.runs.claims import ClaimHolder, read_claim, take_claim
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state, request_stop
+from infra.runs.stopping import StopWatch
 from infra.storage import StoreFailed, open_store
-from vit.checkpoint import list_checkpoints, newest_checkpoint
+from infra.stores import s3_store
 from vit.config import TrainConfig
 from vit.published import load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec, read_progress
-from vit.world import World
+from vit.training.checkpoint import list_checkpoints, newest_checkpoint
+from vit.training.world import World
 
 pytestmark = pytest.mark.s3
 STEPS = 20

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from infra.claims import read_claim
-from infra.run_state import read_state
-from vit.checkpoint import list_checkpoints
+from infra.runs.claims import read_claim
+from infra.runs.run_state import read_state
+from vit.training.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
 STEPS = 400

@@ -4,9 +4,9 @@ import secrets
 
 import pytest
 
-from flows.preempt import preempt
-from infra.claims import read_claim
-from infra.run_state import read_state
+from flows.ops.preempt import preempt
+from infra.runs.claims import read_claim
+from infra.runs.run_state import read_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 1_000_000  # steps: hours

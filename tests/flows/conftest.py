@@ -7,7 +7,7 @@ import pytest
 
 from flows import cli
 from flows.records import AttemptRecord, Origin
-from infra.claims import take_claim
+from infra.runs.claims import take_claim
 from infra.storage import open_store
 from vit.run_spec import make_spec
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flows import cli
 from flows.console import duration, line
-from infra.run_state import write_state
+from infra.runs.run_state import write_state
 from infra.storage import open_store
 from vit.run_spec import make_spec
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from flows.requests import PipelineRequest
+from flows.requests.forms import PipelineRequest
 from flows.worker import refusal
 from infra.ray_jobs import RayJobs
 from infra.storage import open_store
@@ -148,7 +148,7 @@ class TestNights:
     @pytest.fixture
     def scheduled(self, monkeypatch, flows):
         """scheduled(due): the flow of this process is a nightly run that was due then."""
-        from flows import flow_run
+        from flows.on_prefect import flow_run
 
         find = flow_run.FlowRun.current
 
@@ -176,9 +176,9 @@ class TestNights:
 
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
         from flows.deployed import one_at_a_time
-        from flows.engines import engines
-        from flows.flow_run import FlowRun
-        from flows.stage import Skipped
+        from flows.on_prefect.flow_run import FlowRun
+        from flows.stages.engines import engines
+        from flows.stages.stage import Skipped
 
         now = datetime.now(UTC)
         night = FlowRun(None, "pretrain-then-transfer/nightly", True, now, {})

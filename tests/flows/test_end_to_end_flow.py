@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from flows.records import attempt_records
-from flows.requests import PipelineRequest
+from flows.requests.forms import PipelineRequest
 from infra.storage import open_store
 
 STAGES = ["prepare", "pretrain", "evaluate"]

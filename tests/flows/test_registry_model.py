@@ -18,16 +18,16 @@ import torch
 from mlflow import MlflowClient
 from pyarrow import BufferReader
 
-from flows import ship_runs
 from flows.catalog import find_model
-from infra.claims import take_claim
+from flows.to_mlflow import ship_runs
 from infra.local.processes import free_ports
-from infra.run_state import read_state
+from infra.mlflow.tracking import Tracking
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_state
 from infra.storage import open_store
-from infra.tracking import Tracking
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
-from vit.world import World
+from vit.training.world import World
 
 LOAD = """
 import base64, json, sys

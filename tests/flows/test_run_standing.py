@@ -8,7 +8,7 @@ import pytest
 
 from data_prep.progress import Progress
 from flows.records import AttemptRecord, Origin, PipelineRecord, write_pipeline
-from infra.run_state import write_state
+from infra.runs.run_state import write_state
 from infra.storage import open_store
 from vit.run_spec import make_spec
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from data_prep.config import CorpusConfig, Vtab
-from data_prep.corpora.vtab.carving import CARVINGS
+from data_prep.corpora.official.carving import CARVINGS
 from data_prep.decode import DecodePolicy
 from data_prep.prepare import prepare
 from data_prep.shard_format import Manifest, shard_schema
-from flows import requests
-from flows.deployments import DEPLOYMENTS
-from flows.evaluate_tasks import evaluation_spec
-from flows.prepare_corpus import preparation_key, source_request
-from flows.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_pretrain
+from flows.on_prefect.deployments import DEPLOYMENTS
+from flows.requests import forms
+from flows.requests.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_pretrain
+from flows.stages.evaluate_tasks import evaluation_spec
+from flows.stages.prepare_corpus import preparation_key, source_request
 from infra.config import digest_of
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
@@ -34,7 +34,7 @@ from vit.models.config import ViTConfig
 from vit.published import ImageContract, publish
 from vit.run_spec import make_spec
 from vit.vtab.evaluate import plan_contests
-from vit.vtab.trials import TrialResult
+from vit.vtab.trained.trials import TrialResult
 
 VALUES = Path(__file__).with_name("values.json")
 _THEN = 1_700_000_000
@@ -149,12 +149,12 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
     """One of each stage."""
     asked = corpus_requests(root, folder)
     stores = [open_store(root).child("corpora/birds/0123456789ab")]
-    evaluation = requests.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
-    pipeline = requests.PipelineRequest(name="night", corpus="birds", recipe="emoji", tasks=("vtab-dtd",))
+    evaluation = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper")
+    pipeline = forms.PipelineRequest(name="night", corpus="birds", recipe="emoji", tasks=("vtab-dtd",))
     plan = resolve_evaluate(root, evaluation)
     trainings = {
-        "pretrain": resolve_pretrain(root, requests.PretrainRequest(corpus="birds", recipe="emoji")),
-        "finetune": resolve_finetune(root, requests.FinetuneRequest(model="birds", corpus="rows")),
+        "pretrain": resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="emoji")),
+        "finetune": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="rows")),
     }
     return {
         "prepare": preparation_key(asked[:1], stores, root),
@@ -166,7 +166,7 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
 
 def score_record(root: str) -> JSON:
     """A score as it is stored, of trials that are made up, and where."""
-    request = requests.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper", from_scratch=False)
+    request = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper", from_scratch=False)
     contest = plan_contests(evaluation_spec("birds-vtab", resolve_evaluate(root, request), root))[0]
     trials = contest.select_trials()
     results = [made_up(trial.key, i) for i, trial in enumerate(trials)]

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from flows.requests import PipelineRequest, PrepareRequest
+from flows.requests.forms import PipelineRequest, PrepareRequest
 from infra.redact import CleanFormatter, holds_credentials, redact
-from infra.run_state import read_state, write_state, write_verdict
+from infra.runs.run_state import read_state, write_state, write_verdict
 from infra.settings import secret_values
 from infra.storage import open_store
 

@@ -15,12 +15,12 @@ from PIL import Image
 from data_prep.decode import DecodePolicy
 from infra.config import replace
 from infra.storage import open_store
-from vit.checkpoint import CheckpointError
 from vit.input.config import AugmentConfig
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, adapt, load_model, publish
-from vit.train import forward
+from vit.training.checkpoint import CheckpointError
+from vit.training.train import forward
 
 from ..other_rounding import LOGITS_AWAY, other_rounding
 

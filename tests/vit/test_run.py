@@ -6,19 +6,19 @@ import math
 import pytest
 import torch
 
-from infra.claims import take_claim
 from infra.config import replace
-from infra.journal import list_segments, read_journal
-from infra.run_state import read_state, request_stop
-from infra.stopping import StopWatch
+from infra.runs.claims import take_claim
+from infra.runs.journal import list_segments, read_journal
+from infra.runs.run_state import read_state, request_stop
+from infra.runs.stopping import StopWatch
 from infra.storage import open_store
-from vit.checkpoint import CheckpointError, list_checkpoints
 from vit.config import TrainConfig
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.published import adapt, load_model
 from vit.run import Reporter, TrainingRun, system_metrics
 from vit.run_spec import make_spec
-from vit.world import World
+from vit.training.checkpoint import CheckpointError, list_checkpoints
+from vit.training.world import World
 
 
 @pytest.fixture
@@ -155,11 +155,11 @@ def test_restarts_without_progress_end_the_run_with_the_error_that_caused_them(s
 
 
 def test_a_loss_that_is_not_finite_ends_as_diverged_and_stays_in_the_journal(start, train_config, monkeypatch):
-    import vit.train
+    import vit.training.train
 
     run, attempt = start(train_config("diverging", max_nonfinite_steps=2))
-    forward = vit.train.forward
-    monkeypatch.setattr(vit.train, "forward", lambda *args: forward(*args) * math.nan)
+    forward = vit.training.train.forward
+    monkeypatch.setattr(vit.training.train, "forward", lambda *args: forward(*args) * math.nan)
     assert TrainingRun(run, attempt, World()).execute() == "diverged"
     assert read_state(run)["state"] == "diverged"
     assert math.isnan(losses(run)[1])

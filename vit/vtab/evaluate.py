@@ -19,7 +19,7 @@ from vit.models.config import AnyNetworkConfig
 from vit.vtab.probes import Probe
 from vit.vtab.protocols import Protocol, TaskFacts
 from vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
-from vit.vtab.trials import Trial, TrialResult, finished_result
+from vit.vtab.trained.trials import Trial, TrialResult, finished_result
 
 Arm = str | None
 

@@ -7,7 +7,7 @@ authors' released configs (`train[:99%]`, `train[:98%]`, `train[:90%]`).
 
 from collections.abc import Mapping
 
-from data_prep.corpora.vtab.carving import Carving, Views, cut
+from data_prep.corpora.official.carving import Carving, Views, cut
 
 VIEWS: Views = {"trainval": ("train", "val")}
 

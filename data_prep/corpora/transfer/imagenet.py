@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.config import CorpusRecipe
-from data_prep.corpora.archives import index
-from data_prep.corpora.folder_layout import is_picture
+from data_prep.corpora.files.archives import index
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.tfds_order import order_prefix
 from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.sources.folder_layout import is_picture
 from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.tfds_order import order_prefix
 from infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"

@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import cached_property
 
 from data_prep.config import CorpusRecipe
-from data_prep.corpora.ilsvrc2012 import validation_number
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.tfds_order import order_prefix
 from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.sources.ilsvrc2012 import validation_number
 from data_prep.corpora.transfer.carving import TEST_SETS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.tfds_order import order_prefix
 from infra.storage import Store
 
 REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"

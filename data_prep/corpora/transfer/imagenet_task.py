@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from data_prep.class_maps import RELEASES
 from data_prep.config import CorpusRecipe, Ilsvrc2012
-from data_prep.corpora.ilsvrc2012 import Ilsvrc2012Corpus
-from data_prep.corpora.ilsvrc2012_kit import KIT, Kit
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.raw import Part, Place, RawCorpus
+from data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
+from data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit
 from data_prep.corpora.transfer.carving import CARVINGS
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
 from data_prep.labels import ClassInfo
 from infra.storage import Listed, Store
 

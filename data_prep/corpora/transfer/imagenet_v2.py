@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterator
 
 from data_prep.config import CorpusRecipe
-from data_prep.corpora.folder_layout import readable_id, refusal_by_name
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.picture_files import picture_members, picture_parts
+from data_prep.corpora.official.tfds_order import order_prefix
 from data_prep.corpora.raw import Part, Place, RawExample, Spill
+from data_prep.corpora.sources.folder_layout import readable_id, refusal_by_name
 from data_prep.corpora.transfer.carving import TEST_SETS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, ImagenetTask
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.picture_files import picture_members, picture_parts
-from data_prep.corpora.vtab.tfds_order import order_prefix
 from infra.storage import Store
 
 _IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 
 from data_prep.config import CorpusRecipe, Transfer
+from data_prep.corpora.official.carved_corpus import CarvedCorpus
+from data_prep.corpora.official.official_files import OfficialFiles
+from data_prep.corpora.official.vtab_data import VtabData
 from data_prep.corpora.raw import RawCorpus
 from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
 from data_prep.corpora.transfer.imagenet import Imagenet
 from data_prep.corpora.transfer.imagenet_real import ImagenetReal
 from data_prep.corpora.transfer.imagenet_v2 import ImagenetV2
-from data_prep.corpora.vtab.carved_corpus import CarvedCorpus
 from data_prep.corpora.vtab.listed_archives import Flowers102, Pets
-from data_prep.corpora.vtab.official_files import OfficialFiles
 from data_prep.corpora.vtab.pixel_arrays import Cifar10, Cifar100
-from data_prep.corpora.vtab.vtab_data import VtabData
 from data_prep.corpora.vtab.vtab_tfds import CarvedTfdsCorpus, is_tfds_directory
 from infra.storage import open_store
 

@@ -6,7 +6,7 @@ Hub) is published as pixels, in VTAB's train and test, without names. Each of it
 what is left of the archive is val. So the keys of train are known, and with them TFDS's order, which must begin with the
 published train: this is checked.
 
-A copy that TFDS has prepared is read by `data_prep/corpora/tfds.py`.
+A copy that TFDS has prepared is read by `data_prep/corpora/sources/tfds.py`.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from typing import Any
 
 import simplejpeg
 
-from data_prep.corpora.archive_bytes import Gunzipped, Ranges
-from data_prep.corpora.archive_members import ArchiveDamaged, Member
-from data_prep.corpora.archives import archive_kind, member_pieces, read_members
-from data_prep.corpora.folder_layout import refusal_by_name
+from data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
+from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
+from data_prep.corpora.files.archives import archive_kind, member_pieces, read_members
+from data_prep.corpora.files.tar_members import read_tar, tar_members
+from data_prep.corpora.official.carving import CARVINGS
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from data_prep.corpora.official.tfds_order import tfds_order
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.tar_members import read_tar, tar_members
-from data_prep.corpora.vtab.carving import CARVINGS
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.vtab.tfds_order import tfds_order
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from data_prep.corpora.sources.folder_layout import refusal_by_name
 from data_prep.decode import DecodePolicy, decode
 from data_prep.images import pixel_sha256
 from infra.storage import Listed, Store

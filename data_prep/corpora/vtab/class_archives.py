@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from data_prep.corpora.folder_layout import refusal_by_name
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from data_prep.corpora.sources.folder_layout import refusal_by_name
 from infra.config import replace
 from infra.storage import Listed
 

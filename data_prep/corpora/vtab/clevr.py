@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from data_prep.corpora.archives import member_pieces
-from data_prep.corpora.folder_layout import refusal_by_name
+from data_prep.corpora.files.archives import member_pieces
+from data_prep.corpora.official.annotation_files import keep_labels, kept_labels
+from data_prep.corpora.official.json_items import json_items
+from data_prep.corpora.official.label_rules import clevr_count, clevr_distance
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.vtab.annotation_files import keep_labels, kept_labels
-from data_prep.corpora.vtab.json_items import json_items
-from data_prep.corpora.vtab.label_rules import clevr_count, clevr_distance
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.picture_files import picture_members, picture_parts, picture_paths
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from data_prep.corpora.sources.folder_layout import refusal_by_name
 
 _SPLITS = {"train": "train", "val": "validation"}
 """How TFDS calls CLEVR's. Its test has no scenes."""

@@ -9,13 +9,13 @@ from functools import cached_property, partial
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from data_prep.corpora.folder_layout import refusal_by_name
+from data_prep.corpora.official.annotation_files import annotation_texts
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.opencv import opencv
+from data_prep.corpora.official.picture_files import picture_members, picture_parts
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.vtab.annotation_files import annotation_texts
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.opencv import opencv
-from data_prep.corpora.vtab.picture_files import picture_members, picture_parts
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from data_prep.corpora.sources.folder_layout import refusal_by_name
 from data_prep.decode import DEFAULT_POLICY, ImageRejected
 from infra.storage import Listed
 

@@ -3,12 +3,12 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from data_prep.corpora.archive_members import ArchiveDamaged
-from data_prep.corpora.archives import archive_kind, open_members
+from data_prep.corpora.files.archive_members import ArchiveDamaged
+from data_prep.corpora.files.archives import archive_kind, open_members
+from data_prep.corpora.files.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
 from infra.storage import Listed
 
 _SHARD = re.compile(r"(?:^|/)dmlab-(train|validation|test)\.tfrecord[^/]*\Z")

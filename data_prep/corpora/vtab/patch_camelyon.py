@@ -8,12 +8,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from data_prep.corpora.array_layouts import READ_BYTES, buffered, damage_of
-from data_prep.corpora.hdf5_file import Hdf5Array, open_hdf5
-from data_prep.corpora.lossless_png import lossless_png
+from data_prep.corpora.files.array_layouts import READ_BYTES, buffered, damage_of
+from data_prep.corpora.files.hdf5_file import Hdf5Array, open_hdf5
+from data_prep.corpora.files.lossless_png import lossless_png
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
 from infra.storage import Store
 
 _NAMES = {"train": "train", "validation": "valid", "test": "test"}

@@ -5,13 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from data_prep.corpora.cifar_archive import Cifar
-from data_prep.corpora.lossless_png import lossless_png
-from data_prep.corpora.matlab_file import read_mat
+from data_prep.corpora.files.lossless_png import lossless_png
+from data_prep.corpora.files.matlab_file import read_mat
+from data_prep.corpora.official.label_rules import svhn_digit
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
 from data_prep.corpora.raw import Part, Place
-from data_prep.corpora.vtab.label_rules import svhn_digit
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.vtab_data import Found, Key, VtabData
+from data_prep.corpora.sources.cifar_archive import Cifar
 from infra.storage import Store
 
 

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.opencv import opencv
+from data_prep.corpora.official.vtab_data import Found
 from data_prep.corpora.raw import Part, Place
 from data_prep.corpora.vtab.listed_archives import ListedArchive
-from data_prep.corpora.vtab.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.vtab.opencv import opencv
-from data_prep.corpora.vtab.vtab_data import Found
 from data_prep.decode import PILLOW_FAULTS, DecodePolicy, ImageRejected, decode
 from infra.config import replace
 from infra.storage import Listed

@@ -3,11 +3,11 @@
 import importlib
 
 from data_prep.config import CorpusRecipe, Vtab
+from data_prep.corpora.official.carved_corpus import CarvedCorpus
+from data_prep.corpora.official.carving import CARVINGS, VIEWS
+from data_prep.corpora.official.label_rules import NUM_CLASSES
+from data_prep.corpora.official.vtab_data import VtabData
 from data_prep.corpora.raw import RawCorpus
-from data_prep.corpora.vtab.carved_corpus import CarvedCorpus
-from data_prep.corpora.vtab.carving import CARVINGS, VIEWS
-from data_prep.corpora.vtab.label_rules import NUM_CLASSES
-from data_prep.corpora.vtab.vtab_data import VtabData
 from data_prep.corpora.vtab.vtab_tfds import CarvedTfdsCorpus, is_tfds_directory
 from infra.storage import Store, open_store
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from data_prep.config import CorpusRecipe, TfdsDirectory
+from data_prep.corpora.files.tfrecord import Feature
+from data_prep.corpora.official import label_rules
+from data_prep.corpora.official.carving import Carving, Views, order_key
 from data_prep.corpora.raw import Part, Place, RawExample
-from data_prep.corpora.tfds import LabelRefused, TfdsCorpus
-from data_prep.corpora.tfrecord import Feature
-from data_prep.corpora.vtab import label_rules
-from data_prep.corpora.vtab.carving import Carving, Views, order_key
+from data_prep.corpora.sources.tfds import LabelRefused, TfdsCorpus
 from data_prep.labels import ClassInfo, number_label
 from infra.storage import open_store
 

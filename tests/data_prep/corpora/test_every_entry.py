@@ -26,9 +26,9 @@ from data_prep.config import (
     ParquetImages,
     WebDataset,
 )
-from data_prep.corpora.class_folders import ClassFolderCorpus
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import Place
+from data_prep.corpora.sources.class_folders import ClassFolderCorpus
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from infra.storage import open_store

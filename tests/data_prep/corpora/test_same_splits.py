@@ -21,10 +21,10 @@ from data_prep.config import (
     ParquetImages,
     WebDataset,
 )
-from data_prep.corpora.lossless_png import lossless_png
+from data_prep.corpora.files.lossless_png import lossless_png
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
-from data_prep.subsets import take
+from data_prep.shards.subsets import take
 from infra.storage import open_store
 
 LABELS = ("cat", "dog")

@@ -15,12 +15,12 @@ from vit.input.config import AugmentConfig
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, publish
-from vit.vtab import extract_features
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vit.vtab.extract_features import Extractor
-from vit.vtab.frozen import frozen_scores
+from vit.vtab.frozen import extract_features
+from vit.vtab.frozen.extract_features import Extractor
+from vit.vtab.frozen.frozen import frozen_scores
+from vit.vtab.frozen.read_out import read_out
 from vit.vtab.probes import PROBES
-from vit.vtab.read_out import read_out
 
 VIEW = AugmentConfig(image_size_px=8)
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=48, depth=2, num_heads=4, mlp_dim=96, pool="gap")

@@ -8,8 +8,8 @@ import torch
 
 from data_prep.decode import DecodePolicy
 from data_prep.shard_format import load_manifest
-from infra.claims import take_claim
-from infra.run_state import read_state, request_stop
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_state, request_stop
 from infra.storage import open_store
 from vit import ray_workers
 from vit.input.config import AugmentConfig
@@ -17,13 +17,13 @@ from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import ImageContract, publish
 from vit.vtab import evaluate
-from vit.vtab import run_trial as running
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
 from vit.vtab.protocols import Protocol
-from vit.vtab.report import latest_records, read_records
-from vit.vtab.run_trial import ensure_trial, run_trial
+from vit.vtab.published.report import latest_records, read_records
 from vit.vtab.tasks import find_task_splits
-from vit.vtab.trials import TrialResult
+from vit.vtab.trained import run_trial as running
+from vit.vtab.trained.run_trial import ensure_trial, run_trial
+from vit.vtab.trained.trials import TrialResult
 
 ARCHITECTURE = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32, pool="gap")
 PROTOCOL = Protocol(

@@ -13,15 +13,15 @@ from PIL import Image
 from data_prep.decode import DecodePolicy
 from data_prep.shard_format import ShardReader, load_manifest
 from infra.storage import open_store
+from vit.convert.timm import to_timm
 from vit.input.config import AugmentConfig
 from vit.input.order import Order
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
-from vit.models.convert.timm import to_timm
 from vit.published import ImageContract, publish
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, plan_contests
 from vit.vtab.protocols import Protocol
-from vit.vtab.run_trial import run_trial
+from vit.vtab.trained.run_trial import run_trial
 
 STEPS, WARMUP, LR, BATCH = 20, 4, 0.1, 32
 NETWORK = ViTConfig(image_size_px=16, patch_size_px=4, embed_dim=32, depth=2, num_heads=4, mlp_dim=64, pre_logits=True)

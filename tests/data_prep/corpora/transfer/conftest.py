@@ -9,9 +9,9 @@ from PIL import Image
 
 from data_prep.class_maps import RELEASES
 from data_prep.config import Transfer
+from data_prep.corpora.official.carving import cut
 from data_prep.corpora.transfer import imagenet_real
 from data_prep.corpora.transfer.carving import CARVINGS, TEST_SETS
-from data_prep.corpora.vtab.carving import cut
 from infra.config import replace
 
 # As in the kit, numbers are in no order of the WNIDs. Twelve classes: sorted as text, 10 and 11 come before 2.

@@ -2,8 +2,8 @@
 
 import pytest
 
+from data_prep.corpora.official.tfds_order import order_prefix, tfds_order
 from data_prep.corpora.transfer.carving import CARVINGS, TEST_SETS, VIEWS
-from data_prep.corpora.vtab.tfds_order import order_prefix, tfds_order
 
 # Training sets and test sets of vtab.md 7, and how much of train the learning rate is chosen on.
 SIZES = {

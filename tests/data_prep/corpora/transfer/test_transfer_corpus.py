@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from data_prep.corpora.lossless_png import lossless_png
+from data_prep.corpora.files.lossless_png import lossless_png
+from data_prep.corpora.official.carving import cut
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.transfer.carving import CARVINGS
-from data_prep.corpora.vtab.carving import cut
-from data_prep.corpora.vtab.tfds_order import tfds_order
 
 NUM_TRAIN, NUM_VAL, NUM_TEST = 44, 6, 9
 

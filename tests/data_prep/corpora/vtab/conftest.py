@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from data_prep.config import Vtab
-from data_prep.corpora.vtab.carving import CARVINGS, Carving, Slice
+from data_prep.corpora.official.carving import CARVINGS, Carving, Slice
 
 NUM_TRAIN, NUM_VAL = 900, 250
 

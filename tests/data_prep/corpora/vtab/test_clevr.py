@@ -6,8 +6,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.clevr import Clevr
-from data_prep.corpora.vtab.tfds_order import tfds_order
 from infra.storage import open_store
 
 NUM_TEST = 30

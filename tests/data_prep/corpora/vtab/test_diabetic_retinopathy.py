@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.raw import Part
 from data_prep.corpora.vtab import diabetic_retinopathy as module
 from data_prep.corpora.vtab.diabetic_retinopathy import (
@@ -16,7 +17,6 @@ from data_prep.corpora.vtab.diabetic_retinopathy import (
     eye_radius,
     masked_and_cropped,
 )
-from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.decode import ImageRejected, decode
 from infra.storage import open_store
 

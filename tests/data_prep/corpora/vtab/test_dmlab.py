@@ -6,10 +6,10 @@ import tarfile
 
 import pytest
 
+from data_prep.corpora.files.tfrecord import crc32c
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.raw import Part
-from data_prep.corpora.tfrecord import crc32c
 from data_prep.corpora.vtab.dmlab import DmLab
-from data_prep.corpora.vtab.tfds_order import tfds_order
 from infra.storage import open_store
 
 NUM_TEST = 20

@@ -7,9 +7,9 @@ import h5py
 import numpy as np
 import pytest
 
-from data_prep.corpora.lossless_png import lossless_png
+from data_prep.corpora.files.lossless_png import lossless_png
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab import dsprites
-from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import open_data
 from infra.storage import open_store
 

@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_prep.corpora.vtab.carving import Carving, Slice
+from data_prep.corpora.official.carving import Carving, Slice
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.kitti import Kitti, drives_of_pictures, splits_of_drives
-from data_prep.corpora.vtab.tfds_order import tfds_order
 from infra.storage import open_store
 
 FIELDS = "0.00 0 -1.57 614.24 181.78 727.31 284.77 1.57 1.73 4.15 {x} 1.65 {z} -1.59"

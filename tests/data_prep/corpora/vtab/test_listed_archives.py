@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from data_prep.corpora.vtab.tfds_order import tfds_order
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import open_data
 from infra.storage import open_store
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_prep.corpora.official.carving import CARVINGS
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab import sun397
-from data_prep.corpora.vtab.carving import CARVINGS
-from data_prep.corpora.vtab.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import open_data
 from infra.storage import open_store
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from data_prep.config import CorpusConfig, Vtab
-from data_prep.corpora.lossless_png import lossless_png
-from data_prep.corpora.vtab.carving import CARVINGS
-from data_prep.corpora.vtab.tfds_order import tfds_order
+from data_prep.corpora.files.lossless_png import lossless_png
+from data_prep.corpora.official.carving import CARVINGS
+from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import data_set_of, open_data
 from data_prep.prepare import prepare
-from data_prep.verify_shards import verify_corpus
+from data_prep.shards.verify_shards import verify_corpus
 from infra.storage import open_store
 from vit.vtab.tasks import VTAB_TASKS, find_task_splits
 

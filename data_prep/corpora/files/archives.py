@@ -1,0 +1,182 @@
+"""Members of tar, tar.gz and zip archives in a store, streamed. Nothing is unpacked to disk.
+
+What an archive claims is not believed: sizes are compared with the bytes that are there, headers and members are read
+up to limits, and a path that could lead out of a folder is refused before its bytes are read. Damage ends an archive
+with one refused member that names archive and byte; every member before it is given. Memory: a window of the archive
+and one member.
+
+- `index` gives members without their bytes, for planning; `stretches` cuts what it gives into pieces for workers.
+- `read_members` gives members with their bytes: of a whole archive, of a stretch, or of a tar inside a tar.
+- `member_pieces` gives the bytes of one member of a zip that is too large to be held, `open_members` those of a tar.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from data_prep.corpora.files.archive_bytes import Gunzipped, Inside, Ranges, Source
+from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
+from data_prep.corpora.files.tar_members import read_tar, tar_members
+from data_prep.corpora.files.zip_members import ZipDirectory, read_zip
+from infra.storage import Store
+
+ArchiveKind = Literal["tar", "tar.gz", "zip"]
+
+_ENDINGS: tuple[tuple[str, ArchiveKind], ...] = (
+    (".tar", "tar"),
+    (".tar.gz", "tar.gz"),
+    (".tgz", "tar.gz"),
+    (".zip", "zip"),
+)
+_REMEMBERED_NAMES = 1 << 17
+_TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", (257, 262)
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Neighbouring members of an archive: `read_members(..., start, end, whole)` reads exactly these."""
+
+    start: int
+    end: int | None
+    """None: to the end of the archive."""
+    whole: bool
+    """Whether the mark of the archive's end belongs to it."""
+    num_members: int
+    """Without folders."""
+    num_bytes: int
+    """Of the files."""
+
+
+def archive_kind(key: str) -> ArchiveKind | None:
+    """What an archive is by its name; none: no archive that is read here."""
+    return next((kind for ending, kind in _ENDINGS if key.lower().endswith(ending)), None)
+
+
+def index(store: Store, key: str, start: int = 0, end: int | None = None, whole: bool = True) -> Iterator[Member]:
+    """Every member in the order of the archive, without reading their bytes (those of a tar.gz pass by, unkept).
+
+    `start` and `end` are those of a stretch, or of a tar inside a tar; `whole` as in Stretch. Damage comes as the last
+    member. Raises FileNotFoundError and what the store raises, nothing else.
+    """
+    try:
+        if archive_kind(key) == "zip":
+            yield from (entry.member for entry in ZipDirectory(store, key).entries(start, end))
+        else:
+            yield from tar_members(_tar_source(store, key, start, end), whole)
+    except ArchiveDamaged as error:
+        yield error.as_member()
+
+
+def stretches(
+    members: Iterable[Member], members_each: int, start: int = 0, end: int | None = None
+) -> Iterator[Stretch]:
+    """Cut what `index` of a tar or zip gives into stretches of so many members, the last one shorter.
+
+    There is always one, so that a worker meets the damage of an archive without members, too. `start` and `end` as
+    given to `index`.
+    """
+    number, num_bytes = 0, 0
+    for member in members:
+        if member.kind == "damage":
+            continue
+        if number == members_each and member.kind != "folder":
+            yield Stretch(start, member.header, False, number, num_bytes)
+            start, number, num_bytes = member.header, 0, 0
+        number, num_bytes = number + (member.kind != "folder"), num_bytes + member.size
+    yield Stretch(start, end, True, number, num_bytes)
+
+
+def read_members(
+    store: Store,
+    key: str,
+    max_bytes: int,
+    start: int = 0,
+    end: int | None = None,
+    whole: bool = True,
+    wanted: Callable[[Member], bool] | None = None,
+) -> Iterator[tuple[Member, bytes | None]]:
+    """Members with their bytes; each byte of the archive is read once, in order, in windows of some MiB.
+
+    Bytes are given of files that are `wanted` (all, if it is left out) and not refused. Of a file larger than
+    `max_bytes` the first `max_bytes` + 1 are given. A second member of one name is refused. Zip entries come in the
+    order of their bytes. Otherwise as `index`.
+    """
+    if archive_kind(key) == "zip":
+        yield from _without_repeats(read_zip(store, key, max_bytes, start, end, wanted or _everything))
+    else:
+        source = _tar_source(store, key, start, end)
+        yield from _without_repeats(read_tar(source, max_bytes, whole, wanted or _everything))
+
+
+def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
+    """The bytes of one file of a zip, some MiB at a time. Raises FileNotFoundError, and ArchiveDamaged: of a checksum
+    that does not match only behind the last piece."""
+    archive = ZipDirectory(store, key)
+    for entry in archive.entries():
+        if entry.member.kind == "file" and entry.member.path == path:
+            yield from archive.pieces(entry)
+            return
+    raise FileNotFoundError(f"{store.uri_of(key)}!{path}")
+
+
+def open_members(store: Store, key: str, opened: Callable[[Member], bool]) -> Iterator[tuple[Member, Source]]:
+    """Files of a tar or tar.gz that are `opened`, each with its bytes as a source to be read before the next is asked
+    for; what is left unread is passed over. Raises ArchiveDamaged."""
+    source = _tar_source(store, key)
+    for member in tar_members(source, whole=True):
+        if member.kind == "file" and not member.refused and opened(member):
+            yield member, Inside(source, member)
+
+
+def read_tars_inside(
+    store: Store,
+    key: str,
+    max_bytes: int,
+    opened: Callable[[Member], bool],
+    wanted: Callable[[Member], bool] | None = None,
+) -> Iterator[tuple[Member, Member | None, bytes | None]]:
+    """(member, none, none) for every member of a tar or tar.gz; behind one that is `opened`, as it is a tar itself,
+    (member, member of it, its bytes). One level deep, whatever is inside. Otherwise as `read_members`.
+
+    A tar that has a range of its own in an uncompressed one is read better by `read_members` with `start` and `end`.
+    """
+    source = _tar_source(store, key)
+    try:
+        for member in tar_members(source, whole=True):
+            yield member, None, None
+            if member.kind == "file" and not member.refused and opened(member):
+                inside = Inside(source, member)
+                for inner, data in _without_repeats(read_tar(inside, max_bytes, True, wanted or _everything)):
+                    yield member, inner, data
+    except ArchiveDamaged as error:
+        yield error.as_member(), None, None
+
+
+def _tar_source(store: Store, key: str, start: int = 0, end: int | None = None) -> Source:
+    # A name may lie: the sizes of ImageNetV2's official .tar.gz are whole blocks of 512 bytes, as those of plain tars are.
+    plain = archive_kind(key) != "tar.gz" or store.read(key, *_TAR_MAGIC_AT) == _TAR_MAGIC
+    return Ranges(store, key, start, end) if plain else Gunzipped(store, key)
+
+
+def _without_repeats(found: Iterator[tuple[Member, bytes | None]]) -> Iterator[tuple[Member, bytes | None]]:
+    """Refuses names that come again, and gives damage as the last member.
+
+    The last hundred thousand names or so are remembered, which is more than a stretch has.
+    """
+    names: set[int] = set()
+    try:
+        for member, data in found:
+            if member.kind == "folder" or (name := hash(member.path)) not in names:
+                yield member, data
+            else:
+                refused = member.refused or ("damaged_archive", f"a second member of the name {member.path!r}")
+                yield replace(member, path=f"{member.path} (again at byte {member.header})", refused=refused), None
+            if member.kind != "folder":
+                names = set() if len(names) == _REMEMBERED_NAMES else names
+                names.add(name)
+    except ArchiveDamaged as error:
+        yield error.as_member(), None
+
+
+def _everything(member: Member) -> bool:
+    return True

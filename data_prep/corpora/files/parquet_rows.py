@@ -1,0 +1,146 @@
+"""Rows of a Parquet file of strangers, a few at a time; damage is a refusal of the rows that it is in."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.label_texts import plain_text
+from infra.storage import Store
+
+PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
+
+
+class Refusal(Exception):
+    """Reason and detail why a file, a stretch of one or a row gives no example."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.refused = reason, detail
+
+
+_BUFFER_BYTES = 1 << 20  # of each column; without a buffer Arrow holds whole column chunks, however large
+_BATCH_BYTES, _BATCH_ROWS = 4 << 20, 1024
+
+
+class ParquetRows:
+    """One Parquet file, read a few rows at a time whatever the size of its row groups: `with ParquetRows(...) as rows`.
+
+    Raises Refusal where the footer cannot be read or the file cannot be opened.
+    """
+
+    def __init__(self, store: Store, key: str) -> None:
+        self._uri = store.uri_of(key)
+        try:
+            self._file = _StoreFile(store.open(key))
+        except (FileNotFoundError, PermissionError) as error:
+            raise Refusal("uncounted_loss", f"{self._uri}: {error.strerror}") from error
+        try:
+            with self._damage("footer"):
+                self._parquet = pq.ParquetFile(
+                    pa.PythonFile(self._file, mode="r"),
+                    buffer_size=_BUFFER_BYTES,
+                    pre_buffer=False,
+                    page_checksum_verification=True,
+                )
+                self.schema: pa.Schema = self._parquet.schema_arrow
+                metadata = self._parquet.metadata
+                groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
+                self.num_rows = [group.num_rows for group in groups]
+                self.num_bytes = [max(0, group.total_byte_size) for group in groups]
+                if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
+                    raise ValueError(f"row groups of {self.num_rows} rows in a file of {metadata.num_rows}")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> "ParquetRows":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._file.close()
+
+    def first_row(self, group: int) -> int:
+        """Number of the first row of a row group in the file."""
+        return sum(self.num_rows[:group])
+
+    def batches(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of a row group. Raises Refusal behind those that can be read."""
+        wanted, num_read = self.num_rows[group], 0
+        batch_rows = _BATCH_BYTES * wanted // max(1, self.num_bytes[group])
+        with self._damage(f"row group {group}"):
+            found = self._parquet.iter_batches(
+                max(1, min(_BATCH_ROWS, batch_rows)), row_groups=[group], columns=columns, use_threads=False
+            )
+        while True:
+            with self._damage(f"row group {group}, from row {self.first_row(group) + num_read}"):
+                batch = next(found, None)
+            if batch is None:
+                break
+            num_read += batch.num_rows
+            yield batch
+        if num_read != wanted:
+            raise Refusal("uncounted_loss", f"{self._uri}: row group {group} holds {num_read} rows, not {wanted}")
+
+    @contextlib.contextmanager
+    def _damage(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # Arrow has no closed list of what damaged files make it raise
+            if self._file.failure is not None:
+                raise self._file.failure from None
+            detail = f"{self._uri}: {what}: {' '.join(str(error).split())[:300]}"
+            raise Refusal("uncounted_loss", detail) from error
+
+
+class _StoreFile:
+    """A file for Arrow that remembers what the store raised: Arrow raises OSError for damaged files too."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.failure: Exception | None = None
+
+    def read(self, size: int = -1) -> bytes:
+        try:
+            return self._file.read(size)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+        self._file.close()
+
+
+def cells(column: pa.Array) -> Iterator[Any]:
+    """The values of a column; a ValueError, not raised, in place of one that is no value, such as text that is not UTF-8."""
+    for scalar in column:
+        try:
+            yield scalar.as_py()
+        except (ValueError, OverflowError) as error:
+            yield ValueError(str(error))
+
+
+def cell_value(cell: Any) -> Any:
+    """What `cells` gave. Raises the ValueError that it is."""
+    if isinstance(cell, ValueError):
+        raise cell
+    return cell
+
+
+def cell_text(cell: Any) -> str:
+    """A cell as text; empty where it is. Raises ValueError."""
+    return "" if cell_value(cell) is None else plain_text(str(cell))

@@ -1,0 +1,117 @@
+"""A benchmark as a corpus: slices of the splits of TFDS, made of the official files of a data set.
+
+Rows stand in the order of TFDS, so that train800 are the first 800 rows of train and val200 the first 200 of val. An
+example id is the split of TFDS and the key that TFDS gives the example, as in train/Abyssinian_100.jpg: whoever has the
+ids can compute the order, and with it the splits, again.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.corpora.official.carving import Carving, Views, order_key
+from data_prep.corpora.official.tfds_order import tfds_order
+from data_prep.corpora.official.vtab_data import Found, Key, VtabData
+from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
+from data_prep.corpora.sources.folder_layout import readable_id
+from data_prep.labels import ClassInfo, number_label
+from data_prep.parquet_files import read_parquet
+
+
+class CarvedCorpus(RawCorpus):
+    """Parts are those of the data set's files."""
+
+    def __init__(self, data: VtabData, carving: Carving, views: Views) -> None:
+        self._data, self._carving, self.views = data, carving, views
+        self.origin, self.credit = data.store.uri, f"{data.official.title}; {data.official.terms}"
+        self.benchmark_rows = carving.num_rows
+        self._positions: dict[str, Mapping[Key, int] | np.ndarray] = {}
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for name, found in sorted(self._data.files().items()):
+            digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        files, keys = self._data.files(), self._data.keys()
+        for split, expected in self._carving.sizes.items():
+            if (there := len(keys.get(split, ()))) != expected:
+                unlike = "; ".join(self._data.official.unlike_official(files))
+                raise ValueError(
+                    f"{self._data.official.title} at {self.origin} has {there:,} examples of {split}, expected are "
+                    f"{expected:,}. {f'{unlike}. ' if unlike else ''}Get its files again from {self._data.official.home}."
+                )
+            _save_positions(place, split, keys[split])
+        yield from self._data.parts(place)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        with Spill(place, part) as spill:
+            for found in self._data.pictures(part, place):
+                if found.refused:
+                    example_id = readable_id(f"{found.split}/{found.key}")
+                    yield RawExample(example_id, (), "train", spill.base, spill.key, refused=found.refused)
+                elif example := self._example(found, place, spill):
+                    yield example
+
+    def declared_classes(self) -> tuple[str, ...]:
+        return tuple(number_label(number) for number in range(len(self._data.class_names())))
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        return ClassInfo(name=self._data.class_names()[int(source_id)], source_id=source_id)
+
+    def _example(self, found: Found, place: Place, spill: Spill) -> RawExample | None:
+        """None where the benchmark does not use it."""
+        position = self._position(found.split, found.key, place)
+        split = None if position is None else self._carving.split_of(found.split, position)
+        if position is None or split is None or found.data is None:
+            return None
+        base, (key, offset, length) = self._data.store.uri, found.where or ("", 0, 0)
+        if not found.where:
+            base, key, offset, length = spill.base, spill.key, spill.keep(found.data), len(found.data)
+        return RawExample(
+            example_id=f"{found.split}/{found.key}",
+            labels=(number_label(found.label),),
+            split=split,
+            base=base,
+            key=key,
+            offset=offset,
+            length=length,
+            data=found.data,
+            order_key=order_key(position, self._carving.sizes[found.split]),
+        )
+
+    def _position(self, split: str, key: Key, place: Place) -> int | None:
+        if split not in self._carving.sizes:
+            return None
+        if split not in self._positions:
+            self._positions[split] = _load_positions(place, split)
+        positions = self._positions[split]
+        if isinstance(positions, np.ndarray):
+            return int(positions[int(key)]) if 0 <= int(key) < len(positions) else None
+        return positions.get(key)
+
+
+def _save_positions(place: Place, split: str, keys: Sequence[Key]) -> None:
+    """Keep where every key stands in the order of TFDS, for the workers."""
+    positions = np.empty(len(keys), np.int64)
+    positions[tfds_order(split, keys)] = np.arange(len(keys))
+    columns = {"position": pa.array(positions)}
+    if not isinstance(keys, range):
+        columns["key"] = pa.array([str(key) for key in keys])
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink, compression="zstd")
+    place.work.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
+
+
+def _load_positions(place: Place, split: str) -> Mapping[Key, int] | np.ndarray:
+    """By key; of keys that are the numbers from 0 on, as an array."""
+    with place.work.open(f"positions/{split}.parquet") as file:
+        table = read_parquet(file)
+    positions = table["position"].to_numpy()
+    if "key" not in table.column_names:
+        return positions
+    return dict(zip(table["key"].to_pylist(), positions.tolist(), strict=True))

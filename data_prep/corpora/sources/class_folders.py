@@ -1,0 +1,335 @@
+"""Class folders of any depth, or one archive of them: the path below the folder is the class, and the hierarchy.
+
+Links, hidden files, AppleDouble files, empty files, foreign files, odd names and endings are ordinary life: what is
+no picture by its name is listed as refused, everything else is judged by its content.
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from data_prep.config import ClassFolders, CorpusRecipe
+from data_prep.corpora.files.archive_members import Member, link_target
+from data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
+from data_prep.corpora.raw import ListedCorpus, Part, Place, RawExample, Spill, SplitRule
+from data_prep.corpora.sources.folder_layout import (
+    Layout,
+    Links,
+    Names,
+    Refused,
+    Survey,
+    Tops,
+    is_hidden,
+    is_picture,
+    readable_id,
+    refusal_by_name,
+)
+from data_prep.labels import ClassInfo
+from infra.storage import checked_key, open_store
+
+_SURVEY_KEY = "archive.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file found: its path below the folder as the disk spells it, and why it is refused, if so."""
+
+    path: str
+    size: int = 0
+    tag: str = ""
+    """Another text when the file was replaced: mtime in ns, or ETag."""
+    refused: Refused | None = None
+    target: str | None = None
+    """Path below the folder that a link gives a second label; such a link is refused itself."""
+
+
+class ClassFolderCorpus(ListedCorpus):
+    """A folder of class folders, local or in a store, or one archive of it.
+
+    In an archive one folder that holds everything, and no picture directly, is the folder itself: `tar cf pets.tar pets`.
+    Links in archives lead to other members only.
+    """
+
+    def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
+        self._store, self._links, self._recipe = open_store(source.path), source.links, recipe
+        self._top_folders = source.top_folders
+        self.origin = self._store.uri
+        self.single_label = source.links != "second_label"
+        local = self.origin.startswith("file://")
+        self._folder = Path(self.origin.removeprefix("file://")) if local else None
+        self._archive: _Archive | None = None
+        if archive_kind(self.origin) and not (self._folder and self._folder.is_dir()):
+            self._archive = _Archive(self.origin, source, recipe)
+            self.lists_ids = False
+
+    def fingerprint(self) -> str:
+        if self._archive:
+            return self._archive.fingerprint()
+        digest = hashlib.sha256()
+        for entry in self._walk():
+            text = f"{entry.path}\0{entry.size}\0{entry.tag}\0{entry.refused}\n"
+            digest.update(text.encode(errors="surrogateescape"))
+        return digest.hexdigest()
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        return self._archive.parts(place) if self._archive else super().parts(place)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        return self._archive.examples(part, place) if self._archive else super().examples(part, place)
+
+    def listing(self, place: Place) -> Iterator[RawExample]:
+        entries = self._walk()
+        layout = Layout(self._split_folders(), only_splits=self._top_folders == "splits")
+        split_rule = SplitRule(self._recipe, frozenset(layout.splits.values()))
+        with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
+        links = Links({entry.path: entry.target for entry in with_targets if entry.target})
+        for entry in entries:
+            names = Names([entry.path], more=False) if entry.refused else links.names_of(entry.path)
+            example = layout.example(names.paths, split_rule, entry.refused)
+            key = example.example_id if entry.refused else entry.path
+            yield replace(example, base=self.origin, key=key, num_bytes=entry.size)
+            if names.more:
+                further = layout.example([f"{entry.path} (more names)"], split_rule, names.refusal())
+                yield replace(further, base=self.origin, key=key)
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        return ClassInfo(name=source_id, source_id=source_id, parents=tuple(source_id.split("/")[:-1]))
+
+    def _split_folders(self) -> dict[str, str]:
+        """Top-level folders that are splits. Raises ValueError where that is not certain."""
+        tops = Tops(self._top_folders)
+        if self._top_folders != "classes":
+            for name, holds_pictures in self._folders_on_top() if self._folder else self._prefixes_on_top():
+                tops.add(name, holds_pictures)
+        return tops.splits_at(self.origin)
+
+    def _folders_on_top(self) -> Iterator[tuple[str, bool]]:
+        """Names of the folders and whether they hold a picture; behind the first that does and is no split: no."""
+        folder, found = cast(Path, self._folder), False
+        for child in sorted(os.scandir(folder), key=lambda child: child.name):
+            is_dir = os.path.isdir(child.path) if child.is_symlink() else child.is_dir()  # false of links that go round
+            if is_dir and not is_hidden(child.name):
+                stray = not found and child.name.lower() not in SplitRule.NAMES and not self._refused(child, child.name)
+                holds_pictures = stray and self._holds_pictures(child)
+                found |= holds_pictures
+                yield child.name, holds_pictures
+
+    def _holds_pictures(self, child: os.DirEntry[str]) -> bool:
+        if child.is_symlink() and self._links == "second_label":
+            return True
+        above = frozenset({os.path.realpath(self._folder or ""), os.path.realpath(child.path)})
+        entries = self._below(Path(child.path), f"{child.name}/", above)
+        return any(not entry.refused or entry.target for entry in entries)
+
+    def _prefixes_on_top(self) -> Iterator[tuple[str, bool]]:
+        """As `_folders_on_top`, of objects: from the first picture that is in no split on, splits are asked for by name,
+        as a list of all would cost a request a thousand objects."""
+        for entry in self._walk():
+            top, below, _ = entry.path.partition("/")
+            if below and not is_hidden(top):
+                yield top, not entry.refused
+                if not entry.refused and top.lower() not in SplitRule.NAMES:
+                    break
+        spellings = (spelt for word in SplitRule.NAMES for spelt in (word, word.capitalize(), word.upper()))
+        for name in spellings:
+            if any(True for _ in self._store.scan(f"{name}/")):
+                yield name, True
+
+    def _walk(self) -> Iterator[Entry]:
+        if self._folder is None:
+            return self._objects()
+        if not self._folder.is_dir():
+            raise ValueError(
+                f"{self._folder} is no folder and no archive (.tar, .tar.gz, .tgz, .zip); "
+                "name one that holds a folder of pictures per class."
+            )
+        return self._below(self._folder, "", frozenset({os.path.realpath(self._folder)}))
+
+    def _objects(self) -> Iterator[Entry]:
+        """The objects of a store, in its order."""
+        found = False
+        for listed in self._store.scan():
+            found = True
+            yield Entry(listed.key, listed.size, listed.tag, refusal_by_name(listed.key) or _no_key(listed.key))
+        if not found:
+            raise ValueError(
+                f"{self.origin} holds no objects; name a prefix that holds a folder of pictures per class."
+            )
+
+    def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[Entry]:
+        try:
+            children = sorted(os.scandir(folder), key=lambda child: child.name)
+        except PermissionError as error:
+            yield Entry(prefix.rstrip("/"), refused=("uncounted_loss", f"folder: {error.strerror}"))
+            return
+        for child in children:
+            path = prefix + child.name
+            if refused := self._refused(child, path):
+                yield Entry(path, refused=refused)
+            elif child.is_symlink() and self._links == "second_label":
+                yield self._second_label(child, path)
+            elif child.is_dir():
+                real = os.path.realpath(child.path)
+                if real in above:
+                    yield Entry(path, refused=("ignored_file", f"link to {real}, a folder that holds this one"))
+                else:
+                    yield from self._below(Path(child.path), path + "/", above | {real})
+            else:
+                status = child.stat()
+                yield Entry(path, status.st_size, str(status.st_mtime_ns))
+
+    def _refused(self, child: os.DirEntry[str], path: str) -> Refused | None:
+        if is_hidden(child.name):
+            return "ignored_file", "hidden, or of the system"
+        if child.is_symlink():
+            if self._links == "skip":
+                return "ignored_file", "symbolic link"
+            if not os.path.exists(child.path):
+                return "unreadable", f"link to {os.readlink(child.path)!r}, which does not exist"
+        if child.is_dir():
+            return None
+        if not child.is_file():
+            return "ignored_file", "neither file nor folder"
+        return refusal_by_name(path) or _no_key(path)
+
+    def _second_label(self, child: os.DirEntry[str], path: str) -> Entry:
+        target = os.path.relpath(os.path.realpath(child.path), os.path.realpath(self._folder or ""))
+        if target == ".." or target.startswith("../"):
+            return Entry(path, refused=("ignored_file", f"link to {os.readlink(child.path)!r}, outside of the folder"))
+        if target == "." or path.startswith(f"{target}/"):
+            return Entry(path, refused=("ignored_file", f"link to {target}, a folder that holds this one"))
+        return Entry(path, refused=("ignored_file", f"second label of {readable_id(target)}"), target=target)
+
+
+class _Archive:
+    """One archive of class folders: stretches of a tar or of a zip's directory, or a whole tar.gz, are parts."""
+
+    def __init__(self, uri: str, source: ClassFolders, recipe: CorpusRecipe) -> None:
+        folder, _, self._key = uri.rpartition("/")
+        self._store, self._links, self._recipe = open_store(folder), source.links, recipe
+        self._top_folders = source.top_folders
+        self._kind = archive_kind(self._key)
+
+    def fingerprint(self) -> str:
+        for listed in self._store.scan(self._key):
+            if listed.key == self._key:
+                return hashlib.sha256(f"{listed.size}\0{listed.tag}".encode()).hexdigest()
+        raise ValueError(
+            f"{self._store.uri_of(self._key)} does not exist; name a folder or an archive of class folders."
+        )
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        self.fingerprint()  # raises where there is none
+        if self._kind == "tar.gz":
+            # No random access: one worker reads it, once for the layout (and once for links), once for the bytes.
+            yield Part(
+                name="000000", num_bytes=self._store.size(self._key), where={"start": 0, "end": None, "whole": True}
+            )
+            return
+        survey = self._empty_survey()
+        cut = list(stretches(survey.through(index(self._store, self._key)), place.examples_per_part))
+        if not survey.num_members:
+            raise ValueError(
+                f"{self._store.uri_of(self._key)} holds no members{survey.damage and ': '}{survey.damage}. "
+                "Name a folder, or an archive of class folders."
+            )
+        survey.find_targets(index(self._store, self._key))
+        place.work.write_json(_SURVEY_KEY, survey.as_json())
+        for number, stretch in enumerate(cut):
+            where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
+            yield Part(name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        survey = self._survey(place)
+        with contextlib.nullcontext() if self._kind == "tar" else Spill(place, part) as spill:
+            damage = survey.damage_path if part.where["whole"] else ""
+            stretch: Any = part.where
+            for member, data in read_members(
+                self._store, self._key, self._recipe.decode.max_bytes, **stretch, wanted=is_picture
+            ):
+                damage = "" if member.path == damage else damage
+                yield from self._of_member(survey, member, data, spill)
+            if damage:  # seen in the whole zip directory only
+                yield from self._of_member(survey, survey.damaged_member(), None, spill)
+
+    def _empty_survey(self) -> "Survey":
+        return Survey(self._links != "skip", self._top_folders, self._store.uri_of(self._key))
+
+    def _survey(self, place: Place) -> "Survey":
+        if self._kind != "tar.gz":
+            return Survey.from_json(place.work.read_json(_SURVEY_KEY))
+        survey = self._empty_survey()
+        for _ in survey.through(index(self._store, self._key)):
+            pass
+        survey.find_targets(index(self._store, self._key))
+        return survey
+
+    def _of_member(
+        self, survey: "Survey", member: Member, data: bytes | None, spill: Spill | None
+    ) -> Iterator[RawExample]:
+        """The examples or the refusal that come of a member."""
+        split_rule, layout = SplitRule(self._recipe, frozenset(survey.layout.splits.values())), survey.layout
+        refused = member.refused or (None if member.kind == "folder" else refusal_by_name(member.path))
+        if not refused and member.kind in ("link", "hard_link"):
+            refused = self._of_link(survey.links, member)
+        names = survey.links.names_of(member.path) if member.kind == "file" else Names([member.path], more=False)
+        if refused:
+            refusals = {member.path: refused} | self._of_links_to(survey.links, names.paths[1:], member.path, refused)
+            for path, why in refusals.items():
+                example = layout.example([path], split_rule, why)
+                yield replace(example, base=self._store.uri, key=self._key)
+        elif member.kind == "file" and data is not None:
+            readable = [name for name in names.paths if not refusal_by_name(name)]
+            groups = [readable] if self._links == "second_label" else [[name] for name in readable]
+            examples = [layout.example(group, split_rule, None) for group in groups]
+            read = not all(example.refused for example in examples)
+            locator = self._locator(member, data, spill if read else None)
+            for example in examples:
+                yield replace(example, **locator, data=None if example.refused else data)
+            if names.more:
+                further = layout.example([f"{member.path} (more names)"], split_rule, names.refusal())
+                yield replace(further, base=self._store.uri, key=self._key)
+
+    def _locator(self, member: Member, data: bytes, spill: Spill | None) -> dict[str, Any]:
+        if member.offset is not None:
+            return {"base": self._store.uri, "key": self._key, "offset": member.offset, "length": member.size}
+        if spill is None or len(data) > self._recipe.decode.max_bytes:  # refused: never read again
+            return {"base": self._store.uri, "key": self._key, "num_bytes": member.size}
+        return {"base": spill.base, "key": spill.key, "offset": spill.keep(data), "length": len(data)}
+
+    def _of_link(self, links: "Links", member: Member) -> Refused | None:
+        """Why a link is no example; none: its examples come with the member that it leads to."""
+        if self._links == "skip":
+            return "ignored_file", "symbolic link" if member.kind == "link" else "hard link"
+        target = link_target(member)
+        if target is None:
+            return "ignored_file", f"link to {member.target!r:.200}, outside of the archive"
+        if member.path.startswith(f"{target}/"):
+            return "ignored_file", f"link to {target}, a folder that holds this one"
+        found = links.resolved(member.path)
+        if found in links.targets:
+            return "unreadable", f"link to {member.target!r:.200}, which leads on over too many links, or round"
+        if found not in links.existing:
+            return "unreadable", f"link to {member.target!r:.200}, which does not exist"
+        return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
+
+    def _of_links_to(self, links: "Links", names: list[str], target: str, refused: Refused) -> dict[str, Refused]:
+        """Refusals of the links that would be examples, were what they lead to not refused itself."""
+        if self._links == "second_label":
+            return {}  # every link is refused as one
+        reason, detail = refused
+        entries = [name for name in names if name in links.targets and not refusal_by_name(name)]
+        return {name: (reason, f"link to {target}: {detail}") for name in entries}
+
+
+def _no_key(path: str) -> Refused | None:
+    try:
+        checked_key(path)
+        path.encode()
+    except ValueError as error:  # UnicodeEncodeError is one
+        return "unreadable", f"file name: {error}"
+    return None

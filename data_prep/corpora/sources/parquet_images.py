@@ -1,0 +1,361 @@
+"""Parquet files with an image column: the layout of Hugging Face, plain bytes, and corpora that vitline wrote."""
+
+import contextlib
+import functools
+import itertools
+import json
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from pydantic import JsonValue
+
+from data_prep.config import CorpusRecipe, ParquetImages
+from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
+from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule, table_of
+from data_prep.corpora.source_files import SourceFiles, named_split
+from data_prep.label_texts import distinct_labels, label_texts, labelled_number, short
+from data_prep.labels import ClassInfo, number_label
+from data_prep.shard_format import CLASSES_KEY, MANIFEST_KEY, Manifest, load_manifest, segment_keys, segment_store
+from infra.storage import Store, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the source, the split that it is of, and how many of its rows belong to the corpus (None: all)."""
+
+    store: Store
+    key: str
+    split: str | None
+    num_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Names of the columns; empty: there is none."""
+
+    image: str
+    label: str
+    id: str
+    weights: str = ""
+    group: str = ""
+
+    @property
+    def named(self) -> list[str]:
+        return list(dict.fromkeys(name for name in (self.image, self.label, self.id, self.weights, self.group) if name))
+
+
+class ParquetCorpus(RawCorpus):
+    """Parquet files with an image column: bytes, or a struct with a field `bytes`.
+
+    A label that is a number is the class `number_label` of it, named by the declared ClassLabel, so that classes keep
+    the order of their numbers. A file is of the split that its path names (`named_split`). The id of a row is
+    `file!number of the row` unless a column holds it. Of a corpus that vitline wrote, ids, groups, labels, weights,
+    classes and splits are taken over, and only the rows of its manifest.
+    """
+
+    when_ids_repeat = "Name a column of distinct ids as source.id_column, or none: an id is then the file and row."
+
+    def __init__(self, source: ParquetImages, recipe: CorpusRecipe) -> None:
+        self._source, self._recipe = source, recipe
+        self._files = SourceFiles(source.path, PARQUET_ENDINGS)
+        self.origin, self.single_label = self._files.uri, source.single_label
+        self.lists_ids = bool(source.id_column)
+
+    def fingerprint(self) -> str:
+        return self._own.digest if self._own else self._files.fingerprint()
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        present: list[JsonValue] = [*sorted({split for file in self._listed() if (split := file.split)})]
+        first: tuple[str, list[str]] | None = None
+        for file, footer in self._footers():
+            uri = file.store.uri_of(file.key)
+            where: dict[str, JsonValue] = {"base": file.store.uri, "key": file.key, "split": file.split}
+            where["present"] = present
+            if isinstance(footer, Refusal):
+                yield Part(name=f"{file.key}.damaged", num_examples=1, where={**where, "damaged": [*footer.refused]})
+                continue
+            self._check(footer.schema, uri)
+            names = declared_names(footer.schema, self._columns.label)
+            first = first or (uri, names)
+            if names != first[1]:
+                raise ValueError(
+                    f"{uri} declares other class names for {self._columns.label!r} than {first[0]}, so that a number "
+                    "would mean two things. Prepare them as two corpora, or write them again with equal names."
+                )
+            for begin, end, num_rows, num_bytes in _stretches(footer, file.num_rows, place.examples_per_part):
+                yield Part(
+                    name=f"{file.key}.{begin:06d}-{end:06d}",
+                    num_bytes=num_bytes,
+                    num_examples=num_rows,
+                    where={**where, "groups": [begin, end], "rows": file.num_rows},
+                )
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        where = cast(dict[str, Any], part.where)
+        file = _File(open_store(where["base"]), where["key"], where["split"], where.get("rows"))
+        reader = _Reader(file, self._columns, self._label_of, self.single_label, self._rule(where["present"]))
+        try:
+            if "damaged" in where:
+                raise Refusal(*where["damaged"])
+            with ParquetRows(file.store, file.key) as rows, Spill(place, part) as spill:
+                for group in range(*where["groups"]):
+                    yield from reader.group(rows, group, spill)
+        except Refusal as error:
+            yield reader.refused(f"{part.name}!footer", *error.refused)
+
+    def listed(self, part: Part, place: Place) -> pa.Table:
+        """Of the rows of a part the ids that a column holds; rows are told apart by their numbers."""
+        where, found = cast(dict[str, Any], part.where), list[RawExample]()
+        with contextlib.suppress(Refusal), ParquetRows(open_store(where["base"]), where["key"]) as rows:
+            for group in range(*(where.get("groups") or (0, 0))):
+                number = rows.first_row(group)
+                for batch in rows.batches(group, [self._source.id_column]):
+                    for value in cells(batch.column(self._source.id_column)):
+                        found.append(_listed_row(value, number, where))
+                        number += 1
+        return table_of(found[: part.num_examples])
+
+    def _rule(self, present: list[str]) -> SplitRule:
+        return SplitRule(self._recipe, frozenset(present))
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        if self._own:
+            return self._own_classes[source_id]
+        number = labelled_number(source_id) if self._numbered else None
+        if number is not None:
+            name = self._names[number] if number < len(self._names) else str(number)
+            return ClassInfo(name=name, source_id=source_id)
+        return super().class_info(source_id)
+
+    @functools.cached_property
+    def _columns(self) -> _Columns:
+        if self._own:
+            return _Columns("image", "labels", "example_id", "weights" if self._own.has_weights else "", "group")
+        return _Columns(self._source.image_column, self._source.label_column, self._source.id_column)
+
+    @functools.cached_property
+    def _own(self) -> Manifest | None:
+        """The manifest, where the folder is a corpus that vitline wrote."""
+        if self._files.single:
+            return None
+        try:
+            found = self._files.store.read_json(MANIFEST_KEY)
+        except (FileNotFoundError, ValueError):
+            return None
+        if not isinstance(found, dict) or not {"schema_version", "class_map_digest", "splits"} <= found.keys():
+            return None
+        try:
+            manifest = load_manifest(self._files.store)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from error
+        if self._source.single_label and not manifest.single_label:
+            raise ValueError(f"{self._files.uri} has several labels an image: set single_label to false.")
+        return manifest
+
+    @functools.cached_property
+    def _own_classes(self) -> dict[str, ClassInfo]:
+        """By source id, in the order of their numbers."""
+        classes = self._files.store.read_json(CLASSES_KEY)["classes"]
+        return {info.source_id: info for info in map(ClassInfo.model_validate, classes)}
+
+    @functools.cached_property
+    def _label_of(self) -> Callable[[int], str]:
+        if not self._own:
+            return number_label
+        return list(self._own_classes).__getitem__
+
+    @functools.cached_property
+    def _first_schema(self) -> pa.Schema | None:
+        """Of the first file that can be read."""
+        footers = (footer for _, footer in self._footers())
+        return next((footer.schema for footer in footers if isinstance(footer, _Footer)), None)
+
+    @functools.cached_property
+    def _names(self) -> list[str]:
+        return declared_names(self._first_schema, self._columns.label) if self._first_schema else []
+
+    @functools.cached_property
+    def _numbered(self) -> bool:
+        if self._first_schema is None:
+            return False
+        kind = self._first_schema.field(self._columns.label).type
+        while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        return not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_dictionary(kind))
+
+    def _listed(self) -> Iterator[_File]:
+        if not self._own:
+            for listed in self._files.files():
+                yield _File(self._files.store, listed.key, named_split(listed.key))
+            return
+        for name, split in self._own.splits.items():
+            rows_per_shard = split.rows_per_row_group * split.row_groups_per_shard
+            for segment in split.segments:
+                if segment.split != name:  # a split put together of others
+                    continue
+                keys = segment_keys(segment)[: split.shards_in_use(segment)]
+                for number, key in enumerate(keys):
+                    left = segment.num_rows - number * rows_per_shard
+                    yield _File(segment_store(self._files.store, segment), key, name, min(left, rows_per_shard))
+
+    def _footers(self) -> "Iterator[tuple[_File, _Footer | Refusal]]":
+        """Every file with its footer, a few requests at a time."""
+        files = self._listed()
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+            while batch := [*itertools.islice(files, _FOOTERS_AT_ONCE)]:
+                yield from zip(batch, pool.map(_footer_of, batch), strict=True)
+
+    def _check(self, schema: pa.Schema, uri: str) -> None:
+        for name in self._columns.named:
+            if schema.names.count(name) != 1:
+                raise ValueError(
+                    f"{uri} has no column {name!r}, or two; its columns are {', '.join(schema.names)}. "
+                    "Name the right ones as image_column, label_column and id_column."
+                )
+        kind = schema.field(self._columns.image).type
+        if not _is_binary(kind) and not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
+            raise ValueError(
+                f"Column {self._columns.image!r} of {uri} is {kind}: images are binary, or a struct with a field 'bytes'. "
+                "Locations of images are read by the source 'table'."
+            )
+
+
+_FOOTERS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    schema: pa.Schema
+    num_rows: list[int]
+    num_bytes: list[int]
+
+
+def _footer_of(file: _File) -> _Footer | Refusal:
+    try:
+        with ParquetRows(file.store, file.key) as rows:
+            return _Footer(rows.schema, rows.num_rows, rows.num_bytes)
+    except Refusal as error:
+        return error
+
+
+def _stretches(footer: _Footer, limit: int | None, rows_per_part: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first row group, end, rows, bytes) of stretches of whole row groups with at least `rows_per_part` rows each."""
+    first = rows_before = rows = num_bytes = 0
+    for group, (num_rows, size) in enumerate(zip(footer.num_rows, footer.num_bytes, strict=True)):
+        rows, num_bytes = rows + num_rows, num_bytes + size
+        full = limit is not None and rows_before + rows >= limit
+        if full or rows >= rows_per_part or group + 1 == len(footer.num_rows):
+            yield first, group + 1, rows if limit is None else min(rows, limit - rows_before), num_bytes
+            first, rows_before, rows, num_bytes = group + 1, rows_before + rows, 0, 0
+        if full:
+            return
+
+
+class _Reader:
+    """Rows of one file as examples."""
+
+    def __init__(
+        self, file: _File, columns: _Columns, label_of: Callable[[int], str], single_label: bool, rule: SplitRule
+    ) -> None:
+        self._file, self._columns, self._label_of = file, columns, label_of
+        self._single_label, self._rule = single_label, rule
+        self._id, self._uri = unicodedata.normalize("NFC", file.key), file.store.uri_of(file.key)
+
+    def group(self, rows: ParquetRows, group: int, spill: Spill) -> Iterator[RawExample]:
+        """The rows of one row group; behind damage one refusal for what is left of it."""
+        number, limit = rows.first_row(group), self._file.num_rows
+        num_classes = len(declared_names(rows.schema, self._columns.label)) or None
+        try:
+            for batch in rows.batches(group, self._columns.named):
+                columns = [cells(batch.column(name)) for name in self._columns.named]
+                for values in zip(*columns, strict=True):
+                    if limit is not None and number >= limit:
+                        return
+                    row = dict(zip(self._columns.named, values, strict=True))
+                    yield self._example(number, row, num_classes, spill)
+                    number += 1
+        except Refusal as error:
+            yield self.refused(f"{self._id}!row group {group}", *error.refused)
+
+    def refused(self, example_id: str, reason: str, detail: str) -> RawExample:
+        split = self._rule.place(example_id, self._file.split)
+        return RawExample(example_id, (), split, self._file.store.uri, self._file.key, refused=(reason, detail))
+
+    def _example(self, number: int, row: Mapping[str, Any], num_classes: int | None, spill: Spill) -> RawExample:
+        numbered, detail = f"{self._id}!{number}", f"row {number} of {self._uri}"
+        try:
+            data = _image_bytes(row[self._columns.image])
+            example_id = cell_text(row.get(self._columns.id)) or numbered
+            group = cell_text(row.get(self._columns.group)) or None
+            weights = cell_value(row.get(self._columns.weights))
+        except ValueError as error:
+            return self.refused(numbered, "unreadable", f"{detail}: {error}")
+        try:
+            labels = self._labels(cell_value(row[self._columns.label]), num_classes)
+        except (ValueError, IndexError) as error:
+            return self.refused(numbered, "no_label", f"{detail}: {error}")
+        return RawExample(
+            example_id=example_id,
+            labels=labels,
+            split=self._rule.place(group or example_id, self._file.split),
+            base=spill.base,
+            key=spill.key,
+            offset=spill.keep(data),
+            length=len(data),
+            group=group,
+            weights=None if weights is None else tuple(weights),
+            data=data,
+        )
+
+    def _labels(self, value: Any, num_classes: int | None) -> tuple[str, ...]:
+        numbers = value if isinstance(value, list) else [value]
+        if num_classes is not None and any(isinstance(n, int) and n >= num_classes for n in numbers):
+            raise ValueError(f"label {short(value)}, but {num_classes} classes are declared")
+        return distinct_labels(label_texts(value, self._label_of), self._single_label)
+
+
+def _listed_row(value: Any, number: int, where: Mapping[str, Any]) -> RawExample:
+    numbered = f"{where['key']}!{number}"
+    try:
+        example_id, refused = cell_text(value) or numbered, None
+    except ValueError as error:
+        example_id, refused = numbered, ("unreadable", str(error))
+    return RawExample(example_id, (), "train", where["base"], f"{where['key']} row {number}", refused=refused)
+
+
+def _image_bytes(cell: Any) -> bytes:
+    if isinstance(cell_value(cell), dict):
+        if cell["bytes"] is None and cell.get("path"):
+            raise ValueError(f"only the path {short(cell['path'])} of an image, no bytes; images have to be embedded")
+        cell = cell["bytes"]
+    if cell is None:
+        raise ValueError("no image")
+    return bytes(cell)
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return any(
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        )
+    )
+
+
+def declared_names(schema: pa.Schema, column: str) -> list[str]:
+    """Class names that the Hugging Face metadata declare for a column, a ClassLabel or a list of them; else none."""
+    try:
+        feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
+        while isinstance(feature, list) or "feature" in feature:
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        names = feature["names"]
+    except (KeyError, TypeError, ValueError, IndexError):
+        return []
+    return [str(name) for name in names] if isinstance(names, list) else []

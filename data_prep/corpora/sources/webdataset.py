@@ -1,0 +1,196 @@
+"""WebDataset tars: neighbouring files of one name up to its first dot are one example."""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from pydantic import JsonValue
+
+from data_prep.config import CorpusRecipe, WebDataset
+from data_prep.corpora.files.archive_members import Member
+from data_prep.corpora.files.archives import archive_kind, index, read_members
+from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
+from data_prep.corpora.source_files import SourceFiles, named_split
+from data_prep.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
+from data_prep.labels import ClassInfo
+from infra.storage import Listed, Store
+
+_ENDINGS = (".tar", ".tar.gz", ".tgz")
+# One worker reads a tar up to this size whole. The headers of a larger one are listed first, to cut it.
+_LARGEST_WHOLE_BYTES = 16 << 30
+_NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_META = re.compile(r"__[^/]*__(?:$|/)")
+
+
+class WebDatasetCorpus(RawCorpus):
+    """WebDataset tars, plain or gzipped.
+
+    The id of an example is `shard.tar!key`. Its image is the first of `image_keys` that it has; its label is a text
+    (txt), a field of a json, or a number (cls), which becomes `number_label`, so that classes keep their order. A tar
+    is of the split that its path names (`named_split`).
+    """
+
+    def __init__(self, source: WebDataset, recipe: CorpusRecipe) -> None:
+        if re.search(r"\{.*\.\..*\}", source.path):
+            raise ValueError(f"{source.path}: patterns in braces are not supported. Name the folder of the tars.")
+        self._source, self._recipe = source, recipe
+        self._files = SourceFiles(source.path, _ENDINGS)
+        self.origin, self.single_label = self._files.uri, source.single_label
+
+    def fingerprint(self) -> str:
+        return self._files.fingerprint()
+
+    def parts(self, place: Place) -> Iterator[Part]:
+        where: dict[str, JsonValue] = {"present": [*sorted(self._files.splits())]}
+        for file in self._files.files():
+            where["key"] = file.key
+            if file.size <= _LARGEST_WHOLE_BYTES or archive_kind(file.key) == "tar.gz":
+                whole: dict[str, JsonValue] = {"start": 0, "end": None}
+                yield Part(name=file.key, num_bytes=file.size, where={**where, **whole})
+                continue
+            for start, end in _stretches(self._files.store, file, place.examples_per_part):
+                name, num_bytes = f"{file.key}.{start:015d}", (file.size if end is None else end) - start
+                yield Part(name=name, num_bytes=num_bytes, where={**where, "start": start, "end": end})
+
+    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+        where = cast(dict[str, Any], part.where)
+        reader = _Reader(self._source, self._recipe, self._files.store, where["key"], frozenset(where["present"]))
+        with ExitStack() as stack:
+            spilled = archive_kind(where["key"]) == "tar.gz"
+            spill = stack.enter_context(Spill(place, part)) if spilled else None
+            try:
+                for group in reader.groups(where["start"], where["end"]):
+                    yield reader.example(group, spill) if isinstance(group, _Group) else group
+            except (FileNotFoundError, PermissionError) as error:
+                yield reader.refused("(the tar)", "uncounted_loss", f"{error.strerror}")
+
+    def class_info(self, source_id: str) -> ClassInfo:
+        number = None if self._source.label_key.lower().endswith("txt") else labelled_number(source_id)
+        return ClassInfo(name=source_id if number is None else str(number), source_id=source_id)
+
+
+def _stretches(store: Store, file: Listed, examples_each: int) -> Iterator[tuple[int, int | None]]:
+    """(first byte, end) of stretches of a tar with so many examples each, of which none is cut; read by its headers."""
+    start, num_examples, key = 0, 0, None
+    for member in index(store, file.key):
+        named = _NAME.fullmatch(member.path)
+        if named and not member.refused and member.kind == "file" and named[1] != key:
+            if num_examples == examples_each:
+                yield start, member.header
+                start, num_examples = member.header, 0
+            num_examples, key = num_examples + 1, named[1]
+    yield start, None
+
+
+@dataclass
+class _Group:
+    """The files of one example: the images and the label with their bytes, and the endings of all of them."""
+
+    key: str
+    files: dict[str, tuple[Member, bytes]] = field(default_factory=dict)
+    endings: list[str] = field(default_factory=list)
+
+
+class _Reader:
+    """Examples of one tar."""
+
+    def __init__(
+        self, source: WebDataset, recipe: CorpusRecipe, store: Store, key: str, present: frozenset[str]
+    ) -> None:
+        self._source, self._store, self._key = source, store, key
+        self._rule, self._split = SplitRule(recipe, present), named_split(key)
+        self._max_bytes, self._id = recipe.decode.max_bytes, plain_text(key)
+        self._label_key = source.label_key.lower()
+        self._image_keys = [key.lower() for key in source.image_keys]
+
+    def groups(self, start: int, end: int | None) -> Iterator[_Group | RawExample]:
+        """Examples of a stretch, and refusals of what belongs to none. Holds one example at a time."""
+        group: _Group | None = None
+        for member, data in read_members(
+            self._store, self._key, self._max_bytes, start, end, end is None, self._is_wanted
+        ):
+            if member.kind == "folder" and not member.refused:
+                continue
+            named = _NAME.fullmatch(member.path)
+            if reason := self._foreign(member, named):
+                yield self.refused(member.path, *reason)
+                continue
+            assert named is not None
+            ending = named[2].lower()
+            if group is None or group.key != named[1]:
+                if group is not None:
+                    yield group
+                group = _Group(named[1])
+            if ending in group.files:
+                yield self.refused(member.path, "ignored_file", f"a second {ending} of {group.key}")
+            elif data is not None:
+                group.files[ending] = member, data
+            group.endings = [*group.endings[:20], ending]
+        if group is not None:
+            yield group
+
+    def example(self, group: _Group, spill: Spill | None) -> RawExample:
+        image = next((ending for ending in self._image_keys if ending in group.files), None)
+        if image is None:
+            endings, wanted = ", ".join(group.endings), ", ".join(self._image_keys)
+            detail = f"no image: it has {endings}, wanted is one of {wanted}"
+            return self.refused(f"{group.key}.{group.endings[0]}", "unreadable", detail)
+        member, data = group.files[image]
+        if member.size > self._max_bytes:
+            return self.refused(member.path, "too_many_bytes", f"{member.size:,} bytes, limit {self._max_bytes:,}")
+        try:
+            labels = self._labels(group)
+        except (ValueError, RecursionError) as error:
+            return self.refused(member.path, "no_label", str(error))
+        example_id = f"{self._id}!{plain_text(group.key)}"
+        base, key, offset = self._store.uri, self._key, member.offset
+        if spill is not None:
+            base, key, offset = spill.base, spill.key, spill.keep(data)
+        assert offset is not None
+        split = self._rule.place(example_id, self._split)
+        return RawExample(example_id, labels, split, base, key, offset, len(data), data=data)
+
+    def refused(self, member: str, reason: str, detail: str) -> RawExample:
+        example_id = plain_text(f"{self._id}!{member.encode(errors='replace').decode()}")
+        split = self._rule.place(example_id, self._split)
+        return RawExample(example_id, (), split, self._store.uri, self._key, refused=(reason, detail))
+
+    def _is_wanted(self, member: Member) -> bool:
+        named = _NAME.fullmatch(member.path)
+        return named is not None and named[2].lower() in (*self._image_keys, self._label_key)
+
+    def _foreign(self, member: Member, named: re.Match[str] | None) -> tuple[str, str] | None:
+        """Why a member belongs to no example."""
+        if member.refused:
+            return member.refused
+        if member.kind != "file":
+            return "ignored_file", f"a link to {short(member.target)}; a WebDataset holds files"
+        if named is None or _META.match(member.path):
+            return "ignored_file", "belongs to no example by its name: files are key.ending"
+        return None
+
+    def _labels(self, group: _Group) -> tuple[str, ...]:
+        """Raises ValueError, and RecursionError of a json that is nested too deeply."""
+        if self._label_key not in group.files:
+            raise ValueError(f"no {self._label_key}: it has {', '.join(group.endings)}")
+        text = group.files[self._label_key][1].decode().strip()
+        value: Any = text
+        if self._label_key.rpartition(".")[2] == "json":
+            value = _field(json.loads(text), self._source.label_field)
+        elif not self._label_key.endswith("txt") and re.fullmatch(r"-?[0-9]{1,18}", text):
+            value = int(text)
+        return distinct_labels(label_texts(value), self._source.single_label)
+
+
+def _field(value: Any, path: str) -> Any:
+    """A field of a json object, or of objects inside objects by a path with dots. Raises ValueError."""
+    if isinstance(value, dict) and path in value:
+        return value[path]
+    name, _, rest = path.partition(".")
+    if not rest or not isinstance(value, dict) or name not in value:
+        shown = ", ".join(value) if isinstance(value, dict) else short(value)
+        raise ValueError(f"no field {path!r}: the json has {shown[:200]!a}")
+    return _field(value[name], rest)

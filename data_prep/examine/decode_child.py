@@ -1,0 +1,396 @@
+"""Decoding in a process of its own: what crashes or hangs a decoder costs one image and never the job.
+
+The process is started anew, never forked, and is kept for later tasks of this worker. Its address space is limited and
+no image may take longer than its time. The image at which it ends is tried once more, alone, in a fresh process, and
+then refused as `decoder_crash`; those behind it come to no harm. The limits are execution, no part of a corpus's
+identity: they decide on images near them only. Of 89 million pixels, the policy's default, the most demanding format
+(JPEG 2000 with alpha) needs 2.2 GiB of address space. Below that some decoders call their want of memory a corrupt file.
+
+Linux: the process ends with this one, however that ends. Other POSIX systems: it ends when its input does, which a
+decoder in an endless loop does not see; macOS may not limit its address space. Windows is not supported.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Generic, Self, TypeVar
+
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.examine.decode_server import ANSWER, MAX_ANSWER_BYTES, REQUEST, Kind, ServerSettings, decode_answer
+from data_prep.examine.local_range import LocalRange
+from data_prep.images import Examined
+from infra.settings import inherited_environment
+
+T = TypeVar("T")
+Outcome = Examined | ImageRejected
+
+_PIPE_BYTES = 1024 * 1024  # Linux's 64 KiB hold no photograph: the child would wait for most of each
+_MAX_IN_FLIGHT = 32
+_AHEAD_BYTES = _PIPE_BYTES * 3 // 4  # the next photograph still fits, and goes in one write
+_MAX_TRIES = 2
+_MAX_IDLE = 4
+_START_S, _EXIT_S = 120.0, 10.0
+
+
+class Examiner:
+    """Examines images in another process. For one thread; as many threads as there are may have one each.
+
+    Leaving `with` keeps the process for the next examiner, or ends it if images are still under way.
+    """
+
+    def __init__(
+        self,
+        policy: DecodePolicy,
+        *,
+        timeout_s: float,
+        memory_bytes: int,
+        function: str = "data_prep.images.examine_image",
+    ) -> None:
+        self._settings = ServerSettings(policy=policy, memory_bytes=memory_bytes, function=function)
+        self._timeout_s = timeout_s
+        self._child: _Child[Any] | None = None
+        self._running = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end_if_busy()
+        if self._child:
+            _POOL.keep(self._child)
+            self._child = None
+
+    def run(self, images: Iterable[tuple[T, bytes | LocalRange]]) -> Iterator[tuple[T, Outcome]]:
+        """Tag and verdict of every image, in order. One run at a time. Ranges are closed.
+
+        As many images are taken ahead as the pipe holds, 1 MiB or 32; large ones one by one. Memory: two or three images.
+        Raises RuntimeError where the process cannot be started, and what `images` raises.
+        """
+        assert not self._running, "the runs of one examiner follow each other"
+        self._running = True
+        source, waiting, more = iter(images), deque[_Image[T]](), True
+        try:
+            while True:
+                while more and not waiting and (self._child is None or self._child.has_room()):
+                    taken = [_Image(tag, data) for tag, data in islice(source, 1)]
+                    more = bool(taken)
+                    waiting.extend(taken)
+                    self._hand_over(waiting)
+                if not waiting and not (self._child and self._child.in_flight):
+                    return
+                yield from self._verdicts(waiting)
+        finally:
+            self._running = False
+            self._end_if_busy()
+
+    def _hand_over(self, waiting: "deque[_Image[T]]") -> None:
+        """Give the child what it may have now. One that failed before goes alone."""
+        while waiting:
+            child = self._child = self._child or _POOL.take(self._settings)
+            alone = waiting[0].failures or (child.in_flight and child.in_flight[0].failures)
+            if not child.has_room() or (alone and child.in_flight):
+                return
+            child.send(waiting.popleft())
+
+    def _verdicts(self, waiting: "deque[_Image[T]]") -> list[tuple[T, Outcome]]:
+        """Those that have come, or that come next. None at a first failure, or when there is room for more images."""
+        self._hand_over(waiting)
+        assert self._child
+        try:
+            return self._child.answers(self._timeout_s)
+        except _Died as death:
+            waiting.extendleft(reversed(self._child.in_flight))
+            self._end_if_busy()
+            waiting[0].failures += 1
+            if waiting[0].failures < _MAX_TRIES:
+                return []
+            detail = f"{death} (tried {_MAX_TRIES} times)"
+            return [(waiting.popleft().done(), ImageRejected("decoder_crash", detail))]
+
+    def _end_if_busy(self) -> None:
+        if self._child and self._child.in_flight:
+            self._child.end()
+            self._child = None
+
+
+@dataclass(slots=True)
+class _Image(Generic[T]):
+    tag: T
+    data: bytes | LocalRange
+    failures: int = 0
+
+    def done(self) -> T:
+        """Let go of the bytes."""
+        if isinstance(self.data, LocalRange):
+            self.data.close()
+        return self.tag
+
+
+class _Died(Exception):
+    """The child is of no more use; the text says why."""
+
+
+class _Child(Generic[T]):
+    """One process, its pipes and the images that it has been given."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.in_flight: deque[_Image[T]] = deque()
+        self._bytes_in_flight = 0
+        self._process = _start(settings)
+        assert self._process.stdin
+        assert self._process.stdout
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
+        os.set_blocking(self._from, False)
+        _widen(self._to)
+        # Two of each image that is not sent whole: its length, its bytes.
+        self._outgoing: deque[memoryview | LocalRange] = deque()
+        self._incoming = bytearray()
+        self._ready = self._ended = False
+        self._since = time.monotonic()  # when it could begin with the first in flight, or with its own start
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def has_room(self) -> bool:
+        num_images = len(self.in_flight)
+        return not self._outgoing and (
+            num_images < 2 or (num_images < _MAX_IN_FLIGHT and self._bytes_in_flight < _AHEAD_BYTES)
+        )
+
+    def send(self, image: _Image[T]) -> None:
+        """Give an image to the child, as far as its pipe has room; `answers` sends the rest."""
+        if self._ready and not self.in_flight:
+            self._since = time.monotonic()
+        self.in_flight.append(image)
+        self._bytes_in_flight += len(image.data)
+        data = image.data if isinstance(image.data, LocalRange) else memoryview(image.data)
+        self._outgoing += (memoryview(REQUEST.pack(len(image.data))), data)
+        self._write()
+
+    def answers(self, timeout_s: float) -> list[tuple[T, Outcome]]:
+        """Wait for answers, or until all is sent. Raises _Died, and RuntimeError if the process does not start."""
+        sending, since, late = bool(self._outgoing), self._since, False
+        while True:
+            if found := self._parse():
+                return found
+            limit_s = timeout_s if self._ready else _START_S
+            # Whoever comes late to look finds what was answered meanwhile: the time runs from when it is found.
+            if self._ended or (late and self._since == since):
+                raise self._death(limit_s)
+            if sending and not self._outgoing:
+                return []
+            since = self._since
+            left_s = since + limit_s - time.monotonic()
+            late = left_s <= 0
+            self._wait(left_s)
+
+    def end(self) -> None:
+        """Kill it if it lives, and let go of what belongs to it."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe:
+                pipe.close()
+        self.in_flight.clear()
+
+    def _num_sent(self) -> int:
+        return len(self.in_flight) - (len(self._outgoing) + 1) // 2
+
+    def _wait(self, at_most_s: float) -> None:
+        pipes = select.poll()
+        pipes.register(self._from, select.POLLIN)
+        # While the child has a whole image before it, the rest can wait for the next answer: fewer, larger writes.
+        if self._outgoing and self._num_sent() < 2:
+            pipes.register(self._to, select.POLLOUT)
+        for pipe, _ in pipes.poll(1000 * max(0.0, at_most_s)):
+            if pipe == self._from:
+                self._read()
+        self._write()
+
+    def _write(self) -> None:
+        while self._outgoing:
+            first_was_sent = self._num_sent() > 0
+            data = self._outgoing[0]
+            try:
+                written = self._write_some(data)
+            except BlockingIOError:
+                return
+            except BrokenPipeError:
+                self._outgoing.clear()  # reading comes upon the end, behind what was answered before it
+                return
+            self._outgoing.popleft()
+            if written < len(data):
+                self._outgoing.appendleft(data.after(written) if isinstance(data, LocalRange) else data[written:])
+            if not first_was_sent and self._ready:
+                self._since = time.monotonic()
+
+    def _write_some(self, data: memoryview | LocalRange) -> int:
+        if isinstance(data, LocalRange) and len(data):
+            return data.write_to(self._to)
+        return 0 if isinstance(data, LocalRange) else os.write(self._to, data)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._from, MAX_ANSWER_BYTES)
+            self._incoming += data
+            self._ended = not data
+
+    def _parse(self) -> list[tuple[T, Outcome]]:
+        found: list[tuple[T, Outcome]] = []
+        while len(self._incoming) >= ANSWER.size:
+            kind, length = ANSWER.unpack_from(self._incoming)
+            end = ANSWER.size + length
+            if len(self._incoming) < end and length <= MAX_ANSWER_BYTES:
+                break
+            try:
+                if length > MAX_ANSWER_BYTES:
+                    raise _Died(f"the decoder announced an answer of {length:,} bytes")
+                verdict = self._verdict(kind, bytes(self._incoming[ANSWER.size : end]))
+            except _Died:
+                if not found:
+                    raise
+                break  # what was answered before comes first; this is met again
+            del self._incoming[:end]
+            self._since = time.monotonic()
+            if verdict:
+                answered = self.in_flight.popleft()
+                self._bytes_in_flight -= len(answered.data)
+                found.append((answered.done(), verdict))
+        return found
+
+    def _verdict(self, kind: int, body: bytes) -> Outcome | None:
+        if kind == Kind.READY and not self._ready:
+            self._ready = True
+            return None
+        if not (self._ready and self._num_sent() > 0):
+            raise _Died("the decoder answered what it was not asked")
+        try:
+            verdict = decode_answer(kind, body)
+        except ValueError as error:
+            raise _Died(f"the decoder sent {error}") from error
+        if isinstance(verdict, str):
+            raise _Died(verdict)
+        return verdict
+
+    def _death(self, limit_s: float) -> Exception:
+        if self._ended:  # else it has hung; one that has closed its output and does not exit is no better
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_EXIT_S)
+        status = self._process.poll()
+        if status is None:
+            how = f"no answer within {limit_s:g} s"
+        elif status < 0:
+            how = f"the decoder was ended by {_signal_name(-status)}"
+        else:
+            how = f"the decoder ended with status {status}"
+        if self._ready:
+            return _Died(how)
+        self._process.kill()
+        assert self._process.stderr
+        said = self._process.stderr.read().decode(errors="replace").strip()
+        self.end()
+        return RuntimeError(
+            f"The process that decodes images does not start: {how}. It said:\n{said}\n"
+            f"It was started as {sys.executable}; correct the environment of this worker."
+        )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# The way to our modules is told and not inherited: workers may have been given theirs after they were started.
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from data_prep.examine.decode_server import serve; serve(sys.argv[2], int(sys.argv[3]))"
+)
+# Nothing secret of this process is in the environment of one that handles bytes of strangers.
+_INHERITED = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME"}
+# One image at a time has no use for a thread of every core, whose stacks count as address space. And glibc would give
+# the memory of each image back to the kernel and ask for it again: 15 % of the time of a small photograph.
+_TUNED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+}
+
+
+def _start(settings: ServerSettings) -> subprocess.Popen[bytes]:
+    paths = json.dumps([path or os.getcwd() for path in sys.path])
+    environment = {name: value for name, value in inherited_environment(()).items() if name in _INHERITED}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", _PROGRAM, paths, settings.model_dump_json(), str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env=environment | _TUNED,
+    )
+
+
+def _widen(pipe: int) -> None:
+    if sys.platform == "linux":
+        import fcntl
+
+        with contextlib.suppress(OSError):  # a user's pipes may hold so much together
+            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+class _Pool:
+    """The children of this process that nobody uses."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[_Child[Any]] = []
+        # Linux ends a child with the *thread* that started it: a task's own thread may end before the process does.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="decode-child-starter")
+
+    def take(self, settings: ServerSettings) -> _Child[Any]:
+        """A child with these settings, that was there or is new."""
+        with self._lock:
+            fitting = [child for child in self._idle if child.settings == settings]
+            gone = [child for child in fitting if not child.alive()]
+            chosen = next((child for child in reversed(fitting) if child not in gone), None)
+            self._idle = [child for child in self._idle if child is not chosen and child not in gone]
+        for child in gone:
+            child.end()
+        return chosen or self._starter.submit(_Child, settings).result()
+
+    def keep(self, child: _Child[Any]) -> None:
+        """Hold a child for later, and end those that nobody has wanted for the longest time."""
+        with self._lock:
+            self._idle.append(child)
+            surplus, self._idle = self._idle[:-_MAX_IDLE], self._idle[-_MAX_IDLE:]
+        for child in surplus:
+            child.end()
+
+    def end_all(self) -> None:
+        with self._lock:
+            children, self._idle = self._idle, []
+        for child in children:
+            child.end()
+
+
+_POOL = _Pool()
+atexit.register(_POOL.end_all)
+if hasattr(os, "register_at_fork"):
+    # Two processes that write into one pipe would get each other's verdicts.
+    os.register_at_fork(after_in_child=_POOL.__init__)  # type: ignore[misc]

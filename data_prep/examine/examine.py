@@ -1,0 +1,225 @@
+"""The first pass: list a source into parts, then read and decode every example of a part once."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import RawExample, row_of
+from data_prep.decode import ImageRejected
+from data_prep.examine.decode_child import Examiner
+from data_prep.examine.local_range import LocalRange
+from data_prep.images import Examined
+from data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
+from data_prep.splits import hashed_split, order_key, unit_key
+from infra.config import FrozenConfig
+from infra.storage import Store, StoreRefused, open_store
+
+_READ_THREADS = 8
+_ROWS_PER_WRITE = 4096
+_MAX_WHY = 300  # characters of what a store said
+
+Row = dict[str, Any]
+Data = bytes | LocalRange
+Read = Callable[[], Data]
+
+
+class ChunkTask(FrozenConfig):
+    """One part to examine; the same task gives the same records wherever it runs. The request lies in the corpus."""
+
+    corpus: str
+    root: str
+    chunk: int
+    any_merged: bool = False
+    """Whether examples of the corpus, maybe of this chunk, repeat others and are passed over."""
+
+
+class ChunkDone(FrozenConfig):
+    """What one examined chunk adds to the progress."""
+
+    corpus: str
+    num_examples: int
+    num_refused: int
+    num_bytes: int
+
+
+def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
+    """The parts of a source: from the work folder of its corpus, else listed now and written there.
+
+    Raises ValueError where there is nothing to read, FetchUnavailable from the source.
+    """
+    corpus.write_json(REQUEST_KEY, config.model_dump(mode="json"))
+    chunks = Chunks(corpus, config)
+    if listing := chunks.load_listing():
+        return listing
+    source = open_source(config)
+    listing = chunks.save_listing(source.parts(chunks.place(root)))
+    if not listing.num_chunks:
+        raise ValueError(
+            f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
+        )
+    return listing
+
+
+def examine_chunk(task: ChunkTask) -> ChunkDone:
+    """Read, decode and hash every example of a part, and write its record file. Raises OSError from the store.
+
+    A part that has its records is not read again: Ray repeats a finished task whose answer was lost with its node.
+    """
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    chunks = Chunks(corpus, config)
+    if (records := chunks.found_records(task.chunk, ["reason", "num_bytes"])) is not None:
+        return ChunkDone(
+            corpus=task.corpus,
+            num_examples=len(records),
+            num_refused=len(records) - records["reason"].null_count,
+            num_bytes=pc.sum(records["num_bytes"]).as_py() or 0,
+        )
+    examples = open_source(config).examples(chunks.part(task.chunk), chunks.place(open_store(task.root)))
+    if task.any_merged and (merged := chunks.merged_positions(task.chunk)):
+        examples = (example for position, example in enumerate(examples) if position not in merged)
+    with chunks.records_writer(task.chunk) as writer:
+        written = _Records(writer)
+        examine_examples(examples, config, written.add)
+        if written.num_denied:
+            chunks.mark_denied(task.chunk)
+        written.flush()
+    return ChunkDone(
+        corpus=task.corpus,
+        num_examples=written.num_examples,
+        num_refused=written.num_refused,
+        num_bytes=written.num_bytes,
+    )
+
+
+class _Records:
+    """Counts records and writes them some thousand at a time."""
+
+    def __init__(self, writer: pq.ParquetWriter) -> None:
+        self._writer, self._rows = writer, list[Row]()
+        self.num_examples = self.num_refused = self.num_bytes = self.num_denied = 0
+
+    def add(self, row: Row) -> None:
+        self.num_examples += 1
+        self.num_refused += row["reason"] is not None
+        self.num_bytes += row.get("num_bytes") or 0
+        self.num_denied += row["reason"] == "unreadable" and (row["detail"] or "").startswith(
+            (DENIED, PermissionError.__name__)
+        )
+        self._rows.append(row)
+        if len(self._rows) == _ROWS_PER_WRITE:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=RECORD_SCHEMA))
+            self._rows = []
+
+
+def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Row], None]) -> None:
+    """Hand over a record for every example. Refused ones, which nobody decodes, overtake others: records have no order."""
+    recipe, execution = config.recipe, config.execution
+
+    def readable() -> Iterator[tuple[Row, Data]]:
+        for example, read in _read_ahead(examples, recipe.decode.max_bytes):
+            row = row_of(example)
+            if row["order_key"] is None:
+                row["order_key"] = order_key(recipe.order_seed, example.example_id)
+            data = _bytes_or_refusal(row, read)
+            if data is None:
+                add(row)
+            elif len(data) > recipe.decode.max_bytes:  # and cut behind that
+                size, limit = _size_of(example), f"{recipe.decode.max_bytes:,}"
+                detail = f"{size:,} bytes, limit {limit}" if size else f"more than {limit} bytes"
+                add({**row, "reason": "too_many_bytes", "detail": detail})
+                if isinstance(data, LocalRange):
+                    data.close()
+            else:
+                row["num_bytes"] = len(data)
+                yield row, data
+
+    with Examiner(
+        recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
+    ) as examiner:
+        for row, outcome in examiner.run(readable()):
+            add(_with_drawn_split({**row, **_found(outcome)}))
+
+
+def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
+    """The bytes of an example, or None, the reason being in its row then."""
+    if row["reason"] is not None:
+        return None
+    try:
+        return read()
+    except (FileNotFoundError, PermissionError) as error:
+        # Other failures of the store are not the example's fault: they end the job, which can be started again.
+        row["reason"], row["detail"] = "unreadable", f"{type(error).__name__}: {error.strerror or error}"
+        return None
+    except StoreRefused as error:
+        why = " ".join(error.why.split())[:_MAX_WHY]
+        row["reason"], row["detail"] = "unreadable", f"{DENIED} to {row['base']}/{row['key']}: {why}"
+        return None
+
+
+def _size_of(example: RawExample) -> int | None:
+    """Bytes of an example in its source; None of a member of an archive whose reader does not tell."""
+    if example.length is not None:
+        return example.length
+    if example.data is not None:
+        return example.num_bytes or None
+    return open_store(example.base).size(example.key) - example.offset
+
+
+def _with_drawn_split(row: Row) -> Row:
+    """The record with the split of its unit, now that its pixels are known."""
+    if row["reason"] is None and row["val_fraction"] is not None:
+        key = unit_key(row["group"], row["pixel_sha256"])
+        row["split"] = hashed_split(key, row["val_fraction"], row["test_fraction"])
+    return row
+
+
+def _found(outcome: Examined | ImageRejected) -> Row:
+    if isinstance(outcome, ImageRejected):
+        return {"reason": outcome.reason, "detail": outcome.detail}
+    return vars(outcome)
+
+
+def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tuple[RawExample, Read]]:
+    """Each example with what gives its bytes. An object store answers a read in some 8 ms, a fifth of that when several
+    are under way; as many as are under way are in memory."""
+    stores: dict[str, Store] = {}
+    waiting: deque[tuple[RawExample, Read]] = deque()
+    with ThreadPoolExecutor(_READ_THREADS) as threads:
+        for example in examples:
+            if example.refused is not None or example.data is not None:
+                waiting.append((example, partial(bytes, example.data or b"")))
+            else:
+                if example.base not in stores:
+                    stores[example.base] = open_store(example.base)
+                store = stores[example.base]
+                read = partial(_located, store, example.key, example.offset, example.length, max_bytes)
+                waiting.append((example, threads.submit(read).result if store.reads_wait else read))
+            if len(waiting) > _READ_THREADS:
+                yield waiting.popleft()
+        yield from waiting
+
+
+def _located(store: Store, key: str, offset: int, length: int | None, max_bytes: int) -> Data:
+    """As `read_located`; of a local file the range, unread. What is larger than `max_bytes` is cut one byte behind, to be
+    refused."""
+    end = offset + (max_bytes + 1 if length is None else min(length, max_bytes + 1))
+    found = LocalRange.of(store, key, offset, end)
+    return store.read(key, offset, end) if found is None else found
+
+
+def read_located(store: Store, key: str, offset: int, length: int | None) -> bytes:
+    """Bytes [offset, offset + length) of an object, or to its end."""
+    return store.read(key, offset, None if length is None else offset + length)

@@ -1,0 +1,211 @@
+"""What a dry run has found, as lines of a table, as JSON and as a page. What was counted and what is estimated are told
+apart."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from data_prep.config import CorpusConfig
+from data_prep.corpus_stats import CorpusStats, SampleRow
+from data_prep.examine.examine import read_located
+from data_prep.labels import ClassMap
+from data_prep.report.report import formats_section, refused_section, sample_sheet, sizes_section
+from data_prep.report.report_html import duration, num_bytes, page, table, text
+from data_prep.report.report_pictures import load_pictures
+from infra.storage import open_store
+
+_MAX_CLASSES_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Cores:
+    """On how many cores the preparation will run, and where they are."""
+
+    number: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A count, or an estimate from a sample."""
+
+    value: float
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.exact else 'about '}{self.value:,.0f}"
+
+
+_PLAIN = (
+    *(
+        "name",
+        "origin",
+        "num_parts",
+        "classes_exact",
+        "splits_exact",
+        "complete",
+        "train_at_most",
+        "bytes_out",
+        "num_shards",
+        "num_sampled",
+        "mean_bytes",
+    ),
+    *("mean_pixels", "examined_per_s", "written_per_s", "hours"),
+)
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What was found and what is expected. Times are seconds of one core unless they say otherwise."""
+
+    name: str
+    origin: str
+    num_parts: int
+    found: Number
+    """Examples and files that are none."""
+    source_bytes: Number
+    classes: Mapping[str, int]
+    """Pictures by label, as the source calls it; of a source that is examined whole, those that are accepted; else before
+    decoding, and of the whole source if `classes_exact`."""
+    classes_exact: bool
+    class_names: Mapping[str, str]
+    refused: Mapping[str, Number]
+    """Files by reason."""
+    splits: Mapping[str, int]
+    """Expected rows."""
+    splits_exact: bool
+    """Whether they were counted: a split that is drawn is known when the picture has been decoded."""
+    complete: bool
+    """Whether the sample is the whole source, so that rows, classes and refusals are counted."""
+    train_at_most: int | None
+    """Rows that train cannot exceed, where they were counted."""
+    bytes_out: float
+    rows_per_row_group: Mapping[str, int]
+    num_shards: int
+    requests: Mapping[str, float]
+    """To an object store, where source and corpus lie in one, by kind."""
+    num_sampled: int
+    mean_bytes: float
+    mean_pixels: float
+    examined_per_s: float
+    """Images a second of one core: read, decoded, hashed."""
+    written_per_s: float
+    """The same of reading again and writing to a shard."""
+    cores: Cores
+    hours: float
+    """On all these cores; starting, listing and planning not counted."""
+    notes: tuple[str, ...]
+    class_map: ClassMap
+    stats: CorpusStats
+    """Of the sample; likewise the class map."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """As lines of a table."""
+        accepted = sum(self.splits.values())
+        largest = sorted(self.classes.items(), key=lambda item: (-item[1], item[0]))[:5]
+        return [
+            ("source", f"{self.origin}, in {self.num_parts:,} part{'s' * (self.num_parts != 1)}"),
+            (
+                "files found",
+                f"{self.found}, {'' if self.source_bytes.exact else 'about '}{num_bytes(self.source_bytes.value)}",
+            ),
+            (
+                "pictures expected",
+                f"{Number(accepted, self.complete)}, {num_bytes(accepted * self.mean_bytes)}, before duplicates are dropped",
+            ),
+            ("splits", ", ".join(f"{name} {Number(rows, self.splits_exact)}" for name, rows in self.splits.items())),
+            (
+                "classes",
+                f"{len(self.classes):,}{self._counted_as}: "
+                + ", ".join(f"{self.class_names.get(label, label)} {count:,}" for label, count in largest)
+                + (", ..." if len(self.classes) > len(largest) else ""),
+            ),
+            (
+                "formats",
+                ", ".join(
+                    f"{kind} {100 * n / max(1, self.stats.num_rows):.3g} %" for kind, n in _by_count(self.stats.kinds)
+                ),
+            ),
+            (
+                "refused",
+                ", ".join(
+                    f"{reason} {number} ({100 * number.value / max(1, self.found.value):.2g} %)"
+                    for reason, number in sorted(self.refused.items(), key=lambda item: -item[1].value)
+                )
+                or "none in the sample",
+            ),
+            ("a picture", f"{num_bytes(self.mean_bytes)}, {self.mean_pixels / 1e6:.3g} megapixels on average"),
+            (
+                "shards",
+                f"about {self.num_shards:,} of {num_bytes(self.bytes_out)} in all; rows a row group: "
+                + ", ".join(f"{name} {rows:,}" for name, rows in self.rows_per_row_group.items()),
+            ),
+            (
+                "speed",
+                f"examining {self.examined_per_s:,.0f} images/s a core, writing {self.written_per_s:,.0f} images/s a core",
+            ),
+            (
+                "time",
+                f"about {duration(3600 * self.hours)} on {self.cores.number:,} cores of {self.cores.where}, beside "
+                "starting the job, listing and planning",
+            ),
+            (
+                "requests",
+                ", ".join(f"{kind} {_round(n)}" for kind, n in self.requests.items()) + ", on an object store",
+            ),
+            ("sample", f"{self.num_sampled:,} files"),
+            *(("note", note) for note in self.notes),
+        ]
+
+    @property
+    def _counted_as(self) -> str:
+        if self.complete:
+            return ""
+        return ", before unreadable files are refused" if self.classes_exact else " in the sample"
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but pictures, as plain JSON."""
+        return {
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: vars(getattr(self, name)) for name in ("found", "source_bytes", "cores")},
+            **{name: dict(getattr(self, name)) for name in ("classes", "splits", "rows_per_row_group", "requests")},
+            "refused": {reason: vars(number) for reason, number in self.refused.items()},
+            "formats": dict(self.stats.kinds),
+            "notes": list(self.notes),
+        }
+
+
+def render(found: DryRun, config: CorpusConfig) -> str:
+    """A page with all of it and a sample sheet."""
+    pictures = load_pictures(found.stats, config.recipe.decode, _load)
+    sections = [
+        ("What to expect", table(found.rows(), ("", ""))),
+        ("Classes", _classes(found)),
+        ("Sizes", sizes_section(found.stats)),
+        ("Formats", formats_section(found.stats)),
+        ("Refused in the sample", refused_section(found.stats, pictures)),
+        ("Sample of the classes", sample_sheet(found.class_map, found.stats, pictures)),
+    ]
+    head = f"<h1>{text(found.name)}: before it is prepared</h1><div class=soft>{text(found.origin)}</div>"
+    body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
+    return page(f"{found.name}, dry run", head + body)
+
+
+def _load(row: SampleRow) -> bytes:
+    return read_located(open_store(row.base), row.key, row.offset, row.length)
+
+
+def _classes(found: DryRun) -> str:
+    shown = _by_count(found.classes)
+    rows = [(found.class_names.get(label, label), label, f"{count:,}") for label, count in shown[:_MAX_CLASSES_SHOWN]]
+    more = f"<p>{len(shown) - len(rows):,} more.</p>" if len(shown) > len(rows) else ""
+    kind = "pictures" if found.classes_exact else "pictures in the sample"
+    return table(rows, ("class", "as the source calls it", kind)) + more
+
+
+def _by_count(counts: Mapping[str, int]) -> Sequence[tuple[str, int]]:
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _round(number: float) -> str:
+    return f"{float(f'{number:.2g}'):,.0f}"

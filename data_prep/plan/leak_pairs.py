@@ -1,0 +1,99 @@
+"""Training and evaluation pictures with near hashes, and which of these pairs show one picture: some hundred a task.
+
+A task has its pairs in the order in which evaluation pictures lie in their shards: an image of a shard costs reading its
+row group, which all pairs of that group then share.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.decode import DecodePolicy
+from data_prep.plan.locate_pictures import PictureReader
+from data_prep.similarity.dedup import LOCATOR_SCHEMA
+from data_prep.similarity.near_duplicates import HashIndex, as_words
+from infra.storage import Store
+
+NEAREST = 16
+"""Evaluation pictures with near hashes that a training picture is compared with: those with the nearest hashes."""
+MAX_PAIRS = 1 << 16
+"""Pairs of one file of planned rows that are compared, of some 100,000 rows: those with the nearest hashes."""
+PAIRS_PER_TASK = 512
+PAIRS_SCHEMA = pa.schema(
+    [
+        pa.field("row", pa.int64()),  # of the training rows
+        pa.field("evaluation", pa.int64()),  # of the evaluation pictures
+        *LOCATOR_SCHEMA,
+        *(field.with_name(f"other_{field.name}") for field in LOCATOR_SCHEMA),
+        pa.field("other_row", pa.int64()),
+    ]
+)
+_ORDER = ("other_base", "other_key", "other_row", "other_offset", "row")
+
+
+class Same(NamedTuple):
+    """A pair that shows one picture, by the positions of both, and where the bytes of the evaluation picture lie."""
+
+    row: int
+    evaluation: int
+    offset: int | None
+    length: int | None
+
+
+def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) -> tuple[pa.Table, int]:
+    """The pairs to compare, as PAIRS_SCHEMA, and how many are left out as they are more than `max_pairs`."""
+    found = _nearest(rows, index)
+    kept = sorted(found, key=lambda pair: (pair[2], pair[:2]))[:max_pairs]
+    a, b = (pa.array([pair[i] for pair in kept], pa.int64()) for i in range(2))
+    here, there = rows.take(a), index.take(b)
+    columns = {"row": a, "evaluation": b, **{name: here[name] for name in LOCATOR_SCHEMA.names}}
+    columns |= {f"other_{name}": there[name] for name in (*LOCATOR_SCHEMA.names, "row")}
+    pairs = pa.table(columns).select(PAIRS_SCHEMA.names).cast(PAIRS_SCHEMA)
+    return pairs.sort_by([(name, "ascending") for name in _ORDER]), len(found) - len(kept)
+
+
+def same_pictures(pairs: pa.Table, policy: DecodePolicy) -> list[Same]:
+    """Of pairs (PAIRS_SCHEMA) those that show one picture."""
+    found = list[Same]()
+    with PictureReader(policy) as pictures:
+        for start in range(0, len(pairs), PAIRS_PER_TASK):
+            rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
+            here = [{name: row[name] for name in LOCATOR_SCHEMA.names} for row in rows]
+            there = [{name: row[f"other_{name}"] for name in (*LOCATOR_SCHEMA.names, "row")} for row in rows]
+            same = pictures.same_pairs(list(zip(here, there, strict=True)))
+            for row, place, is_same in zip(rows, there, same, strict=True):
+                if is_same:
+                    found.append(Same(row["row"], row["evaluation"], *pictures.range_of(place)))
+    return found
+
+
+def save_pairs(store: Store, key: str, pairs: pa.Table) -> None:
+    """Keep pairs so that each task can read its own."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(pairs, sink, compression="zstd", row_group_size=PAIRS_PER_TASK)
+    store.write(key, sink.getvalue().to_pybytes())
+
+
+def load_pairs(store: Store, key: str, number: int) -> pa.Table:
+    """The pairs of the task of that number."""
+    with store.open(key) as file:
+        return pq.ParquetFile(file).read_row_group(number, use_threads=False)
+
+
+def _nearest(rows: pa.Table, index: pa.Table) -> list[tuple[int, int, int]]:
+    """(row, evaluation picture, distance) of near hashes, at most NEAREST of a row: those at the smallest distance."""
+    if not len(rows) or not len(index):
+        return []
+    table = HashIndex.of(index["phash"])
+    nearest: dict[tuple[int, int], int] = {}
+    for column in ("phash", "phash_mirror"):
+        for i, j, distance in zip(*(a.tolist() for a in table.search(as_words(rows[column].to_pylist()))), strict=True):
+            nearest[i, j] = min(distance, nearest.get((i, j), distance))
+    kept, seen = [], Counter[int]()
+    for (i, j), distance in sorted(nearest.items(), key=lambda found: (found[0][0], found[1], found[0][1])):
+        seen[i] += 1
+        if seen[i] <= NEAREST:
+            kept.append((i, j, distance))
+    return kept

@@ -1,0 +1,416 @@
+"""Evaluation pictures that hide in what is trained on: found by perceptual hash, confirmed on thumbnails.
+
+The hashes of all evaluation pictures are one small table, which every task reads; the work is linear in the corpus. A
+corpus with a test split is an evaluation set, with its val; one without is one by its val, where the source names that.
+A val that is hashed off train is the corpus's own affair.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_prep.config import CorpusConfig
+from data_prep.corpus_stats import CorpusStats, SampleRule, merged
+from data_prep.executors import Executor, for_pictures, in_process
+from data_prep.find_corpus import prepared_corpora, prepared_corpus
+from data_prep.parquet_files import read_parquet
+from data_prep.plan.leak_pairs import MAX_PAIRS, PAIRS_PER_TASK, Same, candidates, load_pairs, same_pictures, save_pairs
+from data_prep.progress import Show
+from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
+from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_keys, segment_store
+from data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
+from data_prep.splits import hashed_split, unit_key
+from infra.config import FrozenConfig
+from infra.storage import Store, open_store
+
+INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
+EVALUATION_SPLITS = ("test", "val")
+_ROWS_LOOKED_AT = 256
+EVALUATION_SCHEMA = pa.schema(
+    [
+        pa.field("corpus", pa.string()),  # NAME/VERSION
+        pa.field("split", pa.string()),
+        pa.field("example_id", pa.string()),
+        pa.field("phash", pa.binary()),
+        *LOCATOR_SCHEMA,
+        pa.field("row", pa.int64()),  # of the shard that base and key name; null: base and key are the source's
+    ]
+)
+_SPLIT_COLUMNS = ["example_id", "group", "pixel_sha256"]
+_ROW_COLUMNS = ["example_id", "labels", "split", "order_key", "phash", "phash_mirror", *LOCATOR_SCHEMA.names]
+LEAKAGE_SCHEMA = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("corpus", pa.string(), nullable=False),  # NAME/VERSION of the evaluation set
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("evaluation_id", pa.string(), nullable=False),
+    ]
+)
+"""leakage.parquet: training pictures that show a picture of an evaluation set, and which."""
+
+
+@dataclass(frozen=True)
+class PlannedCorpus:
+    """A corpus whose rows are planned but in no shard yet."""
+
+    store: Store
+    name: str
+    version: str
+    num_classes: int
+    rows_keys: dict[str, list[str]]
+    """Files of its planned rows, by split."""
+    is_benchmark: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+class LeakTask(FrozenConfig):
+    """One planned file of training rows to compare with the evaluation pictures that the corpus has listed."""
+
+    corpus: str
+    rows_key: str
+    found_key: str
+    num_classes: int
+    older: tuple[str, ...] = ()
+    """NAME/VERSION of evaluation sets of which a newer version is compared."""
+    same: tuple[Same, ...] = ()
+    """Of listing what was found: the pairs that show one picture."""
+
+    @property
+    def pairs_key(self) -> str:
+        return self.rows_key.replace(f"{PLAN}/rows/", f"{PLAN}/leak-pairs/")
+
+
+class PairsFound(FrozenConfig):
+    """The candidate pairs of one file of training rows."""
+
+    corpus: str
+    pairs_key: str
+    num_pairs: int
+    num_left: int
+
+
+class PairTask(FrozenConfig):
+    """Some hundred candidate pairs of a file to compare."""
+
+    corpus: str
+    pairs_key: str
+    number: int
+
+
+class PairsCompared(FrozenConfig):
+    """What one task found."""
+
+    corpus: str
+    pairs_key: str
+    num_pairs: int
+    same: tuple[Same, ...]
+
+
+class LeaksFound(FrozenConfig):
+    """What one task found: statistics of pairs, and where they are listed."""
+
+    corpus: str
+    stats: dict
+
+
+class Leaks(NamedTuple):
+    """What was found of a corpus."""
+
+    stats: CorpusStats | None
+    """None where it was compared with nothing."""
+    num_left: int
+    """Pairs with near hashes that were too many to compare."""
+
+
+def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: Show) -> list[Leaks]:
+    """For every corpus the pictures of its train split that show an evaluation picture of another corpus, prepared
+    below the root (its newest version) or planned here. A benchmark is compared with nothing."""
+    tasks, known = list[LeakTask](), _prepared_sets(root)
+    for each in planned:
+        if each.is_benchmark:
+            continue  # nobody pre-trains on it, and its splits are as published
+        index, older = _evaluation_rows(each, planned, known)
+        if len(index):
+            write_table(each.store, INDEX_KEY, index)
+            for i, key in enumerate(each.rows_keys.get("train", [])):
+                found_key = f"{PLAN}/leaks/{i:05d}.parquet"
+                task = LeakTask(
+                    corpus=each.store.uri,
+                    rows_key=key,
+                    found_key=found_key,
+                    num_classes=each.num_classes,
+                    older=older,
+                )
+                tasks.append(task)
+    small = all(len(each.rows_keys.get("train", [])) <= 1 for each in planned)
+    run = in_process if small else executor
+    num_files = Counter(task.corpus for task in tasks)
+    for corpus, number in num_files.items():
+        show.begin(corpus, number, "files searched")
+    listed = list[PairsFound]()
+    for pairs in run(list_pairs, tasks) if tasks else ():
+        listed.append(pairs)
+        show.add(pairs.corpus, 1)
+    same = _compared(listed, executor, show)
+    tasks = [task.model_copy(update={"same": tuple(same[task.corpus, task.pairs_key])}) for task in tasks]
+    totals: dict[str, CorpusStats] = {}
+    for found in run(look_for_leaks, tasks) if tasks else ():
+        own = CorpusStats.from_json(found.stats)
+        totals[found.corpus] = merged(totals[found.corpus], own) if found.corpus in totals else own
+    left = Counter[str]()
+    for pairs in listed:
+        left[pairs.corpus] += pairs.num_left
+    return [Leaks(totals.get(each.store.uri), left[each.store.uri]) for each in planned]
+
+
+def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> dict[tuple[str, str], list[Same]]:
+    """The pairs of every file that show one picture."""
+    same: dict[tuple[str, str], list[Same]] = {(pairs.corpus, pairs.pairs_key): [] for pairs in listed}
+    num_pairs = Counter[str]()
+    for pairs in listed:
+        num_pairs[pairs.corpus] += pairs.num_pairs
+    for corpus, number in num_pairs.items():
+        show.begin(corpus, number, "pairs compared")
+    tasks = [
+        PairTask(corpus=pairs.corpus, pairs_key=pairs.pairs_key, number=number)
+        for pairs in listed
+        for number in range(-(-pairs.num_pairs // PAIRS_PER_TASK))
+    ]
+    for done in for_pictures(executor, num_pairs.total())(compare_pairs, tasks) if tasks else ():
+        same[done.corpus, done.pairs_key] += done.same
+        show.add(done.corpus, done.num_pairs)
+    return same
+
+
+def list_pairs(task: LeakTask) -> PairsFound:
+    """Find the evaluation pictures with hashes near to those of one file of training rows."""
+    corpus = open_store(task.corpus)
+    with corpus.open(task.rows_key) as file:
+        rows = read_parquet(file, ["phash", "phash_mirror", *LOCATOR_SCHEMA.names])
+    pairs, num_left = candidates(rows, read_table(corpus, INDEX_KEY), MAX_PAIRS)
+    save_pairs(corpus, task.pairs_key, pairs)
+    return PairsFound(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), num_left=num_left)
+
+
+def compare_pairs(task: PairTask) -> PairsCompared:
+    """Compare some hundred pairs on thumbnails."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    pairs = load_pairs(corpus, task.pairs_key, task.number)
+    same = tuple(same_pictures(pairs, config.recipe.decode))
+    return PairsCompared(corpus=task.corpus, pairs_key=task.pairs_key, num_pairs=len(pairs), same=same)
+
+
+def leak_lists(corpus: Store) -> Iterator[pa.Table]:
+    """What was found of a corpus, as LEAKAGE_SCHEMA, part by part."""
+    for listed in corpus.scan(f"{PLAN}/leaks/"):
+        yield read_table(corpus, listed.key)
+
+
+_Prepared = tuple[Store, Manifest, tuple[str, ...]]
+
+
+def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
+    """The evaluation sets below the root, with their evaluation splits, by name and from old to new; views are none."""
+    found: dict[str, list[_Prepared]] = {}
+    for store, manifest in prepared_corpora(root):
+        if "view_of" not in manifest.provenance and (splits := evaluation_splits(store, manifest)):
+            found.setdefault(manifest.name, []).append((store, manifest, splits))
+    return found
+
+
+def _evaluation_rows(
+    own: PlannedCorpus, planned: Sequence[PlannedCorpus], known: Mapping[str, Sequence[_Prepared]]
+) -> tuple[pa.Table, tuple[str, ...]]:
+    """The evaluation pictures of all corpora but this one (and other versions of it), as EVALUATION_SCHEMA; and the
+    evaluation sets, NAME/VERSION, that a newer version stands for."""
+    mates = {each.name: each for each in planned}
+    tables, older = [EVALUATION_SCHEMA.empty_table()], list[str]()
+    for name in sorted((known.keys() | mates.keys()) - {own.name}):
+        versions = [*known.get(name, ())]
+        if name in mates and (splits := _planned_splits(mates[name])):
+            tables += _planned_evaluation(mates[name], splits)
+        elif versions:
+            tables += _published_rows(*versions.pop())
+        older += [f"{name}/{manifest.version}" for _, manifest, _ in versions]
+    return pa.concat_tables(tables), tuple(older)
+
+
+def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
+    """The splits of a finished corpus that others are compared with; none where it is no evaluation set."""
+    own = [name for name in EVALUATION_SPLITS if name in manifest.splits]
+    if own == ["val"]:
+        segment = manifest.splits["val"].segments[0]
+        file = open_shard(segment_store(corpus, segment), segment_keys(segment)[0])
+        rows = next(file.iter_batches(_ROWS_LOOKED_AT, columns=_SPLIT_COLUMNS, use_threads=False))
+        file.close(force=True)
+        return () if _is_made_here(rows, manifest.provenance.get("request", {})) else ("val",)
+    return tuple(own)
+
+
+def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
+    """As `evaluation_splits`."""
+    own = [name for name in EVALUATION_SPLITS if corpus.rows_keys.get(name)]
+    if own == ["val"]:
+        with corpus.store.open(corpus.rows_keys["val"][0]) as file:
+            rows = read_parquet(file, _SPLIT_COLUMNS).slice(0, _ROWS_LOOKED_AT)
+        return () if _is_made_here(rows, corpus.store.read_json(REQUEST_KEY)) else ("val",)
+    return tuple(own)
+
+
+def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -> bool:
+    """Whether rows are in val by the recipe, or by the plan of the emoji for pre-training, and not as published: what
+    is drawn is found by drawing it again, from the pixels, or from the id as older corpora were drawn."""
+    recipe = request.get("recipe", {})
+    if recipe.get("val_per_class") or request.get("source", {}).get("role") == "pretrain":
+        return True
+    fractions = recipe.get("val_fraction", 0.0), recipe.get("test_fraction", 0.0)
+    ids, groups, pixels = (rows[name].to_pylist() for name in _SPLIT_COLUMNS)
+    by_unit = (unit_key(*unit) for unit in zip(groups, pixels, strict=True))
+    by_id = (group or example_id for group, example_id in zip(groups, ids, strict=True))
+    return any(all(hashed_split(key, *fractions) == "val" for key in keys) for keys in (by_unit, by_id))
+
+
+def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Iterator[pa.Table]:
+    for split in splits:
+        for key in corpus.rows_keys[split]:
+            with corpus.store.open(key) as file:
+                rows = read_parquet(file, ["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
+            rows = rows.append_column("corpus", pa.repeat(corpus.title, len(rows)))
+            rows = rows.append_column("row", pa.nulls(len(rows), pa.int64()))
+            yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
+
+
+def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -> Iterator[pa.Table]:
+    """The pictures of some splits of a finished corpus, as EVALUATION_SCHEMA."""
+    for split in splits:
+        info = manifest.splits[split]
+        for segment in info.segments:
+            store = segment_store(corpus, segment)
+            left = segment.num_rows
+            for key in segment_keys(segment)[: info.shards_in_use(segment)]:
+                file = open_shard(store, key)
+                rows = file.read(columns=["example_id", "phash"], use_threads=False).slice(0, left)
+                file.close(force=True)
+                left -= len(rows)
+                num = len(rows)
+                columns = {
+                    "corpus": pa.repeat(f"{manifest.name}/{manifest.version}", num),
+                    "split": pa.repeat(split, num),
+                    "example_id": rows["example_id"],
+                    "phash": rows["phash"],
+                    "base": pa.repeat(store.uri, num),
+                    "key": pa.repeat(key, num),
+                    "offset": pa.nulls(num, pa.int64()),
+                    "length": pa.nulls(num, pa.int64()),
+                    "row": pa.array(range(num), pa.int64()),
+                }
+                yield pa.table(columns).cast(EVALUATION_SCHEMA)
+
+
+def own_splits_said(manifest: Manifest) -> str:
+    """Whether pictures of one split of a corpus were looked for in its others, as a sentence; empty where it has one."""
+    if len([name for name, split in manifest.splits.items() if any(s.split == name for s in split.segments)]) < 2:
+        return ""
+    request = manifest.provenance.get("request", {})
+    if request.get("recipe", {}).get("near_duplicates", "keep") == "keep":
+        return (
+            "Its own splits were not compared with each other: whether one holds a picture of another scaled, recompressed "
+            "or mirrored is not known. Prepared with recipe.near_duplicates=drop they are, and one of such a pair goes."
+        )
+    which = (
+        "that were added were compared with each other, not with those that were there" if request.get("add_to") else ""
+    )
+    left = manifest.provenance.get("near_pairs_not_compared", 0)
+    return (
+        f"The pictures of its own splits {which or 'were compared with each other, too'} (recipe.near_duplicates=drop)"
+        f"{f'; {left:,} pairs were too many to look at' if left else ''}."
+    )
+
+
+def look_for_leaks(task: LeakTask) -> LeaksFound:
+    """List what was found of one file of planned training rows, and count it."""
+    corpus = open_store(task.corpus)
+    index = read_table(corpus, INDEX_KEY)
+    with corpus.open(task.rows_key) as file:
+        rows = read_parquet(file, [*_ROW_COLUMNS, "num_bytes", "width_px", "height_px", "format", "mode"])
+    pairs = _drops(rows, index, task.same)
+    listed = pa.table(
+        {
+            "example_id": pairs["example_id"],
+            "corpus": pairs["other_corpus"],
+            "split": pairs["other_split"],
+            "evaluation_id": pairs["other_id"],
+        }
+    )
+    write_table(corpus, task.found_key, listed.cast(LEAKAGE_SCHEMA))
+    places = rows.take(pc.index_in(pairs["example_id"], rows["example_id"].combine_chunks()))
+    for name in ("split", *LOCATOR_SCHEMA.names):
+        pairs = pairs.append_column(name, places[name])
+    pairs = pairs.append_column("left_out", pa.repeat(False, len(pairs)))
+    compared = index.group_by(["corpus", "split"]).aggregate([]).to_pylist()
+    stats = CorpusStats.of(
+        rows.slice(0, 0),
+        pa.table({name: pa.array([], pa.string()) for name in ("example_id", "reason", "detail")}),
+        task.num_classes,
+        SampleRule(),
+        pairs,
+        [(row["corpus"], row["split"]) for row in compared],
+    )
+    stats = dataclasses.replace(stats, older_versions=frozenset(task.older))
+    return LeaksFound(corpus=task.corpus, stats=stats.to_json())
+
+
+def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Table:
+    """Of accepted records those that show a picture of an evaluation set that `decontaminate` names, as DROPS_SCHEMA:
+    what must not be in the corpus."""
+    index = read_table(corpus, DECONTAMINATE_KEY)
+    pairs, _ = candidates(records, index)
+    return _drops(records, index, same_pictures(pairs, config.recipe.decode))
+
+
+def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:
+    """List the test and val pictures of the corpora that `decontaminate` names, for `leaked_rows`."""
+    tables = [EVALUATION_SCHEMA.empty_table()]
+    for name in config.recipe.decontaminate:
+        store = prepared_corpus(root, name)
+        manifest = load_manifest(store)
+        tables += _published_rows(store, manifest, splits_to_keep_out(name, manifest))
+    write_table(corpus, DECONTAMINATE_KEY, pa.concat_tables(tables))
+
+
+def splits_to_keep_out(name: str, manifest: Manifest) -> list[str]:
+    """The splits that `decontaminate` means: test and val, whoever made them. Raises ValueError where there is neither."""
+    if found := [split for split in EVALUATION_SPLITS if split in manifest.splits]:
+        return found
+    raise ValueError(
+        f"recipe.decontaminate names {name!r}, which has neither a test nor a val split ({', '.join(manifest.splits)}): "
+        "there is nothing to keep out. Name evaluation sets."
+    )
+
+
+def _drops(rows: pa.Table, index: pa.Table, same: Iterable[Same]) -> pa.Table:
+    """Every row with each evaluation picture that it shows, as DROPS_SCHEMA."""
+    ordered = sorted(same)
+    goes = rows.take(pa.array([pair.row for pair in ordered], pa.int64()))
+    stays = index.take(pa.array([pair.evaluation for pair in ordered], pa.int64()))
+    for name in ("offset", "length"):
+        place = pa.array([getattr(pair, name) for pair in ordered], pa.int64())
+        stays = stays.set_column(stays.column_names.index(name), name, place)
+    return drops_table(
+        goes,
+        stays,
+        reason="leakage",
+        kinds=["near"] * len(goes),
+        details=[f"shows {row['example_id']} of {row['split']} of {row['corpus']}" for row in stays.to_pylist()],
+        labels_differ=[False] * len(goes),
+        other_corpus=stays["corpus"].to_pylist(),
+    )

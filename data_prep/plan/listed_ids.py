@@ -1,0 +1,194 @@
+"""Whether ids repeat, asked of the listing alone: before a byte of an image is read, and by a dry run.
+
+Rows of a table that are equal in everything are merged: the first one stays, the others are counted and passed over by
+the task that examines their part. Rows with one id that differ are an error, as is an id that a segment's corpus has.
+Every example is 40 bytes here, dealt into buckets by the hash of its id, so that no process holds all of them.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpora.raw import Part, Place, RawCorpus
+from data_prep.executors import Executor, in_process
+from data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
+from data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
+from data_prep.records import MERGED_SCHEMA, PLAN, REQUEST_KEY, Chunks
+from data_prep.shard_format import open_shard
+from infra.config import FrozenConfig
+from infra.storage import Store, open_store
+
+_ROWS_PER_TASK, _SHARDS_PER_TASK = 1 << 18, 64
+_BYTES_PER_ROW = 64  # of a part that does not say how many rows it has
+_KNOWN = -1  # in place of a chunk: an id of the corpus that is added to
+Shard: TypeAlias = tuple[str, str, str]
+"""(store, key, split)"""
+Shards: TypeAlias = tuple[Shard, ...]
+_CONTENT = ("labels", "weights", "split", "group", "base", "key", "offset", "length", "order_key")
+_KEYS_SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.binary()),  # hash of the id, and of all else that the listing says of the example
+        pa.field("content", pa.binary()),
+        pa.field("chunk", pa.int32()),
+        pa.field("position", pa.int32()),
+    ]
+)
+
+
+class IdTask(FrozenConfig):
+    """Some chunks, or shards that are there already, whose ids are dealt out; and the bucket of the same number."""
+
+    corpus: str
+    root: str
+    number: int
+    num_tasks: int
+    chunks: tuple[int, int] = (0, 0)
+    known: Shards = ()
+
+    @property
+    def key(self) -> str:
+        return _file(self.number)
+
+
+class Repeats(NamedTuple):
+    """Examples whose ids repeat, by (chunk, position)."""
+
+    merged: pa.Table
+    """Those that are equal to an earlier one in everything."""
+    num_clashing: int
+    """Ids of examples that differ."""
+    first: list[tuple[int, int]]
+    """The first examples of the first such id."""
+    num_there: int
+    """Ids that the corpus which is added to has already."""
+    there: tuple[int, int] | None
+    """The first example of them."""
+
+
+def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[Shard], executor: Executor) -> None:
+    """Looks for repeated ids and leaves a list of what is merged; does nothing where the source does not tell its ids
+    without reading images, or where this was done. Raises ValueError where ids of different examples repeat."""
+    chunks, source = Chunks(corpus, config), open_source(config)
+    if not source.lists_ids or chunks.num_merged() is not None:
+        return
+    sizes = [part.num_examples or part.num_bytes // _BYTES_PER_ROW for part in chunks.parts()]
+    given: list[tuple[tuple[int, int], Shards]] = [
+        ((group[0], group[-1] + 1), ()) for group in in_groups(sizes, _ROWS_PER_TASK)
+    ]
+    num_shards = _SHARDS_PER_TASK
+    given += [((0, 0), tuple(known[i : i + num_shards])) for i in range(0, len(known), num_shards)]
+    tasks = [
+        IdTask(corpus=corpus.uri, root=root.uri, number=i, num_tasks=len(given), chunks=group, known=shards)
+        for i, (group, shards) in enumerate(given)
+    ]
+    run = executor if len(tasks) > 2 else in_process
+    for _ in run(deal_ids, tasks):
+        pass
+    found = list(run(find_repeats, tasks))
+    for task in tasks:
+        corpus.delete(task.key)
+    check_repeats(source, found, chunks.part, chunks.place(root))
+    chunks.save_merged(pa.concat_tables([each.merged for each in found]), len(sizes))
+
+
+def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], place: Place) -> None:
+    """Raises ValueError where different examples have one id, or the corpus that is added to has it: with the first."""
+    if first := min((each.first for each in found if each.first), default=None):
+        rows = [_row_at(source, part(chunk), place, position) for chunk, position in first[: SHOWN + 1]]
+        raise repeated_ids_error(source, rows, len(first), sum(each.num_clashing for each in found))
+    if there := min((each.there for each in found if each.there), default=None):
+        row = _row_at(source, part(there[0]), place, there[1])
+        raise ids_there_error(row["example_id"], sum(each.num_there for each in found))
+
+
+def deal_ids(task: IdTask) -> None:
+    """Deal the ids of some chunks into buckets."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    chunks, source = Chunks(corpus, config), open_source(config)
+    place, tables = chunks.place(open_store(task.root)), [_KEYS_SCHEMA.empty_table()]
+    for chunk in range(*task.chunks):
+        tables.append(keys_of(source.listed(chunks.part(chunk), place), chunk))
+    tables += known_keys(task.known)
+    keys = pa.concat_tables(tables)
+    write_partitions(corpus, task.key, keys, bucket_of(hash_prefixes(keys["id"]), task.num_tasks), task.num_tasks)
+
+
+def known_keys(shards: Iterable[Shard]) -> Iterator[pa.Table]:
+    """The hashes of the ids in shards of the corpus that is added to."""
+    for uri, key, _ in shards:
+        file = open_shard(open_store(uri), key)
+        ids = file.read(columns=["example_id"], use_threads=False)["example_id"].to_pylist()
+        file.close(force=True)
+        yield _keys(ids, [b""] * len(ids), _KNOWN, np.arange(len(ids)))
+
+
+def find_repeats(task: IdTask) -> Repeats:
+    """What repeats of one bucket."""
+    files = [_file(number) for number in range(task.num_tasks)]
+    return repeats(read_partition(open_store(task.corpus), files, task.number, _KEYS_SCHEMA))
+
+
+def _file(number: int) -> str:
+    return f"{PLAN}/ids/{number:05d}.bin"
+
+
+def keys_of(rows: pa.Table, chunk: int) -> pa.Table:
+    """Of a listed part the hashes of all examples that are not refused."""
+    positions = np.flatnonzero(pc.is_null(rows["reason"]).to_numpy())
+    rows = rows.take(pa.array(positions))
+    contents = zip(*(rows[name].to_pylist() for name in _CONTENT), strict=True)
+    return _keys(rows["example_id"].to_pylist(), (repr(content).encode() for content in contents), chunk, positions)
+
+
+def _keys(ids: Sequence[str], contents: Iterable[bytes], chunk: int, positions: np.ndarray) -> pa.Table:
+    columns = {
+        "id": pa.array([_hash(each.encode()) for each in ids], pa.binary()),
+        "content": pa.array([_hash(each) for each in contents], pa.binary()),
+        "chunk": pa.repeat(chunk, len(ids)),
+        "position": pa.array(positions),
+    }
+    return pa.table(columns).cast(_KEYS_SCHEMA)
+
+
+def _hash(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def repeats(keys: pa.Table) -> Repeats:
+    """What repeats among all examples whose ids are in one bucket."""
+    counts = pc.value_counts(keys["id"].combine_chunks())
+    several = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+    merged, clashing, there = list[tuple[int, int]](), list[list[tuple[int, int]]](), list[tuple[int, int]]()
+    rows = keys.filter(pc.is_in(keys["id"], several))
+    rows = rows.sort_by([(name, "ascending") for name in ("id", "chunk", "position")])
+    sets: dict[bytes, list[tuple[bytes, tuple[int, int]]]] = {}
+    for example_id, content, *place in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        sets.setdefault(example_id, []).append((content, (place[0], place[1])))
+    for members in sets.values():
+        new = [(content, place) for content, place in members if place[0] != _KNOWN]
+        if len(new) < len(members) and new:
+            there.append(new[0][1])
+        if len({content for content, _ in new}) > 1:
+            clashing.append([place for _, place in new])
+        else:
+            merged += [place for _, place in new[1:]]
+    columns = [pa.array([place[i] for place in sorted(merged)], pa.int32()) for i in range(2)]
+    return Repeats(
+        merged=pa.table(columns, schema=MERGED_SCHEMA),
+        num_clashing=len(clashing),
+        first=min(clashing, default=[]),
+        num_there=len(there),
+        there=min(there, default=None),
+    )
+
+
+def _row_at(source: RawCorpus, part: Part, place: Place, position: int) -> dict[str, Any]:
+    """A listed example, as a row of EXAMPLE_SCHEMA."""
+    return source.listed(part, place).slice(position, 1).to_pylist()[0]

@@ -1,0 +1,103 @@
+"""Pictures of a corpus with near hashes: the tasks of planning that find the pairs, when a request asks for it."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_prep.partitions import bucket_of, read_partition, write_partitions
+from data_prep.plan.sort_records import SortTask, survivors
+from data_prep.records import PLAN, write_table
+from data_prep.similarity.dedup import split_ranks
+from data_prep.similarity.near_duplicates import as_words, band_keys, distances, num_beyond, pairs_within
+from infra.config import FrozenConfig
+from infra.storage import open_store
+
+CAP = 1000
+"""Hashes with one band that each hash is compared with; of thousands that share one, as of empty pages, no more are."""
+_BAND_SCHEMA = pa.schema(
+    [
+        pa.field("band", pa.uint64()),
+        pa.field("sha256", pa.binary()),  # behind the rank of its split: the smaller one of a pair stays
+        pa.field("order_key", pa.uint64()),
+        pa.field("hash", pa.binary()),
+        pa.field("mirrored", pa.bool_()),
+    ]
+)
+PAIR_SCHEMA = pa.schema(
+    [
+        pa.field("sha256", pa.binary()),
+        pa.field("order_key", pa.uint64()),
+        pa.field("other_sha256", pa.binary()),
+        pa.field("other_order_key", pa.uint64()),
+        pa.field("distance", pa.int16()),
+    ]
+)
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: bands of all sizes fill all buckets
+
+
+class NearTask(SortTask):
+    """A step of finding near duplicates, with the width of the bands."""
+
+    band_bits: int = 16
+
+
+def deal_bands(task: NearTask) -> None:
+    """Deal the pictures that stay in one bucket, and their mirror images, out by the bands of their hashes."""
+    corpus = open_store(task.corpus)
+    rows = survivors(corpus, task)
+    names, tables = pa.array(ranked(rows), pa.binary()), [_BAND_SCHEMA.empty_table()]
+    for column, mirrored in (("phash", False), ("phash_mirror", True)):
+        keys = band_keys(as_words(rows[column].to_pylist()), task.band_bits)
+        owner = pa.array(np.repeat(np.arange(len(rows)), keys.shape[1]))
+        columns = {
+            "band": pa.array(keys.ravel()),
+            "sha256": names.take(owner),
+            "order_key": rows["order_key"].take(owner),
+            "hash": rows[column].take(owner),
+            "mirrored": pa.repeat(mirrored, len(owner)),
+        }
+        tables.append(pa.table(columns).cast(_BAND_SCHEMA))
+    table = pa.concat_tables(tables)
+    buckets = bucket_of(table["band"].to_numpy() * _SPREAD, task.num_buckets)
+    write_partitions(corpus, f"{PLAN}/by-band/{task.own}", table, buckets, task.num_buckets)
+
+
+def ranked(rows: pa.Table) -> list[bytes]:
+    """The sha256 of every record behind a byte for its split, so that of two that look alike the one that is named test
+    or val sorts first, and stays."""
+    ranks = split_ranks(rows).tolist()
+    return [bytes([rank]) + sha256 for rank, sha256 in zip(ranks, rows["sha256"].to_pylist(), strict=True)]
+
+
+class NearPairs(FrozenConfig):
+    """Pairs with near hashes: the file that lists them, and how many pairs of one band were not looked at."""
+
+    key: str
+    num_left: int
+
+
+def find_near(task: NearTask) -> NearPairs:
+    """Pairs of one bucket of bands whose hashes are near."""
+    corpus = open_store(task.corpus)
+    rows = read_partition(corpus, task.files("by-band"), task.number, _BAND_SCHEMA)
+    rows = rows.sort_by([("band", "ascending"), ("sha256", "ascending"), ("mirrored", "ascending")])
+    mirrored, words = rows["mirrored"].to_numpy(), as_words(rows["hash"].to_pylist())
+    found = [PAIR_SCHEMA.empty_table()]
+    bands = rows["band"].to_numpy()
+    for a, b in pairs_within(bands, words, CAP):
+        useful = ~(mirrored[a] & mirrored[b])  # two mirror images are near where the pictures are
+        a, b = a[useful], b[useful]
+        first, second = rows.take(pa.array(a)), rows.take(pa.array(b))
+        columns = [first["sha256"], first["order_key"], second["sha256"], second["order_key"]]
+        found.append(pa.table([*columns, pa.array(distances(words[a], words[b]), pa.int16())], schema=PAIR_SCHEMA))
+    pairs = pa.concat_tables(found)
+    pairs = pairs.filter(pc.not_equal(pairs["sha256"], pairs["other_sha256"]))
+    key = f"{PLAN}/near/{task.number:05d}.parquet"
+    write_table(corpus, key, once(pairs))
+    return NearPairs(key=key, num_left=num_beyond(bands, CAP))
+
+
+def once(pairs: pa.Table) -> pa.Table:
+    """Every pair at its smallest distance."""
+    nearest = pairs.group_by(PAIR_SCHEMA.names[:-1]).aggregate([("distance", "min")])
+    return nearest.rename_columns(PAIR_SCHEMA.names)

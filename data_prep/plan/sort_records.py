@@ -1,0 +1,406 @@
+"""Records -> rows of shards, on storage: the tasks of planning. Each holds one bucket of the records, never all.
+
+    records --deal_out--> buckets by order key -----------------------select--> rows of every split, in order
+                     \\--> buckets by pixel hash --find_duplicates--> drops --/
+
+Everything is a function of the records alone, so every attempt and every machine plans the same shards.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from data_prep.config import CorpusConfig
+from data_prep.corpora.open_source import open_source
+from data_prep.corpus_stats import CorpusStats, SampleRule
+from data_prep.labels import ClassMap
+from data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
+from data_prep.plan.check_refused import ids_there_error, repeated_ids_error
+from data_prep.plan.leakage import leaked_rows
+from data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
+from data_prep.shard_format import open_shard
+from data_prep.similarity.dedup import (
+    DROPS_SCHEMA,
+    GAINS_SCHEMA,
+    LOCATOR_SCHEMA,
+    PIXELS_SCHEMA,
+    exact_duplicates,
+    gained_labels,
+)
+from data_prep.splits import order_key, split_hash, unit_key
+from infra.config import FrozenConfig
+from infra.storage import Store, open_store
+
+CLASSES_FILE, VAL_FILE, KNOWN_FILE = f"{PLAN}/classes.json", f"{PLAN}/val.json", f"{PLAN}/known.json"
+ROW_SCHEMA = pa.schema(
+    [
+        field.with_type(pa.list_(pa.int32())) if field.name == "labels" else field
+        for field in RECORD_SCHEMA
+        if field.name not in ("reason", "detail", "val_fraction", "test_fraction")
+    ]
+)
+"""A planned row: a record that stays, its labels as ids."""
+_PLACE = [field for field in RECORD_SCHEMA if field.name in (*LOCATOR_SCHEMA.names, "order_key")]
+REJECTS_SCHEMA = pa.schema(
+    [
+        pa.field("example_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("kept_id", pa.string()),  # the example that stays instead, for duplicates
+    ]
+)
+LOCATED_REJECTS = pa.schema([*REJECTS_SCHEMA, *_PLACE])
+_IDS_SCHEMA = pa.schema([pa.field("order_key", pa.uint64()), pa.field("example_id", pa.string())])
+_GROUPS_SCHEMA = pa.schema([pa.field("group", pa.string()), pa.field("split", pa.string())])
+_ROWS_PER_READ = 2048  # of a planned file: a shard reads some thousand rows of it
+
+
+class SortTask(FrozenConfig):
+    """One step of planning: partition file or bucket `number`, of `num_files` files and `num_buckets` buckets."""
+
+    corpus: str
+    number: int
+    num_files: int
+    num_buckets: int
+    chunks: tuple[int, ...] = ()
+    """Of dealing out: the chunks whose records are dealt."""
+    known: tuple[tuple[str, str, str], ...] = ()
+    """Of dealing out: (store, shard, split) of segments that the corpus has already."""
+    drops: tuple[str, ...] = ()
+    """Partition files of what goes, by order key."""
+    gains: tuple[str, ...] = ()
+    """Partition files of what gets labels of its copies, by order key."""
+
+    def files(self, kind: str) -> list[str]:
+        """Keys of the partition files of a kind, one of every task that dealt out."""
+        return [f"{PLAN}/{kind}/{number:05d}.bin" for number in range(self.num_files)]
+
+    @property
+    def own(self) -> str:
+        return f"{self.number:05d}.bin"
+
+
+class DealtOut(FrozenConfig):
+    """What dealing out saw among the accepted examples."""
+
+    label_counts: dict[str, int]
+    num_accepted: int
+    num_weighted: int
+    has_val: bool
+    """Whether any example is in val before `val_per_class` takes some: where the source names val."""
+    leaks: "Dropped | None"
+    """What is left out as it shows a picture of an evaluation set; not among the accepted."""
+
+
+class Dropped(FrozenConfig):
+    """What goes, by label, and the partition file that lists it."""
+
+    key: str
+    label_counts: dict[str, int]
+    gains: str = ""
+    """The partition file of what stays and gets labels of its copies. Empty: nothing does."""
+    gained: dict[str, int] = Field(default_factory=dict)
+    """How many of them get each label."""
+
+
+class Selected(FrozenConfig):
+    """One bucket in order: rows and bytes of every split, refusals, statistics."""
+
+    bucket: int
+    num_rows: dict[str, int]
+    num_bytes: dict[str, int]
+    num_rejects: int
+    num_counted: int
+    """Refusals that count against the allowed share."""
+    stats: dict[str, Any]
+    """CorpusStats as JSON."""
+
+
+def rows_key(split: str, bucket: int) -> str:
+    """File of the planned rows of a bucket, of one split."""
+    return f"{PLAN}/rows/{split}/{bucket:05d}.parquet"
+
+
+def rejects_key(bucket: int) -> str:
+    return f"{PLAN}/rejects/{bucket:05d}.parquet"
+
+
+def deal_out(task: SortTask) -> DealtOut:
+    """Deal some records into buckets by order key, and the accepted ones by pixel hash and by group."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    records = Chunks(corpus, config).load_records(task.chunks)
+    accepted = records.filter(pc.is_null(records["reason"]))
+    leaks = None
+    if config.recipe.decontaminate:
+        drops = _one_for_each(leaked_rows(accepted, corpus, config))
+        leaks = save_drops(corpus, f"leaks-{task.own}", drops, task.num_buckets)
+        accepted = accepted.filter(pc.invert(pc.is_in(accepted["example_id"], drops["example_id"].combine_chunks())))
+    known = _known_rows(task, config.recipe.order_seed)
+
+    def write(kind: str, table: pa.Table, keys: np.ndarray) -> None:
+        write_partitions(
+            corpus, f"{PLAN}/{kind}/{task.own}", table, bucket_of(keys, task.num_buckets), task.num_buckets
+        )
+
+    write("by-order", records, records["order_key"].to_numpy())
+    pixels = accepted.append_column("known", pa.repeat(False, len(accepted))).select(PIXELS_SCHEMA.names)
+    pixels = pa.concat_tables([pixels.cast(PIXELS_SCHEMA), known])
+    write("by-pixels", pixels, hash_prefixes(pixels["pixel_sha256"]))
+    write("known-ids", known.select(_IDS_SCHEMA.names), known["order_key"].to_numpy())
+    grouped = accepted.filter(pc.is_valid(accepted["group"])).select(_GROUPS_SCHEMA.names)
+    grouped = grouped.group_by(["group", "split"]).aggregate([]).cast(_GROUPS_SCHEMA)
+    write("by-group", grouped, np.array([split_hash(group) for group in grouped["group"].to_pylist()], dtype=np.uint64))
+    return DealtOut(
+        label_counts=label_counts(accepted),
+        num_accepted=len(accepted),
+        num_weighted=len(accepted) - accepted["weights"].null_count,
+        has_val=bool(pc.any(pc.equal(records["split"], "val")).as_py()),
+        leaks=leaks,
+    )
+
+
+def _one_for_each(drops: pa.Table) -> pa.Table:
+    """The first reason of every example."""
+    ids = drops["example_id"].to_pylist()
+    return drops.take(pa.array(sorted({example_id: i for i, example_id in reversed([*enumerate(ids)])}.values())))
+
+
+def _known_rows(task: SortTask, seed: int) -> pa.Table:
+    """Rows of shards that the corpus has already, as PIXELS_SCHEMA without labels."""
+    tables = [PIXELS_SCHEMA.empty_table()]
+    for uri, key, split in task.known:
+        file = open_shard(open_store(uri), key)
+        table = file.read(columns=["example_id", "sha256", "pixel_sha256"], use_threads=False)
+        file.close(force=True)
+        ids = table["example_id"].to_pylist()
+        added = {
+            **{field.name: pa.nulls(len(ids), field.type) for field in LOCATOR_SCHEMA},
+            "split": pa.repeat(split, len(ids)),
+            "val_fraction": pa.nulls(len(ids), pa.float64()),
+            "group": pa.nulls(len(ids), pa.string()),
+            "order_key": pa.array([order_key(seed, example_id) for example_id in ids], pa.uint64()),
+            "labels": pa.array([[]] * len(ids), pa.list_(pa.string())),
+            "weights": pa.nulls(len(ids), pa.list_(pa.float32())),
+            "known": pa.repeat(True, len(ids)),
+        }
+        for name, column in added.items():
+            table = table.append_column(name, column)
+        tables.append(table.select(PIXELS_SCHEMA.names).cast(PIXELS_SCHEMA))
+    return pa.concat_tables(tables)
+
+
+def label_counts(rows: pa.Table, column: str = "labels") -> dict[str, int]:
+    """How many rows have each label."""
+    counted = pc.value_counts(pc.list_flatten(rows[column].combine_chunks()))
+    return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
+
+
+def find_duplicates(task: SortTask) -> Dropped:
+    """What goes of one bucket of pixel hashes. Raises ValueError where a group lies in two splits."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    _check_groups(read_partition(corpus, task.files("by-group"), task.number, _GROUPS_SCHEMA))
+    rows = read_partition(corpus, task.files("by-pixels"), task.number, PIXELS_SCHEMA)
+    source = open_source(config)
+    keeps_all = source.benchmark_rows
+    policy, several = config.recipe.duplicates, not source.single_label
+    drops = DROPS_SCHEMA.empty_table() if keeps_all else exact_duplicates(rows, policy, several_labels=several)
+    saved = save_drops(corpus, f"pixels-{task.own}", drops, task.num_buckets)
+    gains = gained_labels(rows, policy) if several and len(drops) else GAINS_SCHEMA.empty_table()
+    if not len(gains):
+        return saved
+    key = f"{PLAN}/gains/{task.own}"
+    write_partitions(corpus, key, gains, bucket_of(gains["order_key"].to_numpy(), task.num_buckets), task.num_buckets)
+    return saved.model_copy(update={"gains": key, "gained": label_counts(gains, "gained")})
+
+
+def save_drops(corpus: Store, name: str, drops: pa.Table, num_buckets: int) -> Dropped:
+    """Write a list of what goes (DROPS_SCHEMA) by order key."""
+    key = f"{PLAN}/drops/{name}"
+    write_partitions(corpus, key, drops, bucket_of(drops["order_key"].to_numpy(), num_buckets), num_buckets)
+    return Dropped(key=key, label_counts=label_counts(drops))
+
+
+def _check_groups(rows: pa.Table) -> None:
+    grouped = rows.group_by("group").aggregate([("split", "count_distinct")])
+    crossing = grouped.filter(pc.greater(grouped["split_count_distinct"], 1))["group"].to_pylist()
+    if crossing:
+        raise ValueError(
+            f"{len(crossing):,} groups lie in more than one split, {min(crossing)!r} for one: variants of one object "
+            "would be trained on and tested on. The source must give a group one split."
+        )
+
+
+def survivors(corpus: Store, task: SortTask) -> pa.Table:
+    """The accepted records of one bucket of order keys without what goes, in order."""
+    return _sorted_bucket(corpus, task)[0]
+
+
+def _sorted_bucket(corpus: Store, task: SortTask) -> tuple[pa.Table, pa.Table, pa.Table]:
+    """One bucket of order keys: what stays, in order; what goes as (record, reason) rows; what examining refused."""
+    records = read_partition(corpus, task.files("by-order"), task.number, RECORD_SCHEMA)
+    refused = pc.is_valid(records["reason"])
+    accepted = records.filter(pc.invert(refused)).sort_by([("order_key", "ascending"), ("example_id", "ascending")])
+    _check_ids(corpus, task, accepted)
+    drops = _dropped(corpus, task, task.number)
+    place = pc.index_in(accepted["example_id"], drops["example_id"].combine_chunks())
+    gone = accepted.filter(pc.is_valid(place))
+    why = drops.take(place.drop_null())
+    gone = gone.drop_columns(["reason", "detail"])
+    for name in DROPS_SCHEMA.names[3:]:
+        gone = gone.append_column(name, why[name])
+    gains = read_partition(corpus, task.gains, task.number, GAINS_SCHEMA)
+    return _with_gains(accepted.filter(pc.is_null(place)), gains), gone, records.filter(refused)
+
+
+def _with_gains(rows: pa.Table, gains: pa.Table) -> pa.Table:
+    """Records with the labels and weights that their copies have, too."""
+    if not len(gains):
+        return rows
+    place = pc.index_in(rows["example_id"], gains["example_id"].combine_chunks())
+    for name in ("labels", "weights"):
+        merged = pc.if_else(pc.is_valid(place), gains[name].take(place), rows[name])
+        rows = rows.set_column(rows.column_names.index(name), RECORD_SCHEMA.field(name), merged)
+    return rows
+
+
+def _dropped(corpus: Store, task: SortTask, bucket: int) -> pa.Table:
+    return read_partition(corpus, task.drops, bucket, DROPS_SCHEMA)
+
+
+def _check_ids(corpus: Store, task: SortTask, accepted: pa.Table) -> None:
+    known = read_partition(corpus, task.files("known-ids"), task.number, _IDS_SCHEMA)["example_id"]
+    counted = Counter(accepted["example_id"].to_pylist())
+    if repeated := [example_id for example_id, count in counted.items() if count > 1]:
+        first = min(repeated)
+        columns = ["example_id", "base", "key", "labels"]
+        rows = accepted.filter(pc.equal(accepted["example_id"], first)).select(columns).to_pylist()
+        source = open_source(CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY)))
+        at_least = "at least " if task.num_buckets > 1 else ""
+        raise repeated_ids_error(source, rows, len(rows), len(repeated), at_least)
+    if again := sorted(counted.keys() & set(known.to_pylist())):
+        raise ids_there_error(again[0], len(again))
+
+
+def val_candidates(task: SortTask) -> dict[str, list[int]]:
+    """For every class the smallest split hashes among what stays in train, twice as many as may become val, ascending."""
+    corpus = open_store(task.corpus)
+    config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
+    rows = survivors(corpus, task)
+    rows = rows.filter(pc.equal(rows["split"], "train"))
+    hashes: dict[str, list[int]] = {}
+    for labels, value in zip(rows["labels"].to_pylist(), _split_hashes(rows), strict=True):
+        hashes.setdefault(labels[0], []).append(value)
+    wanted = 2 * (config.recipe.val_per_class or 0)
+    return {label: sorted(values)[:wanted] for label, values in hashes.items()}
+
+
+def _split_hashes(rows: pa.Table) -> list[int]:
+    units = zip(rows["group"].to_pylist(), rows["pixel_sha256"].to_pylist(), strict=True)
+    return [split_hash(unit_key(*unit)) for unit in units]
+
+
+def select(task: SortTask) -> Selected:
+    """Write the rows of one bucket in their order, by split and with label ids, and what is refused beside them.
+
+    Raises ValueError where two examples have one id, or break what the source promises of labels.
+    """
+    corpus = open_store(task.corpus)
+    classes = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_FILE)["classes"]})
+    outside = corpus.read_json(CLASSES_FILE)["outside"]
+    accepted, gone, refused = _sorted_bucket(corpus, task)
+    _check_labels(accepted, single_label=corpus.read_json(CLASSES_FILE)["single_label"])
+    accepted = _per_class_val(accepted, corpus.read_json(VAL_FILE))
+    rows = with_label_ids(accepted, classes)
+    empty = pc.equal(pc.list_value_length(rows["labels"]), 0)
+    rejects = pa.concat_tables(
+        [
+            _rejects(refused, lambda row: (row["reason"], row["detail"], None)),
+            _rejects(gone, lambda row: (row["reason"], row["detail"], row["other_id"])),
+            _rejects(accepted.filter(empty), lambda row: (outside["reason"], outside["detail"], None)),
+        ]
+    ).sort_by("example_id")
+    rows = rows.filter(pc.invert(empty)).select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
+    write_table(corpus, rejects_key(task.number), rejects)
+    num_rows, num_bytes = Counter[str](), Counter[str]()
+    for split in sorted(set(rows["split"].to_pylist())):
+        part = rows.filter(pc.equal(rows["split"], split))
+        num_rows[split], num_bytes[split] = len(part), pc.sum(part["num_bytes"]).as_py()
+        _write_rows(corpus, rows_key(split, task.number), part)
+    counted = pc.invert(pc.is_in(rejects["reason"], pa.array(sorted(NOT_COUNTED))))
+    pairs = gone.append_column("left_out", pa.repeat(True, len(gone)))
+    stats = CorpusStats.of(rows, rejects, len(classes.classes), SampleRule(), pairs)
+    return Selected(
+        bucket=task.number,
+        num_rows=num_rows,
+        num_bytes=num_bytes,
+        num_rejects=len(rejects),
+        num_counted=pc.sum(counted).as_py() or 0,
+        stats=stats.to_json(),
+    )
+
+
+def _write_rows(corpus: Store, key: str, rows: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, compression="zstd", row_group_size=_ROWS_PER_READ)
+    corpus.write(key, sink.getvalue().to_pybytes())
+
+
+def _check_labels(accepted: pa.Table, *, single_label: bool) -> None:
+    """Raises ValueError at an example that breaks a promise of sources."""
+    counts = pc.list_value_length(accepted["labels"])
+    weights = pc.list_value_length(accepted["weights"])
+    wrong = pc.not_equal(counts, 1) if single_label else pc.less(counts, 1)
+    wrong = pc.or_(wrong, pc.fill_null(pc.not_equal(weights, counts), False))
+    if bad := accepted.filter(wrong).slice(0, 1).to_pylist():
+        raise ValueError(
+            f"{bad[0]['example_id']!r} has {len(bad[0]['labels'])} labels and weights {bad[0]['weights']}; the source "
+            f"promises {'one label' if single_label else 'one or more labels'} for each example, and a weight for "
+            "every label of every example or for none. Correct the source reader."
+        )
+
+
+def _per_class_val(rows: pa.Table, last_hash: dict[str, int]) -> pa.Table:
+    """Moves to val what has one of the smallest split hashes of its (first) class."""
+    if not last_hash or not len(rows):
+        return rows
+    splits = [
+        "val" if split == "train" and value <= last_hash.get(labels[0], -1) else split
+        for split, labels, value in zip(
+            rows["split"].to_pylist(), rows["labels"].to_pylist(), _split_hashes(rows), strict=True
+        )
+    ]
+    return rows.set_column(rows.column_names.index("split"), RECORD_SCHEMA.field("split"), pa.array(splits))
+
+
+def with_label_ids(table: pa.Table, class_map: ClassMap) -> pa.Table:
+    """Label names -> ids. Labels of classes that the map lacks are left out, with their weights."""
+    names = table["labels"].combine_chunks()
+    ids = pc.index_in(pc.list_flatten(names), pa.array(class_map.source_ids, pa.string()))
+    known = pc.is_valid(ids).to_numpy(zero_copy_only=False)
+    owner = pc.list_parent_indices(names).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(owner[known], minlength=len(names)))]).astype(np.int32)
+    labels = pa.ListArray.from_arrays(pa.array(offsets), ids.filter(pa.array(known)).cast(pa.int32()))
+    table = table.set_column(table.column_names.index("labels"), "labels", labels)
+    if table["weights"].null_count == table.num_rows:
+        return table
+    kept = pc.list_flatten(table["weights"].combine_chunks()).filter(pa.array(known))
+    weights = pa.ListArray.from_arrays(pa.array(offsets), kept)
+    return table.set_column(table.column_names.index("weights"), "weights", weights)
+
+
+def _rejects(rows: pa.Table, why: Callable[[dict[str, Any]], tuple[str, str, str | None]]) -> pa.Table:
+    """Records as rows of LOCATED_REJECTS."""
+    out = []
+    for row in rows.to_pylist():
+        row["reason"], row["detail"], row["kept_id"] = why(row)
+        out.append({**row, "source": f"{row['base'].removesuffix('/')}/{row['key']}"})
+    return pa.Table.from_pylist(out, schema=LOCATED_REJECTS)

@@ -1,0 +1,124 @@
+"""The small pictures of the report: read at once by many threads, decoded few at a time."""
+
+import base64
+import io
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from PIL import Image
+
+from data_prep.corpus_stats import CorpusStats, Findings, Leak, SampleRow
+from data_prep.decode import DecodePolicy, ImageRejected, decode
+from data_prep.examine.decode_child import Examiner
+from data_prep.report.report_html import text
+from infra.config import replace
+
+Decode = Callable[[bytes, DecodePolicy], np.ndarray]
+
+# On S3 a picture costs a round trip, not bandwidth: one by one a page took 40 s.
+_READ_THREADS = 16
+# A picture may hold 89 million pixels: a few hundred MB while it is decoded.
+_DECODED_AT_ONCE = 2
+_THUMBNAIL_PX, _THUMBNAIL_BYTES = 96, 4_000
+_MAX_LEAKS_WITH_PICTURES = 8
+_DECODED = frozenset({"duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
+"""Reasons of examples whose pictures preparation has decoded whole, so that decoding them again is safe."""
+_NEVER_DECODED = frozenset({"side_too_small", "side_too_large", "aspect_ratio", "refused_by_policy", "no_label"})
+"""Reasons found before decoding: the picture may be good, and may as well crash a decoder."""
+_TIMEOUT_S, _MEMORY_BYTES = 20.0, 4 << 30
+
+
+def leaks_by_size(stats: CorpusStats) -> list[tuple[Leak, Findings, bool]]:
+    """The largest first, and whether its pictures are shown: a root may hold dozens of evaluation sets."""
+    ordered = sorted(stats.leakage.items(), key=lambda item: (-item[1].count, item[0]))
+    return [(leak, found, rank < _MAX_LEAKS_WITH_PICTURES) for rank, (leak, found) in enumerate(ordered)]
+
+
+class Pictures:
+    """Small pictures by the place of their bytes, or why there is none."""
+
+    def __init__(self, found: Mapping[tuple[object, ...], str]) -> None:
+        self._found = found
+
+    def show(self, row: SampleRow, reason: str = "") -> str:
+        found = self._found.get(_place(row), "")
+        name = text(row.example_id)
+        if found.startswith("data:"):
+            return f'<img class="pic" alt="{name}" title="{name}" src="{found}">'
+        why = found or (reason.replace("_", " ") if reason else "place not known")
+        return f'<div class="pic none" title="{name}">{text(why)}</div>'
+
+
+def _place(row: SampleRow) -> tuple[object, ...]:
+    return row.base, row.key, row.offset, row.length
+
+
+def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[SampleRow], bytes]) -> Pictures:
+    """Every picture that the report shows. What no decoder has seen yet is first decoded in a process of its own."""
+    # Limits by which a picture may be refused are lifted, to show it. That on pixels stays: it bounds the memory.
+    lenient = replace(
+        policy,
+        formats=DecodePolicy().formats,
+        cmyk="convert",
+        sixteen_bit="high_byte",
+        animation="first_frame",
+        min_side_px=1,
+        max_side_px=65_535,
+        max_aspect_ratio=65_535,
+    )
+    room = threading.BoundedSemaphore(_DECODED_AT_ONCE)
+
+    def thumbnail(job: tuple[SampleRow, Decode]) -> str:
+        row, decoder = job
+        try:
+            data = load(row)
+            with room:
+                return _thumbnail(decoder(data, lenient))
+        except ImageRejected as error:
+            return error.reason.replace("_", " ")
+        except Exception as error:  # a picture that is gone must not cost a corpus that is whole
+            return f"not read: {type(error).__name__}"
+
+    jobs = {_place(row): (row, decoder) for row, decoder in _shown(stats) if row.base}
+    with ThreadPoolExecutor(_READ_THREADS) as pool:
+        return Pictures(dict(zip(jobs, pool.map(thumbnail, jobs.values()), strict=True)))
+
+
+def _shown(stats: CorpusStats) -> Iterable[tuple[SampleRow, Decode]]:
+    """Every picture of the page that can be decoded, and by what."""
+    for rows in stats.sheet.values():
+        yield from ((row, decode) for row in rows)
+    leaks = (found for _, found, with_pictures in leaks_by_size(stats) if with_pictures)
+    for found in (*leaks, *stats.duplicates.values()):
+        for each in found.first:
+            yield each.picture, decode
+            if each.other:
+                yield each.other, decode
+    for reason, found in stats.refused.items():
+        decoder = decode if reason in _DECODED else _decode_guarded if reason in _NEVER_DECODED else None
+        if decoder:
+            yield from ((each.picture, decoder) for each in found.first)
+
+
+def _decode_guarded(data: bytes, policy: DecodePolicy) -> np.ndarray:
+    """As `decode`; an image that ends the process which tries it first is rejected as decoder_crash."""
+    with Examiner(policy, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES) as examiner:
+        for _, verdict in examiner.run([(None, data)]):
+            if isinstance(verdict, ImageRejected):
+                raise verdict
+    return decode(data, policy)
+
+
+def _thumbnail(pixels: np.ndarray) -> str:
+    image = Image.fromarray(pixels)
+    image.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
+    data = b""
+    for quality in (75, 40, 10):  # noise would make the page large
+        file = io.BytesIO()
+        image.save(file, "WEBP", quality=quality)
+        data = file.getvalue()
+        if len(data) <= _THUMBNAIL_BYTES:
+            break
+    return "data:image/webp;base64," + base64.b64encode(data).decode()

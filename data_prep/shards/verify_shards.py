@@ -1,0 +1,322 @@
+"""Read a corpus back: file checksums, rows, page checksums, image hashes, labels, digests, on request also the pixels of
+every picture; name what is wrong."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import Field
+
+from data_prep.config import PrepareExecution
+from data_prep.corpus_stats import STATS_KEY, CorpusStats
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.examine.decode_child import Examiner
+from data_prep.executors import Executor, in_process
+from data_prep.labels import ClassMap
+from data_prep.records import WORK, read_table
+from data_prep.shard_format import (
+    CLASSES_KEY,
+    LEAKAGE_KEY,
+    REJECTS_KEY,
+    REPORT_KEY,
+    SHARDS_KEY,
+    Manifest,
+    ShardError,
+    check_shard,
+    load_manifest,
+    open_shard,
+    segment_keys,
+    segment_store,
+    shard_schema,
+)
+from data_prep.shards.content_digest import RowContent, content_digest, corpus_digest
+from infra.config import FrozenConfig
+from infra.storage import Store, open_store
+
+_BLOCK_BYTES = 1 << 20
+_TABLES = (REJECTS_KEY, SHARDS_KEY, LEAKAGE_KEY)
+_MAX_PICTURES = 100  # of a shard that are named one by one
+
+
+class ShardSpec(FrozenConfig):
+    """What a shard must be, whatever rows it holds."""
+
+    key: str
+    num_rows: int
+    rows_per_row_group: int
+    num_classes: int
+    single_label: bool
+    has_weights: bool
+
+    def arrow_schema(self) -> pa.Schema:
+        return shard_schema(single_label=self.single_label, has_weights=self.has_weights)
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """What a shard says when it is read from the store."""
+
+    sha256: str
+    content_digest: str
+    label_counts: dict[int, int]
+
+
+class PixelCheck(FrozenConfig):
+    """How pictures are decoded again: the corpus's policy, and the limits of the process that decodes."""
+
+    policy: DecodePolicy
+    timeout_s: float
+    memory_bytes: int
+
+
+class VerifyTask(FrozenConfig):
+    """One shard to check against its line in shards.parquet."""
+
+    corpus: str
+    spec: ShardSpec
+    sha256: str
+    content_digest: str
+    pixels: PixelCheck | None = None
+    """Decode every picture; None: compare bytes only."""
+
+
+class ShardCheck(FrozenConfig):
+    """The outcome for one shard: `problem` is None where all is right."""
+
+    key: str
+    problem: str | None
+    label_counts: dict[int, int]
+    pictures: dict[str, str] = Field(default_factory=dict)
+    """Example id -> what is wrong with its pixels; the first 100 of the shard."""
+
+
+class VerifyReport(FrozenConfig):
+    """The outcome for a corpus."""
+
+    corpus: str
+    num_shards: int
+    num_rows: int
+    """Of the corpus; a view shows the first rows of shards that hold more."""
+    num_rows_read: int
+    """Of its shards, all of which are checked."""
+    label_counts: dict[int, int]
+    """Of the rows that were read."""
+    problems: dict[str, str]
+    """URI of what is wrong -> what is wrong with it; of shards and what says what they hold."""
+    pictures: dict[str, dict[str, str]]
+    """URI of a shard -> example id -> what is wrong with its pixels, up to 100 of a shard. Empty unless they were decoded."""
+    beside: dict[str, str]
+    """The same of what is told beside the shards: refusals, leakage, statistics, report."""
+
+
+def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: bool = False) -> VerifyReport:
+    """Check every file of a corpus. Raises RuntimeError where there is none.
+
+    Found and named are a flipped byte, a missing, extra, swapped or truncated shard, and a listing or class map that
+    the digest of the manifest contradicts. With `pixels` every picture is decoded again, which takes as long as it took to
+    examine it: one that is refused, or does not give the pixels whose hash was stored, is named, too.
+    """
+    manifest = load_manifest(corpus)
+    problems: dict[str, str] = {}
+    if not _class_map_is_right(corpus, manifest):
+        problems[corpus.uri_of(CLASSES_KEY)] = "does not give the class map digest of the manifest"
+    try:
+        listed = {line["key"]: line for line in read_table(corpus, SHARDS_KEY).to_pylist()}
+    except (OSError, pa.ArrowException, KeyError):
+        listed = {}  # named below: it gives no digest
+    specs = shard_specs(corpus, manifest)
+    digests = {key: line["content_digest"] for key, line in listed.items()}
+    whole = digests.keys() >= specs.keys()
+    if not whole or corpus_digest(manifest.class_map_digest, manifest.splits, digests) != manifest.digest:
+        problems[corpus.uri_of(SHARDS_KEY)] = "does not give the corpus digest of the manifest"
+    for key in corpus.list():
+        if not key.startswith(f"{WORK}/") and key.endswith(".parquet") and key not in specs and key not in _TABLES:
+            problems[corpus.uri_of(key)] = "is not listed in the manifest: an extra shard"
+    check_pixels = _pixel_check(manifest) if pixels else None
+    tasks = [
+        VerifyTask(
+            corpus=store.uri,
+            spec=spec,
+            sha256=listed[key]["sha256"],
+            content_digest=digests[key],
+            pixels=check_pixels,
+        )
+        for key, (store, spec) in specs.items()
+        if key in listed
+    ]
+    label_counts: Counter[int] = Counter()
+    pictures = {}
+    for check in executor(verify_shard, tasks):
+        label_counts.update(check.label_counts)
+        uri = specs[check.key][0].uri_of(check.key)
+        if check.problem:
+            problems[uri] = check.problem
+        if check.pictures:
+            pictures[uri] = check.pictures
+    return VerifyReport(
+        corpus=corpus.uri,
+        num_shards=len(specs),
+        num_rows=_num_rows(manifest),
+        num_rows_read=sum(spec.num_rows for _, spec in specs.values()),
+        label_counts=dict(sorted(label_counts.items())),
+        problems=dict(sorted(problems.items())),
+        pictures=dict(sorted(pictures.items())),
+        beside=dict(sorted(_wrong_beside(corpus, manifest).items())),
+    )
+
+
+def _num_rows(manifest: Manifest) -> int:
+    """Rows that the splits show, those once that several splits share."""
+    rows: Counter[tuple[str, str]] = Counter()
+    for split in manifest.splits.values():
+        for segment in split.segments:
+            place = segment.split, segment.name
+            rows[place] = max(rows[place], segment.num_rows)
+    return rows.total()
+
+
+def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
+    """What cannot be read of the files beside the shards; a view has none of them, but those of the corpus it is of."""
+    if "view_of" in manifest.provenance:
+        return {}
+    readers = {
+        REJECTS_KEY: lambda: read_table(corpus, REJECTS_KEY),
+        LEAKAGE_KEY: lambda: read_table(corpus, LEAKAGE_KEY),
+        STATS_KEY: lambda: CorpusStats.from_json(corpus.read_json(STATS_KEY)),
+        REPORT_KEY: lambda: _check_report(corpus.read(REPORT_KEY)),
+    }
+    wrong = {}
+    for key, read in readers.items():
+        try:
+            read()
+        except FileNotFoundError:
+            wrong[corpus.uri_of(key)] = "is missing"
+        except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
+            wrong[corpus.uri_of(key)] = f"cannot be read: {' '.join(str(error).split())}"
+    return wrong
+
+
+def _check_report(page: bytes) -> None:
+    if not page.rstrip().endswith(b"</html>"):
+        raise ValueError("it does not end as a page does")
+
+
+def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
+    try:
+        classes = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return classes.digest == manifest.class_map_digest
+
+
+def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec]]:
+    """What every shard of a corpus must be and where it lies, by key; each once although views list it again."""
+    specs = {}
+    for split in manifest.splits.values():
+        for segment in split.segments:
+            for i, key in enumerate(segment_keys(segment)[: split.shards_in_use(segment)]):
+                spec = ShardSpec(
+                    key=key,
+                    num_rows=split.shard_rows(segment, i),
+                    rows_per_row_group=split.rows_per_row_group,
+                    num_classes=manifest.num_classes,
+                    single_label=manifest.single_label,
+                    has_weights=manifest.has_weights,
+                )
+                specs[key] = segment_store(corpus, segment), spec
+    return specs
+
+
+def verify_shard(task: VerifyTask) -> ShardCheck:
+    """Check one shard against its listing; a bad shard is a result, not an exception."""
+    corpus, key = open_store(task.corpus), task.spec.key
+    try:
+        found = read_back(corpus, task.spec)
+    except ShardError as error:
+        return ShardCheck(key=key, problem=error.found, label_counts={})
+    if found.content_digest != task.content_digest:
+        problem = "holds other examples than are listed for it: swapped or rewritten"
+        return ShardCheck(key=key, problem=problem, label_counts={})
+    if found.sha256 != task.sha256:
+        problem = f"has sha256 {found.sha256[:12]}, listed is {task.sha256[:12]}: a byte was changed"
+        return ShardCheck(key=key, problem=problem, label_counts={})
+    num_wrong, pictures = 0, dict[str, str]()
+    for example_id, wrong in _wrong_pictures(corpus, task.spec, task.pixels) if task.pixels else ():
+        num_wrong += 1
+        if len(pictures) < _MAX_PICTURES:
+            pictures[example_id] = wrong
+    corrupt = f"holds {num_wrong:,} of {task.spec.num_rows:,} pictures that are corrupt" if num_wrong else None
+    return ShardCheck(key=key, problem=corrupt, label_counts=found.label_counts, pictures=pictures)
+
+
+def _pixel_check(manifest: Manifest) -> PixelCheck:
+    request = manifest.provenance.get("request", {})
+    limits = PrepareExecution.model_validate(request.get("execution", {}))
+    return PixelCheck(
+        policy=manifest.decode_policy, timeout_s=limits.image_timeout_s, memory_bytes=limits.decode_memory_bytes
+    )
+
+
+def _wrong_pictures(corpus: Store, spec: ShardSpec, check: PixelCheck) -> Iterator[tuple[str, str]]:
+    """Example id and fault of every picture of a shard that does not give the pixels that were examined."""
+    with Examiner(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as examiner:
+        for (example_id, expected), outcome in examiner.run(_pictures(corpus, spec)):
+            if isinstance(outcome, ImageRejected):
+                yield example_id, f"cannot be decoded: {outcome}"
+            elif outcome.pixel_sha256 != expected:
+                yield example_id, "decodes to other pixels than its pixel_sha256 says"
+
+
+def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes], bytes]]:
+    file = open_shard(corpus, spec.key)
+    try:
+        for group in range(file.metadata.num_row_groups):
+            table = file.read_row_group(group, columns=["image", "example_id", "pixel_sha256"], use_threads=False)
+            for row in table.to_pylist():
+                yield (row["example_id"], row["pixel_sha256"]), row["image"]["bytes"]
+    finally:
+        file.close(force=True)
+
+
+def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
+    """Read a whole shard. Raises ShardError where its bytes, rows, schema, images or labels contradict themselves."""
+    uri, label_counts = corpus.uri_of(spec.key), Counter[int]()
+    file = open_shard(corpus, spec.key)
+    try:
+        check_shard(file, uri, spec.arrow_schema(), spec.rows_per_row_group, spec.num_rows)
+        content = content_digest(_checked_rows(file, uri, spec, label_counts))
+    except (OSError, pa.ArrowException) as error:
+        raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
+    finally:
+        file.close(force=True)
+    return ReadBack(file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
+
+
+def _checked_rows(file: pq.ParquetFile, uri: str, spec: ShardSpec, label_counts: Counter[int]) -> Iterator[RowContent]:
+    num_groups = file.metadata.num_row_groups
+    columns = ["image", "example_id", "sha256", "labels", *(["weights"] if spec.has_weights else [])]
+    for group in range(num_groups):
+        table = file.read_row_group(group, columns=columns, use_threads=False)
+        if group < num_groups - 1 and table.num_rows != spec.rows_per_row_group:
+            found = f"holds {table.num_rows} rows in row group {group}, expected {spec.rows_per_row_group}"
+            raise ShardError(uri, found)
+        for row in table.to_pylist():
+            example_id, labels = row["example_id"], row["labels"]
+            if hashlib.sha256(row["image"]["bytes"]).digest() != row["sha256"]:
+                raise ShardError(uri, f"holds other image bytes for {example_id} than its sha256 says")
+            if not labels or not all(0 <= label < spec.num_classes for label in labels):
+                raise ShardError(uri, f"labels {example_id} with {labels}; there are {spec.num_classes} classes")
+            label_counts.update(labels)
+            yield example_id, row["sha256"], labels, row.get("weights")
+
+
+def file_sha256(corpus: Store, key: str) -> str:
+    """Of an object as it lies in the store, read in blocks."""
+    digest = hashlib.sha256()
+    with corpus.open(key) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,158 @@
+"""`vitline data`: corpora, from a look at a source before anything is spent to what differs between two of them."""
+
+from typing import Annotated, Any
+
+import typer
+
+from flows.commands.command_line import Json, Root, Set, settings, show_one, show_rows
+from flows.requests.choices import SourceKind
+
+app = typer.Typer(
+    help="Corpora: prepare, look into, verify, compare, cut.", no_args_is_help=True, rich_markup_mode=None
+)
+Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
+_SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
+
+
+def number_of(text: str) -> int:
+    """30M -> 30,000,000; k, M and G stand for thousand, million and billion. Raises ValueError."""
+    digits, factor = (text[:-1], text[-1:].lower()) if text[-1:].isalpha() else (text, "")
+    try:
+        number = float(digits.replace(",", "").replace("_", "")) * _SUFFIXES[factor]
+        if number < 1 or number != int(number):
+            raise ValueError
+        return int(number)
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"{text!r} is no number of rows; write it as 1000, 50k, 30M or 1.5G.") from None
+
+
+@app.command("prep")
+def data_prep(
+    source: Annotated[
+        str, typer.Option(help="Folder, archive, table or dataset of labelled images: a path, or an s3:// URI.")
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the corpus: lower case, digits, dashes. Default: that of `--add-to`.")
+    ] = None,
+    kind: Annotated[SourceKind, typer.Option(help="What lies there.")] = "class_folders",
+    set_: Set = None,
+    add_to: Annotated[
+        str | None, typer.Option(help="NAME/VERSION of a corpus that gets these images as a further segment.")
+    ] = None,
+    decontaminate: Annotated[
+        list[str] | None,
+        typer.Option(help="Corpus whose test and val images, and what looks like them, are left out. Repeatable."),
+    ] = None,
+    take: Annotated[
+        str | None, typer.Option(help="Also a view on the first rows of train: 1000, 50k, 30M.", metavar="NUMBER")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Examine a sample and say what to expect; write nothing to the store.")
+    ] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Turn labelled images into verified Parquet shards. The same request goes on where it stopped.
+
+    Example: `vitline data prep --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
+    """
+    from flows.requests.overrides import parse_overrides
+    from flows.stages.prepare_corpus import prepare_and_show, source_request
+
+    chosen = settings(root)
+    rows = None if take is None else number_of(take)
+    fields: dict[str, Any] = {"kind": kind, "add_to": add_to, "overrides": parse_overrides(set_ or [])}
+    fields["decontaminate"] = tuple(decontaminate or ())
+    request = source_request(chosen.root, source, name, **fields)
+    if dry_run:
+        from flows.commands.inspect_corpus import show_dry_run
+
+        show_dry_run(chosen, request, take_rows=rows, as_json=json)
+    else:
+        prepare_and_show(chosen, [request], take_rows=rows, as_json=json)
+
+
+@app.command("ls")
+def data_ls(root: Root = None, json: Json = False) -> None:
+    """The corpora there are, and views on them. Example: `vitline data ls --json`"""
+    from flows.catalog import list_corpora
+
+    where = settings(root).root
+    columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
+    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` makes one."
+    show_rows("corpora", list_corpora(where), columns, json, empty)
+
+
+@app.command("show")
+def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
+    """The manifest of a corpus. Example: `vitline data show birds`"""
+    from flows.catalog import find_corpus, show_corpus, told_segment
+
+    shown = show_corpus(find_corpus(settings(root).root, name))
+    if not json:
+        for split in shown["splits"].values():
+            split["segments"] = list(map(told_segment, split["segments"]))
+    show_one(shown, json)
+
+
+@app.command("stats")
+def data_stats(name: Corpus, root: Root = None, json: Json = False) -> None:
+    """What is in a corpus: splits, classes, formats, refusals, duplicates, leakage. Example: `vitline data stats birds`"""
+    from flows.commands.inspect_corpus import show_stats
+
+    show_stats(settings(root), name, as_json=json)
+
+
+@app.command("diff")
+def data_diff(
+    a: Corpus,
+    b: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of the other")],
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """What differs between two corpora: requests, classes, numbers, and which examples.
+
+    Example: `vitline data diff birds/0a1b2c3d4e5f birds/9f8e7d6c5b4a`
+    """
+    from flows.commands.inspect_corpus import show_diff
+
+    show_diff(settings(root), a, b, as_json=json)
+
+
+@app.command("take")
+def data_take(
+    name: Corpus,
+    number: Annotated[str, typer.Argument(help="Rows: 1000, 50k, 30M")],
+    split: Annotated[
+        str, typer.Option(help="The split to cut. Others stay whole; those joined with it, such as trainval, go.")
+    ] = "train",
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """A view on the first rows of a split, which stand in random order, what was added behind what was there: no byte is
+    copied, and larger views hold it.
+
+    Example: `vitline data take birds 30M`
+    """
+    from flows.stages.prepare_corpus import take_and_show
+
+    take_and_show(settings(root), name, number_of(number), split, as_json=json)
+
+
+@app.command("verify")
+def data_verify(
+    name: Corpus,
+    pixels: Annotated[
+        bool,
+        typer.Option(
+            "--pixels",
+            help="Also decode every picture and name those that are corrupt. Takes as long as examining them did.",
+        ),
+    ] = False,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds --pixels`"""
+    from flows.stages.prepare_corpus import verify_and_show
+
+    verify_and_show(settings(root), name, pixels=pixels, as_json=json)

@@ -1,0 +1,141 @@
+"""`make demo`: the main job on real images, on one machine, through the same servers and the same door as in production.
+
+Triggers `pretrain-then-transfer/demo` by the Prefect API, as the UI does, follows
+it, and prints tables from what it left in the store.
+"""
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from data_prep.corpora import presets
+from data_prep.corpora.files.npm_package import FetchUnavailable
+from flows import console
+from flows.catalog import list_corpora
+from flows.records import PipelineRecord, read_pipeline
+from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
+from flows.requests.forms import PipelineRequest
+from flows.requests.resolve import resolve_pipeline
+from flows.stages.prepare_corpus import fetch_sources
+from flows.stages.stage import run_store
+from infra.local.paths import local_dir
+from infra.runs.run_state import read_state
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.vtab.evaluate import Score
+from vit.vtab.published.report import coverage
+
+Profile = Literal["full", "smoke"]
+DEPLOYMENT = "pretrain-then-transfer/demo"
+# Seconds on 2 cores after installation; stated in the README.
+BUDGETS_S = {"prepare": 45.0, "pretrain": 180.0, "evaluate": 180.0}
+# The same pipeline with other numbers: a few steps, to see that everything works.
+SMOKE = {
+    "recipe.total_steps": 20,
+    "recipe.optim.warmup_steps": 2,
+    "execution.save_every_steps": 10,
+    "execution.log_every_steps": 5,
+    "protocol.total_steps": 5,
+    "protocol.warmup_steps": 1,
+}
+
+
+def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[str, Any], str]:
+    """What is triggered, and a note where it is not what the README shows: without npm the digits stand in."""
+    changes: dict[str, Any] = {"seed": seed}
+    note = ""
+    try:
+        root = open_store(settings.root)
+        fetch_sources([presets.noto_emoji(), presets.twitter_emoji()], root, console.say)
+    except FetchUnavailable as error:
+        note = f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
+        console.say(note)
+        changes |= {"name": "digits", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ["digits-5-to-9"]}
+    if profile == "smoke":
+        name = changes.get("name", PipelineRequest().name)
+        changes |= {"name": f"{name}-smoke", "overrides": SMOKE}
+    return changes, note
+
+
+def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) -> None:
+    """Runs the demo and prints its result. Raises RuntimeError, with the page to look at, where the flow failed."""
+    started = time.monotonic()
+    from flows.commands.trigger import follow, trigger
+
+    changes, note = demo_request(settings, profile, seed)
+    run, page = trigger(settings, DEPLOYMENT, changes)
+    console.say(f"triggered {DEPLOYMENT} in Prefect: {page}")
+    ended = follow(run.id)
+    if ended.state is None or not ended.state.is_completed():
+        name, message = (ended.state.name, ended.state.message) if ended.state else ("unknown", "")
+        raise RuntimeError(f"{DEPLOYMENT} ended as {name}: {message} Look at {page}.")
+    if ended.state.name == "Skipped":
+        console.say(f"skipped: {ended.state.message}")
+        return
+    request = PipelineRequest.model_validate(ended.parameters["request"])
+    record = read_pipeline(open_store(settings.root), resolve_pipeline(settings.root, request).key)
+    scores = pipeline_scores(settings.root, record)
+    if as_json:
+        console.emit({**record.model_dump(mode="json"), "scores": [score.model_dump(mode="json") for score in scores]})
+    else:
+        show(settings, record, scores, page, note, time.monotonic() - started)
+
+
+def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
+    """The scores of a finished pipeline, in the order of its tasks."""
+    key = next(str(stage.run_key) for stage in record.stages if stage.stage == "evaluate")
+    state = read_state(run_store(root, key)) or {}
+    return [Score.model_validate(score) for score in state["scores"]]
+
+
+def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = console.say) -> None:
+    """What will be downloaded, kept and needed, before anything happens."""
+    npm = (
+        "136 MB of emoji by npm, kept by checksum"
+        if shutil.which("npm")
+        else "nothing (npm is absent: digits instead of emoji)"
+    )
+    minutes = "about 8 minutes on 2 cores" if profile == "full" else "about 3 minutes"
+    say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
+    say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
+
+
+def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: str, note: str, wall_s: float) -> None:
+    """The closing tables: stages against their budgets, scores against scratch and chance, and what to do next."""
+    rows = [
+        [s.stage, s.what, s.where, stage_time(s) + ("" if s.reused else f" of {console.duration(BUDGETS_S[s.stage])}")]
+        for s in record.stages
+    ]
+    console.table("Stages", ["stage", "what", "where", "time"], rows, right=(3,))
+    console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
+    if note:
+        console.tell(note)
+    errors = max(standard_error(score) for score in scores)
+    console.tell(
+        f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
+    )
+    names = [row["name"] for row in list_corpora(settings.root)]
+    console.tell(
+        f"{coverage(names)}: `vitline vtab report` shows the paper's rows; any corpus with test split is a task."
+    )
+    reused = [s.stage for s in record.stages if s.reused]
+    if reused:
+        console.tell(f"Reused from an earlier run: {', '.join(reused)}.")
+    console.tell(f"Model: {record.model}")
+    console.tell(f"Report: {local_copy(settings, record)}")
+    console.tell(f"Prefect: {page}")
+    if settings.mlflow_tracking_uri:
+        console.tell(f"MLflow: {settings.mlflow_tracking_uri}")
+    console.tell(
+        f"Whole run: {console.duration(wall_s)}. The stack stays up for you to look around; `make down` ends it."
+    )
+
+
+def local_copy(settings: Settings, record: PipelineRecord) -> Path:
+    """The report as a file of this machine, which any browser opens."""
+    path = local_dir(settings) / "reports" / f"{record.key}.html"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(open_store(settings.root).read(f"reports/{record.key}.html"))
+    return path

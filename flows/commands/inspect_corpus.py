@@ -1,0 +1,193 @@
+"""What `vitline data stats`, `diff` and `prep --dry-run` print."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from data_prep.config import CorpusConfig
+from data_prep.corpus_stats import SIDE_PX, CorpusStats
+from data_prep.find_corpus import prepared_corpus
+from data_prep.inspect.diff_corpora import ChangeKind, ExampleDiff, diff_examples
+from data_prep.inspect.diff_stats import CorpusFacts, Difference, diff_stats
+from data_prep.inspect.dry_run import dry_run
+from data_prep.inspect.dry_run_report import Cores
+from data_prep.labels import ClassMap
+from data_prep.plan.leakage import own_splits_said
+from data_prep.plan.plan_shards import Base
+from data_prep.report.report_html import num_bytes
+from data_prep.shard_format import CLASSES_KEY, Manifest, load_manifest
+from data_prep.shards.subsets import check_take
+from flows import console
+from flows.catalog import corpus_stats, find_corpus
+from flows.commands.command_line import cell
+from flows.stages.prepare_corpus import leakage_said
+from infra.local.paths import local_dir
+from infra.ray_jobs import RayJobs
+from infra.settings import Settings
+from infra.storage import Store, open_store
+
+_NAMED = 3
+_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+_WHAT: dict[ChangeKind, str] = {
+    "added": "only in the second",
+    "removed": "only in the first",
+    "relabelled": "other labels",
+    "moved": "another split",
+    "changed_bytes": "other bytes",
+}
+
+
+def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:
+    """What a corpus is compared by, and the corpus that its statistics are of: another one for a view. Raises
+    RuntimeError where there are none."""
+    found, manifest = corpus_stats(corpus), load_manifest(corpus)
+    if found is None:
+        raise RuntimeError(
+            f"{corpus.uri} has no stats.json: it was prepared by a version that wrote none. Prepare it again."
+        )
+    class_map = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
+    return CorpusFacts(manifest, class_map, found.stats), found.of
+
+
+def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:
+    """stats.json as a table, or whole."""
+    corpus = find_corpus(settings.root, name)
+    facts, of = facts_of(corpus)
+    title = f"{facts.manifest.name}/{facts.manifest.version}"
+    if as_json:
+        console.emit({"corpus": title, "statistics_of": of, **facts.stats.to_json()})
+        return
+    if of != title:
+        console.say(f"{title} is a view: these are the statistics of {of}, of which it shows a part")
+    console.table(of, ["", ""], [[what, said] for what, said in stats_rows(facts)])
+
+
+def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
+    """Statistics as lines of a table: what, and how much of it."""
+    stats = facts.stats
+    for name in sorted(stats.splits, key=lambda name: ("train", "val", "test").index(name)):
+        split = stats.splits[name]
+        yield name, f"{split.num_rows:,} images, {num_bytes(split.num_bytes)}"
+    yield from _class_rows(stats, facts.class_map)
+    numbers = stats.labels_per_image
+    if numbers[2:].any():
+        yield "labels an image", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f} on average"
+    sides = (f"{SIDE_PX.quantile(stats.side_px, q):.0f}" for q in (0.05, 0.5, 0.95))
+    yield "side", "about {} px at 5 %, {} at the median, {} at 95 % (of √(width x height))".format(*sides)
+    yield "formats", _counted(stats.kinds)
+    yield "refused", _counted({reason: found.count for reason, found in stats.refused.items()})
+    yield "duplicates", _counted({kind.replace("_", " "): found.count for kind, found in stats.duplicates.items()})
+    yield "leakage", leakage_said(stats)
+    if own := own_splits_said(facts.manifest):
+        yield "own splits", own
+
+
+def _class_rows(stats: CorpusStats, class_map: ClassMap) -> Iterator[tuple[str, str]]:
+    counts = stats.class_counts
+    order = np.argsort(-counts, kind="stable")
+
+    def named(labels: np.ndarray) -> str:
+        return ", ".join(f"{class_map.classes[i].name} {counts[i]:,}" for i in labels.tolist())
+
+    empty = int((counts == 0).sum())
+    yield "classes", f"{len(counts):,}{f', {empty:,} of them without an image' if empty else ''}"
+    yield "largest", named(order[:_NAMED])
+    yield "smallest", named(order[::-1][:_NAMED])
+    values = np.quantile(counts, _QUANTILES, method="inverted_cdf").astype(int).tolist()
+    yield "images a class", ", ".join(f"{v:,} at {100 * q:.0f} %" for q, v in zip(_QUANTILES, values, strict=True))
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {n:,}" for name, n in sorted(counts.items(), key=lambda item: -item[1])) or "none"
+
+
+def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> None:
+    """What differs between two corpora as wholes, and which examples."""
+    a, b = (find_corpus(settings.root, name) for name in (first, second))
+    (facts_a, of_a), (facts_b, of_b) = facts_of(a), facts_of(b)
+    titles = [_title(facts.manifest) for facts in (facts_a, facts_b)]
+    corpora, examples = diff_stats(facts_a, facts_b), diff_examples(a, b)
+    if as_json:
+        console.emit(_as_json(titles, [of_a, of_b], corpora, examples))
+        return
+    for title, of in zip(titles, (of_a, of_b), strict=True):
+        if title != of:
+            console.say(f"{title} is a view: formats, refusals and the like are those of {of}")
+    if not corpora:
+        console.tell(f"{titles[0]} and {titles[1]} are equal.")
+        return
+    console.table("Corpora", ["", *titles], [[row.what, cell(row.a), cell(row.b)] for row in corpora])
+    rows = [[_WHAT[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
+    console.table("Examples", ["", ""], [["in both", f"{examples.num_common:,}"], *rows], right=(1,))
+    for kind, changes in examples.changes.items():
+        if changes.count:
+            shown = f"the first {len(changes.first)}" if changes.count > len(changes.first) else f"{changes.count}"
+            lines = [[each.example_id, cell(each.a), cell(each.b)] for each in changes.first]
+            console.table(f"{_WHAT[kind]}: {shown}", ["example", *titles], lines)
+
+
+def _title(manifest: Manifest) -> str:
+    return f"{manifest.name}/{manifest.version}"
+
+
+def _as_json(titles: list[str], of: list[str], corpora: list[Difference], examples: ExampleDiff) -> dict[str, Any]:
+    changes = {
+        kind: {"count": found.count, "first": [each._asdict() for each in found.first]}
+        for kind, found in examples.changes.items()
+    }
+    return {
+        "corpora": titles,
+        "statistics_of": of,
+        "differences": [row._asdict() for row in corpora],
+        "examples": {"in_both": examples.num_common, **changes},
+    }
+
+
+def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | None, as_json: bool) -> None:
+    """What is to be expected of a request; then a sample sheet is written beside the logs, where that can be.
+
+    Raises ValueError, after all is shown, for a view that is larger than train can be.
+    """
+    base = None
+    if request.add_to:
+        corpus = prepared_corpus(open_store(settings.root), request.add_to)
+        base = Base(corpus, load_manifest(corpus))
+    with console.progress(f"dry run of {request.name}"):
+        found, page = dry_run(request, cores_of(settings), base)
+    if not as_json:
+        rows = [[what, said] for what, said in found.rows()]
+        if take_rows is not None:
+            train = f"{'' if found.splits_exact else 'about '}{found.splits.get('train', 0):,}"
+            rows.append(["view", f"the first {take_rows:,} of train, which has {train} rows"])
+        console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
+    sheet = local_dir(settings).absolute() / "dry-runs" / f"{request.name}.html"
+    problem = _write_sheet(sheet, page)
+    if as_json:
+        written = {"sample_sheet": None if problem else str(sheet), "sample_sheet_problem": problem}
+        console.emit({**found.to_json(), **written})
+    else:
+        console.tell(problem or f"sample sheet: {sheet}")
+    if found.train_at_most is not None:
+        check_take(request.name, take_rows, found.train_at_most)
+
+
+def _write_sheet(sheet: Path, page: str) -> str | None:
+    """Writes the page, in place of an earlier one. Gives why it is not there."""
+    try:
+        sheet.parent.mkdir(parents=True, exist_ok=True)
+        sheet.write_text(page, encoding="utf-8")
+    except OSError as error:
+        return f"no sample sheet was written: {error.strerror}, at {sheet}. Set VITLINE_HOME to a folder that can be written."
+    return None
+
+
+def cores_of(settings: Settings) -> Cores:
+    """The CPUs of the Ray cluster, or of this machine where none is named."""
+    if settings.ray_address is None:
+        return Cores(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "this machine"
+        )
+    return Cores(RayJobs(settings.ray_address).num_cpus(), f"the Ray cluster at {settings.ray_address}")

@@ -1,0 +1,283 @@
+"""`vitline model`: published models, and any other weights that can be read as one."""
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from flows import console
+from flows.commands.command_line import Json, Root, settings, show_one, show_rows
+
+if TYPE_CHECKING:
+    from vit.convert.weights import Weights
+
+app = typer.Typer(
+    help="Models: published ones and others' weights; convert, run, look into, measure.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="NAME (its newest version), NAME/VERSION, NAME@ALIAS or URI of a published model; a .npz file; a folder of timm or "
+        "Hugging Face"
+    ),
+]
+Variant = Annotated[str | None, typer.Option(help="Refuse a file that is not this variant: `b16`, `r50_b16`, ...")]
+Classes = Annotated[
+    Path | None, typer.Option(help="Class names in the order of the head: a JSON list, or one name a line.")
+]
+ImageSize = Annotated[
+    int | None, typer.Option("--image-size", min=1, help="Side of the images; positions are resampled.")
+]
+Target = Literal["vitline", "timm", "huggingface", "onnx", "torch-export", "mlflow"]
+Mode = Literal["forward", "training", "both"]
+
+
+@app.command("ls")
+def model_ls(root: Root = None, json: Json = False) -> None:
+    """The published models. Example: `vitline model ls`"""
+    from flows.catalog import list_models
+
+    where = settings(root).root
+    columns = ["name", "version", "classes", "image_size_px", "run", "created_at", "digest"]
+    empty = f"No model below {where} yet; a finished `vitline pretrain run` publishes one."
+    show_rows("models", list_models(where), columns, json, empty)
+
+
+@app.command("variants")
+def model_variants(json: Json = False) -> None:
+    """Every named network with its parameters and operations. Example: `vitline model variants`"""
+    from vit.models.variant_sizes import SIZES
+    from vit.models.variants import REGISTERED, network_variant
+
+    rows = [{"variant": name, **told_sizes(network_variant(name), *SIZES[name])} for name in REGISTERED]
+    columns = ["variant", "network", "parameters", "forward_gflop_per_image"]
+    show_rows("variants", rows, columns, json, "")
+
+
+@app.command("show")
+def model_show(
+    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of a model, or a variant such as `b16`")],
+    root: Root = None,
+    num_classes: Annotated[int | None, typer.Option(min=1, help="Of a variant: classes of the head; 1000.")] = None,
+    image_size: Annotated[int | None, typer.Option(min=1, help="Of a variant: side of the images; 224.")] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also every tensor with its shape.")] = False,
+    json: Json = False,
+) -> None:
+    """Shape, parameters, FLOPs and memory; of a published model also its image contract and where it comes from.
+
+    Example: `vitline model show b16 --image-size 384`
+    """
+    from flows.catalog import find_model, list_models
+    from flows.commands.training import describe_model
+    from vit.models.config import network_config
+    from vit.models.variants import is_variant, network_variant
+
+    where = settings(root).root
+    published = "@" in name or any(
+        name in (row["name"], f"{row['name']}/{row['version']}") for row in list_models(where)
+    )
+    if is_variant(name) and not published:
+        config, classes = network_variant(name, image_size_px=image_size or 224), num_classes or 1000
+        shown: dict[str, Any] = {"variant": name, **sizes(config, classes), "model": config.model_dump(mode="json")}
+    else:
+        if num_classes or image_size:
+            raise ValueError(f"{name} is a model: its classes and its resolution are its own. Leave the options out.")
+        shown = dict(describe_model(find_model(where, name)))
+        config, classes = network_config(shown["model"]), shown["classes"]
+        shown |= {"network": config.summary, "memory_bytes": memory_bytes(shown["parameters"])}
+    if tensors:
+        from vit.models.build import meta_network
+
+        network = meta_network(config, classes)
+        shown["tensors"] = {key.replace(".", "/"): list(value.shape) for key, value in network.state_dict().items()}
+    show_one(shown, json)
+
+
+@app.command("convert")
+def model_convert(
+    source: Model,
+    out: Annotated[str, typer.Argument(help="Folder or file to write; of `--to vitline` the name of the model")],
+    to: Annotated[Target, typer.Option(help="What to write.")] = "vitline",
+    variant: Variant = None,
+    classes: Classes = None,
+    image_size: ImageSize = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Turn weights of one codebase into those of another, with a report of every entry; nothing unexplained passes.
+
+    Example: `vitline model convert B_16.npz paper-b16 --variant b16 --classes imagenet21k.txt`
+    """
+    from flows.commands.models import convert_to
+
+    where = settings(root).root
+    weights = opened(source, root, variant, classes, image_size)
+    written = convert_to(weights.model, to, out, where)
+    shown: dict[str, Any] = {"written": written, "to": to, "network": weights.model.network.config.summary}
+    report = weights.report.as_json()
+    shown["report"] = report if json else {**report, "loaded": f"{len(report['loaded'])} parameters"}
+    show_one(shown, json)
+
+
+@app.command("forward")
+def model_forward(
+    weights: Model,
+    images: Annotated[Path, typer.Argument(help=".npy of float32 (N, H, W, 3) in [-1, 1]")],
+    out: Annotated[Path, typer.Argument(help=".npy to write: float32 logits (N, classes)")],
+    variant: Variant = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """The logits of an array of images, so that anyone can hold a file of weights against another implementation.
+
+    Example: `vitline model forward B_16.npz images.npy logits.npy --variant b16`
+    """
+    import numpy as np
+
+    from flows.commands.models import forward_array, read_images
+
+    pixels = read_images(images)
+    model = opened(weights, root, variant, None, pixels.shape[1])
+    logits: np.ndarray = forward_array(model.model.network, pixels)
+    with out.open("wb") as file:  # np.save would add a suffix to another name
+        np.save(file, logits)
+    done = model.report.as_json()
+    told = {key: done[key] for key in ("adapted", "missing", "skipped")}
+    show_one({"written": str(out), "shape": list(logits.shape), **told}, json)
+
+
+@app.command("predict")
+def model_predict(
+    model: Model,
+    images: Annotated[list[Path], typer.Argument(help="Image files")],
+    top: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 5,
+    classes: Classes = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Class names with probabilities for image files, through the model's image contract.
+
+    Example: `vitline model predict birds robin.jpg`
+    """
+    from flows.commands.models import predict_files
+
+    rows = predict_files(opened(model, root, None, classes, None).model, images, top)
+    show_rows("predictions", rows, ["image", "class", "probability"], json, "")
+    if any(row["error"] for row in rows):
+        raise typer.Exit(1)
+
+
+@app.command("verify")
+def model_verify(
+    name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
+) -> None:
+    """Read a published model back, every tensor against its digest, and compute its stored probe again.
+
+    Example: `vitline model verify birds`
+    """
+    from flows.catalog import find_model
+    from vit.published import verify_model
+
+    show_one(verify_model(find_model(settings(root).root, name)), json)
+
+
+@app.command("inspect")
+def model_inspect(
+    model: Model,
+    out: Annotated[Path, typer.Argument(help="Folder for the figures and their page")],
+    images: Annotated[
+        list[Path] | None,
+        typer.Option("--images", help="Image file or folder; repeatable. Attention is shown on these."),
+    ] = None,
+    variant: Variant = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """The paper's four figures: patch filters, position similarity, attention distance, attention rollout.
+
+    Example: `vitline model inspect birds figures --images pictures/`
+    """
+    from flows.commands.models import inspect_files
+
+    weights = opened(model, root, variant, None, None)
+    written = inspect_files(weights.model, images or [], out, title=model)
+    show_one({"page": str(out / "index.html"), "files": written}, json)
+
+
+@app.command("bench")
+def model_bench(
+    variants: Annotated[
+        list[str] | None, typer.Argument(help="Variants; default: those of the paper that fit here")
+    ] = None,
+    image_size: Annotated[
+        list[int] | None, typer.Option("--image-size", min=1, help="Side of the images; repeatable.")
+    ] = None,
+    mode: Annotated[Mode, typer.Option(help="`forward`, `training` (forward and backward), or both.")] = "both",
+    precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic.")] = "bfloat16",
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Default: chosen by what fits.")] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Timed steps; the median counts.")] = 5,
+    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile; pays on GPUs.")] = False,
+    json: Json = False,
+) -> None:
+    """Images per second, largest batch and MFU by variant and resolution on this device (the paper's Figure 12).
+
+    Example: `vitline model bench s16 b16 --image-size 224 --image-size 384`
+    """
+    from flows.commands.models import bench_rows
+
+    modes = ("forward", "training") if mode == "both" else (mode,)
+    rows, peak = bench_rows(variants, image_size or [224], modes, precision, batch_size, steps, compiled)
+    columns = ["variant", "image_size_px", "mode", "batch_size", "images_per_s", "mfu", "largest_batch"]
+    console.say(peak)
+    show_rows("speeds", rows, columns, json, "")
+
+
+def sizes(config: Any, num_classes: int) -> dict[str, Any]:
+    """What a network takes: parameters, operations, bytes."""
+    from vit.models.build import meta_network
+    from vit.models.flops import forward_flops
+
+    count = sum(p.numel() for p in meta_network(config, num_classes).parameters())
+    return told_sizes(config, count, forward_flops(config, num_classes))
+
+
+def told_sizes(config: Any, parameters: int, forward_flops: int) -> dict[str, Any]:
+    return {
+        "network": config.summary,
+        "parameters": parameters,
+        "forward_gflop_per_image": forward_flops / 1e9,
+        "memory_bytes": memory_bytes(parameters),
+    }
+
+
+def memory_bytes(parameters: int) -> dict[str, int]:
+    """Of weights, and of weights, gradients and Adam's two moments."""
+    return {
+        "weights_float32": 4 * parameters,
+        "weights_bfloat16": 2 * parameters,
+        "training_with_adam": 16 * parameters,
+    }
+
+
+def opened(
+    source: str, root: str | None, variant: str | None, classes: Path | None, image_size: int | None
+) -> "Weights":
+    """The weights of a model below the root, or of a file or folder."""
+    from flows.commands.models import open_weights
+
+    names = None if classes is None else read_names(classes)
+    return open_weights(settings(root).root, source, variant=variant, classes=names, image_size_px=image_size)
+
+
+def read_names(path: Path) -> tuple[str, ...]:
+    """Class names from a JSON list or lines of text. Raises ValueError where there are none."""
+    text = path.read_text(encoding="utf-8")
+    names = (
+        jsonlib.loads(text) if text.lstrip().startswith("[") else [line for line in text.splitlines() if line.strip()]
+    )
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path} holds no class names; a JSON list of strings, or one name a line, was expected.")
+    return tuple(names)

@@ -1,0 +1,109 @@
+"""`vitline run`: a folder of somebody's pictures to a pre-trained network and its score, in one command."""
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import typer
+
+from data_prep.shard_format import ShardReader
+from flows import console
+from flows.commands.training import plan_training
+from flows.stages.engines import engines
+from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
+from flows.stages.pretrain import pretrain
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.config import TrainConfig
+from vit.devices import told_devices
+from vit.recipes.own_pictures import own_pictures
+
+# Decoding, cropping and waiting beside the arithmetic, measured on 2 cores with small images.
+INPUT_SHARE = 0.25
+START_S = 25.0
+
+
+def run_own_pictures(
+    settings: Settings, source: Path, name: str, *, steps: int | None, confirm: bool, as_json: bool
+) -> None:
+    """Prepares `source`, says what training will take, trains, and prints the score on the held-out pictures."""
+    with engines(settings) as at_hand:
+        (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], at_hand)
+        counts = corpus.manifest.counts
+        console.say(
+            f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused"
+        )
+        for line in refusals(corpus, limit=10):
+            console.say(f"  {line}")
+        gpus, cpus = (gpus_here() if trains_here(settings) else None), os.cpu_count() or 1
+        config = own_pictures(
+            name, corpus.uri, corpus.manifest, num_workers=min(cpus, 8), total_steps=steps, num_gpus=gpus, num_cpus=cpus
+        )
+        plan = plan_training(config)
+        seconds = estimate(config, corpus.manifest.num_classes)
+        console.say(
+            f"recipe: {config.recipe.model.summary}; {plan['steps']:,} steps = {plan['epochs']:.0f} passes; "
+            f"estimated {console.duration(seconds)} here on "
+            f"{told_devices('cuda' if gpus else 'cpu', config.execution.num_workers)}, {config.recipe.precision}"
+        )
+        if (
+            confirm
+            and not as_json
+            and console.err().is_terminal
+            and not typer.confirm("Start?", default=True, err=True)
+        ):
+            raise typer.Exit(0)
+        spec, result = pretrain(config, at_hand)
+    if as_json:
+        console.emit({"run": spec.run_key, "reused": result.reused, "estimated_s": seconds, **result.state})
+        return
+    state = result.state
+    rows = [["run", spec.run_key], ["time", "reused" if result.reused else console.duration(result.wall_s)]]
+    if "val_top1" in state:
+        rows.append(
+            ["top-1 on held-out pictures", f"{console.percent(state['val_top1'])} of {state['val_examples']:,}"]
+        )
+        rows.append(["always the most frequent class", console.percent(state["val_majority_fraction"])])
+    rows.append(["model", state["model"]])
+    console.table(name, ["", ""], rows)
+    console.tell(f"To use it, in Python in this folder:\n\n{example_of_use(state['model'], corpus, source, settings)}")
+
+
+def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: Settings) -> str:
+    """Lines of Python that load the model and predict the first held-out picture; they work when pasted."""
+    # The name is enough where Python looks below the same root by itself: not one given as an option.
+    name = "/".join(model.split("/")[-2:]) if settings.root == Settings().root else model
+    picture = str(first_picture(corpus, source) or "picture.jpg")
+    return (
+        f"from vit.published import load_model\n\nmodel = load_model({name!r})\nprint(model.predict([{picture!r}]))\n"
+    )
+
+
+def first_picture(corpus: PreparedCorpus, source: Path) -> Path | None:
+    """A file of the source that the corpus holds, of val where there is one; None where pictures lie in archives."""
+    manifest = corpus.manifest
+    split = "val" if "val" in manifest.splits else "train"
+    with ShardReader(open_store(corpus.uri), manifest, split) as reader:
+        example_id = reader.row_group(0, ["example_id"]).column("example_id")[0].as_py()
+    path = (source / example_id).absolute()
+    return path if path.is_file() else None
+
+
+def trains_here(settings: Settings) -> bool:
+    """Whether Ray runs on this machine: started for this command, or by the local stack."""
+    return settings.ray_address is None or urlsplit(settings.ray_address).hostname in ("127.0.0.1", "localhost", "::1")
+
+
+def gpus_here() -> int:
+    """The GPUs of this machine that torch can use."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def estimate(config: TrainConfig, num_classes: int) -> float:
+    """Seconds of the whole training on this machine, from a few real updates; start-up and decoding included."""
+    from vit.speed.step_time import seconds_per_step
+
+    per_step = seconds_per_step(config.recipe, config.execution, num_classes)
+    return START_S + config.recipe.total_steps * per_step * (1 + INPUT_SHARE)

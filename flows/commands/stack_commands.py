@@ -1,0 +1,243 @@
+"""`vitline stack`: the servers of this machine, and how every other command finds them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows import console
+from flows.commands.command_line import Json
+from flows.commands.command_line import settings as settings_of
+
+if TYPE_CHECKING:
+    from infra.local.state import StackState
+    from infra.settings import Settings
+
+app = typer.Typer(
+    help="The local stack: S3 store, MLflow, Prefect with a worker, one-node Ray.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Port = Annotated[int | None, typer.Option(help="Default: that of the last start, the well-known one, or a free one.")]
+RAY_ELSEWHERE = "Its ports want the token of this stack; its counters and signs of life are open."
+
+
+@app.command("up")
+def stack_up(
+    s3_port: Port = None,
+    mlflow_port: Port = None,
+    prefect_port: Port = None,
+    ray_port: Port = None,
+    json: Json = False,
+) -> None:
+    """Start everything, see that it works, and register the flows with Prefect. Running already, it is left alone.
+
+    Where VITLINE_ROOT names a store (s3://bucket/prefix, a folder), the others are started beside it: MLflow keeps its
+    artifacts there, and all use the credentials of this environment.
+
+    Example: `vitline stack up`
+    """
+    ports = {"s3": s3_port, "mlflow": mlflow_port, "prefect": prefect_port, "ray": ray_port}
+    start_and_join(settings_of(), {name: port for name, port in ports.items() if port is not None})
+    show_stack(settings_of(), json)
+
+
+@app.command("down")
+def stack_down(json: Json = False) -> None:
+    """End everything, jobs and flow runs included; what was stored stays. Example: `vitline stack down`"""
+    from infra.local.stack import stop_stack
+
+    directory = stack_dir(settings_of())
+    ended = stop_stack(directory)
+    if json:
+        console.emit({"was_up": ended, "directory": str(directory)})
+    else:
+        console.tell(f"The stack in {directory} is down." if ended else f"No stack was up in {directory}.")
+
+
+@app.command("status")
+def stack_status(json: Json = False) -> None:
+    """What runs, whether it works now, where it listens, what it takes. Ends with 1 unless all of it works.
+
+    Example: `vitline stack status`
+    """
+    if not show_stack(settings_of(), json):
+        raise typer.Exit(1)
+
+
+@app.command("restart")
+def stack_restart(
+    name: Annotated[str, typer.Argument(help="s3, mlflow, shipper, prefect, prefect-worker or ray")], json: Json = False
+) -> None:
+    """End one service in order and start it again on the same ports. Example: `vitline stack restart mlflow`"""
+    from infra.local.stack import find_stack, restart_service
+
+    directory = stack_dir(settings_of())
+    restart_service(directory, name)
+    state = find_stack(directory)
+    service = next(service for service in state.services if service.name == name) if state else None
+    if json:
+        console.emit(service.model_dump() if service else {})
+    else:
+        console.tell(f"{name} is up again{f' at {service.url}' if service and service.url else ''}.")
+
+
+def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) -> "Settings":
+    """The stack, started where none is up, with the flows registered; this process uses it from now on. Its settings."""
+    from flows.ops.service_checks import check_store
+    from infra.local.paths import log_dir
+    from infra.local.stack import find_stack, start_stack
+
+    directory = stack_dir(settings)
+    if "ray_address" in settings.model_fields_set:
+        raise ValueError(
+            f"RAY_ADDRESS is {settings.ray_address}, but the local stack has a Ray of its own. Unset it, or set "
+            "PREFECT_API_URL as well to use your own servers."
+        )
+    root = settings.root if "root" in settings.model_fields_set else None
+    if root and not find_stack(directory):
+        check = check_store(settings)
+        if not check.ok:
+            raise RuntimeError(f"VITLINE_ROOT, {root}, cannot be used: {check.found}. {check.advice}")
+    console.say(f"local stack in {directory}, logs in {log_dir(settings)}")
+    start_stack(
+        directory,
+        log_dir=log_dir(settings),
+        ports=ports or {},
+        root=root,
+        announce=lambda text: console.say(f"  {text}"),
+    )
+    join(directory)
+    joined = settings_of()
+    from flows.on_prefect.registration import (  # Prefect reads its settings when it is imported: not before joining
+        register,
+        told_registered,
+    )
+
+    for text in told_registered(register(joined)):
+        console.say(f"  {text}")
+    return joined
+
+
+def join_stack(arguments: Sequence[str]) -> None:
+    """Lets this process use the local stack, if one is up and the person has not named a store or a cluster.
+
+    Where there is one that is down, says so: what lies in its store cannot be seen without it. With or without a stack,
+    no library reports home.
+    """
+    asked = {argument.split("=")[0] for argument in arguments}
+    if not arguments or asked & {"--help", "-h"}:
+        return
+    from infra.settings import NO_TELEMETRY, join_environment
+
+    join_environment(NO_TELEMETRY)
+    settings = settings_of()
+    if "--root" in asked or arguments[0] in ("stack", "demo"):
+        return
+    from infra.local.at_hand import stack_at_hand, told_down
+
+    if (directory := stack_at_hand(settings)) is None:
+        return
+    from infra.local.place import load_place
+    from infra.local.stack import find_stack
+
+    place = load_place(directory)
+    if find_stack(directory):
+        join(directory)
+    elif place and place.root:
+        join_environment({"VITLINE_ROOT": place.root, **place.root_settings})
+        console.say(f"the local stack in {directory} is down; `vitline stack up` starts it. Its store is {place.root}")
+    else:
+        console.say(told_down(directory))
+
+
+def join(directory: Path) -> None:
+    from infra.local.at_hand import foreign_to
+    from infra.local.place import load_place
+    from infra.local.stack import stack_environment
+    from infra.settings import join_environment
+
+    join_environment(stack_environment(directory), instead_of=foreign_to(load_place(directory)))
+
+
+def stack_dir(settings: "Settings") -> Path:
+    """Where the stack of this folder keeps its things."""
+    from infra.local import at_hand
+
+    return at_hand.stack_dir(settings)
+
+
+def show_stack(settings: "Settings", as_json: bool) -> bool:
+    """Services, links and open ports on stdout; whether all of it works."""
+    from infra.local.stack import find_stack, listeners, memory_bytes, stack_links
+
+    directory = stack_dir(settings)
+    state = find_stack(directory)
+    if state is None:
+        report: dict[str, Any] = {"up": False, "directory": str(directory), "services": []}
+        if as_json:
+            console.emit(report)
+        else:
+            console.tell(f"No stack is up in {directory}; `vitline stack up` starts it.")
+        return False
+    found, memory, links = problems_of(directory, state), memory_bytes(directory), stack_links(directory)
+    open_ports, root = listeners(directory), state.env["VITLINE_ROOT"]
+    services = [
+        {**s.model_dump(), "problem": s.problem or found[s.name], "memory_bytes": memory.get(s.name)}
+        for s in state.services
+    ]
+    works = all(service["state"] == "up" and not service["problem"] for service in services)
+    if as_json:
+        ports = [port._asdict() for port in open_ports]
+        report = {"up": works, "directory": str(directory), "root": root, "services": services, "links": links}
+        report["listeners"] = ports
+        console.emit(report)
+        return works
+    rows = [
+        [s["name"], s["state"], s["url"] or "-", f"{(s['memory_bytes'] or 0) / 1e6:,.0f} MB", str(s["restarts"])]
+        for s in services
+    ]
+    console.table("Local stack", ["service", "state", "address", "memory", "restarts"], rows, right=(3, 4))
+    for service in services:
+        if service["problem"]:
+            console.tell(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
+    for what, url in {"Store": root, **links}.items():
+        console.tell(f"{what:<14} {url}")
+    for line in told_ports(open_ports):
+        console.tell(line)
+    console.tell(f"{'Logs':<14} {Path(state.services[0].log).parent}")
+    console.tell(f"{'Ends with':<14} vitline stack down")
+    return works
+
+
+def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
+    """What is wrong with each service: it does not answer, it logs one error again and again, schedules start nothing."""
+    from flows.ops.schedule_checks import log_problem, schedule_problems
+    from infra.local.stack import check_services
+
+    found = check_services(directory)
+    for service in state.services:
+        found[service.name] = found[service.name] or log_problem(service.log)
+        if service.name == "prefect" and service.url and not found["prefect"]:
+            try:
+                found["prefect"] = "; ".join(schedule_problems(f"{service.url}/api"))
+            except OSError as away:
+                found["prefect"] = str(away)
+    return found
+
+
+def told_ports(open_ports: Sequence[Any]) -> list[str]:
+    """Which ports listen where, a line for each service and reach."""
+    from infra.local.stack import reached_ports
+
+    lines, reached = [], reached_ports(open_ports)
+    for (name, reach), numbers in reached.items():
+        lines.append(f"{name:<14} listens on {reach}: {', '.join(map(str, numbers))}")
+    beyond = dict.fromkeys(name for name, reach in reached if reach != "loopback")
+    if not beyond:
+        lines.append("Nothing can be reached from other machines.")
+    elif [*beyond] == ["ray"]:
+        lines.append(f"Nothing but Ray can be reached from other machines. {RAY_ELSEWHERE}")
+    return lines

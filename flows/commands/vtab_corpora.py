@@ -1,0 +1,171 @@
+"""The tasks of VTAB and the paper's other data sets, made from official files: what is there, what is missing and where it
+comes from. A task is called as its corpus: `vtab-pets` is VTAB's, `pets` the paper's own."""
+
+import csv
+import gzip
+import hashlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+from data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
+from data_prep.corpora.official.official_files import OfficialFiles
+from data_prep.corpora.transfer import transfer_corpus
+from data_prep.corpora.vtab import vtab_corpus
+from data_prep.find_corpus import corpus_store
+from data_prep.shard_format import MANIFEST_KEY, ShardReader, load_manifest
+from flows import console
+from flows.commands.command_line import cell
+from infra.settings import Settings
+from infra.storage import Store, open_store
+from vit.vtab.published.report import coverage
+from vit.vtab.tasks import VTAB_TASKS
+
+_VTAB_NAMES = {task.corpus_name: task.name for task in VTAB_TASKS}
+TASK_NAMES: tuple[str, ...] = (*_VTAB_NAMES, *get_args(TransferTaskName))
+# Views of 800 rows have a hundred row groups then, which is enough for the lanes of every protocol; with the 256 of other
+# corpora the small pictures of large data sets would come three to a row group.
+_SHARDING = ShardingConfig(min_row_groups=100)
+_SPLITS = ("train800", "val200", "train", "val", "test")
+
+
+class TaskState(NamedTuple):
+    """What became of one task: `prepared`, `was prepared`, `files missing`, `failed`."""
+
+    task: str
+    state: str
+    detail: str
+
+
+def known_tasks(names: Sequence[str]) -> Sequence[str]:
+    """These tasks, or all if there are none. Raises ValueError for a name that is none."""
+    for name in names:
+        if name not in TASK_NAMES:
+            hint = f" Did you mean vtab-{name.replace('_', '-')}?" if name in _VTAB_NAMES.values() else ""
+            raise ValueError(
+                f"{name!r} is no task that can be prepared from official files.{hint} They are {', '.join(TASK_NAMES)}."
+            )
+    return names or TASK_NAMES
+
+
+def data_set_of(task: str) -> str:
+    """The data set of a task, whose name its folder has."""
+    vtab = _VTAB_NAMES.get(task)
+    return vtab_corpus.data_set_of(vtab) if vtab else transfer_corpus.data_set_of(task)
+
+
+def data_folder(source: str, task: str) -> Store:
+    """Where the files of a task's data set are: the folder named after it below `source`, in it the newest version that
+    TFDS prepared if there is one; else `source` itself."""
+    top = open_store(source if "://" in source else str(Path(source).expanduser()))
+    own = top.child(data_set_of(task))
+    first = next(iter(own.scan()), None)
+    if first is None:
+        return top
+    versions = sorted(key for key in own.list() if key.endswith("/dataset_info.json")) if "/" in first.key else []
+    return own.child(versions[-1].rpartition("/")[0]) if versions else own
+
+
+def task_request(source: str, task: str) -> CorpusConfig:
+    """The request for the corpus of a task."""
+    path, recipe = data_folder(source, task).uri, CorpusRecipe(duplicates="keep", sharding=_SHARDING)
+    form, own = (Vtab, _VTAB_NAMES[task]) if task in _VTAB_NAMES else (Transfer, task)
+    return CorpusConfig(name=task, source=form.model_validate({"task": own, "path": path}), recipe=recipe)
+
+
+def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[dict[str, Any]]:
+    """Every file of the data sets of these tasks, with size, checksum, home and terms, and what it is needed for."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for task in tasks:
+        official, folder = _official_of(task), data_set_of(task)
+        for file in official.files:
+            shown = {"file": file.name, "bytes": file.num_bytes or None, "sha256": file.sha256 or None}
+            names = {"or": list(file.other_names), "from": official.home, "terms": official.terms, "tasks": []}
+            rows.setdefault((folder, file.name), {"folder": folder, **shown, **names})["tasks"].append(task)
+    return list(rows.values())
+
+
+def _official_of(task: str) -> OfficialFiles:
+    if task in _VTAB_NAMES:
+        return vtab_corpus.open_data(_VTAB_NAMES[task], open_store("memory://vtab-files"), 1).official
+    return transfer_corpus.official_files_of(task)
+
+
+def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
+    """The official files, data set by data set."""
+    rows = official_files(known_tasks(tasks))
+    if as_json:
+        console.emit({"files": rows})
+        return
+    for folder in dict.fromkeys(row["folder"] for row in rows):
+        own = [row for row in rows if row["folder"] == folder]
+        body = [[row["file"], cell(row["bytes"]), "  ".join(row["or"])] for row in own]
+        console.table(f"{folder}/", ["file", "bytes", "read as well"], body, right=(1,))
+        homes = dict.fromkeys((row["from"], row["terms"]) for row in own)
+        for home, terms in homes:
+            files = [row["file"] for row in own if row["from"] == home]
+            console.tell(f"  {', '.join(files) + ': ' if len(homes) > 1 else ''}{home} ({terms})")
+        console.tell("")
+    console.tell("A folder may also hold what TensorFlow Datasets has prepared of the data set. Nothing is fetched.")
+
+
+def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list[TaskState]:
+    """Prepare every task whose files are there, one after another; a failure ends its own task only."""
+    from flows.stages.engines import engines  # `vtab files` needs neither
+    from flows.stages.prepare_corpus import prepare_corpora
+
+    base, states = open_store(settings.root), list[TaskState]()
+    for task in tasks:
+        try:
+            request = task_request(source, task)
+            store = corpus_store(base, request)
+            if store.exists(MANIFEST_KEY):
+                states.append(TaskState(task, "was prepared", store.uri))
+                continue
+        except ValueError as error:
+            states.append(TaskState(task, "files missing", str(error)))
+            continue
+        console.say(f"{task}: preparing from {request.source.path}")  # type: ignore[union-attr]
+        try:
+            with engines(settings) as at_hand:
+                (corpus,), _, _ = prepare_corpora([request], at_hand)
+            states.append(TaskState(task, "prepared", corpus.uri))
+        except (ValueError, RuntimeError, OSError) as error:
+            states.append(TaskState(task, "failed", str(error)))
+    return states
+
+
+def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, as_json: bool) -> bool:
+    """Whether nothing failed; missing files are no failure."""
+    states = prepare_tasks(settings, source, known_tasks(tasks))
+    names = [each.task for each in states if "prepared" in each.state]
+    if as_json:
+        console.emit({"tasks": [state._asdict() for state in states], "coverage": coverage(names)})
+    else:
+        console.table("", list(TaskState._fields), [list(state) for state in states])
+        console.tell(coverage(names))
+    return all(state.state != "failed" for state in states)
+
+
+def export_splits(settings: Settings, task: str, out: Path) -> dict[str, Any]:
+    """Write which examples a prepared task holds in which split, as a gzipped CSV (split, key, label; several labels of an
+    image with a blank between them), and give a digest of each split: sha256 of its keys in their order, joined by newlines."""
+    from flows.catalog import find_corpus
+
+    corpus = find_corpus(settings.root, task)
+    manifest = load_manifest(corpus)
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["split", "key", "label"])
+    digests = {}
+    for split in (name for name in _SPLITS if name in manifest.splits):
+        with ShardReader(corpus, manifest, split) as reader:
+            groups = (reader.row_group(i, ["example_id", "labels"]) for i in range(reader.split.num_row_groups))
+            rows = [
+                (row["example_id"].partition("/")[2], row["labels"]) for group in groups for row in group.to_pylist()
+            ]
+        lines.writerows((split, key, " ".join(map(str, labels))) for key, labels in rows)
+        digests[split] = hashlib.sha256("\n".join(key for key, _ in rows).encode()).hexdigest()
+    out.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    return {"task": task, "corpus": corpus.uri, "file": str(out), "sha256 of keys": digests}

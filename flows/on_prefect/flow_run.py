@@ -1,0 +1,80 @@
+"""The Prefect flow run that this process works for: who started it, when it was due, and what was asked for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect import runtime
+from pydantic import ValidationError
+
+from flows.on_prefect.prefect_watch import client
+from flows.on_prefect.run_names import given_name
+from flows.records import Origin
+from flows.requests.refusals import told
+from infra.config import FrozenConfig
+
+R = TypeVar("R", bound=FrozenConfig)
+
+
+@dataclass(frozen=True)
+class FlowRun:
+    """What a flow needs to know of its own run."""
+
+    id: UUID
+    deployment: str | None
+    """`flow/deployment`; None for a flow that was called from Python."""
+    scheduled: bool
+    """Started by a schedule, not by a person."""
+    due: datetime
+    """When it was to start."""
+    defaults: Mapping[str, Any]
+    """The request that the deployment fills forms with."""
+    began: datetime | None = None
+    """When it started, of a run that was suspended and resumed the first time; None: now."""
+    name: str | None = None
+    """Where a person gave it one."""
+
+    @classmethod
+    def current(cls) -> "FlowRun":
+        """The run of this process's outermost flow."""
+        with client() as api:
+            run = api.read_flow_run(UUID(runtime.flow_run.id))
+            deployment = api.read_deployment(run.deployment_id) if run.deployment_id else None
+        return cls(
+            id=run.id,
+            deployment=f"{runtime.flow_run.flow_name}/{deployment.name}" if deployment else None,
+            scheduled=bool(run.auto_scheduled),
+            due=run.expected_start_time or datetime.now(UTC),
+            name=given_name(run.name),
+            defaults=(deployment.parameters or {}).get("request", {}) if deployment else {},
+            began=run.start_time,
+        )
+
+    @property
+    def night(self) -> date | None:
+        """The UTC date of a scheduled start; runs that people start have none, so that the same request is reused."""
+        return self.due.astimezone(UTC).date() if self.scheduled else None
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(
+            trigger="schedule" if self.scheduled else "manual",
+            flow_run_id=str(self.id),
+            flow_run_url=runtime.flow_run.ui_url,
+            deployment=self.deployment,
+            name=self.name,
+        )
+
+    def late_hours(self) -> float:
+        return ((self.began or datetime.now(UTC)) - self.due).total_seconds() / 3600
+
+
+def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> R:
+    """The request: what was given, over what the deployment fills its form with. A request by the API may leave fields
+    out; they keep the deployment's values, never silently the model's. Raises ValueError naming every broken rule."""
+    try:
+        return model.model_validate({**defaults, **given})
+    except ValidationError as error:
+        raise ValueError("; ".join(told(problem, model.model_fields) for problem in error.errors())) from error

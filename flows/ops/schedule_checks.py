@@ -1,0 +1,117 @@
+"""Whether schedules that are switched on really start runs: a server can show an active schedule and never act on it.
+
+By plain HTTP, as everything in `service_checks.py`: a status command must not import Prefect.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from flows.ops.check import Check
+from flows.ops.service_checks import ask
+from infra.local.service_logs import repeated_errors
+from infra.local.state import StackState
+from infra.settings import Settings
+
+GRACE = timedelta(seconds=150)
+"""Prefect's scheduler looks at deployments once a minute."""
+LATE = timedelta(minutes=5)
+"""A worker takes a run within seconds of its time; with every slot of its pool taken it may wait."""
+_PAGE = 200
+
+
+def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
+    """Every active schedule has upcoming runs, and none of its runs is overdue."""
+    url = settings.prefect_api_url
+    if url is None:
+        return Check("schedules", True, "no PREFECT_API_URL: nothing is scheduled")
+    active = list(_active(url))
+    problems = schedule_problems(url, now)
+    if problems:
+        advice = "Look at the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
+        return Check("schedules", False, "; ".join(problems), advice)
+    return Check("schedules", True, f"{len(active)} active, each with upcoming runs" if active else "none is active")
+
+
+def schedule_problems(url: str, now: datetime | None = None) -> list[str]:
+    """A sentence for each deployment of the Prefect server at `url` (its API) whose active schedules start nothing.
+
+    Raises OSError where the server does not answer as Prefect does.
+    """
+    now = now or datetime.now(UTC)
+    problems = []
+    for deployment in _active(url):
+        name, page = (
+            f"deployment {deployment['name']!r}",
+            f"{url.removesuffix('/api')}/deployments/deployment/{deployment['id']}",
+        )
+        if not _count(url, deployment, after=now) and now - _since(deployment) > GRACE:
+            problems.append(f"{name} has an active schedule and no upcoming run, so it never starts ({page})")
+        if late := _count(url, deployment, before=now - LATE):
+            minutes = LATE.total_seconds() / 60
+            problems.append(
+                f"{name}: {late} scheduled run{'s' * (late > 1)} not started {minutes:g} minutes after the due time; "
+                f"no worker takes {'them' if late > 1 else 'it'} from work pool {deployment['work_pool_name']!r} ({page})"
+            )
+    return problems
+
+
+def check_logs(state: StackState | None) -> Check:
+    """That no service of the local stack logs one error again and again, however well it answers."""
+    if state is None:
+        return Check("logs", True, "no local stack is up here")
+    problems = [problem for service in state.services if (problem := log_problem(service.log))]
+    advice = "Read that log; `vitline stack restart NAME` starts the service anew. If it goes on, run `make install`."
+    return Check("logs", not problems, "; ".join(problems) or "no repeating error", advice if problems else "")
+
+
+def log_problem(log: str) -> str:
+    """The most frequent repeating error of a log in a sentence; empty where there is none."""
+    errors = repeated_errors(Path(log))
+    if not errors:
+        return ""
+    worst = max(errors, key=lambda error: error.times)
+    last = f", last at {worst.last:%Y-%m-%d %H:%M:%S}" if worst.last else ""
+    return f"{log} holds the same error {worst.times} times{last}: {worst.text[:200]}"
+
+
+def _active(url: str) -> Iterator[dict[str, Any]]:
+    """Deployments with a schedule that is switched on."""
+    offset = 0
+    while True:
+        page = _post(url, "deployments/filter", {"limit": _PAGE, "offset": offset})
+        for deployment in page:
+            if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
+                yield deployment
+        offset += _PAGE
+        if len(page) < _PAGE:
+            return
+
+
+def _since(deployment: dict[str, Any]) -> datetime:
+    """When the deployment, or one of its active schedules, was last changed."""
+    times = [deployment["updated"], *(s["updated"] for s in deployment["schedules"] if s["active"])]
+    return max(datetime.fromisoformat(time) for time in times)
+
+
+def _count(url: str, deployment: dict[str, Any], **start: datetime) -> int:
+    """Scheduled runs of a deployment with an expected start `after` or `before` a time."""
+    wanted = {
+        "deployment_id": {"any_": [deployment["id"]]},
+        "state": {"type": {"any_": ["SCHEDULED"]}},
+        "expected_start_time": {f"{bound}_": time.isoformat() for bound, time in start.items()},
+    }
+    return _post(url, "flow_runs/count", {"flow_runs": wanted})
+
+
+def _post(url: str, path: str, form: dict[str, Any]) -> Any:
+    reply = ask(f"{url.rstrip('/')}/{path}", form=form)
+    if reply.status != 200:
+        raise OSError(f"{urlsplit(url).netloc} answers {path} with status {reply.status}: {reply.text[:120]}")
+    try:
+        return json.loads(reply.text)
+    except ValueError as odd:
+        raise OSError(f"{urlsplit(url).netloc} answers {path} with something else than JSON") from odd

@@ -1,0 +1,114 @@
+"""Runs and pipelines side by side: what differs in what was asked for, how they ended, and the published rows."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from flows.catalog import find_run, list_pipelines, show_run
+from flows.records import PipelineRecord
+from infra.config import flatten
+from infra.storage import Store
+from vit.vtab.published.published_scores import ROWS
+from vit.vtab.published.report import published_mean, published_metrics
+from vit.vtab.tasks import GROUPS, VTAB_TASKS
+
+Row = dict[str, Any]
+
+
+def compare_runs(root: str, runs: Sequence[Store]) -> Row:
+    """{"runs": keys, "states", "differences": {field: values}, "metrics": {metric: last values}}; a missing value is None."""
+    shown = [show_run(root, run) for run in runs]
+    return side_by_side(
+        [row["run"] for row in shown],
+        [row["state"] for row in shown],
+        [recipe_of(row["config"]) for row in shown],
+        # How busy machines were says nothing about a run.
+        [{k: v for k, v in row["metrics"].items() if not k.startswith("system/")} for row in shown],
+    )
+
+
+def compare_pipelines(records: Sequence[PipelineRecord]) -> Row:
+    """The same of whole pipelines, with the paper's rows as further columns where there are scores of its tasks."""
+    names = [record.key for record in records]
+    asked = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
+    metrics: list[Mapping[str, float]] = [record.metrics for record in records]
+    states = [str(record.state) for record in records]
+    for label, row in published_beside({name for scored in metrics for name in scored}).items():
+        metrics.append(row)
+        names, states, asked = [*names, label], [*states, "published"], [*asked, {}]
+    return side_by_side(names, states, asked, metrics)
+
+
+def published_beside(scored: Collection[str]) -> dict[str, dict[str, float]]:
+    """Metrics of published rows by label, of the tasks that were scored: of the paper's Tables 2 and 9 and of BiT's
+    re-runs; VTAB's means where tasks of VTAB were scored, also over the same few."""
+    tasks = [task.corpus_name for task in VTAB_TASKS if f"vtab/{task.name}/top1" in scored]
+    few = f"vtab/all_{len(tasks)}of{len(VTAB_TASKS)}/top1"
+    wanted = {*scored} | ({f"vtab/{group}/top1" for group in (*GROUPS, "all")} if tasks else set())
+    rows = {}
+    for label, row in ROWS.items():
+        if row.is_headline:
+            metrics = published_metrics(row)
+            if few in scored and (mean := published_mean(row, "all", tasks)) is not None:
+                metrics[few] = mean
+            if shown := {name: value for name, value in metrics.items() if name in wanted}:
+                rows[label] = shown
+    return rows
+
+
+def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
+    """The pipelines or runs of these keys (or of what begins so), else the newest pipelines.
+
+    Raises ValueError for a key that names nothing or several, and for fewer than two.
+    """
+    records = list_pipelines(root)
+    if not keys:
+        chosen = records[:newest]
+        if len(chosen) < 2:
+            raise ValueError(f"There are {len(chosen)} pipelines below {root}; comparing takes at least two.")
+        return compare_pipelines(chosen)
+    if len(keys) < 2:
+        raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
+    found = [[record for record in records if record.key.startswith(key)] for key in keys]
+    if all(len(matches) == 1 for matches in found):
+        return compare_pipelines([matches[0] for matches in found])
+    return compare_runs(root, [find_run(root, key) for key in keys])
+
+
+def side_by_side(
+    names: Sequence[str], states: Sequence[str], asked: Sequence[Any], metrics: Sequence[Mapping[str, float]]
+) -> Row:
+    configs = [flatten(tree) for tree in asked]
+    fields = sorted(set().union(*configs))
+    differences = {
+        field: [config.get(field) for config in configs]
+        for field in fields
+        if len({repr(config.get(field)) for config in configs if config}) > 1
+    }
+    every = sorted(set().union(*metrics))
+    return {
+        "runs": list(names),
+        "states": list(states),
+        "differences": differences,
+        "metrics": {metric: [row.get(metric) for row in metrics] for metric in every},
+    }
+
+
+def comparison_rows(compared: Row) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of one table: states, what differs, metrics."""
+
+    def cells(values: Sequence[Any]) -> list[str]:
+        return ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
+
+    rows = [["state", *compared["states"]]]
+    rows += [[name, *cells(values)] for name, values in compared["differences"].items()]
+    rows += [[name, *cells(values)] for name, values in compared["metrics"].items()]
+    return ["", *compared["runs"]], rows
+
+
+def recipe_of(config: Row) -> Row:
+    """What the numbers of a run depend on: its recipe and the digests of its inputs."""
+    if "config" in config:
+        return {"recipe": config["config"]["recipe"], "inputs": config["inputs"]}
+    if "requests" in config:
+        return {"requests": config["requests"]}
+    return {key: config[key] for key in ("tasks", "models", "protocol", "seed")}

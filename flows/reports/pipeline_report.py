@@ -1,0 +1,76 @@
+"""The report of a pipeline, from what its stages left in the store: `<root>/reports/<key>.html`."""
+
+from collections.abc import Sequence
+
+from flows.records import PipelineRecord
+from flows.reports.report import Curve, Plot, ReportPage, render
+from flows.stages.prepare_corpus import PreparedCorpus
+from flows.stages.stage import run_store
+from infra.runs.journal import read_journal
+from infra.storage import Store, open_store
+from vit.vtab.evaluate import EvaluationSpec, Score, plan_contests
+from vit.vtab.probes import Probe
+from vit.vtab.trained.trials import finished_result
+
+
+def write_report(
+    root: str,
+    record: PipelineRecord,
+    corpora: Sequence[PreparedCorpus],
+    scores: Sequence[Score],
+    evaluation: EvaluationSpec,
+) -> str:
+    """Writes the page and returns its URI; it opens without a server or network."""
+    store = open_store(root)
+    trained = next(stage.run_key for stage in record.stages if stage.stage == "pretrain")
+    run = run_store(root, str(trained))
+    network = evaluation.architecture
+    page = ReportPage(
+        title=f"vitline: {record.key}",
+        lead=f"Pre-trained on {corpora[0].manifest.name}, transferred to "
+        + " and ".join(c.manifest.name for c in corpora[1:])
+        + f". Run {trained}, {network.summary}.",
+        stages=record.stages,
+        scores=scores,
+        plots=[*training_plots(run), *transfer_plots(store, evaluation)],
+        inputs_png=run.read("inputs.png") if run.exists("inputs.png") else None,
+        notes=(
+            "Both starts take the same steps and choose from the same settings on validation. With so few test images a "
+            "difference of a few points can be chance: the benchmark over seeds in the README says what holds.",
+        ),
+    )
+    key = f"reports/{record.key}.html"
+    store.write(key, render(page).encode())
+    return store.uri_of(key)
+
+
+def training_plots(run: Store) -> list[Plot]:
+    """Loss, accuracy and learning rate of a run by step, from its journal."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for record in read_journal(run):
+        points.setdefault(record.key, []).append((record.step, record.value))
+    wanted = {
+        "train/loss": "Pre-training loss",
+        "train/top1": "Pre-training accuracy (of the batch)",
+        "optim/lr": "Learning rate",
+    }
+    return [Plot(title, "step", [Curve(title, points[key])]) for key, title in wanted.items() if key in points]
+
+
+def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
+    """Loss of the final trainings, the model beside its control, one plot a task."""
+    if isinstance(evaluation.protocol, Probe):
+        return []
+    trials = root.child("trials")
+    curves: dict[str, list[Curve]] = {}
+    for contest in plan_contests(evaluation):
+        selected = [
+            result for trial in contest.select_trials() if (result := finished_result(trials, trial)) is not None
+        ]
+        if len(selected) < len(contest.settings):
+            continue  # a score of an earlier run, whose trials were tidied away
+        final = finished_result(trials, contest.final_trial(selected))
+        if final is not None:
+            name = "pre-trained" if contest.model else "from scratch"
+            curves.setdefault(contest.task.name, []).append(Curve(name, final.train_losses))
+    return [Plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

@@ -1,0 +1,356 @@
+"""The report of scores as tables of text, which the console, HTML and Markdown draw alike."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from flows.console import duration
+from flows.reports.score_report import Extent, ScoreReport, published_for
+from vit.vtab.protocols import seed_statistic
+from vit.vtab.published.published_scores import ROWS, PublishedRow
+from vit.vtab.published.report import (
+    TRANSFER_CORPORA,
+    Cell,
+    Mean,
+    ModelScores,
+    Table,
+    differences,
+    group_corpora,
+    published_mean,
+    vtab_means,
+)
+from vit.vtab.tasks import GROUPS
+
+Cells = Callable[[PublishedRow], Sequence[str]]
+Kind = Literal["ours", "detail", "heading", "published"]
+# As Table 9 calls the tasks, and in four letters, so that nineteen columns stand side by side.
+VTAB_NAMES = {
+    "vtab-caltech101": ("Calt", "Caltech101"),
+    "vtab-cifar100": ("C100", "CIFAR-100"),
+    "vtab-dtd": ("DTD", "DTD"),
+    "vtab-flowers102": ("Flow", "Flowers102"),
+    "vtab-pets": ("Pets", "Pets"),
+    "vtab-sun397": ("Sun", "Sun397"),
+    "vtab-svhn": ("SVHN", "SVHN"),
+    "vtab-patch-camelyon": ("Caml", "Camelyon"),
+    "vtab-eurosat": ("Euro", "EuroSAT"),
+    "vtab-resisc45": ("Resi", "Resisc45"),
+    "vtab-diabetic-retinopathy": ("Reti", "Retinopathy"),
+    "vtab-clevr-count": ("ClCt", "Clevr-Count"),
+    "vtab-clevr-distance": ("ClDi", "Clevr-Dist"),
+    "vtab-dmlab": ("DMLb", "DMLab"),
+    "vtab-dsprites-location": ("dLoc", "dSpr-Loc"),
+    "vtab-dsprites-orientation": ("dOri", "dSpr-Ori"),
+    "vtab-kitti-distance": ("KITT", "KITTI-Dist"),
+    "vtab-smallnorb-azimuth": ("nAzi", "sNORB-Azim"),
+    "vtab-smallnorb-elevation": ("nEle", "sNORB-Elev"),
+}
+GROUP_NAMES = {"natural": "Natu", "specialized": "Spec", "structured": "Stru", "all": "Mean"}
+TRANSFER_NAMES = dict(
+    zip(TRANSFER_CORPORA, ("ImageNet", "ReaL", "V2", "CIFAR-10", "CIFAR-100", "Pets", "Flowers"), strict=True)
+)
+PROBE_NAMES = {"linear": "linear", "knn": "kNN", "head": "own head"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: what it is of, and its cells."""
+
+    label: str
+    cells: tuple[str, ...]
+    kind: Kind
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text. Columns of one block stay together where a console is too narrow for all."""
+
+    title: str
+    first: str
+    """What the labels of its lines are."""
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    blocks: tuple[int, ...] = ()
+    """How many columns each block has; none keeps all together."""
+    notes: tuple[str, ...] = ()
+    full_names: tuple[str, ...] = ()
+    """Of the columns, where these are abbreviated; those of means begin with `mean`."""
+    legend: str = ""
+    """What the abbreviations stand for."""
+
+
+def is_number(table: TextTable, index: int) -> bool:
+    """Whether what stands in a column begins as numbers do."""
+    texts = [line.cells[index] for line in table.lines if line.cells[index] not in ("", "-")]
+    return all(text.lstrip("+-")[:1].isdigit() for text in texts)
+
+
+class Footnotes:
+    """Sources of published rows, numbered as they come."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, int] = {}
+
+    def label(self, row: PublishedRow) -> str:
+        source = row.source + (f"; {row.note}" if row.note else "")
+        return f"{row.label} [{self._sources.setdefault(source, len(self._sources) + 1)}]"
+
+    def notes(self) -> tuple[str, ...]:
+        return tuple(f"[{number}] {source}" for source, number in self._sources.items())
+
+
+def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[TextTable]:
+    """The tables that have something to show: of scores, or of published rows where these are not only beside ours."""
+    tables = [vtab_table(report, extent)] if report.tables["vtab"] or extent != "compared" else []
+    if report.tables["transfer"] or extent == "every":
+        tables.append(transfer_table(report, extent))
+    if report.tables["own"]:
+        tables.append(own_table(report))
+    if report.tables["frozen"]:
+        tables.append(frozen_table(report))
+    if report.models:
+        tables.append(cost_table(report, extent))
+    if report.checks():
+        tables.append(check_table(report))
+    return tables
+
+
+def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
+    """The nineteen columns, a mean after each group and after all; published rows below."""
+    columns = [name for group in GROUPS for name in (*group_corpora(group), group)] + ["all"]
+    lines, foot = [], Footnotes()
+    for row in report.tables["vtab"]:
+        lines += _vtab_lines(report, row, columns)
+    lines += _published_lines(
+        report, "vtab", extent, foot, lambda row: [_published_vtab(row, name) for name in columns]
+    )
+    marks = (
+        "*: of the test split, as there is one seed. " if any("*" in c for line in lines for c in line.cells) else ""
+    )
+    names = ", ".join(f"{short} {long}" for short, long in VTAB_NAMES.values() if short != long)
+    return TextTable(
+        "VTAB-1k, top-1 in percent",
+        "model, protocol",
+        tuple(VTAB_NAMES[name][0] if name in VTAB_NAMES else GROUP_NAMES[name] for name in columns),
+        tuple(lines),
+        blocks=(*(len(group_corpora(group)) + 1 for group in GROUPS[:-1]), len(group_corpora(GROUPS[-1])) + 2),
+        notes=(f"{report.coverage}. {marks}".strip(), *foot.notes()),
+        legend=f"{names}; Natu, Spec, Stru: means of the groups.",
+        full_names=tuple(VTAB_NAMES[name][1] if name in VTAB_NAMES else f"mean, {name}" for name in columns),
+    )
+
+
+def transfer_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
+    """Whole data sets with the paper's Tables 2, 5 and 6; each cell with its noise."""
+    lines, foot = [], Footnotes()
+    for row in report.tables["transfer"]:
+        cells = [row.cells.get(name) for name in TRANSFER_CORPORA]
+        of = f", {seed_statistic(row.protocol)} of {row.num_seeds} seeds" if row.num_seeds > 1 else ""
+        texts = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
+        lines.append(Line(f"{_model_label(row)}{of}", tuple(texts), "ours"))
+        if beside := report.beside("transfer", row):
+            found = differences(row, beside)
+            minus = (_with_noise(d.value, d.noise, "+") if (d := found.get(c)) else "-" for c in TRANSFER_CORPORA)
+            lines.append(Line(f"  minus {beside.label}", tuple(minus), "detail"))
+    lines += _published_lines(report, "transfer", extent, foot, _published_transfer)
+    noise = "± standard deviation over seeds; of one seed the standard error of the test split."
+    more = " Every published row: `--every`." if extent == "usual" else ""
+    return TextTable(
+        "Whole data sets, top-1 in percent",
+        "model, protocol",
+        tuple(TRANSFER_NAMES.values()),
+        tuple(lines),
+        notes=(noise + more, *foot.notes()),
+    )
+
+
+def own_table(report: ScoreReport) -> TextTable:
+    """Tasks of one's own; nothing is published for them, and they count in no mean."""
+    rows = [(corpus, row, cell) for row in report.tables["own"] for corpus, cell in row.cells.items()]
+    lines = []
+    for corpus, row, cell in sorted(rows, key=lambda each: (each[0], each[1].protocol, each[1].model is None)):
+        score = (_point(cell.value), _noise(cell), _statistic(cell))
+        cells = (row.label, row.protocol, *score, f"{cell.num_examples:,}", _point(cell.majority_fraction))
+        lines.append(Line(corpus, cells, "ours"))
+    columns = ("model", "protocol", "top-1", "noise", "of", "test images", "one answer")
+    note = "Beside the 19 and in none of their means. One answer: what always giving the most frequent class scores."
+    return TextTable("Your tasks, top-1 in percent", "task", columns, tuple(lines), notes=(note,))
+
+
+def frozen_table(report: ScoreReport) -> TextTable:
+    """What is read from frozen features: a line for every model and task, a column for every way of reading."""
+    protocols = sorted({row.protocol for row in report.tables["frozen"]}, key=_probe_order)
+    by_task: dict[tuple[str, str, str], dict[str, Cell]] = {}
+    for row in report.tables["frozen"]:
+        for corpus, cell in row.cells.items():
+            by_task.setdefault((row.label, row.arm, corpus), {})[row.protocol] = cell
+    lines = []
+    for (model, _, corpus), found in sorted(by_task.items(), key=lambda item: item[0]):
+        cells = [found.get(protocol) for protocol in protocols]
+        texts = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
+        lines.append(Line(model, (corpus, *texts), "ours"))
+    columns = ("task", *map(_probe_name, protocols))
+    note = (
+        "± standard deviation over seeds; of one seed the standard error of the test split. The network is not trained."
+    )
+    return TextTable("Frozen features, top-1 in percent", "model", columns, tuple(lines), notes=(note,))
+
+
+def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
+    """What training and transfer took, beside what the papers state."""
+    lines = []
+    for arm, rows in report.models.items():
+        facts = report.facts[arm]
+        trainings, wall_s = sum(row.num_trainings for row in rows), sum(row.wall_s for row in rows)
+        network = facts.architecture or "-"
+        cells = (network, _number(facts.exaflops), _number(facts.device_days), f"{trainings:,}", duration(wall_s))
+        lines.append(Line(rows[0].label, cells, "ours"))
+    foot = Footnotes()
+    scored = {facts.architecture for facts in report.facts.values()} - {None}
+    costly = [row for row in ROWS.values() if not row.is_v1 and (row.exaflops or row.tpuv3_core_days)]
+    if extent != "every":
+        costly = [row for row in costly if row.is_headline or row.architecture in scored]
+    lines.append(Line("published", ("",) * 5, "heading"))
+    for row in costly:
+        days = f"{row.tpuv3_core_days:,.0f} TPUv3" if row.tpuv3_core_days else "-"
+        cells = (row.architecture or "-", _number(row.exaflops), days, "-", "-")
+        lines.append(Line(foot.label(row), cells, "published"))
+    notes = (
+        "exaFLOPs: 6 x multiply-adds of a forward pass x images seen, of all trainings that made the weights; the paper's "
+        "Table 6 counts pre-training so. Device-days: GPUs, or "
+        "worker processes where there are none, times days at work; the paper's are TPUv3 cores times days. Transfer: "
+        "wall time of all trainings and readings, one after the other.",
+        *foot.notes(),
+    )
+    columns = ("network", "training exaFLOPs", "device-days", "trainings", "transfer")
+    return TextTable("Cost", "model", columns, tuple(lines), notes=notes)
+
+
+def check_table(report: ScoreReport) -> TextTable:
+    """Scores on weights of others beside what others measured with them."""
+    lines = []
+    for row, check in report.checks():
+        low, high = check.published
+        published = _fine(low) if low == high else f"{_fine(low)} to {_fine(high)}"
+        cells = (check.corpus, row.protocol, _fine(check.ours), published)
+        lines.append(Line(row.label, (*cells, f"{100 * check.difference:+.2f}", check.verdict), "ours"))
+    columns = ("task", "protocol", "ours", "published", "difference", "verdict")
+    sources = dict.fromkeys(check.source for _, check in report.checks())
+    note = "The same weights, measured by others: up to 0.2 points are preprocessing and arithmetic."
+    return TextTable("Self-check of the ruler", "model", columns, tuple(lines), notes=(note, *sources))
+
+
+def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -> list[Line]:
+    """A model's scores, their noise, and the difference to the row beside; a mean over fewer than 19 says so."""
+    means, beside = vtab_means(row), report.beside("vtab", row)
+    whole: dict[str, Cell | Mean] = {g: m for g, m in means.items() if m.num_tasks == m.num_wanted} | dict(row.cells)
+    shown = [whole.get(name) for name in columns]
+    lines = [
+        Line(_model_label(row), tuple(_cell_text(n, c) for n, c in zip(columns, shown, strict=True)), "ours"),
+        Line(f"  {_what_noise_is(row)}", _noises(columns, shown), "detail"),
+    ]
+    found = differences(row, beside) if beside else {}
+    minus = tuple(_signed(n, found[n].value) if n in found and n in whole else "" for n in columns)
+    if beside and any(minus):
+        lines.append(Line(f"  minus {beside.label}", minus, "detail"))
+    if "all" not in whole:
+        mean, blank = means["all"], ("",) * (len(columns) - 1)
+        label = f"  mean of {mean.num_tasks} of {mean.num_wanted}, ±{_fine(mean.noise)}"
+        lines.append(Line(label, (*blank, _fine(mean.value)), "detail"))
+        if beside and "all" in found:
+            label = f"  minus {beside.label}, same {mean.num_tasks}"
+            lines.append(Line(label, (*blank, _signed("all", found["all"].value)), "detail"))
+    return lines
+
+
+def _noises(columns: Sequence[str], cells: Sequence[Cell | Mean | None]) -> tuple[str, ...]:
+    """A star marks those of the test split where others are of seeds."""
+    mixed = len({cell.noise_of for cell in cells if cell}) > 1
+    texts = []
+    for name, cell in zip(columns, cells, strict=True):
+        star = "*" if mixed and cell and cell.noise_of == "test images" else ""
+        texts.append(f"{_fine(cell.noise) if name == 'all' else _noise(cell)}{star}" if cell else "")
+    return tuple(texts)
+
+
+def _what_noise_is(row: ModelScores) -> str:
+    """`median of 3 seeds, ± their deviation`"""
+    if row.num_seeds == 1:
+        return "± standard error of the test split"
+    return f"{seed_statistic(row.protocol)} of {row.num_seeds} seeds, ± their deviation"
+
+
+def _cell_text(name: str, cell: Cell | Mean | None) -> str:
+    if cell is None:
+        return "-"
+    return _fine(cell.value) if name == "all" else _point(cell.value)
+
+
+def _published_lines(
+    report: ScoreReport, table: Table, extent: Extent, foot: Footnotes, cells: Cells
+) -> Iterable[Line]:
+    rows = published_for(report, table, extent)
+    width = len(cells(rows[0])) if rows else 0
+    yield Line("published", ("",) * width, "heading")
+    for row in rows:
+        yield Line(foot.label(row), tuple(cells(row)), "published")
+
+
+def _published_vtab(row: PublishedRow, name: str) -> str:
+    value = row.scores.get(name) if name in VTAB_NAMES else published_mean(row, name)
+    return "" if value is None else _fine(value) if name == "all" else _point(value)
+
+
+def _published_transfer(row: PublishedRow) -> list[str]:
+    return [
+        "-" if (value := row.scores.get(name)) is None else _with_noise(value, row.deviations.get(name))
+        for name in TRANSFER_CORPORA
+    ]
+
+
+def _model_label(row: ModelScores) -> str:
+    """`birds/0a1b2c3d4e5f, vit-paper`"""
+    return f"{row.label}, {row.protocol}"
+
+
+def _statistic(cell: Cell) -> str:
+    return "test split" if cell.noise_of == "test images" else f"{cell.statistic} of {len(cell.by_seed)} seeds"
+
+
+def _point(value: float) -> str:
+    """`87.3`, and 100 without a decimal, so that no cell is wider than four."""
+    return "100" if value >= 0.9995 else f"{100 * value:.1f}"
+
+
+def _fine(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _signed(name: str, value: float) -> str:
+    """`+0.3`, `-12`: of a task never wider than four."""
+    if name == "all":
+        return f"{100 * value:+.2f}"
+    return f"{100 * value:+.1f}" if abs(value) < 0.0995 else f"{100 * value:+.0f}"
+
+
+def _noise(cell: Cell | Mean) -> str:
+    return f"{100 * cell.noise:.1f}"
+
+
+def _with_noise(value: float, noise: float | None, sign: str = "") -> str:
+    return f"{100 * value:{sign}.2f}" + (f" ±{100 * noise:.2f}" if noise is not None else "")
+
+
+def _number(value: float | None) -> str:
+    """Three digits that mean something: `4,262`, `0.00312`."""
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _probe_order(protocol: str) -> tuple[bool, int, str]:
+    method, _, shots = protocol.partition("-")
+    return method != "fewshot", int(shots) if shots.isdigit() else 0, protocol
+
+
+def _probe_name(protocol: str) -> str:
+    method, _, shots = protocol.partition("-")
+    return f"{shots} shots" if method == "fewshot" else PROBE_NAMES.get(protocol, protocol)

@@ -1,0 +1,102 @@
+"""What is known of a scored model beside its scores: its network, what it was pre-trained on, and what that cost."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
+from infra.storage import Store, open_store
+from vit.models.config import network_config
+from vit.models.flops import forward_flops
+from vit.vtab.published.ruler import architecture_of, data_of_corpus, data_of_weights
+
+DAY_S = 86_400
+CHAIN = 8
+"""A model is fine-tuned from a model from a model: as far as this is followed."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Of a model and of all that it was made from; None where nothing says so."""
+
+    architecture: str | None = None
+    """As the paper spells it; None for a network of no named size."""
+    data: str | None = None
+    """The public data set that pre-training read."""
+    image_size_px: int | None = None
+    weights: str | None = None
+    """The file or folder of others' weights that the model was converted from."""
+    exaflops: float | None = None
+    """Of all training: 6 x multiply-adds of a forward pass x images seen (arXiv:2010.11929, Table 6)."""
+    device_days: float | None = None
+    """Devices times days of all training: GPUs, or worker processes where there are none."""
+
+
+def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
+    """What a published model says of itself, and the runs and corpora that it names."""
+    config = _json(open_store(model), "config.json") if model and depth else None
+    if config is None:
+        return ModelFacts()
+    network, provenance = network_config(config["model"]), config.get("provenance", {})
+    seen = provenance.get("images_seen")
+    own_flops = 3 * forward_flops(network, config["num_classes"]) * seen / 1e18 if seen else None
+    weights, data, own_days, before = provenance.get("converted_from"), None, None, None
+    if weights:
+        data = data_of_weights(weights)
+    elif key := provenance.get("run_key"):
+        run = open_store(root).child(f"runs/{key}")
+        training = (_json(run, "config.json") or {}).get("config", {})
+        own_days = device_days(run)
+        if start := training.get("init_model"):
+            before = model_facts(root, start, depth - 1)
+            data = before.data
+        elif corpus := training.get("corpus"):
+            data = _data_of(_json(open_store(corpus), "manifest.json") or {})
+    return ModelFacts(
+        architecture=architecture_of(network),
+        data=data,
+        image_size_px=network.image_size_px,
+        weights=weights,
+        exaflops=_together(own_flops, before.exaflops if before else 0.0),
+        device_days=_together(own_days, before.device_days if before else 0.0),
+    )
+
+
+def device_days(run: Store) -> float | None:
+    """Devices times days that a training was at work; None where it left no note of its starts.
+
+    The time between a start's last record and the next start is not counted: nothing was at work then.
+    """
+    starts = sorted((run.read_json(key) for key in run.list("starts/")), key=lambda start: start["at"])
+    state = read_state(run)
+    if not starts or state is None:
+        return None
+    if len(starts) == 1:
+        ends = [state["updated_at"]]
+    else:
+        recorded = [record.timestamp_ms / 1000 for record in read_journal(run)]
+        ends = [max((t for t in recorded if a["at"] <= t < b["at"]), default=a["at"]) for a, b in pairwise(starts)]
+        ends.append(state["updated_at"])
+    used = sum(start["world_size"] * (end - start["at"]) for start, end in zip(starts, ends, strict=True))
+    return used / DAY_S
+
+
+def _data_of(manifest: Mapping[str, Any]) -> str | None:
+    provenance = manifest.get("provenance", {})
+    source = provenance.get("request", {}).get("source", {})
+    # ImageNet is prepared as a task as well, then under that name.
+    kind = source.get("task") if source.get("kind") == "transfer" else source.get("kind")
+    return data_of_corpus(kind, manifest.get("num_classes", 0), "view_of" in provenance)
+
+
+def _together(own: float | None, before: float | None) -> float | None:
+    return None if own is None or before is None else own + before
+
+
+def _json(store: Store, key: str) -> dict[str, Any] | None:
+    try:
+        return store.read_json(key)
+    except FileNotFoundError:
+        return None

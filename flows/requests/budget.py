@@ -1,0 +1,51 @@
+"""Whether a pipeline fits its deadline, from what was measured on earlier runs of the same network."""
+
+import statistics
+
+from flows.catalog import list_runs
+from flows.requests.resolve import PipelinePlan
+from infra.runs.journal import read_journal
+from infra.storage import open_store
+from vit.config import TrainConfig
+
+# The journal's first records hold the warming up of caches and compilers.
+MIN_RECORDS = 3
+
+
+def known_images_per_s(root: str, training: TrainConfig) -> float | None:
+    """Median throughput of the newest finished training of the same network, batch and number of workers."""
+    wanted = _like(training)
+    for row in list_runs(root):
+        if row["stage"] != "pretrain" or row["state"] != "finished":
+            continue
+        run = open_store(row["uri"])
+        if _like(TrainConfig.model_validate(run.read_json("config.json")["config"])) != wanted:
+            continue
+        rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
+        if len(rates) >= MIN_RECORDS:
+            return statistics.median(rates)
+    return None
+
+
+def _like(training: TrainConfig) -> tuple[object, ...]:
+    recipe, execution = training.recipe, training.execution
+    return recipe.model, recipe.input.global_batch_size, recipe.precision, execution.num_workers
+
+
+def check_deadline(root: str, plan: PipelinePlan) -> str:
+    """One line on how the plan stands to its deadline. Raises ValueError for a plan that cannot fit."""
+    hours = plan.request.deadline_hours
+    if hours is None:
+        return "no deadline"
+    images = plan.training.recipe.total_steps * plan.training.recipe.input.global_batch_size
+    rate = known_images_per_s(root, plan.training)
+    if rate is None:
+        return f"deadline of {hours:g} h: no earlier run of this network says how fast it is; stopped there if need be"
+    needed = images / rate / 3600
+    if needed > hours:
+        fits = int(hours * 3600 * rate)
+        raise ValueError(
+            f"{images:,} images take {needed:.2f} h at the {rate:,.0f} images/s of the last such run, "
+            f"but deadline_hours is {hours:g}. Set train_images to at most {fits:,}, or a later deadline."
+        )
+    return f"deadline of {hours:g} h: {images:,} images take {needed:.2f} h at {rate:,.0f} images/s"

@@ -1,0 +1,105 @@
+"""models -> scores on tasks: all trials of all models in one Ray job."""
+
+from collections.abc import Sequence
+
+from flows import console
+from flows.requests.forms import EvaluateRequest
+from flows.requests.resolve import EvaluationPlan, resolve_evaluate, told_tasks
+from flows.stages.engines import Engines, engines
+from flows.stages.stage import StageResult, run_stage, run_store
+from infra.config import digest_of, replace
+from infra.keys import run_key
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.run_spec import read_progress
+from vit.vtab.evaluate import Contest, EvaluationSpec, Score, plan_contests
+from vit.vtab.frozen.readings import Reading, plan_readings
+from vit.vtab.probes import Probe
+
+
+def evaluate_tasks(
+    name: str, plan: EvaluationPlan, engines: Engines
+) -> tuple[EvaluationSpec, StageResult, list[Score]]:
+    """One score per (task, model), stored and returned.
+
+    Raises ValueError for a task that the protocol cannot use, before anything is spent; StageFailed, Skipped.
+    """
+    spec = evaluation_spec(name, plan, engines.root)
+    key = spec.run_key
+    run = run_store(engines.root, key)
+    result = run_stage(
+        engines,
+        run,
+        key,
+        "vit.ray_workers",
+        spec,
+        title=f"transfer {name}",
+        progress=lambda: read_progress(run),
+        grace_s=10,
+        claim_timeout_s=30,
+    )
+    return spec, result, [Score.model_validate(score) for score in result.state["scores"]]
+
+
+def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpec:
+    """What a job is given, and under which key. Raises ValueError for a task or model that the protocol cannot use."""
+    draft = EvaluationSpec(
+        run_key="draft",
+        tasks=plan.tasks,
+        models=plan.models,
+        architecture=plan.architecture,
+        protocol=plan.protocol,
+        seed=plan.seed,
+        num_seeds=plan.num_seeds,
+        root=root,
+    )
+    if plan.rescore:
+        draft = next_repetition(draft)
+    inputs = {score.score_key: score.corpus_digest for score in planned_scores(draft)}
+    config_digest = digest_of([plan.protocol, plan.architecture, plan.seed, plan.num_seeds])
+    return replace(draft, run_key=run_key(name, "evaluate", config_digest, inputs))
+
+
+def planned_scores(spec: EvaluationSpec) -> Sequence[Contest | Reading]:
+    """What an evaluation will give a score each. Raises ValueError for a task or model that the protocol cannot use."""
+    return plan_readings(spec) if isinstance(spec.protocol, Probe) else plan_contests(spec)
+
+
+def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
+    """The first repetition that is not whole: a rescoring that was cut off goes on, what was never scored is scored."""
+    root = open_store(spec.root)
+    while all(root.exists(score.score_key) for score in planned_scores(spec)):
+        spec = replace(spec, repetition=spec.repetition + 1)
+    return spec
+
+
+def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
+    """Scores one published model on tasks and prints the records."""
+    plan = resolve_evaluate(settings.root, request)
+    if missing := told_tasks(settings.root, request.tasks):
+        console.say(missing)
+    with engines(settings) as at_hand:
+        _, result, scores = evaluate_tasks("scores", plan, at_hand)
+    if as_json:
+        console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
+        return
+    columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
+    seeds = (
+        f"seeds {request.seed} to {request.seed + request.num_seeds - 1}"
+        if request.num_seeds > 1
+        else f"seed {request.seed}"
+    )
+    title = f"Protocol {plan.protocol.name}, {seeds}"
+    console.table(title, columns, [score_cells(score) for score in scores], right=(2, 3, 5))
+
+
+def score_cells(score: Score) -> list[str]:
+    """A score as a row: task, start, top-1, test images, chosen setting, always giving one answer."""
+    return [
+        score.task,
+        "pre-trained" if score.model_digest else "from scratch",
+        console.percent(score.value),
+        f"{score.num_examples:,}",
+        console.setting(score.chosen),
+        console.percent(score.majority_fraction),
+    ]

@@ -1,0 +1,340 @@
+"""raw corpora -> manifests of verified shards: several corpora in one Ray Data job."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from data_prep.config import CorpusConfig, Emoji
+from data_prep.corpora.sources.emoji import PACKAGES, STYLES, fetch_style
+from data_prep.corpus_stats import CorpusStats, Findings, Leak
+from data_prep.executors import in_threads
+from data_prep.find_corpus import corpus_store
+from data_prep.plan.check_refused import check_reused, told_loss
+from data_prep.plan.leakage import own_splits_said
+from data_prep.prepare import PrepareSpec
+from data_prep.progress import PROGRESS_KEY, STAGES, remaining_s
+from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
+from data_prep.shards.subsets import take
+from data_prep.shards.verify_shards import verify_corpus
+from data_prep.small_work import is_small
+from flows import console
+from flows.catalog import corpus_stats, find_corpus
+from flows.requests.forms import PrepareRequest
+from flows.requests.resolve import resolve_prepare
+from flows.stages.engines import Engines, Here, engines
+from flows.stages.stage import StageResult, run_stage, run_store
+from infra.config import digest_of
+from infra.keys import run_key
+from infra.settings import Settings
+from infra.storage import Store, open_store
+
+
+@dataclass(frozen=True)
+class PreparedCorpus:
+    """A finished corpus and whether it had been finished before."""
+
+    uri: str
+    manifest: Manifest
+    reused: bool
+
+
+def source_request(root: str, source: str, name: str | None, **fields: Any) -> CorpusConfig:
+    """The request for a corpus made from `source`; `fields` are others of the form. Raises ValueError for a name or
+    source that will not do."""
+    try:
+        return resolve_prepare(root, PrepareRequest.model_validate({"source": source, "name": name, **fields}))
+    except ValidationError as error:
+        if any(problem["loc"] == ("name",) for problem in error.errors()):
+            raise ValueError(
+                f"--name {name!r} cannot name a corpus; use up to 80 lower-case letters, digits, '-', '_' and '.', "
+                "as in 'birds-2026'."
+            ) from error
+        raise
+
+
+def prepare_corpora(
+    requests: Sequence[CorpusConfig], engines: Engines, take_rows: int | None = None
+) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
+    """The corpora of the requests, in order, and the run that made what was missing, if anything was.
+
+    What is finished is found without a cluster. Raises ValueError where it breaks the rules of the request's `execution`,
+    FetchUnavailable where a source cannot be had here, StageFailed with the reason for every other failure.
+    """
+    base = open_store(engines.root)
+    stores = [corpus_store(base, request) for request in requests]
+    missing = [r for r, store in zip(requests, stores, strict=True) if not store.exists(MANIFEST_KEY)]
+    for request, store in zip(requests, stores, strict=True):
+        if request not in missing:
+            check_reused(request, store, base)
+    key, result = None, None
+    if missing:
+        fetch_sources(missing, base, engines.watch.say)
+        key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows)
+    prepared = [
+        PreparedCorpus(store.uri, load_manifest(store), request not in missing)
+        for request, store in zip(requests, stores, strict=True)
+    ]
+    for corpus in prepared:
+        if lost := told_loss(corpus.manifest):
+            engines.watch.say(f"warning: {corpus.manifest.name}: {lost}")
+        for leak in leaks_of(corpus.uri) or ():
+            engines.watch.say(f"warning: {corpus.manifest.name}: {leak}")
+    return prepared, key, result
+
+
+def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[str], None]) -> None:
+    """Brings what has to be downloaded into the store, here, before a job waits for it."""
+    for request in requests:
+        if isinstance(request.source, Emoji):
+            cache = open_store(request.source.cache) if request.source.cache else root.child("sources")
+            for style in STYLES:
+                if not PACKAGES[style].is_kept(cache):
+                    say(f"fetching {style} emoji (npm, kept by checksum in {cache.uri})")
+                fetch_style(style, cache)
+            return
+
+
+def run_preparation(
+    requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines, take_rows: int | None = None
+) -> tuple[str, StageResult]:
+    """One job for all corpora that are not finished. Its key follows from their versions.
+
+    Where no cluster is named and the work is small, the job is a child of this process and no Ray is started. Where one
+    is named the job is sent there, small or not, so that it is listed, followed and stopped where people look for jobs.
+    """
+    key = preparation_key(requests, corpora, engines.root)
+    own_ray = engines.settings.ray_address is None
+    here = own_ray and is_small(requests, open_store(engines.root), one_machine=True)
+    with contextlib.ExitStack() as stack:
+        if here:
+            cluster = stack.enter_context(Here(engines.settings, engines.cluster.log_dir))
+            engines = replace(engines, cluster=cluster)
+        result = run_stage(
+            engines,
+            run_store(engines.root, key),
+            key,
+            "data_prep.prepare",
+            PrepareSpec(
+                run_key=key,
+                root=engines.root,
+                requests=tuple(requests),
+                take=take_rows,
+                small=here if own_ray else None,
+            ),
+            title=f"prepare {', '.join(request.name for request in requests)}",
+            progress=lambda: preparation_progress(corpora),
+            output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
+            grace_s=5,
+            claim_timeout_s=30,
+        )
+    return key, result
+
+
+def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], root: str) -> str:
+    """The key of the run that prepares these corpora together."""
+    names = "-".join(request.name for request in requests)[:40].rstrip("-._")
+    versions = {corpus.uri.removeprefix(open_store(root).uri): "" for corpus in corpora}
+    return run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
+
+
+def preparation_progress(corpora: Sequence[Store]) -> dict | None:
+    """The progress files of the corpora as one: what is done of the present stage, and the time to the end of all."""
+    parts = []
+    for corpus in corpora:
+        with contextlib.suppress(FileNotFoundError):
+            parts.append(corpus.read_json(PROGRESS_KEY))
+    if not parts:
+        return None
+    # A corpus that is through with a stage waits for the others; while a source is listed, its size is not known.
+    at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
+    stage = min((p["stage"] for p in at_work), key=STAGES.index)
+    now = [p for p in parts if p["stage"] == stage]
+    done, total = (sum(p[name] for p in now) for name in ("done", "total"))
+    return {
+        "step": done,
+        "total_steps": total,
+        "unit": f"{now[0]['unit']} ({stage})",
+        "images_per_s": sum(p["images_per_s"] for p in now),
+        "bytes_per_s": sum(p["bytes_per_s"] for p in now),
+        "refused": sum(p["refused"] for p in parts),
+        "remaining_s": remaining_s(stage, now),
+    }
+
+
+def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
+    """The first refused examples as lines `id: reason (detail)`."""
+    with open_store(corpus.uri).open(REJECTS_KEY) as file:
+        # Read in this thread: one of Arrow's own that still holds the file when Python ends would abort the process.
+        listed = pq.ParquetFile(file, pre_buffer=False)
+        rows: list[dict[str, Any]] = next(
+            (batch.to_pylist() for batch in listed.iter_batches(limit, use_threads=False)), []
+        )
+        more = listed.metadata.num_rows - limit
+    lines = [f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows]
+    return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
+
+
+def prepare_and_show(
+    settings: Settings, requests: Sequence[CorpusConfig], *, take_rows: int | None = None, as_json: bool
+) -> None:
+    """Prepares and prints counts, splits and what was refused with its reasons; `take_rows` also makes a view."""
+    started = time.monotonic()
+    with engines(settings) as at_hand:
+        corpora, _, _ = prepare_corpora(requests, at_hand, take_rows)
+    views = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
+    if as_json:
+        shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
+        views_shown = {"views": [view.model_dump(mode="json") for view in views]} if views else {}
+        console.emit({"corpora": shown} | views_shown)
+        return
+    for corpus in corpora:
+        rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
+        console.table(corpus.manifest.name, ["", ""], rows)
+        for line in refusals(corpus, limit=20):
+            console.tell(f"  {console.visible(line)}")
+    for view in views:
+        console.tell(told_view(view))
+
+
+def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
+    """A view on the first rows of a corpus, made or found again."""
+    corpus = find_corpus(settings.root, name)
+    view = take(corpus, num_rows, split)
+    if as_json:
+        console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{view.version}", **view.model_dump(mode="json")})
+    else:
+        console.tell(told_view(view))
+
+
+def told_view(view: Manifest) -> str:
+    """A view as a sentence."""
+    of, rows = view.provenance["view_of"], view.splits[view.provenance["view_of"]["split"]].num_rows
+    without = f" without {', '.join(of['without'])}," if of.get("without") else ""
+    return (
+        f"{view.name}/{view.version}: the first {rows:,} of {of['split']} of {view.name}/{of['version']},{without} no byte "
+        f"copied; digest {view.digest}"
+    )
+
+
+def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
+    """A corpus as lines of a table: where, how many, which splits, what was refused, what leaks."""
+    counts = corpus.manifest.counts
+    splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
+    left = corpus.manifest.provenance.get("leak_pairs_not_compared", 0)
+    found, own = corpus_stats(open_store(corpus.uri)), own_splits_said(corpus.manifest)
+    return [
+        ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
+        ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
+        ["splits", splits],
+        *([["merged rows", f"{counts.num_merged:,} that repeat others in everything"]] if counts.num_merged else []),
+        ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
+        ["leakage", leakage_said(found.stats if found else None, left)],
+        *([["own splits", own]] if own else []),
+        ["digest", corpus.manifest.digest],
+        ["report", f"{corpus.uri}/{REPORT_KEY}"],
+    ]
+
+
+def leaks_of(uri: str) -> list[str] | None:
+    """What of a corpus is in evaluation sets, as sentences with the next step; None where nothing was compared."""
+    found = corpus_stats(open_store(uri))
+    if found is None or not found.stats.compared:
+        return None
+    return leak_lines(found.stats)
+
+
+def leakage_said(stats: CorpusStats | None, num_left: int = 0) -> str:
+    """What of a corpus is in which evaluation sets, in a line; `num_left` pairs were too many to compare."""
+    if stats is None or not stats.compared:
+        return (
+            "not looked for: there was no evaluation set to compare with, a corpus with a test split, or a val split that "
+            "its source names"
+        )
+    said = [
+        "; ".join(leak_lines(stats)) or "none",
+        f"compared with {_few(f'{name} ({s})' for name, s in stats.compared)}",
+    ]
+    if stats.older_versions:
+        said.append(f"older versions not compared: {_few(stats.older_versions)}")
+    if num_left:
+        said.append(f"{num_left:,} pairs with near hashes were too many to compare")
+    return "; ".join(said)
+
+
+def _few(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered[:6]) + (f" and {len(ordered) - 6:,} more" if len(ordered) > 6 else "")
+
+
+_ADJECTIVE = {"train": "training", "val": "validation"}
+
+
+_LEAKS_TOLD = 3
+
+
+def _by_weight(item: tuple[Leak, Findings]) -> tuple[bool, int, Leak]:
+    """A leak into test spoils a score for good, one into val only a choice."""
+    leak, found = item
+    return leak.corpus_split != "test", -found.count, leak
+
+
+def leak_lines(stats: CorpusStats) -> list[str]:
+    """As "214 training images match the test split of pets; leave them out with --decontaminate pets (before
+    training)", test splits first, of them the most images first, and the others by the names of their corpora. What was
+    left out is not told."""
+    lines, names = [], []
+    for leak, found in sorted(stats.leakage.items(), key=_by_weight):
+        if (number := found.count - found.num_left_out) > 0:
+            name = leak.corpus.partition("/")[0]
+            names.append(name)
+            images = f"{_ADJECTIVE.get(leak.own_split, leak.own_split)} image{'s match' if number > 1 else ' matches'}"
+            lines.append(
+                f"{number:,} {images} the {leak.corpus_split} split of {name}; leave {'them' if number > 1 else 'it'} out "
+                f"with --decontaminate {name} (before training)"
+            )
+    if len(lines) <= _LEAKS_TOLD + 1:
+        return lines
+    others = list(dict.fromkeys(names[_LEAKS_TOLD:]))
+    return [
+        *lines[:_LEAKS_TOLD],
+        f"{len(lines) - _LEAKS_TOLD:,} more such matches, with splits of {_few(others)}; `vitline data stats --json` lists all",
+    ]
+
+
+def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
+    """Reads every shard back, with `pixels` every picture; raises RuntimeError, after naming what is wrong."""
+    corpus = find_corpus(settings.root, name)
+    report = verify_corpus(corpus, in_threads, pixels=pixels)
+    if as_json:
+        console.emit(report.model_dump(mode="json"))
+    else:
+        for uri, problem in (report.problems | report.beside).items():
+            console.tell(console.visible(f"{uri} {problem}"))
+            for example_id, wrong in report.pictures.get(uri, {}).items():
+                console.tell(console.visible(f"  {example_id} {wrong}"))
+    if report.problems.keys() - report.pictures.keys():
+        raise RuntimeError(
+            f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."
+        )
+    if report.pictures:
+        raise RuntimeError(
+            f"{len(report.pictures)} shards of {corpus.uri} are as written and hold corrupt pictures; train nothing on it. "
+            "Prepare the same source again: corrupt pictures are refused now, and the new version is without them."
+        )
+    if not as_json:
+        rows = f"{report.num_rows_read:,} rows"
+        if report.num_rows < report.num_rows_read:
+            rows += f", of which this view shows {report.num_rows:,},"
+        console.tell(
+            f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every picture is whole' * pixels}."
+        )
+    if report.beside:
+        raise RuntimeError(
+            f"{corpus.uri} has {len(report.beside)} files beside its shards that are not as written. Its images and labels "
+            "are, and can be trained on; to have the others again, delete manifest.json and ask for the same corpus."
+        )

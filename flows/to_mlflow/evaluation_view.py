@@ -1,0 +1,208 @@
+"""What of an evaluation people see in MLflow: every score on its run, and below it a run for each (task, model).
+
+The child has what explains the score: the chosen setting and all that were tried, the curve of the final training, and
+what the trial left of its predictions (`vit/vtab/trained/trial_files.py`). Imports no MLflow and no torch.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from flows.to_mlflow.view import JSON, MODEL_PARAMS, Child, Corpus, View, corpus_use, makers, optional, plain
+from infra.config import digest_of
+from infra.storage import Store, json_bytes, open_store
+from vit.vtab.evaluate import Score
+from vit.vtab.protocols import over_seeds
+from vit.vtab.published.report import group_means
+from vit.vtab.tasks import benchmark_name
+from vit.vtab.trained.trials import TrialResult, model_label
+
+PROTOCOL_PARAMS = (
+    "kind",
+    "name",
+    "splits",
+    "total_steps",
+    "global_batch_size",
+    "learning_rates",
+    "image_size_px",
+    "seed_statistic",
+    "method",
+    "shots",
+)
+NOT_SENT = (".parquet",)
+"""Files of a trial that stay in the store: for programs, not for people."""
+Values = dict[str, tuple[float, int]]
+
+
+def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+    """Scores on tasks: one metric a task and arm, group means where they are whole, and a child for each task and arm."""
+    protocol, models = spec["protocol"], [model for model in spec["models"] if model]
+    configs = {model: optional(open_store(model), "config.json") or {} for model in models}
+    view.params = {
+        **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
+        **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
+        "model": ", ".join(map(model_label, models)) or None,
+        "tasks": ", ".join(task["name"] for task in spec["tasks"]),
+        "control": None in spec["models"],
+        "seed": spec["seed"],
+        "num_seeds": spec.get("num_seeds"),
+    }
+    view.tags |= {
+        "vitline.config_digest": digest_of([protocol, spec["architecture"], spec["seed"]]),
+        "vitline.model_uri": models[0] if models else None,
+        "vitline.model_digest": configs[models[0]].get("digest") if models else None,
+        "mlflow.source.name": "vitline evaluate",
+    }
+    manifests = {task["corpus"]: optional(open_store(task["corpus"]), "manifest.json") or {} for task in spec["tasks"]}
+    view.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
+    if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
+        view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
+    view.model_inputs = makers(configs.values())
+    scores = [Score.model_validate(score) for score in state.get("scores") or ()]
+    images_seen = {model: config.get("provenance", {}).get("images_seen", 0) for model, config in configs.items()}
+    view.values = score_values(scores, images_seen)
+    view.facts += [f"**Weights:** `{model}`" for model in models]
+    uses = {corpus.digest: corpus for corpus in view.corpora}
+    view.children = [score_child(root, part, child_name(part[0], models), uses, images_seen) for part in by_arm(scores)]
+
+
+def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Values:
+    """Metrics of DESIGN 3.5; the step is the images that the model has seen, 0 for the control. Seeds are put together as
+    the protocol does it. Beside the first model another one is told by its version, the control by its name."""
+    values: Values = {}
+    models = list(dict.fromkeys(score.model for score in scores if score.model))
+    for model in (*models, None):
+        arm = [score for score in scores if score.model == model]
+        named = top1_values(arm)
+        of_vtab = {
+            benchmark_name(score.task): named[score.metric_name]
+            for score in arm
+            if score.metric_name.startswith("vtab/")
+        }
+        suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
+        step = images_seen.get(model or "", 0)
+        values |= {f"{key}{suffix}": (value, step) for key, value in (named | group_means(of_vtab)).items()}
+    if scores:
+        values["time/trials_s"] = (sum(score.wall_s for score in scores), 0)
+    return values
+
+
+def top1_values(scores: Sequence[Score]) -> dict[str, float]:
+    """The value of each metric over the seeds, of one model's scores."""
+    seeds: dict[str, list[Score]] = {}
+    for score in scores:
+        seeds.setdefault(score.metric_name, []).append(score)
+    return {name: over_seeds(same[0].protocol, [score.value for score in same]) for name, same in seeds.items()}
+
+
+def by_arm(scores: Sequence[Score]) -> list[list[Score]]:
+    """The scores of each (task, model), in their order: one for every seed, and for every number of shots."""
+    arms: dict[tuple[str, str | None], dict[tuple[str, int], Score]] = {}
+    for score in scores:  # a task that was named twice has its scores twice
+        arms.setdefault((score.task, score.model), {})[score.protocol, score.seed] = score
+    return [list(arm.values()) for arm in arms.values()]
+
+
+def child_name(score: Score, models: Sequence[str]) -> str:
+    """`digits`, `digits from scratch`, and for any model but the first `digits: emoji/2`."""
+    if score.model is None:
+        return f"{score.task} from scratch"
+    return score.task if score.model == models[0] else f"{score.task}: {model_label(score.model)}"
+
+
+def score_child(
+    root: Store, scores: Sequence[Score], name: str, corpora: Mapping[str, Corpus], images_seen: Mapping[str, int]
+) -> Child:
+    """The run of one model on one task."""
+    first, labels = scores[0], told_apart(scores)
+    trials = {label: trial for label, score in labels.items() if (trial := final_trial(root, score))}
+    corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
+    values = {metric: (value, step) for metric, value in top1_values(scores).items()}
+    common = {
+        "model": model_label(first.model) if first.model else "from scratch",
+        "num_examples": first.num_examples,
+        "num_classes": first.num_classes,
+        "majority_fraction": first.majority_fraction,
+    }
+    return Child(
+        name=name,
+        slug=f"{first.task}-{first.model_digest[:12] if first.model_digest else 'scratch'}",
+        tags={
+            "vitline.task": first.task,
+            "vitline.protocol": ", ".join(dict.fromkeys(score.protocol for score in scores)),
+            **({"vitline.model_uri": first.model, "vitline.model_digest": first.model_digest} if first.model else {}),
+            "vitline.corpus_digest": first.corpus_digest,
+            **{suffixed("vitline.trial", ".", label): trial.key for label, trial in trials.items()},
+        },
+        params=chosen_params(labels, common) | common,
+        values=values | {"time/trials_s": (sum(score.wall_s for score in scores), 0)},
+        curves=[
+            (suffixed("train/loss", "_", label), loss, step)
+            for label, trial in trials.items()
+            for step, loss in trial.train_losses
+        ],
+        corpora=[corpus] if corpus else (),
+        files={"scores.json": json_bytes([score.model_dump(mode="json") for score in scores])},
+        stored_files={
+            prefixed(label, "/", key.rpartition("/")[2]): f"trials/{key}"
+            for label, trial in trials.items()
+            for key in trial.files
+            if not key.endswith(NOT_SENT)
+        },
+        facts=[
+            *([f"**Weights:** `{first.model}`"] if first.model else []),
+            *(
+                f"**Predictions:** `{root.uri_of(f'trials/{trial.files[0]}')}`"
+                for trial in trials.values()
+                if trial.files
+            ),
+        ],
+        table="\n\n".join(settings_table(label, score) for label, score in labels.items()),
+    )
+
+
+def chosen_params(labels: Mapping[str, Score], taken: Collection[str]) -> JSON:
+    """The chosen settings, under their own names where these are not taken; a probe's `num_examples` is of its training."""
+    named = {prefixed(label, ".", k): plain(v) for label, score in labels.items() for k, v in score.chosen.items()}
+    return {f"chosen.{name}" if name in taken else name: value for name, value in named.items()}
+
+
+def told_apart(scores: Sequence[Score]) -> dict[str, Score]:
+    """Scores of one (task, model) by what tells them apart: `""` for the only one, `seed1`, `fewshot-10`, or both."""
+    protocols, seeds = {score.protocol for score in scores}, {score.seed for score in scores}
+    return {
+        "-".join([score.protocol] * (len(protocols) > 1) + [f"seed{score.seed}"] * (len(seeds) > 1)): score
+        for score in scores
+    }
+
+
+def final_trial(root: Store, score: Score) -> TrialResult | None:
+    """The training that was scored; None where none was, or where it was cleared away."""
+    found = optional(root, f"trials/{score.trials[-1]}.json") if score.trials else None
+    return TrialResult.model_validate(found) if found else None
+
+
+def settings_table(label: str, score: Score) -> str:
+    """Every setting that was tried, the chosen one in bold, as Markdown; the score above."""
+    title = f"{f'{label}: ' * bool(label)}top-1 {100 * score.value:.2f} % of {score.num_examples:,} images"
+    if not score.tried:
+        return title
+    names = list(score.tried[0])
+    rows = [[_shown(tried.get(name)) for name in names] for tried in score.tried]
+    rows = [
+        [f"**{cell}**" for cell in row] if tried == score.chosen else row
+        for row, tried in zip(rows, score.tried, strict=True)
+    ]
+    lines = [names, ["---"] * len(names), *rows]
+    return f"{title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+
+
+def prefixed(label: str, sign: str, name: str) -> str:
+    return f"{label}{sign}{name}" if label else name
+
+
+def suffixed(name: str, sign: str, label: str) -> str:
+    return f"{name}{sign}{label}" if label else name

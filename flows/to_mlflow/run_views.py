@@ -1,0 +1,373 @@
+"""What of a run or a pipeline people see in MLflow: read from the store alone, so that it can be sent at any time.
+
+Params are what people filter by and compare; the whole config goes along as a file. Imports no MLflow and no torch.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Sequence
+
+from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from flows.to_mlflow.evaluation_view import show_evaluation
+from flows.to_mlflow.view import JSON, MODEL_PARAMS, Published, View, corpus_use, makers, optional, plain
+from infra.config import canonical_json, digest_of, flatten
+from infra.runs.journal import list_segments, read_segments
+from infra.runs.run_state import read_state
+from infra.storage import Store, json_bytes, open_store
+from vit.serving.registry_model import registry_files
+
+TRAIN_PARAMS = [
+    "model.architecture",
+    "model.stages",
+    "model.width_factor",
+    "model.embed_dim",
+    "model.depth",
+    "model.num_heads",
+    "model.mlp_dim",
+    "model.patch_size_px",
+    "model.image_size_px",
+    "model.pool",
+    "model.pos_embed",
+    "model.stochastic_depth_rate",
+    "model.dropout_rate",
+    "input.global_batch_size",
+    "input.num_lanes",
+    "input.shuffle_window",
+    "input.augment.train_crop",
+    "input.augment.flip",
+    "optim.optimizer",
+    "optim.peak_lr",
+    "optim.schedule",
+    "optim.warmup_steps",
+    "optim.weight_decay",
+    "optim.clip_norm",
+    "optim.beta2",
+    "loss",
+    "label_smoothing",
+    "total_steps",
+    "seed",
+    "precision",
+    "average_decay",
+]
+EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
+# Of one request: a form has at most 12 fields, a resolved config may have a hundred.
+MAX_REQUEST_PARAMS = 20
+
+
+def run_view(root: Store, key: str) -> View | None:
+    """The view of a run as it stands; None before it has begun."""
+    run = root.child(f"runs/{key}")
+    config, state, attempts = optional(run, "config.json"), read_state(run), attempt_records(run)
+    if config is None or (state is None and not attempts):
+        return None
+    state = state or {"state": "running"}
+    training = config.get("config")
+    stage = training["stage"] if training else "prepare" if "requests" in config else "evaluate"
+    ended = state["state"] != "running"
+    newer = attempts and attempts[-1].attempt > state.get("attempt", 0)
+    if newer:  # the next attempt has begun and has not said so yet
+        state, ended = {"state": "running"}, False
+    end_s = state.get("updated_at") if ended else None
+    view = View(
+        key=key,
+        stage=stage,
+        store_uri=run.uri,
+        state=state["state"],
+        start_ms=_ms(started_at(run, state, attempts)),
+        end_ms=_ms(end_s) if end_s else None,
+        tags={"vitline.stage": stage, "vitline.state": state["state"], "vitline.reason": state.get("reason")},
+        files={"config.json": json_bytes(config)} | ({"state.json": json_bytes(state)} if ended else {}),
+    )
+    add_origin(view, attempts)
+    {"prepare": show_preparation, "evaluate": show_evaluation}.get(stage, show_training)(view, root, run, config, state)
+    view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
+    view.params = {name: value for name, value in view.params.items() if value is not None}
+    return view
+
+
+def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> float:
+    """Unix seconds: of the first attempt, or the earliest sign of it that the store keeps."""
+    if attempts:
+        return attempts[0].started_at
+    if starts := run.list("starts/"):
+        return min(run.read_json(key)["at"] for key in starts)
+    if segments := list_segments(run):
+        return read_segments(run, segments[:1])[0][0].timestamp_ms / 1000
+    return state.get("updated_at") or time.time()
+
+
+def add_origin(view: View, attempts: Sequence[AttemptRecord]) -> None:
+    """Who asked for the run, first and last, and where its job is."""
+    if not attempts:
+        return
+    first, last = attempts[0], attempts[-1]
+    view.pipeline = first.origin.pipeline
+    view.tags |= {
+        "mlflow.user": first.owner.split("@")[0],
+        "vitline.attempts": last.attempt,
+        "vitline.ray_job_id": last.job_id,
+    } | origin_tags(first.origin)
+    job = f"**Ray job:** [{last.job_id}]({last.ray_address.rstrip('/')}/#/jobs/{last.job_id})"
+    if not last.ray_address:  # small work of a command that named no cluster
+        job = f"**Job:** {last.job_id}, a process of {last.owner}"
+    view.facts += [*origin_facts(first.origin), f"{job}, attempt {last.attempt}"]
+
+
+def origin_tags(origin: Origin) -> JSON:
+    return {
+        "vitline.trigger": origin.trigger,
+        "vitline.deployment": origin.deployment,
+        "vitline.name": origin.name,
+        "vitline.flow_run_id": origin.flow_run_id,
+        "vitline.flow_run_url": origin.flow_run_url,
+        "vitline.pipeline": origin.pipeline,
+    }
+
+
+def origin_facts(origin: Origin) -> list[str]:
+    if not origin.flow_run_url:
+        return [f"**Asked for by:** {origin.trigger}"]
+    name = origin.deployment or "flow run"
+    return [f"**Asked for by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
+
+
+def show_training(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+    """A pre-training or fine-tuning: its recipe, its corpus, its curves' length and the model it published."""
+    config = spec["config"]
+    recipe, execution = config["recipe"], config["execution"]
+    manifest = optional(open_store(config["corpus"]), "manifest.json") or {}
+    view.total_steps = recipe["total_steps"]
+    view.params = training_params(config, manifest)
+    view.tags |= {
+        "vitline.config_digest": digest_of(recipe),
+        "vitline.corpus_digest": spec["inputs"]["corpus"],
+        "vitline.night": spec.get("night"),
+        "vitline.checkpoint_uri": run.uri_of("checkpoints"),
+        "vitline.model_uri": state.get("model"),
+        "mlflow.source.name": f"vitline {config['stage']}",
+        "mlflow.source.git.commit": code_commit(run),
+    }
+    contexts = {"train": config["split"], "val": config["val_split"]}
+    view.corpora = [
+        corpus_use(config["corpus"], manifest, context, split)
+        for context, split in contexts.items()
+        if split in manifest.get("splits", {})
+    ]
+    if config["init_model"]:
+        view.model_inputs = makers([optional(open_store(config["init_model"]), "config.json")])
+    if run.exists("inputs.png"):
+        view.files = {**view.files, "inputs.png": run.read("inputs.png")}
+    # Pictures and their page; the numbers behind them are large and stay in the store.
+    figures = [key for key in state.get("inspection", ()) if key.endswith((".png", ".html"))]
+    view.files = {**view.files, **{key: run.read(key) for key in figures}}
+    images = recipe["total_steps"] * recipe["input"]["global_batch_size"]
+    view.facts += [
+        f"**Plan:** {recipe['total_steps']:,} steps x {recipe['input']['global_batch_size']:,} = {images:,} images, "
+        f"{execution['num_workers']} worker{'s' * (execution['num_workers'] > 1)}"
+    ]
+    if state["state"] == "finished" and state.get("model"):
+        view.model = published(state, view)
+
+
+def training_params(config: JSON, manifest: JSON) -> JSON:
+    """What people compare of a training; `total_images` is the budget that two recipes should share."""
+    flat = flatten(config["recipe"])
+    init = config["init_model"]
+    images = config["recipe"]["total_steps"] * config["recipe"]["input"]["global_batch_size"]
+    return {
+        **{name: plain(flat.get(name)) for name in TRAIN_PARAMS},
+        **{f"execution.{name}": config["execution"].get(name) for name in EXECUTION_PARAMS},
+        "corpus": manifest.get("name"),
+        "corpus_version": manifest.get("version"),
+        "num_classes": manifest.get("num_classes"),
+        "total_images": images,
+        "init_model": "/".join(init.rstrip("/").split("/")[-2:]) if init else None,
+    }
+
+
+def published(state: JSON, view: View) -> Published | None:
+    """The model that a finished training left; None where it is gone."""
+    store = open_store(state["model"])
+    config = optional(store, "config.json")
+    if config is None:
+        return None
+    name, version = store.uri.rstrip("/").split("/")[-2:]
+    contract = store.read_json("image_contract.json")
+    images = state.get("images_seen", 0)
+    scored = f"held-out top-1 {100 * state['val_top1']:.1f} %, " if "val_top1" in state else ""
+    return Published(
+        name=name,
+        version=version,
+        uri=store.uri,
+        digest=config["digest"],
+        finished_at=state["updated_at"],
+        step=state["step"],
+        tags={
+            "vitline.run_key": view.key,
+            "vitline.model_uri": store.uri,
+            "vitline.model_digest": config["digest"],
+            "vitline.corpus_digest": view.tags["vitline.corpus_digest"],
+        },
+        params={name: plain(config["model"][name]) for name in MODEL_PARAMS if name in config["model"]}
+        | {"num_classes": config["num_classes"], "images_seen": images},
+        files={**registry_files(store.uri, config, contract), "card.md": store.read("card.md")},
+        summary=f"{scored}{images:,} images seen; weights at {store.uri}",
+    )
+
+
+def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+    """Corpora that were made: images taken and refused, bytes, leaks, seconds, rate; the step is the number of shards.
+    Report and statistics go along as files."""
+    view.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
+    for request in spec["requests"]:
+        view.params[f"{request['name']}.source"] = request["source"]["kind"]
+    view.tags |= {
+        "mlflow.source.name": "vitline prepare",
+        "vitline.config_digest": digest_of([r.get("recipe") for r in spec["requests"]]),
+    }
+    made = {
+        name: root.uri_of(f"corpora/{name}/{corpus['version']}") for name, corpus in state.get("corpora", {}).items()
+    }
+    manifests = {uri: m for uri in made.values() if (m := optional(open_store(uri), "manifest.json"))}
+    if not manifests:
+        return
+    view.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
+    digests = [manifest["digest"] for manifest in manifests.values()]
+    view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
+    view.facts += [f"**Corpus {m['name']}:** `{uri}`" for uri, m in manifests.items()]
+    shards = sum(s["num_shards"] for m in manifests.values() for p in m["splits"].values() for s in p["segments"])
+    total: dict[str, float] = {}
+    for uri, manifest in manifests.items():
+        counts, files = manifest["counts"], corpus_files(uri)
+        mine = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
+        mine |= likenesses(json.loads(files.get("stats.json", b"{}")))
+        folder = f"{manifest['name']}/" if len(manifests) > 1 else ""
+        view.files = {**view.files, **{folder + name: data for name, data in files.items()}}
+        if len(manifests) > 1:
+            view.values = {**view.values, **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in mine.items()}}
+        for name, value in {**mine, "bytes": counts["num_bytes"]}.items():
+            total[name] = total.get(name, 0) + value
+    view.values = {**view.values, **{f"data/{name}": (value, shards) for name, value in total.items()}}
+    if view.end_ms:
+        seconds = max((view.end_ms - view.start_ms) / 1000, 1e-3)
+        rate = (total["images_accepted"] + total["images_refused"]) / seconds
+        view.values = {**view.values, "time/prepare_s": (seconds, shards), "throughput/images_per_s": (rate, shards)}
+
+
+def likenesses(stats: JSON) -> dict[str, float]:
+    """Pictures that repeat others, and training pictures still there that show one of an evaluation set."""
+    if not stats:
+        return {}
+    kinds = ("same_file", "same_pixels", "near")
+    leaks = [found["count"] - found["num_left_out"] for found in stats["leakage"].values()]
+    return {
+        "images_duplicate": sum(stats["duplicates"].get(kind, {"count": 0})["count"] for kind in kinds),
+        **({"images_leaked": sum(leaks)} if stats["compared"] else {}),
+    }
+
+
+def corpus_files(uri: str) -> dict[str, bytes]:
+    """Of a corpus what people read, as far as it is there."""
+    corpus, files = open_store(uri), {}
+    for name in ("report.html", "stats.json"):
+        with contextlib.suppress(FileNotFoundError):
+            files[name] = corpus.read(name)
+    return files
+
+
+def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
+    """The view of a pipeline: headline metrics, seconds of its stages, and what people compare of its trainings.
+
+    Raises FileNotFoundError for a pipeline that never was.
+    """
+    record = read_pipeline(root, key)
+    ended, step = record.state != "running", record.images_seen or 0
+    view = View(
+        key=key,
+        stage="pretrain-then-transfer",
+        store_uri=root.uri_of(f"pipelines/{key}.json"),
+        state=record.state,
+        start_ms=_ms(record.started_at),
+        end_ms=_ms(record.updated_at) if ended else None,
+        tags=origin_tags(record.origin)
+        | {
+            "vitline.stage": "pretrain-then-transfer",
+            "vitline.pipeline": key,
+            "vitline.state": record.state,
+            "vitline.reason": record.reason,
+            "vitline.night": record.night,
+            "vitline.model_uri": record.model,
+            "vitline.model_digest": record.model_digest,
+            "vitline.report_uri": record.report,
+            "vitline.corpus_digest": next(iter(record.corpora.values()), None),
+            "mlflow.source.name": "vitline pretrain-then-transfer",
+            "mlflow.user": asker(root, record),
+        },
+        files={"request.json": json_bytes(record.request)},
+        facts=origin_facts(record.origin),
+    )
+    view.values = {name: (value, step) for name, value in record.metrics.items()} | {
+        f"time/{stage.stage}_s": (stage.wall_s, 0) for stage in record.stages if not stage.reused
+    }
+    for stage in record.stages:
+        add_stage(view, root, stage.stage, stage.run_key)
+    # What the stages' params say already would only stand there twice.
+    asked = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in view.params}
+    shown = {k: canonical_json(v) if isinstance(v, dict) else v for k, v in asked.items() if v not in ({}, "")}
+    view.params |= {f"request.{name}": value for name, value in list(shown.items())[:MAX_REQUEST_PARAMS]}
+    if record.report:
+        folder, _, name = record.report.rpartition("/")
+        if open_store(folder).exists(name):
+            view.files = {**view.files, "report.html": open_store(folder).read(name)}
+        view.facts += [f"**Report:** `{record.report}`, and `report.html` among the artifacts"]
+    view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
+    view.params = {name: value for name, value in view.params.items() if value is not None}
+    return view, record
+
+
+def asker(root: Store, record: PipelineRecord) -> str | None:
+    """Who owns the first attempt that this pipeline made."""
+    for stage in record.stages:
+        for attempt in attempt_records(root.child(f"runs/{stage.run_key}")) if stage.run_key else ():
+            if attempt.origin.pipeline == record.key:
+                return attempt.owner.split("@")[0]
+    return None
+
+
+def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
+    """Params of a stage on the parent: the training's under their own names, those of the transfer before it."""
+    config = optional(root.child(f"runs/{key}"), "config.json") if key else None
+    if config is None:
+        return
+    if training := config.get("config"):
+        manifest = optional(open_store(training["corpus"]), "manifest.json") or {}
+        prefix = "" if stage == "pretrain" else f"{stage}."
+        view.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
+        if stage == "pretrain":
+            view.tags["vitline.config_digest"] = digest_of(training["recipe"])
+            view.corpora = [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
+            digest = view.tags.get("vitline.model_digest")
+            view.model_inputs = {digest: key} if digest and key else {}
+    elif "tasks" in config:
+        view.params |= {
+            "transfer.protocol": config["protocol"]["name"],
+            "transfer.tasks": ", ".join(task["name"] for task in config["tasks"]),
+            "transfer.steps": config["protocol"].get("total_steps"),
+        }
+
+
+def code_commit(run: Store) -> str | None:
+    """Commit of the checkout that trained last, where there was one."""
+    starts = run.list("starts/")
+    return run.read_json(starts[-1]).get("versions", {}).get("commit") if starts else None
+
+
+def list_pipelines(root: Store) -> list[str]:
+    """Keys of all pipelines below a root."""
+    keys = [key.removeprefix("pipelines/") for key in root.list("pipelines/")]
+    return [key.removesuffix(".json") for key in keys if key.endswith(".json") and "/" not in key]
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,265 @@
+"""One run or pipeline of the store -> MLflow: what is missing there is sent, and sending again changes nothing (DESIGN 3.5).
+
+What a run looks like is said by its view (`run_views.py`); its curves are in its journal. How far this was is noted on the
+MLflow run itself, so that any shipper goes on where another was cut off.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from flows.to_mlflow import outbox
+from flows.to_mlflow.outbox import Entry, Kind
+from flows.to_mlflow.run_views import pipeline_view, run_view
+from flows.to_mlflow.view import Child, Published, View
+from infra.config import digest_of
+from infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
+from infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
+from infra.runs.journal import Segment, list_segments, read_segments
+from infra.storage import Store
+
+Outcome = Literal["sent", "unchanged", "absent", "deleted"]
+SHIPPED = "vitline.shipped"
+INHERITED = ("vitline.stage", "mlflow.user", "mlflow.source.name")
+"""Tags that the parts of a run have of it."""
+_SEGMENTS_A_TIME = 256
+
+
+@dataclass
+class Curves:
+    """How far the journal of a run has been sent to one MLflow run, and which points of it are shown."""
+
+    run_id: str
+    done: dict[str, int] = field(default_factory=dict)
+    """Number of the next segment by journal, as {"a1": 12, "a1/node-1": 3}."""
+    known: set[tuple[str, int]] = field(default_factory=set)
+    seen: dict[str, set[int]] = field(default_factory=dict)
+
+
+class Sender:
+    """Sends single runs and pipelines of one root; each call sends what is missing and raises where it cannot."""
+
+    def __init__(self, root: Store, tracking: Tracking) -> None:
+        self.root, self.tracking = root, tracking
+        self._curves: dict[str, Curves] = {}
+
+    def send(self, kind: Kind, key: str) -> Outcome:
+        """What is missing of a run or pipeline; of one that had ended nothing is left to send, and its entry goes."""
+        entry = Entry(kind, key)
+        mark = outbox.mark_of(self.root, entry)
+        ended = mark is not None and outbox.ended_at(self.root, entry) is not None  # before it is read
+        outcome = self.send_run(key) if kind == "run" else self.send_pipeline(key)
+        if ended:
+            outbox.clear(self.root, entry, mark)
+        return outcome
+
+    def send_run(self, key: str) -> Outcome:
+        """Everything of a run that MLflow does not have yet."""
+        view = run_view(self.root, key)
+        if view is None:
+            return "absent"
+        makers = {digest: maker for digest, maker in view.model_inputs.items() if maker != key}
+        for maker in makers.values():  # the models that it reads are to be there before it
+            self.send_run(maker)
+        store = self.root.child(f"runs/{key}")
+        ids = TrackingIds(store, self.tracking.uri)
+        parent = self._parent(view.pipeline)
+        run = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, view.tags, view.name)
+        if run is None:
+            return "deleted"
+        segments, digest = list_segments(store), digest_of([view.digest, parent and parent.run_id])[:16]
+        curves = self._curves_of(key, run, store, segments, view.total_steps)
+        fresh = [s for s in segments if s.number >= curves.done.get(journal_name(s), 0)]
+        if not fresh and shipped(run).get("view") == digest:
+            return "unchanged"
+        self.tracking.put_tags(run, view.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
+        self.tracking.put_params(run, view.params)
+        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
+        self._send_curves(run, store, fresh, curves, view.total_steps)
+        self.tracking.put_files(run, view.files)
+        models = self._models(makers)
+        self._send_values(run, view, [model_id for model_id, _ in models])
+        facts = [*view.facts, *(link for _, link in models)]
+        if view.model:
+            ref = self.tracking.publish(run, ids, self._model(view.model, store, segments))
+            facts.append(f"**Model:** [{view.model.name} version {ref.version}]({ref.url}), `{view.model.uri}`")
+        if parent:
+            facts.append(f"**Part of:** [{view.pipeline}]({parent.url})")
+        pages = [self._send_child(child, view, run, store) for child in view.children]
+        self._offer_columns(run, view)
+        self._finish(run, view, facts, digest, curves, children_table(view, pages))
+        return "sent"
+
+    def _send_child(self, child: Child, view: View, run: TrackedRun, store: Store) -> str | None:
+        """A part of a run, as an MLflow run below it; its page, or None where somebody has deleted it in MLflow."""
+        ids = TrackingIds(store, self.tracking.uri, child_ids_key(child.slug))
+        tags = {name: view.tags[name] for name in INHERITED if name in view.tags} | child.tags
+        tags |= {"mlflow.parentRunId": run.run_id}
+        key = f"{view.key}/{child.slug}"
+        part = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, tags, child.name)
+        if part is None:
+            return None
+        digest = digest_of([child.digest, tags, view.status, view.end_ms])[:16]
+        if shipped(part).get("view") == digest:
+            return part.url
+        self.tracking.put_tags(part, tags)
+        self.tracking.put_params(part, child.params)
+        self.tracking.put_data(part, [DataUse(**vars(corpus)) for corpus in child.corpora])
+        at = view.end_ms or int(time.time() * 1000)
+        points = [Point(metric, value, step, at) for metric, (value, step) in child.values.items()]
+        points += [Point(metric, value, step, at) for metric, value, step in child.curves]
+        self.tracking.put_points_once(part, points)
+        self.tracking.put_files(part, self._files(child))
+        facts = [*child.facts, f"**Part of:** [{view.key}]({run.url})"]
+        self._finish(part, view, facts, digest, None, child.table)
+        return part.url
+
+    def _files(self, child: Child) -> dict[str, bytes]:
+        files = dict(child.files)
+        for name, key in child.stored_files.items():
+            with contextlib.suppress(FileNotFoundError):  # cleared away since: the rest is worth sending
+                files[name] = self.root.read(key)
+        return files
+
+    def send_pipeline(self, key: str) -> Outcome:
+        """The parent run of a pipeline, after the runs of its stages."""
+        try:
+            view, record = pipeline_view(self.root, key)
+        except FileNotFoundError:
+            return "absent"
+        stages = [stage for stage in record.stages if stage.run_key]
+        for stage in stages:
+            self.send_run(str(stage.run_key))
+        run = self._tracked_parent(view)
+        if run is None:
+            return "deleted"
+        links = {s.stage: TrackingIds(self.root.child(f"runs/{s.run_key}"), self.tracking.uri).read() for s in stages}
+        digest = digest_of([view.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
+        if shipped(run).get("view") == digest:
+            return "unchanged"
+        runs = {f"vitline.run.{stage}": found[RUN] for stage, found in links.items() if RUN in found}
+        self.tracking.put_tags(run, view.tags | runs)
+        self.tracking.put_params(run, view.params)
+        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
+        self.tracking.put_files(run, view.files)
+        self._send_values(run, view, [])
+        table = ["| stage | run | what | |", "|---|---|---|---|"]
+        for stage in record.stages:
+            url = links.get(stage.stage, {}).get("url")
+            name = f"[{stage.run_key}]({url})" if url else stage.run_key or ""
+            time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
+            table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
+        facts = [*view.facts, *(link for _, link in self._models(view.model_inputs))]
+        self._offer_columns(run, view)
+        self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
+        return "sent"
+
+    def _parent(self, pipeline: str | None) -> TrackedRun | None:
+        if pipeline is None:
+            return None
+        try:
+            return self._tracked_parent(pipeline_view(self.root, pipeline)[0])
+        except FileNotFoundError:
+            return None
+
+    def _tracked_parent(self, view: View) -> TrackedRun | None:
+        ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(view.key))
+        return self.tracking.run(ids, view.experiment, view.key, view.store_uri, view.start_ms, view.tags, view.name)
+
+    def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:
+        """As MLflow has them; what this process remembers is right unless another shipper was here, or a new server."""
+        done = shipped(run).get("segments", {})
+        curves = self._curves.get(key)
+        if curves is None or (curves.run_id, curves.done) != (run.run_id, done):
+            curves = self._curves[key] = Curves(run.run_id, done)
+            sent = [s for s in segments if s.number < done.get(journal_name(s), 0)]
+            for first in range(0, len(sent), _SEGMENTS_A_TIME):
+                choose_points(store, sent[first : first + _SEGMENTS_A_TIME], curves, total_steps)
+        return curves
+
+    def _send_curves(
+        self, run: TrackedRun, store: Store, fresh: list[Segment], curves: Curves, total_steps: int
+    ) -> None:
+        for first in range(0, len(fresh), _SEGMENTS_A_TIME):
+            part = fresh[first : first + _SEGMENTS_A_TIME]
+            points = choose_points(store, part, curves, total_steps)
+            self.tracking.put_points(run, points)
+            curves.done = curves.done | {journal_name(s): s.number + 1 for s in part}
+            self.tracking.put_tags(run, {SHIPPED: json.dumps({"segments": curves.done}, sort_keys=True)})
+
+    def _models(self, makers: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Id and link of the models that a run reads; MLflow's pages show inputs of their own experiment only."""
+        found = []
+        for digest, maker in makers.items():
+            names = TrackingIds(self.root.child(f"runs/{maker}"), self.tracking.uri).read()
+            model_id, version = (names.get(f"{kind} {digest[:12]}") for kind in ("model", "version"))
+            if model_id and version:
+                name = maker.rpartition("-")[0]
+                url = self.tracking.version_url(name, version)
+                found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
+        return found
+
+    def _send_values(self, run: TrackedRun, view: View, models: list[str]) -> None:
+        at = view.end_ms or int(time.time() * 1000)
+        points = [Point(key, value, step, at) for key, (value, step) in view.values.items()]
+        of_model = [p for p in points if len(models) == 1 and p.step and not p.key.startswith("time/")]
+        self.tracking.put_points_once(run, of_model, models[0] if models else None)
+        self.tracking.put_points_once(run, [p for p in points if p not in of_model])
+
+    def _model(self, model: Published, store: Store, segments: list[Segment]) -> Model:
+        """With its held-out scores just as the journal has them, so that the run shows each once."""
+        last = [segment for segment in segments if not segment.writer][-4:]
+        records = [record for part in read_segments(store, last) for record in part]
+        scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
+        return Model(**vars(model), points=scores)
+
+    def _offer_columns(self, run: TrackedRun, view: View) -> None:
+        if view.end_ms is not None:
+            self.tracking.offer_view(run.experiment_id, view.values.keys())
+
+    def _finish(
+        self, run: TrackedRun, view: View, facts: list[str], digest: str, curves: Curves | None, more: str = ""
+    ) -> None:
+        """The note, the state, and last how far this was: what was cut off before is sent again."""
+        state = f"**{view.state}**" + (f": {view.tags['vitline.reason']}" if view.tags.get("vitline.reason") else "")
+        lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{view.store_uri}`"])
+        self.tracking.put_tags(run, {"mlflow.note.content": "\n\n".join(filter(None, (state, more, lines)))})
+        self.tracking.put_status(run, view.status, view.end_ms)
+        done = {"segments": curves.done} if curves else {}
+        self.tracking.put_tags(run, {SHIPPED: json.dumps({**done, "view": digest}, sort_keys=True)})
+
+
+def children_table(view: View, pages: Sequence[str | None]) -> str:
+    """The parts of a run with their headline metrics and pages, as Markdown; nothing where it has none."""
+    lines = ["| part | |", "|---|---|"]
+    for child, page in zip(view.children, pages, strict=True):
+        values = {name: value for name, (value, _) in child.values.items() if name.endswith("/top1")}
+        shown = ", ".join(f"`{name}` {100 * value:.1f} %" for name, value in values.items())
+        lines.append(f"| {f'[{child.name}]({page})' if page else child.name} | {shown} |")
+    return "\n".join(lines) if view.children else ""
+
+
+def choose_points(store: Store, segments: list[Segment], curves: Curves, total_steps: int) -> list[Point]:
+    """The points of segments that MLflow gets; `curves` notes them. Each (key, step) counts once, wherever it stands."""
+    points = []
+    for records in read_segments(store, segments):
+        for record in records:
+            if (record.key, record.step) not in curves.known:
+                curves.known.add((record.key, record.step))
+                points.append(Point(record.key, record.value, record.step, record.timestamp_ms))
+    return thinned(points, curves.seen, total_steps)
+
+
+def journal_name(segment: Segment) -> str:
+    return f"a{segment.attempt}/{segment.writer}".rstrip("/")
+
+
+def shipped(run: TrackedRun) -> dict[str, Any]:
+    """What an earlier shipper noted on the MLflow run; nothing where it cannot be read."""
+    try:
+        return json.loads(run.tags.get(SHIPPED, "{}"))
+    except ValueError:
+        return {}

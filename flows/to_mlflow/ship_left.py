@@ -1,0 +1,90 @@
+"""The service that sees to it that MLflow gets what shippers have left: a child was killed, or MLflow was away at the end.
+
+    python -m flows.to_mlflow.ship_left [--alive FILE]
+
+It looks at the outbox (`outbox.py`) every few seconds and, once something has ended and MLflow answers, starts a child that
+sends it. The local stack keeps one; elsewhere any one process with the same environment does. Imports no MLflow.
+"""
+
+import argparse
+import json
+import logging
+import signal
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+from flows.to_mlflow import outbox
+from flows.to_mlflow.shipper import start_child
+from infra.redact import log_to_stderr
+from infra.settings import Settings
+from infra.storage import Store, open_store
+
+log = logging.getLogger("ship_left")
+POLL_S = 10.0
+QUIET_S = 10.0  # what ended more recently is being sent by its own shipper
+LONGEST_WAIT_S = 300.0  # between two tries of what MLflow takes and is still left
+
+
+class Keeper:
+    """One look after the other; what cannot be sent is tried again, at growing intervals."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.mlflow_tracking_uri is None:
+            raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to.")
+        self._settings, self._uri = settings, settings.mlflow_tracking_uri
+        self._root: Store = open_store(settings.root)
+        self._tries: dict[outbox.Entry, tuple[int, float]] = {}
+        """How often an entry was tried in vain, and when it is tried again."""
+
+    def look(self) -> dict[str, str]:
+        """Sends what is due; why some of it is still left, by key."""
+        now = time.monotonic()
+        left = outbox.left(self._root, QUIET_S)
+        self._tries = {entry: tried for entry, tried in self._tries.items() if entry in left}
+        due = [entry for entry in left if self._tries.get(entry, (0, now))[1] <= now]
+        if not due or not self._answers():
+            return {}
+        child = start_child(self._settings, ["--left"], None)
+        answer, _ = child.communicate()
+        report = json.loads(answer) if child.returncode == 0 else {"left": {}}
+        if report.get("sent"):
+            log.info("sent what was left of %s", ", ".join(report["sent"]))
+        for key, why in report["left"].items():
+            log.warning("%s is not sent: %s", key, why)
+        for entry in due:
+            tries = self._tries.get(entry, (0, 0.0))[0] + 1
+            self._tries[entry] = tries, time.monotonic() + min(POLL_S * 2 ** (tries - 1), LONGEST_WAIT_S)
+        return report["left"]
+
+    def _answers(self) -> bool:
+        """Whether MLflow is there: a child for it costs seconds of CPU."""
+        try:
+            with urllib.request.urlopen(f"{self._uri.rstrip('/')}/health", timeout=5) as reply:
+                return reply.status == 200
+        except OSError:
+            return False
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alive", type=Path, help="file that is touched at every look")
+    args = parser.parse_args(argv)
+    log_to_stderr()
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    keeper = Keeper(Settings())
+    while not over.is_set():
+        try:
+            keeper.look()
+        except Exception as error:  # the store is away for a moment
+            log.warning("looking again in %.0f s: %s: %s", POLL_S, type(error).__name__, error)
+        if args.alive:
+            args.alive.touch()
+        over.wait(POLL_S)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""One MLflow run as people see it, whatever it shows, and how parts of the store are told there. Imports no MLflow."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra.config import canonical_json, digest_of
+from infra.runs.run_state import OUTCOMES
+from infra.storage import Store
+
+JSON = dict[str, Any]
+Values = Mapping[str, tuple[float, int]]
+"""Value and step by metric."""
+
+MODEL_PARAMS = (
+    "architecture",
+    "stages",
+    "width_factor",
+    "embed_dim",
+    "depth",
+    "num_heads",
+    "mlp_dim",
+    "patch_size_px",
+    "image_size_px",
+)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus in one of its uses."""
+
+    name: str
+    digest: str
+    uri: str
+    context: str
+    profile: JSON
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published model as MLflow's registry shows it."""
+
+    name: str
+    version: str
+    uri: str
+    digest: str
+    finished_at: float
+    step: int
+    tags: JSON
+    params: JSON
+    files: Mapping[str, bytes]
+    summary: str
+
+
+@dataclass(frozen=True)
+class Child:
+    """A part of a run that has an MLflow run of its own, below the run's. Its state and times are the run's."""
+
+    name: str
+    """What MLflow's lists show."""
+    slug: str
+    """Of all children of the run no other has it; it never changes."""
+    tags: JSON
+    params: JSON
+    values: Values
+    curves: Sequence[tuple[str, float, int]] = ()
+    """Metric, value and step of points whose own time is not known."""
+    corpora: Sequence[Corpus] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    stored_files: Mapping[str, str] = field(default_factory=dict)
+    """Keys below the root by name, of files that never change: they are read when they are sent."""
+    facts: Sequence[str] = ()
+    table: str = ""
+    """Markdown for the note."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that is sent."""
+        files = {name: digest_of(data.hex()) for name, data in self.files.items()}
+        return digest_of(canonical({**vars(self), "files": files}))[:16]
+
+
+@dataclass
+class View:
+    """One MLflow run. `values` have the time of the run's end; curves are in the journal."""
+
+    key: str
+    stage: str
+    store_uri: str
+    state: str
+    start_ms: int
+    end_ms: int | None
+    tags: JSON
+    params: JSON = field(default_factory=dict)
+    values: Values = field(default_factory=dict)
+    corpora: Sequence[Corpus] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    model: Published | None = None
+    model_inputs: Mapping[str, str] = field(default_factory=dict)
+    """Run key of the training by digest of the model that this run reads."""
+    pipeline: str | None = None
+    """Key of the pipeline that this run was made for."""
+    total_steps: int = 0
+    """Of the curves."""
+    facts: list[str] = field(default_factory=list)
+    """Lines of the note, in Markdown."""
+    children: Sequence[Child] = ()
+
+    @property
+    def name(self) -> str:
+        """What MLflow's list shows: the name that a person typed, the run's key, and the seed, by which runs of one
+        request differ."""
+        seed = self.params.get("seed", self.params.get("request.seed"))
+        typed = self.tags.get("vitline.name")
+        return ", ".join(part for part in (typed, self.key, None if seed is None else f"seed {seed}") if part)
+
+    @property
+    def experiment(self) -> str:
+        return f"vitline/{self.stage}"
+
+    @property
+    def status(self) -> str:
+        return OUTCOMES[self.state].mlflow_status  # type: ignore[index]
+
+    @property
+    def digest(self) -> str:
+        """Of all that is sent, journals apart: what has not changed is not sent again."""
+        files = {name: digest_of(data.hex()) for name, data in self.files.items()}
+        model = self.model and [self.model.digest, self.model.finished_at, self.model.tags, sorted(self.model.files)]
+        shown = [self.tags, self.params, self.values, self.corpora, self.model_inputs, self.pipeline, self.facts]
+        shown += [child.digest for child in self.children]
+        return digest_of([self.status, self.start_ms, self.end_ms, files, model, canonical(shown)])[:16]
+
+
+def canonical(value: Any) -> str:
+    return canonical_json(json_ready(value))
+
+
+def json_ready(value: Any) -> Any:
+    if isinstance(value, Corpus):
+        return vars(value)
+    if isinstance(value, Mapping):
+        return {str(k): json_ready(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(v) for v in value]
+    return repr(value) if isinstance(value, float) else value
+
+
+def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Corpus:
+    """A corpus in one use. MLflow knows a data set of a run by name and digest: other uses than training add theirs."""
+    splits = {name: part["num_rows"] for name, part in manifest["splits"].items()}
+    profile = {
+        "num_rows": splits[split] if split in splits else manifest["counts"]["num_accepted"],
+        "num_classes": manifest["num_classes"],
+        "splits": splits,
+        "images_accepted": manifest["counts"]["num_accepted"],
+        "images_refused": manifest["counts"]["num_refused"],
+        "version": manifest["version"],
+    }
+    name = manifest["name"] if context in ("train", "prepared") else f"{manifest['name']}/{split}"
+    return Corpus(name, manifest["digest"], uri, context, profile)
+
+
+def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
+    """Run keys by digest, of published models that say which run made them."""
+    return {c["digest"]: key for c in configs if c and (key := c.get("provenance", {}).get("run_key"))}
+
+
+def optional(store: Store, key: str) -> Any:
+    """A JSON object, or None where there is none."""
+    try:
+        return store.read_json(key)
+    except FileNotFoundError:
+        return None
+
+
+def plain(value: Any) -> Any:
+    """Lists as people write them."""
+    return ", ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else value

@@ -1,0 +1,471 @@
+"""The one door to MLflow: runs, points, data sets and models, each sent so that sending it again changes nothing.
+
+Only explicit run ids, no active run. Imported by the shipper alone: flows and training never wait for MLflow. Every
+method raises MlflowException where the server is away or refuses; the caller tries again later.
+"""
+
+import contextlib
+import json
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mlflow import MlflowClient
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelOutput,
+    Metric,
+    Param,
+    Run,
+    RunTag,
+)
+from mlflow.exceptions import MlflowException, RestException
+
+from infra.mlflow.saved_view import changed_tags
+from infra.mlflow.tracking_ids import RUN, TrackingIds
+from infra.redact import redact
+
+RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
+CANDIDATE = "candidate"
+MAX_POINTS_PER_KEY = 2000  # of one curve: MLflow's pages become slow beyond
+_MAX_RACES = 20
+_MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
+_ABOUT_MODELS = (
+    "Published by vitline. A version loads as a pyfunc and can be served; its weights lie in the store, where `pointer.json` "
+    "among its artifacts says. `candidate` is the version whose training ended last."
+)
+CANDIDATE_BY = "vitline.candidate_by"
+_RULE = "its training ended last of all versions"
+_OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
+# Without these MLflow's pages take every experiment for a chat model's, with other menus.
+_EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+_TRAINING_PAGES = "?workflowType=machine_learning"
+_TEXT = (".json", ".md", ".html", ".txt", ".csv")
+
+
+class Point(NamedTuple):
+    """One value of a metric; nan stays nan, and MLflow keeps an infinity as the largest float."""
+
+    key: str
+    value: float
+    step: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class DataUse:
+    """A corpus that a run reads or makes."""
+
+    name: str
+    digest: str
+    uri: str
+    context: str
+    """train, val, test or prepared."""
+    profile: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A published model: MLflow gets a pointer to it, never the weights."""
+
+    name: str
+    version: str
+    uri: str
+    digest: str
+    finished_at: float
+    """Unix seconds; the newest is the candidate."""
+    step: int
+    tags: Mapping[str, str]
+    params: Mapping[str, str]
+    points: Sequence[Point]
+    files: Mapping[str, bytes]
+    summary: str
+    """One line for the list of versions."""
+
+
+@dataclass(frozen=True)
+class ModelRef:
+    model_id: str
+    version: str
+    url: str
+
+
+@dataclass
+class TrackedRun:
+    """An MLflow run as the server knows it; `tags` and `params` follow what is sent."""
+
+    run_id: str
+    experiment_id: str
+    url: str
+    status: str
+    end_ms: int | None
+    tags: dict[str, str]
+    params: dict[str, str]
+    model_outputs: set[str] = field(default_factory=set)
+
+
+class Tracking:
+    """A client of one server. Whatever it sends has passed `redact` with `secrets`."""
+
+    def __init__(self, uri: str, secrets: Iterable[str] = ()) -> None:
+        self.uri = uri.rstrip("/")
+        self._client = MlflowClient(tracking_uri=self.uri, registry_uri=self.uri)
+        self._secrets = frozenset(secrets)
+        self._experiments: dict[str, str] = {}
+
+    def ping(self) -> None:
+        """Raises where the server does not answer."""
+        self._client.search_experiments(max_results=1)
+
+    # Runs
+
+    def run(
+        self,
+        ids: TrackingIds,
+        experiment: str,
+        key: str,
+        store_uri: str,
+        start_ms: int,
+        tags: Mapping[str, str],
+        name: str | None = None,
+    ) -> TrackedRun | None:
+        """The MLflow run of a run key: the one agreed upon, or one found by its tags, or a new one. None where somebody
+        has deleted it in MLflow: it is not made again. `name` is what a new one is called; its key, where none is given."""
+        known = ids.read().get(RUN)
+        if known is not None and (found := self._find(lambda: self._client.get_run(known))) is not None:
+            return self._tracked(found) if found.info.lifecycle_stage == "active" else None
+        experiment_id = self._experiment(experiment)
+        run_id, made = self._search_run(experiment_id, key, store_uri), False
+        if run_id is None:
+            about = self._clean_all({**tags, RUN_KEY: key, STORE_URI: store_uri})
+            run_id, made = self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id, True
+        agreed = ids.agree(RUN, run_id, instead_of=known, url=self.run_url(experiment_id, run_id))
+        if made and agreed != run_id:
+            self._client.delete_run(run_id)
+        return self._tracked(self._client.get_run(agreed))
+
+    def put_tags(self, run: TrackedRun, tags: Mapping[str, str]) -> None:
+        """Sets the tags that are not as they should be."""
+        changed = {k: v for k, v in self._clean_all(tags).items() if run.tags.get(k) != v}
+        if changed:
+            self._client.log_batch(run.run_id, tags=[RunTag(k, v) for k, v in changed.items()])
+            run.tags |= changed
+
+    def put_params(self, run: TrackedRun, params: Mapping[str, Any]) -> None:
+        """Sets new params. MLflow writes each once: one that has changed becomes a tag `vitline.param.<name>`."""
+        texts = {k: self._clean(str(v), _MAX_PARAM) for k, v in params.items()}
+        new = {k: v for k, v in texts.items() if k not in run.params}
+        if new:
+            self._client.log_batch(run.run_id, params=[Param(k, v) for k, v in new.items()])
+            run.params |= new
+        self.put_tags(run, {f"vitline.param.{k}": v for k, v in texts.items() if run.params[k] != v})
+
+    def put_status(self, run: TrackedRun, status: str, end_ms: int | None) -> None:
+        """RUNNING, or how and when it ended."""
+        if end_ms is None:
+            if run.status != status:
+                self._client.update_run(run.run_id, status=status)
+        elif (run.status, run.end_ms) != (status, end_ms):
+            self._client.set_terminated(run.run_id, status, end_ms)
+        run.status, run.end_ms = status, end_ms
+
+    def put_points(self, run: TrackedRun, points: Sequence[Point], model_id: str | None = None) -> None:
+        """Sends points; the server's SQL store keeps an equal one once."""
+        for first in range(0, len(points), _MAX_POINTS_A_CALL):
+            part = points[first : first + _MAX_POINTS_A_CALL]
+            metrics = [Metric(p.key, p.value, p.timestamp_ms, p.step, model_id=model_id) for p in part]
+            self._client.log_batch(run.run_id, metrics=metrics)
+
+    def put_points_once(self, run: TrackedRun, points: Sequence[Point], model_id: str | None = None) -> None:
+        """Sends those whose (key, step) the run has not: for values whose time of making is not their own."""
+        keys = {point.key for point in points}
+        there = {(key, m.step) for key in keys for m in self._client.get_metric_history(run.run_id, key)}
+        self.put_points(run, [p for p in points if (p.key, p.step) not in there], model_id)
+
+    def put_data(self, run: TrackedRun, uses: Sequence[DataUse]) -> None:
+        """Notes the corpora of a run. MLflow takes 36 characters of a digest; the whole one stands in a tag beside."""
+        if not uses:
+            return
+        inputs = []
+        for use in uses:
+            uri = self._clean(use.uri)
+            kind = "s3" if uri.startswith("s3://") else "local"
+            profile = json.dumps(use.profile, sort_keys=True)
+            dataset = Dataset(use.name, use.digest[:_MAX_DIGEST], kind, json.dumps({"uri": uri}), profile=profile)
+            tags = {"mlflow.data.context": use.context, "vitline.corpus_digest": use.digest}
+            inputs.append(DatasetInput(dataset, [InputTag(k, v) for k, v in tags.items()]))
+        self._client.log_inputs(run.run_id, datasets=inputs)
+
+    def put_files(self, run: TrackedRun, files: Mapping[str, bytes]) -> None:
+        """Uploads small files beside the run."""
+        if files:
+            with self._folder(files) as folder:
+                self._client.log_artifacts(run.run_id, folder)
+
+    def run_url(self, experiment_id: str, run_id: str) -> str:
+        """The page of a run."""
+        return f"{redact(self.uri)}/#/experiments/{experiment_id}/runs/{run_id}{_TRAINING_PAGES}"
+
+    def version_url(self, name: str, version: str) -> str:
+        """The page of a registered model's version."""
+        return f"{redact(self.uri)}/#/models/{name}/versions/{version}{_TRAINING_PAGES}"
+
+    def offer_view(self, experiment_id: str, metrics: Collection[str]) -> None:
+        """A saved view of the experiment that shows the headline ones of these metrics as columns (`saved_view.py`). A
+        server that refuses it gets the run all the same."""
+        tags = self._client.get_experiment(experiment_id).tags
+        with contextlib.suppress(RestException):
+            for name, value in changed_tags(tags, metrics, int(time.time() * 1000)).items():
+                self._client.set_experiment_tag(experiment_id, name, value)
+
+    # Models
+
+    def publish(self, run: TrackedRun, ids: TrackingIds, model: Model) -> ModelRef:
+        """The model as MLflow's LoggedModel under the run that made it, and as a version in the registry that points
+        to it; the newest version is the candidate."""
+        tags = self._clean_all(model.tags)
+        model_id = self._logged_model(run, ids, model, tags)
+        self.put_points(run, model.points, model_id)
+        if model_id not in run.model_outputs:
+            self._raced(lambda: self._client.log_outputs(run.run_id, [LoggedModelOutput(model_id, model.step)]))
+            run.model_outputs.add(model_id)
+        version = self._version(run, ids, model, tags, model_id)
+        self._move_candidate(model.name)
+        return ModelRef(model_id, version, self.version_url(model.name, version))
+
+    def aliased(self, name: str, alias: str) -> str | None:
+        """URI of the published model behind an alias; None where the registry knows of no such model or alias, and of a
+        version that vitline did not make."""
+        try:
+            return self._client.get_model_version_by_alias(name, alias).tags.get("vitline.model_uri")
+        except MlflowException as error:
+            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                return None
+            raise RuntimeError(f"MLflow at {redact(self.uri)} does not answer: {error}") from error
+
+    def _logged_model(self, run: TrackedRun, ids: TrackingIds, model: Model, tags: dict[str, str]) -> str:
+        kind = f"model {model.digest[:12]}"
+        known, client = ids.read().get(kind), self._client
+        found = self._find(lambda: client.get_logged_model(known)) if known else None
+        if found is None:
+            same = client.search_logged_models([run.experiment_id], f"tags.`vitline.model_digest` = '{model.digest}'")
+            found = next((m for m in same if m.source_run_id == run.run_id), None)
+            made = found is None
+            found = found or client.create_logged_model(
+                run.experiment_id, model.name, run.run_id, tags, self._clean_all(model.params), "vit"
+            )
+            agreed = ids.agree(kind, found.model_id, instead_of=known)
+            if agreed != found.model_id:
+                if made:
+                    client.delete_logged_model(found.model_id)
+                found = client.get_logged_model(agreed)
+        ready = str(found.status) == "READY"
+        if not ready or {*model.files} - {f.path for f in client.list_logged_model_artifacts(found.model_id)}:
+            with self._folder(model.files) as folder:
+                client.log_model_artifacts(found.model_id, folder)
+        if not ready:
+            client.finalize_logged_model(found.model_id, "READY")
+        return found.model_id
+
+    def _version(self, run: TrackedRun, ids: TrackingIds, model: Model, tags: dict[str, str], model_id: str) -> str:
+        kind = f"version {model.digest[:12]}"
+        known, client = ids.read().get(kind), self._client
+        if known and self._find(lambda: client.get_model_version(model.name, known)) is not None:
+            return known
+        self._raced(lambda: client.create_registered_model(model.name, description=_ABOUT_MODELS))
+        same = [v for v in self._versions(model.name) if v.source == f"models:/{model_id}"]
+        if same:
+            return ids.agree(kind, str(min(int(v.version) for v in same)), instead_of=known)
+        made = client.create_model_version(
+            model.name,
+            f"models:/{model_id}",
+            run.run_id,
+            {**tags, "vitline.finished_at": f"{model.finished_at:.3f}"},
+            description=self._clean(model.summary),
+            await_creation_for=0,
+            model_id=model_id,
+        )
+        agreed = ids.agree(kind, str(made.version), instead_of=known)
+        if agreed != str(made.version):
+            client.delete_model_version(model.name, made.version)
+        return agreed
+
+    def _move_candidate(self, name: str) -> None:
+        """Of shippers that move it at once, the last one looks again after its own move; a version that lost a race
+        may be gone in between."""
+        for _ in range(_MAX_RACES):
+            versions = self._versions(name)
+            if not versions:
+                return
+            newest = max(versions, key=lambda v: (float(v.tags.get("vitline.finished_at", 0)), int(v.version)))
+            aliases = self._client.get_registered_model(name).aliases
+            if str(aliases.get(CANDIDATE)) == str(newest.version):
+                self._tell_candidate(name, versions, newest)
+                return
+            self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
+        raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row; try again later.")
+
+    def _tell_candidate(self, name: str, versions: Sequence[Any], candidate: Any) -> None:
+        """By which rule a version is the candidate stands on it, and on no other."""
+        for version in versions:
+            rule = _RULE if version is candidate else None
+            told = (version.description or "").removesuffix(_OF_RULE) + (_OF_RULE if rule else "")
+            if told != (version.description or ""):
+                self._raced(partial(self._client.update_model_version, name, version.version, told))
+            if rule and version.tags.get(CANDIDATE_BY) != rule:
+                self._raced(partial(self._client.set_model_version_tag, name, version.version, CANDIDATE_BY, rule))
+            if not rule and CANDIDATE_BY in version.tags:
+                self._raced(partial(self._client.delete_model_version_tag, name, version.version, CANDIDATE_BY))
+
+    def _versions(self, name: str) -> list[Any]:
+        found: list[Any] = []
+        token = None
+        while True:
+            page = self._client.search_model_versions(f"name = '{name}'", page_token=token)
+            found, token = [*found, *page], page.token
+            if not token:
+                return found
+
+    # What all of them use
+
+    def _experiment(self, name: str) -> str:
+        if name not in self._experiments:
+            if self._client.get_experiment_by_name(name) is None:
+                self._raced(lambda: self._client.create_experiment(name, tags=_EXPERIMENT_TAGS))
+            found = self._client.get_experiment_by_name(name)
+            assert found is not None
+            if found.lifecycle_stage != "active":
+                raise MlflowException(f"experiment {name!r} was deleted in MLflow; restore it there to see its runs.")
+            self._experiments[name] = found.experiment_id
+        return self._experiments[name]
+
+    def _search_run(self, experiment_id: str, key: str, store_uri: str) -> str | None:
+        found = self._client.search_runs([experiment_id], f"tags.`{RUN_KEY}` = '{key}'", order_by=["start_time"])
+        mine = self._clean(store_uri)
+        return next((run.info.run_id for run in found if run.data.tags.get(STORE_URI) == mine), None)
+
+    def _tracked(self, run: Run) -> TrackedRun:
+        info, data = run.info, run.data
+        return TrackedRun(
+            info.run_id,
+            info.experiment_id,
+            self.run_url(info.experiment_id, info.run_id),
+            info.status,
+            info.end_time,
+            dict(data.tags),
+            dict(data.params),
+            {m.model_id for m in (run.outputs and run.outputs.model_outputs) or ()},
+        )
+
+    def _find(self, call: Callable[[], Any]) -> Any:
+        """The answer, or None where the server knows of no such thing: it was rebuilt, or somebody has deleted it."""
+        try:
+            return call()
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+
+    def _raced(self, call: Callable[[], Any]) -> None:
+        """Does what another shipper may have done, or undone, in this moment."""
+        try:
+            call()
+        except MlflowException as error:
+            raced = error.error_code in ("RESOURCE_ALREADY_EXISTS", "RESOURCE_DOES_NOT_EXIST")
+            if not raced and "unique constraint" not in str(error).lower():
+                raise
+
+    def _folder(self, files: Mapping[str, bytes]) -> tempfile.TemporaryDirectory:
+        folder = tempfile.TemporaryDirectory(prefix="vitline-tracking-")
+        for name, data in files.items():
+            clean = self._clean(data.decode(), None).encode() if name.endswith(_TEXT) else data
+            path = Path(folder.name, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(clean)
+        return folder
+
+    def _clean_all(self, texts: Mapping[str, Any]) -> dict[str, str]:
+        return {k: self._clean(str(v)) for k, v in texts.items()}
+
+    def _clean(self, text: str, limit: int | None = _MAX_TAG) -> str:
+        clean = redact(text, self._secrets)
+        return clean if limit is None or len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def thinned(points: Sequence[Point], seen: dict[str, set[int]], total_steps: int) -> list[Point]:
+    """The points of curves to show: of each key the first in every part of the run, at most `MAX_POINTS_PER_KEY` parts,
+    and the last step. `seen` holds the parts that are taken, by key; the choice depends on the journal's order alone."""
+    width = -(-total_steps // (MAX_POINTS_PER_KEY - 2)) or 1
+    kept = []
+    for point in points:
+        part = -1 if point.step == total_steps else -(-point.step // width)
+        taken = seen.setdefault(point.key, set())
+        if part not in taken:
+            taken.add(part)
+            kept.append(point)
+    return kept
+
+
+# A model that MLflow itself can serve
+
+
+def save_served_model(
+    directory: str | Path,
+    code: str,
+    artifacts: Mapping[str, str],
+    example: bytes,
+    requirements: Sequence[str],
+    metadata: Mapping[str, Any],
+) -> None:
+    """An MLflow model folder, from code and without a pickle: rows with `image` in, rows with `classes` and
+    `probabilities`, best first, out. `code` calls `serve_images`; `artifacts` are copied in; `example` is one image.
+
+    Raises MlflowException where the folder is not empty or the code does not run.
+    """
+    # Only here: mlflow-skinny, which the shipper has, comes without pandas.
+    import pandas
+    from mlflow.environment_variables import MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR
+    from mlflow.models import ModelSignature
+    from mlflow.pyfunc import save_model
+    from mlflow.types.schema import Array, ColSpec, DataType, Schema, TensorSpec
+
+    answer: list[ColSpec | TensorSpec] = [
+        ColSpec(Array(DataType.string), "classes"),
+        ColSpec(Array(DataType.double), "probabilities"),
+    ]
+    MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.set(False)
+    with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Add type hints")  # the signature says what they would
+        file = Path(folder, "served_model.py")
+        file.write_text(code, encoding="utf-8")
+        save_model(
+            path=directory,
+            python_model=file,
+            artifacts=dict(artifacts),
+            signature=ModelSignature(Schema([ColSpec(DataType.binary, "image")]), Schema(answer)),
+            input_example=pandas.DataFrame({"image": [example]}),
+            pip_requirements=list(requirements),
+            metadata=dict(metadata),
+        )
+
+
+def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]]]]) -> None:
+    """For the code of a served model: `load` makes of the artifact `model` a function from images to answers."""
+    from mlflow.models import set_model
+    from mlflow.pyfunc import PythonModel
+
+    class ServedModel(PythonModel):
+        def load_context(self, context):
+            self.answer = load(context.artifacts["model"])
+
+        def predict(self, context, model_input, params=None):  # MLflow takes types here for a schema of its own
+            return self.answer(list(model_input["image"]))
+
+    set_model(ServedModel())

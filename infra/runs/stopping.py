@@ -1,0 +1,95 @@
+"""Stop requests inside a job: signals become `stop.json`, and `stop.json` becomes an answer that costs nothing to ask."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Self
+
+from infra.runs.run_state import OUTCOMES, StopReason, read_state, read_stop, request_stop, write_state
+from infra.storage import Store, open_store
+
+_POLL_S = 1.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_cancel: bool = False) -> None:
+    """SIGTERM and SIGINT ask the attempt to stop as preempted; after `grace_s` the process leaves all the same.
+
+    An attempt that was asked to stop as cancelled says so and leaves at once, unless it is to save first
+    (`saves_on_cancel`) and is at work already, by its `state.json`: then it has `grace_s`, too.
+    """
+
+    def ask(by: str) -> None:
+        run = open_store(run_uri)
+        request_stop(run, "preempted", by=by, attempt=attempt)
+        stop = read_stop(run)
+        if stop is None or (stop["attempt"], stop["reason"]) != (attempt, "cancelled"):
+            return
+        state = read_state(run)
+        said = state["state"] if state is not None and state["attempt"] == attempt else None
+        if said == "running" and saves_on_cancel:
+            return
+        if said in (None, "running"):
+            write_state(run, "cancelled", attempt, reason=stop["by"])
+        os._exit(OUTCOMES["cancelled"].exit_code)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        leave = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
+        leave.daemon = True
+        leave.start()
+        signal.signal(number, signal.SIG_IGN)
+        by = signal.Signals(number).name
+        # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
+        threading.Thread(target=ask, args=(by,)).start()
+
+    for number in _SIGNALS:
+        signal.signal(number, on_signal)
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Puts the handlers of SIGTERM and SIGINT back afterwards: ray.init replaces them."""
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+class StopWatch:
+    """Reads `stop.json` once a second in a thread; `asked()` is the latest answer for one attempt."""
+
+    def __init__(self, run: Store, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+        self._answer: StopReason | None = None
+        self.by = ""
+        """Who asked, in words; empty as long as nobody did."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
+
+    def asked(self) -> StopReason | None:
+        return self._answer
+
+    def read(self) -> None:
+        """Look now. A store that does not answer is asked again at the next turn."""
+        with contextlib.suppress(OSError, RuntimeError):
+            stop = read_stop(self._run)
+            if stop is not None and stop["attempt"] == self._attempt:
+                self.by, self._answer = stop["by"], stop["reason"]
+
+    def __enter__(self) -> Self:
+        self.read()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL_S):
+            self.read()

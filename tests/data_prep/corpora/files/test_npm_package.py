@@ -1,0 +1,70 @@
+"""Members of an npm package: by checksum, by range, and nothing unpacked."""
+
+import hashlib
+import io
+import tarfile
+
+import pytest
+
+from data_prep.corpora.files import npm_package
+from data_prep.corpora.files.npm_package import NpmPackage
+from data_prep.corpora.raw import FetchUnavailable
+from infra.storage import open_store
+
+
+def archive_of(files):
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            if data is None:
+                info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            else:
+                info.size = len(data)
+            tar.addfile(info, io.BytesIO(data or b""))
+    return sink.getvalue()
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    data = archive_of(
+        {"package/img/a.png": b"one", "package/big.zip": b"no", "package/../../img/b": b"up", "package/img/link": None}
+    )
+    (tmp_path / "fake-1.0.0.tgz").write_bytes(data)
+    return NpmPackage(name="fake", version="1.0.0", sha256=hashlib.sha256(data).hexdigest())
+
+
+def test_only_what_is_wanted_is_kept_and_nothing_leaves_the_cache(hostile, tmp_path):
+    cache = open_store(tmp_path)
+    before = set(tmp_path.rglob("*"))
+    members = hostile.fetched(cache, lambda name: "img/" in name)
+    assert {name: cache.read(hostile.members_key, m.offset, m.offset + m.length) for name, m in members.items()} == {
+        "img/a.png": b"one",
+        "../../img/b": b"up",  # a name in an index, never a path
+    }
+    kept = {path.relative_to(tmp_path).as_posix() for path in set(tmp_path.rglob("*")) - before}
+    assert kept == {"fake-1.0.0", "fake-1.0.0/members.bin", "fake-1.0.0/index.json"}
+    (tmp_path / "fake-1.0.0.tgz").unlink()
+    assert hostile.fetched(cache, lambda name: False) == members  # from the cache, without npm
+
+
+def test_another_archive_is_refused(hostile, tmp_path):
+    other = hostile.model_copy(update={"sha256": "0" * 64})
+    with pytest.raises(RuntimeError, match="expected 0000") as caught:
+        other.fetched(open_store(tmp_path), lambda name: True)
+    assert not isinstance(caught.value, FetchUnavailable)
+
+
+def test_without_npm_or_refused_by_it(tmp_path, monkeypatch):
+    package = NpmPackage(name="fake", version="1.0.0", sha256="0" * 64)
+    monkeypatch.setattr(npm_package.shutil, "which", lambda name: None)
+    with pytest.raises(FetchUnavailable, match="npm is not installed"):
+        package.fetched(open_store(tmp_path), lambda name: True)
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "npm").write_text("#!/bin/sh\necho 'E404 no such package' >&2\nexit 1\n")
+    (bin_folder / "npm").chmod(0o755)
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", f"{bin_folder}:/bin:/usr/bin")
+    with pytest.raises(FetchUnavailable, match=r"fake@1.0.0: E404"):
+        package.fetched(open_store(tmp_path), lambda name: True)

@@ -1,0 +1,183 @@
+"""TFRecord frames and tf.train.Example against golden values and the protobuf classes of TensorFlow Datasets."""
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_prep.corpora.files import tfrecord
+from data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
+from data_prep.corpora.files.tfrecord import DamagedFile, crc32c, frames, frames_inside, read_example
+from infra.storage import open_store
+
+
+def crc_by_bits(data):
+    """The definition, a bit at a time."""
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = (state >> 1) ^ (0x82F63B78 if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+def framed(*payloads):
+    def masked(data):
+        crc = crc_by_bits(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17 & 0xFFFFFFFF)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    heads = (struct.pack("<Q", len(payload)) for payload in payloads)
+    return b"".join(head + masked(head) + body + masked(body) for head, body in zip(heads, payloads, strict=True))
+
+
+@pytest.fixture
+def store(memory_root):
+    return open_store(memory_root)
+
+
+def test_checksums_of_the_standard():
+    """RFC 3720, B.4, and the check value of every catalogue."""
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 1023, 1024, 1025, 3000, 128 * 1024 + 1])
+def test_checksums_of_every_length(size):
+    data = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8).tobytes()
+    assert crc32c(data) == crc_by_bits(data)
+
+
+def test_a_header_as_tensorflow_writes_it():
+    """Every event file of TensorBoard begins with these twelve bytes: a record of 24."""
+    assert framed(bytes(24))[:12] == b'\x18\0\0\0\0\0\0\0\xa3\x7fK"'
+
+
+@pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
+def test_every_record_is_where_its_frame_says(store, window_bytes):
+    payloads = [b"", b"a", b"b" * 5000, bytes(range(256)) * 9]
+    data = framed(*payloads)
+    store.write("f", data)
+    found = list(frames(store, "f", window_bytes))
+    assert [frame.payload for frame in found] == payloads
+    assert [data[frame.offset : frame.offset + frame.length] for frame in found] == payloads
+
+
+def test_a_damaged_payload_takes_no_other_with_it(store):
+    data = bytearray(framed(b"one", b"two", b"three"))
+    data[data.index(b"two")] ^= 1
+    store.write("f", bytes(data))
+    one, two, three = frames(store, "f")
+    assert (one.payload, three.payload) == (b"one", b"three")
+    assert two.damage == f"{store.uri}/f: checksum of the record at byte {data.index(b'uwo')} does not match"
+
+
+def test_a_damaged_length_and_a_short_file_end_it_by_name(store):
+    whole = framed(b"one", b"two")
+    cut, flipped, second = whole[:-1], bytearray(whole), len(framed(b"one"))
+    flipped[second] ^= 4
+    for name, data, says in [
+        ("cut", cut, f"/cut: the record at byte {second + 12} has 3 bytes, but the file ends at byte {len(cut)}"),
+        ("head", whole[: second + 5], f"/head ends within a record header at byte {second}"),
+        ("flip", bytes(flipped), f"/flip: the length at byte {second} does not match its checksum"),
+    ]:
+        store.write(name, data)
+        read = frames(store, name)
+        assert next(read).payload == b"one"
+        with pytest.raises(DamagedFile, match=says):
+            next(read)
+    store.write("gz", gzip.compress(whole))
+    with pytest.raises(ValueError, match="compressed, which is not supported") as caught:
+        next(frames(store, "gz"))
+    assert not isinstance(caught.value, DamagedFile)
+
+
+@pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
+@pytest.mark.parametrize("packed", [True, False])
+def test_records_inside_an_archive_are_as_those_of_a_file(store, monkeypatch, packed, window_bytes):
+    payloads = [b"", b"a", b"b" * 5000, b"too large" * 1000, bytes(range(256)) * 9]
+    monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 8999)
+    data = framed(*payloads)
+    store.write("plain", data)
+    around = b"before" + data + b"behind"
+    store.write("f", gzip.compress(around) if packed else around)
+    source = Gunzipped(store, "f") if packed else Ranges(store, "f")
+    source.skip_to(6)
+    assert list(frames_inside(source, "a.tar!f", len(data), window_bytes)) == list(frames(store, "plain", window_bytes))
+    assert source.take(6) == b"behind"
+    source = Gunzipped(store, "f") if packed else Ranges(store, "f")
+    source.skip_to(6)
+    with pytest.raises(DamagedFile, match=r"a.tar!f: the record at byte \d+ has 2,304 bytes, but the file ends"):
+        list(frames_inside(source, "a.tar!f", len(data) - 1, window_bytes))
+
+
+def test_a_record_that_is_too_large_is_passed_over(store, monkeypatch):
+    monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 10)
+    store.write("f", framed(b"x" * 11, b"y" * 10))
+    large, right = frames(store, "f")
+    assert (large.payload, large.damage, right.payload) == (b"", "11 bytes, limit 10", b"y" * 10)
+
+
+@pytest.fixture(scope="module")
+def protobuf():
+    return pytest.importorskip("tensorflow_datasets.proto", reason="tensorflow-datasets is not here").tf_example_pb2
+
+
+FEATURES = st.dictionaries(
+    st.text(max_size=5),
+    st.one_of(
+        st.lists(st.binary(max_size=300), max_size=3).map(lambda values: ("bytes", values)),
+        st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4).map(lambda values: ("int64", values)),
+        st.lists(st.floats(width=32, allow_nan=False), max_size=4).map(lambda values: ("float", values)),
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(features=FEATURES)
+def test_an_example_reads_as_protobuf_wrote_it(protobuf, features):
+    example = protobuf.Example()
+    for name, (kind, values) in features.items():
+        getattr(example.features.feature[name], f"{kind}_list").value.extend(values)
+        getattr(example.features.feature[name], f"{kind}_list").SetInParent()
+    payload = example.SerializeToString()
+    found = read_example(payload, features)
+    read = {
+        name: (feature.kind, [payload[v] for v in feature.values] if feature.kind == "bytes" else feature.values)
+        for name, feature in found.items()
+    }
+    assert read == features
+    assert read_example(payload, frozenset()) == {}
+
+
+def test_numbers_that_are_not_packed_and_repeated_parts_count():
+    """By hand: feature 'n' twice in one map entry, its numbers as single varints; an unknown field is passed over."""
+    numbers = bytes([0x1A, 4, 0x08, 5, 0x08, 7])
+    entry = b"\x0a\x01n" + b"\x12" + bytes([len(numbers)]) + numbers + b"\x12\x04\x1a\x02\x08\x09"
+    features = b"\x0a" + bytes([len(entry)]) + entry
+    payload = b"\x50\x01" + b"\x0a" + bytes([len(features)]) + features
+    assert read_example(payload, {"n"})["n"].values == [5, 7, 9]
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.data())
+def test_any_bytes_are_read_or_refused(protobuf, data):
+    example = protobuf.Example()
+    example.features.feature["image"].bytes_list.value.append(b"picture")
+    example.features.feature["label"].int64_list.value.extend([3, -1])
+    whole = bytearray(example.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    payload = bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    try:
+        found = read_example(payload, {"image", "label"})
+    except ValueError:
+        return
+    for feature in found.values():
+        if feature.kind == "bytes":
+            assert all(0 <= v.start <= v.stop <= len(payload) for v in feature.values)

@@ -1,0 +1,461 @@
+"""Class folders as people have them, on disks, in stores and in archives."""
+
+import gzip
+import io
+import os
+import tarfile
+import unicodedata
+import uuid
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from data_prep.config import ClassFolders, CorpusRecipe
+from data_prep.corpora.raw import Place
+from data_prep.corpora.sources.class_folders import ClassFolderCorpus
+from infra.storage import open_store
+
+
+def opened(path, links="follow", top_folders="auto", **recipe):
+    source = ClassFolders(path=str(path), links=links, top_folders=top_folders)
+    return ClassFolderCorpus(source, CorpusRecipe(**recipe))
+
+
+def a_place(work=None, each=3):
+    return Place(open_store("memory://root"), open_store(work or f"memory://{uuid.uuid4().hex}"), each)
+
+
+def listed(path, links="follow", each=3, **recipe):
+    """Every example of a source by its id, read part by part by workers that share nothing but the store."""
+    place, found = a_place(each=each), {}
+    for part in opened(path, links, **recipe).parts(place):
+        for example in opened(path, links, **recipe).examples(part, place):
+            assert example.example_id not in found
+            found[example.example_id] = example
+    return found
+
+
+def located(example):
+    """The bytes of an example by its locator alone."""
+    end = None if example.length is None else example.offset + example.length
+    return open_store(example.base).read(example.key, example.offset, end)
+
+
+def put(folder, *names, data=b"x"):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+
+
+def test_the_path_is_the_class_and_the_id(tmp_path):
+    put(tmp_path, "cat/1.jpg", "bird/owl/barn owl/2.JPEG", "cat/no ending", "cat/ünï 漢.png")
+    examples = listed(tmp_path)
+    assert {i: e.labels for i, e in examples.items()} == {
+        "cat/1.jpg": ("cat",),
+        "bird/owl/barn owl/2.JPEG": ("bird/owl/barn owl",),
+        "cat/no ending": ("cat",),
+        "cat/ünï 漢.png": ("cat",),
+    }
+    assert not any(e.refused for e in examples.values())
+    source = opened(tmp_path)
+    assert source.class_info("bird/owl/barn owl").parents == ("bird", "owl")
+
+
+def test_ids_are_nfc_and_keys_are_what_the_disk_says(tmp_path):
+    decomposed = unicodedata.normalize("NFD", "café/é.jpg")
+    put(tmp_path, decomposed)
+    (example,) = listed(tmp_path).values()
+    assert example.example_id == unicodedata.normalize("NFC", decomposed) != decomposed
+    assert open_store(example.base).read(example.key) == b"x"
+
+
+def test_what_is_no_picture_is_listed_with_a_reason(tmp_path):
+    put(tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "top.jpg")
+    put(tmp_path, "__MACOSX/cat/1.jpg", ".git/config", "cat/vector.SVG")
+    reasons = {i: e.refused[0] for i, e in listed(tmp_path).items() if e.refused}
+    ignored = ("cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "cat/vector.SVG")
+    assert reasons == {**dict.fromkeys((*ignored, "__MACOSX", ".git"), "ignored_file"), "top.jpg": "no_label"}
+
+
+def test_links_are_followed_or_refused(tmp_path):
+    put(tmp_path, "pictures/cat/1.jpg", "elsewhere/2.jpg", "elsewhere/deep/3.jpg")
+    cat = tmp_path / "pictures" / "cat"
+    (cat / "2.jpg").symlink_to(tmp_path / "elsewhere" / "2.jpg")
+    (cat / "more").symlink_to(tmp_path / "elsewhere" / "deep")
+    (cat / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    (cat / "loop").symlink_to(tmp_path / "pictures")
+    followed = listed(tmp_path / "pictures")
+    assert {i for i, e in followed.items() if not e.refused} == {"cat/1.jpg", "cat/2.jpg", "cat/more/3.jpg"}
+    assert followed["cat/gone.jpg"].refused[0] == "unreadable"
+    assert "nowhere.jpg" in followed["cat/gone.jpg"].refused[1]
+    assert followed["cat/loop"].refused[0] == "ignored_file"
+    skipped = listed(tmp_path / "pictures", links="skip")
+    assert {i for i, e in skipped.items() if not e.refused} == {"cat/1.jpg"}
+
+
+def test_names_that_are_not_utf8_are_refused_readably(tmp_path):
+    put(tmp_path, "cat/1.jpg")
+    try:
+        os.close(os.open(os.fsencode(tmp_path) + b"/cat/\xff.jpg", os.O_CREAT | os.O_WRONLY))
+    except OSError:
+        pytest.skip("this disk takes UTF-8 names only")
+    assert listed(tmp_path)["cat/�.jpg"].refused[0] == "unreadable"
+
+
+def splits_of(folder, **recipe):
+    return {i: e.split for i, e in listed(folder, **recipe).items()}
+
+
+def test_top_level_splits_are_taken(tmp_path):
+    put(tmp_path, "train/cat/1.jpg", "Validation/cat/2.jpg", "test/dog/3.jpg", "train/dog/4.jpg")
+    assert splits_of(tmp_path) == {
+        "train/cat/1.jpg": "train",
+        "train/dog/4.jpg": "train",
+        "Validation/cat/2.jpg": "val",
+        "test/dog/3.jpg": "test",
+    }
+    assert {e.labels for e in listed(tmp_path).values()} == {("cat",), ("dog",)}
+
+
+def test_a_split_that_is_missing_is_taken_from_train(tmp_path):
+    put(tmp_path, *(f"train/cat/{i}.jpg" for i in range(200)), "test/cat/a.jpg")
+    splits = splits_of(tmp_path, val_fraction=0.3, test_fraction=0.3)
+    assert splits.pop("test/cat/a.jpg") == "test"
+    assert set(splits.values()) == {"train", "val"}
+    put(tmp_path, "val/cat/b.jpg")
+    assert set(splits_of(tmp_path, val_fraction=0.3).values()) == {"train", "val", "test"}
+    assert all(s == "train" for i, s in splits_of(tmp_path, val_fraction=0.3).items() if i.startswith("train"))
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    put(tmp_path, "train/1.jpg", "plane/2.jpg", "ship/3.jpg")
+    assert {e.labels for e in listed(tmp_path).values()} == {("train",), ("plane",), ("ship",)}
+
+
+@pytest.fixture(params=["folder", "tree.tar", "tree.tar.gz", "tree.zip", "wrapped.zip", "store"])
+def stray(request, tmp_path):
+    """Splits with a picture in a folder beside them, as a place to read, and what stands before every path there."""
+    put(
+        tmp_path / "tree",
+        "train/a/0.jpg",
+        "validation/a/1.jpg",
+        "test/a/2.jpg",
+        "docs/figures/fig.jpg",
+        "notes/read.md",
+    )
+    if request.param == "folder":
+        return tmp_path / "tree", ""
+    if request.param == "store":
+        return in_memory(tmp_path / "tree"), ""
+    inside = "pets" if request.param.startswith("wrapped") else ""
+    packed(tmp_path / "tree", tmp_path / request.param, inside=inside)
+    return tmp_path / request.param, f"{inside}/" if inside else ""
+
+
+def in_memory(folder):
+    uri = f"memory://{uuid.uuid4().hex}"
+    for file in folder.rglob("*"):
+        if file.is_file():
+            open_store(uri).write(file.relative_to(folder).as_posix(), file.read_bytes())
+    return uri
+
+
+def test_pictures_beside_the_splits_are_no_silent_end_of_the_splits(stray):
+    path, _ = stray
+    with pytest.raises(ValueError, match=r"beside them the folder 'docs'.*source.top_folders=splits"):
+        listed(path)
+
+
+def test_what_top_level_folders_are_can_be_said(stray):
+    path, before = stray
+    found = listed(path, top_folders="splits")
+    assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
+        f"{before}train/a/0.jpg": (("a",), "train"),
+        f"{before}validation/a/1.jpg": (("a",), "val"),
+        f"{before}test/a/2.jpg": (("a",), "test"),
+    }
+    reason, detail = found[f"{before}docs/figures/fig.jpg"].refused
+    assert reason == "ignored_file"
+    assert detail.startswith("in none of the split folders ")
+    as_classes = (e.labels for e in listed(path, top_folders="classes").values() if not e.refused)
+    assert {*as_classes} == {("train/a",), ("validation/a",), ("test/a",), ("docs/figures",)}
+
+
+@pytest.mark.parametrize("as_store", [False, True])
+def test_a_folder_without_pictures_beside_the_splits_changes_nothing(tmp_path, as_store):
+    put(tmp_path, "docs/read.md", "docs/.x/1.jpg", "train/cat/1.jpg", "val/cat/2.jpg", "zoo/.DS_Store")
+    (tmp_path / "empty").mkdir()
+    found = splits_of(in_memory(tmp_path) if as_store else tmp_path, test_fraction=0)
+    assert {found["train/cat/1.jpg"], found["val/cat/2.jpg"]} == {"train", "val"}
+
+
+def test_splits_that_are_asked_for_must_be_there(tmp_path):
+    put(tmp_path, "cat/1.jpg", "test/2.jpg")
+    with pytest.raises(ValueError, match=r"'splits', but .* holds test: expected are train"):
+        listed(tmp_path, top_folders="splits")
+
+
+def test_splits_are_by_hash_and_do_not_move(tmp_path):
+    put(tmp_path, *(f"cat/{i}.jpg" for i in range(100)))
+    before = splits_of(tmp_path)
+    assert set(before.values()) == {"train", "val", "test"}
+    put(tmp_path, *(f"dog/{i}.jpg" for i in range(100)))
+    assert before.items() <= splits_of(tmp_path).items()
+
+
+def test_the_fingerprint_changes_with_the_files(tmp_path):
+    put(tmp_path, "a/cat/1.jpg", "a/cat/2.jpg")
+    first = opened(tmp_path / "a").fingerprint()
+    assert opened(tmp_path / "a").fingerprint() == first
+    (tmp_path / "a").rename(tmp_path / "b")  # where the folder lies does not matter
+    assert opened(tmp_path / "b").fingerprint() == first
+    put(tmp_path, "b/cat/2.jpg", data=b"longer")
+    second = opened(tmp_path / "b").fingerprint()
+    (tmp_path / "b/cat/1.jpg").unlink()
+    assert len({first, second, opened(tmp_path / "b").fingerprint()}) == 3
+
+
+@pytest.mark.parametrize("name", ["objects", "pictures.tar"])
+def test_the_fingerprint_of_a_store_changes_with_its_objects(name):
+    uri = f"memory://{uuid.uuid4().hex}"
+    store, path = open_store(uri), f"{uri}/pictures.tar" if name == "pictures.tar" else uri
+    seen = []
+    for data in (b"one", b"two"):
+        store.write("pictures.tar", data)
+        seen += [opened(path).fingerprint(), opened(path).fingerprint()]
+    assert seen[0] == seen[1] != seen[2] == seen[3]
+
+
+@pytest.mark.parametrize("path", ["missing", "missing.tar", "memory://missing", "memory://missing/a.zip"])
+def test_a_source_that_is_none_is_an_error(tmp_path, path):
+    path = path if "://" in path else tmp_path / path
+    for attempt in (opened(path).fingerprint, lambda: list(opened(path).parts(a_place()))):
+        with pytest.raises(ValueError, match=r"is no folder|holds no objects|does not exist"):
+            attempt()
+
+
+# Stores and archives --------------------------------------------------------------------------------------------------
+
+
+def packed(folder, archive, inside="."):
+    """The archive as usual tools make it of a folder, entry by entry with folders and links."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive, "w") as out:
+            for number, name in enumerate(names):
+                path, info = folder / name, zipfile.ZipInfo((Path(inside) / name).as_posix())
+                info.compress_type = zipfile.ZIP_DEFLATED if number % 2 else zipfile.ZIP_STORED
+                if path.is_symlink():
+                    info.create_system, info.external_attr = 3, 0o120777 << 16
+                    out.writestr(info, os.readlink(path))
+                elif path.is_file():
+                    out.writestr(info, path.read_bytes())
+    else:
+        with tarfile.open(archive, "w" if archive.suffix == ".tar" else "w:gz") as out:
+            out.add(folder, arcname=inside)
+
+
+KINDS = ["pictures.tar", "pictures.tgz", "pictures.zip"]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    folder = tmp_path / "tree"
+    for number, name in enumerate(("cat/1.jpg", "cat/2 é.JPEG", "dog/a/3", "dog/b/4.png", "top.jpg", "dog/notes.txt")):
+        put(folder, name, data=bytes([number]) * (100 + number))
+    put(folder, "dog/.hidden.jpg", "cat/._1.jpg")
+    put(folder, "cat/empty.jpg", data=b"")
+    return folder
+
+
+def facts(examples):
+    return {i: (e.labels, e.split, e.refused) for i, e in examples.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("each", [1, 4, 100])
+def test_an_archive_is_the_folder(tree, tmp_path, kind, each):
+    packed(tree, tmp_path / kind)
+    found = listed(tmp_path / kind, each=each)
+    assert facts(found) == facts(listed(tree))
+    pictures = {i: e for i, e in found.items() if not e.refused}
+    assert len(pictures) == 5
+    for example_id, example in pictures.items():
+        assert example.data == located(example) == (tree / example_id).read_bytes()
+    assert all(e.data is None for e in found.values() if e.refused)
+
+
+def test_a_prefix_of_a_store_is_the_folder(tree):
+    uri = f"memory://{uuid.uuid4().hex}"
+    for path in tree.rglob("*"):
+        if path.is_file():
+            open_store(uri).write(path.relative_to(tree).as_posix(), path.read_bytes())
+    found = listed(uri)
+    assert facts(found) == facts(listed(tree))
+    assert all(located(e) == (tree / i).read_bytes() for i, e in found.items() if not e.refused)
+
+
+def test_parts_tell_what_they_hold(tree, tmp_path):
+    packed(tree, tmp_path / "pictures.tar")
+    sizes = {"pictures.tar": 100 + 101 + 102 + 103 + 104 + 105 + 1 + 1, "tree": 100 + 101 + 102 + 103 + 104}
+    for path in (tmp_path / "pictures.tar", tree):
+        parts = list(opened(path).parts(a_place(each=4)))
+        assert len({part.name for part in parts}) == len(parts) > 2
+        assert sum(part.num_bytes for part in parts) == sizes[path.name]
+        assert parts == list(opened(path).parts(a_place(each=4)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_splits_and_the_folder_around_everything_are_seen_in_archives(tmp_path, kind):
+    folder = tmp_path / "tree"
+    put(folder, "train/cat/1.jpg", "train/dog/2.jpg", "Val/cat/3.jpg", "readme.txt")
+    packed(folder, tmp_path / kind, inside="pets")
+    found = listed(tmp_path / kind)
+    assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
+        "pets/train/cat/1.jpg": (("cat",), "train"),
+        "pets/train/dog/2.jpg": (("dog",), "train"),
+        "pets/Val/cat/3.jpg": (("cat",), "val"),
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_class_alone_is_a_class(tmp_path, kind):
+    put(tmp_path / "tree", "cat/1.jpg", "cat/black/2.jpg")
+    packed(tmp_path / "tree", tmp_path / kind)
+    assert [e.labels for e in listed(tmp_path / kind).values()] == [("cat",), ("cat/black",)]
+
+
+@pytest.fixture
+def linked(tmp_path):
+    folder = tmp_path / "tree"
+    put(folder, "animals/cat/1.jpg", "animals/dog/2.jpg", "top.jpg", "cars/3.jpg")
+    put(tmp_path, "outside.jpg")
+    for link, target in {
+        "pets/tom.jpg": "../animals/cat/1.jpg",
+        "black/tom.jpg": "../pets/tom.jpg",  # a link to a link
+        "pets/all dogs": "../animals/dog",
+        "tops/top.jpg": "../top.jpg",
+        "cars/again.jpg": "3.jpg",
+        "cars/out.jpg": "../../outside.jpg",
+        "cars/gone.jpg": "nowhere.jpg",
+        "cars/loop": "../cars",
+    }.items():
+        (folder / link).parent.mkdir(exist_ok=True)
+        (folder / link).symlink_to(target)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", *KINDS])
+def test_links_are_second_labels(linked, tmp_path, kind):
+    if kind != "folder":
+        packed(linked, tmp_path / kind)
+    path = linked if kind == "folder" else tmp_path / kind
+    found = listed(path, "second_label")
+    assert not opened(path, "second_label").single_label
+    assert {i: e.labels for i, e in found.items() if not e.refused} == {
+        "animals/cat/1.jpg": ("animals/cat", "black", "pets"),
+        "animals/dog/2.jpg": ("animals/dog", "pets/all dogs"),
+        "top.jpg": ("tops",),
+        "cars/3.jpg": ("cars",),
+    }
+    refused = {i: e.refused for i, e in found.items() if e.refused}
+    assert refused.pop("cars/gone.jpg") == ("unreadable", "link to 'nowhere.jpg', which does not exist")
+    assert {reason for reason, _ in refused.values()} == {"ignored_file"}
+    details = {i: detail for i, (_, detail) in refused.items()}
+    assert "'../../outside.jpg', outside" in details.pop("cars/out.jpg")
+    assert details == {
+        "pets/tom.jpg": "second label of animals/cat/1.jpg",
+        "black/tom.jpg": "second label of animals/cat/1.jpg",
+        "pets/all dogs": "second label of animals/dog",
+        "tops/top.jpg": "second label of top.jpg",
+        "cars/again.jpg": "second label of cars/3.jpg",
+        "cars/loop": "link to cars, a folder that holds this one",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_links_in_archives_are_followed_or_skipped(linked, tmp_path, kind):
+    packed(linked, tmp_path / kind)
+    (linked / "cars/out.jpg").unlink()  # on a disk it may be followed
+    on_disk = {i: e.labels for i, e in listed(linked).items() if not e.refused}
+    followed = {i: e for i, e in listed(tmp_path / kind).items() if not e.refused}
+    assert {i: e.labels for i, e in followed.items()} == on_disk
+    assert all(located(e) == e.data == b"x" for e in followed.values())
+    skipped = listed(tmp_path / kind, "skip")
+    assert {i for i, e in skipped.items() if not e.refused} == {"animals/cat/1.jpg", "animals/dog/2.jpg", "cars/3.jpg"}
+
+
+def test_hard_links_in_tars_are_links(tmp_path):
+    put(tmp_path / "tree", "a/1.jpg")
+    (tmp_path / "tree/b").mkdir()
+    os.link(tmp_path / "tree/a/1.jpg", tmp_path / "tree/b/1.jpg")
+    packed(tmp_path / "tree", tmp_path / "a.tar")
+    twice = listed(tmp_path / "a.tar", "second_label")
+    (picture,) = (e for e in twice.values() if not e.refused)
+    assert picture.labels == ("a", "b")
+    assert {i for i, e in listed(tmp_path / "a.tar").items() if not e.refused} == {"a/1.jpg", "b/1.jpg"}
+
+
+def test_links_that_go_round_end(tmp_path):
+    put(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
+    for link, target in {"a/to": "../b", "b/to": "../a", "c": "c", "a/d": "e", "a/e": "d"}.items():
+        (tmp_path / "tree" / link).symlink_to(target)
+    packed(tmp_path / "tree", tmp_path / "a.tar")
+    for path in (tmp_path / "tree", tmp_path / "a.tar"):
+        labels = {i: e.labels for i, e in listed(path, "second_label").items() if not e.refused}
+        assert labels == {"a/1.jpg": ("a", "b/to"), "b/2.jpg": ("a/to", "b")}
+
+
+@pytest.mark.parametrize("kind", ["a.tar", "a.tgz"])
+def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, kind):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name in ("cat/1.jpg", "../../up.jpg", "/tmp/abs.jpg", "cat/2.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = 3
+            archive.addfile(member, io.BytesIO(b"abc"))
+        link = tarfile.TarInfo("cat/out")
+        link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+        archive.addfile(link)
+        member = tarfile.TarInfo("cat/out/3.jpg")
+        member.size = 3
+        archive.addfile(member, io.BytesIO(b"abc"))
+    (tmp_path / "a.tar").write_bytes(out.getvalue()[:-5000])  # and cut
+    (tmp_path / "a.tgz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
+    before = {path for path in tmp_path.rglob("*")}
+    place = a_place(str(tmp_path / "work"))
+    found = [e for part in opened(tmp_path / kind).parts(place) for e in opened(tmp_path / kind).examples(part, place)]
+    after = {path for path in tmp_path.rglob("*")} - before
+    assert {path.relative_to(tmp_path).parts[0] for path in after} == {"work"}
+    assert [e.example_id for e in found if not e.refused] == ["cat/1.jpg", "cat/2.jpg", "cat/out/3.jpg"]
+    reasons = [e.refused[0] for e in found if e.refused]
+    assert reasons == ["unsafe_path", "unsafe_path", "ignored_file", "uncounted_loss"]
+
+
+def test_damage_is_refused_once_wherever_it_is_seen(tree, tmp_path):
+    packed(tree, tmp_path / "a.zip")
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    data[-22 + 10] -= 1  # the number of entries
+    (tmp_path / "a.zip").write_bytes(data)
+    refused = [e.refused for e in listed(tmp_path / "a.zip").values() if e.refused]
+    assert [reason for reason, _ in refused].count("uncounted_loss") == 1
+    (tmp_path / "b.tar").write_bytes(b"no tar" * 200)
+    with pytest.raises(ValueError, match=r"holds no members: .* no tar header"):
+        list(opened(tmp_path / "b.tar").parts(a_place()))
+
+
+@pytest.mark.slow
+def test_folders_and_archives_on_s3(s3_uri, tree, tmp_path):
+    store = open_store(s3_uri)
+    for path in tree.rglob("*"):
+        if path.is_file():
+            store.write(f"tree/{path.relative_to(tree).as_posix()}", path.read_bytes())
+    assert facts(listed(f"{s3_uri}/tree")) == facts(listed(tree))
+    for kind in KINDS:
+        packed(tree, tmp_path / kind)
+        store.write(kind, (tmp_path / kind).read_bytes())
+        found = listed(f"{s3_uri}/{kind}")
+        assert facts(found) == facts(listed(tree))
+        assert all(located(e) == (tree / i).read_bytes() for i, e in found.items() if not e.refused)
+    assert opened(f"{s3_uri}/tree").fingerprint() == opened(f"{s3_uri}/tree").fingerprint()

@@ -1,0 +1,267 @@
+"""Parquet with images as `datasets`, pyarrow and this project write it."""
+
+import io
+import json
+import uuid
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from data_prep.config import CorpusRecipe, ParquetImages
+from data_prep.corpora.source_files import named_split
+from data_prep.corpora.sources.parquet_images import ParquetCorpus
+from data_prep.decode import DecodePolicy
+from data_prep.labels import ClassInfo, ClassMap
+from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_schema
+from infra.storage import StoreFailed, open_store
+from infra.stores.file_store import FileStore
+
+
+@pytest.fixture(params=["file", "memory"])
+def folder(request, tmp_path):
+    """An empty store for the source."""
+    return open_store(tmp_path / "source" if request.param == "file" else f"memory://{uuid.uuid4().hex}")
+
+
+def corpus(folder, path="", **source):
+    recipe = CorpusRecipe(**{name: source.pop(name) for name in ("val_fraction", "test_fraction") if name in source})
+    uri = f"{folder.uri}/{path}" if path else folder.uri
+    return ParquetCorpus(ParquetImages(path=uri, **source), recipe)
+
+
+def put(folder, key, columns, **options):
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, **options)
+    folder.write(key, sink.getvalue().to_pybytes())
+
+
+def refusals(rows):
+    return {row[0]: row[6] for row in rows if row[6]}
+
+
+def test_what_datasets_writes_is_read_as_datasets_reads_it(tmp_path, monkeypatch, read):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import datasets
+
+    names = ["zebra", "ant", "monkey"]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+
+    def encoded(seed):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": f"{seed}.png"}
+
+    paths = {"train-00000-of-00002": range(7), "train-00001-of-00002": range(7, 12), "validation-00000-of-00001": [12]}
+    for name, seeds in paths.items():
+        rows = {"image": [encoded(seed) for seed in seeds], "label": [seed % 3 for seed in seeds]}
+        (tmp_path / "data").mkdir(exist_ok=True)
+        datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "data" / f"{name}.parquet", batch_size=3)
+    source = ParquetCorpus(ParquetImages(path=str(tmp_path)), CorpusRecipe())
+    expected = [
+        (f"data/{name}.parquet!{row}", (f"{seed % 3:06d}",), encoded(seed)["bytes"])
+        for name, seeds in paths.items()
+        for row, seed in enumerate(seeds)
+    ]
+    for examples_per_part in (1, 4, 512):
+        rows = read(source, examples_per_part)
+        assert [(row[0], row[1], row[5]) for row in rows] == expected
+    assert [row[0] for row in rows if row[4] == "val"] == ["data/validation-00000-of-00001.parquet!0"]
+    classes = ClassMap.of(source.class_info(label) for label in {row[1][0] for row in rows})
+    assert [info.name for info in classes.classes] == names  # in declared order
+    assert source.class_info("000001").name == "ant"
+
+
+def test_plain_bytes_text_labels_lists_and_ids(folder, read):
+    put(folder, "a.parquet", {"png": [b"1", b"2", b"3"], "tags": [["x", "y"], ["y"], ["z", "z"]], "key": [7, 8, 9]})
+    put(folder, "_temporary/b.parquet", {"other": [1]})
+    put(folder, "._a.parquet", {"other": [1]})
+    folder.write("README.md", b"about")
+    source = corpus(folder, image_column="png", label_column="tags", id_column="key", single_label=False)
+    assert [row[:2] for row in read(source)] == [("7", ("x", "y")), ("8", ("y",)), ("9", ("z",))]
+    assert source.class_info("x") == ClassInfo(name="x", source_id="x")
+    one = corpus(folder, "a.parquet", image_column="png", label_column="tags")
+    assert [row[1] for row in read(one)] == [(), ("y",), ("z",)]
+    assert "set single_label to false" in refusals(read(one))["a.parquet!0"][1]
+
+
+def test_numbers_keep_their_order_without_declared_names(folder, read):
+    put(folder, "a.parquet", {"image": [b"1", b"2", b"3"], "label": [10, 9, None]}, row_group_size=2)
+    source = corpus(folder)
+    rows = read(source)
+    assert [row[1] for row in rows] == [("000010",), ("000009",), ()]
+    assert source.class_info("000010").name == "10"
+    assert refusals(rows)["a.parquet!2"][0] == "no_label"
+
+
+def test_rows_without_image_or_label_are_refused_one_by_one(folder, read):
+    declared = {"info": {"features": {"label": {"feature": {"names": ["a", "b"], "_type": "ClassLabel"}}}}}
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    schema = pa.schema([("image", image), ("label", pa.list_(pa.int64()))], {"huggingface": json.dumps(declared)})
+    rows = [
+        {"image": {"bytes": b"1", "path": None}, "label": [0, 1]},
+        {"image": {"bytes": None, "path": "far/away.jpg"}, "label": [0]},
+        {"image": None, "label": [0]},
+        {"image": {"bytes": b"2", "path": None}, "label": [2]},
+        {"image": {"bytes": b"3", "path": None}, "label": [-1]},
+        {"image": {"bytes": b"4", "path": None}, "label": []},
+        {"image": {"bytes": b"5", "path": None}, "label": None},
+    ]
+    put(folder, "a.parquet", pa.Table.from_pylist(rows, schema))
+    source = corpus(folder, single_label=False)
+    found = read(source)
+    assert found[0][1] == ("000000", "000001")
+    assert source.class_info("000001").name == "b"
+    reasons = refusals(found)
+    assert [reason for reason, _ in reasons.values()] == ["unreadable"] * 2 + ["no_label"] * 4
+    assert "far/away.jpg" in reasons["a.parquet!1"][1]
+    assert "2 classes are declared" in reasons["a.parquet!3"][1]
+
+
+def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder, read):
+    table = {"image": [bytes([i]) * 1000 for i in range(9)], "label": list(range(9))}
+    put(
+        folder, "a.parquet", table, row_group_size=3, use_dictionary=False, compression="none", write_page_checksum=True
+    )
+    put(folder, "b.parquet", {"image": [b"1"], "label": [1]})
+    data = folder.read("a.parquet")
+    at = data.index(bytes([4]) * 1000)
+    folder.write("a.parquet", data[:at] + b"\xff" + data[at + 1 :])
+    folder.write("b.parquet", folder.read("b.parquet")[:-5])
+    folder.write("c.parquet", b"")
+    for examples_per_part in (1, 512):
+        rows = read(corpus(folder), examples_per_part)
+        refused = refusals(rows)
+        assert [row[0] for row in rows if not row[6]] == [f"a.parquet!{i}" for i in (0, 1, 2, 6, 7, 8)]
+        assert [*refused] == ["a.parquet!row group 1", "b.parquet.damaged!footer", "c.parquet.damaged!footer"]
+        assert {reason for reason, _ in refused.values()} == {"uncounted_loss"}
+        assert "a.parquet: row group 1" in refused["a.parquet!row group 1"][1]
+
+
+def test_a_failing_store_is_no_damaged_file(tmp_path, monkeypatch, read):
+    folder = open_store(tmp_path)
+    put(folder, "a.parquet", {"image": [b"1"], "label": [1]})
+
+    class Failing(io.BytesIO):
+        def read(self, size=-1):
+            raise StoreFailed("503")
+
+    monkeypatch.setattr(FileStore, "open", lambda self, key: Failing(b"x" * 100))
+    with pytest.raises(StoreFailed, match="503"):
+        read(corpus(folder))
+
+
+def test_what_is_no_corpus_is_an_error_with_the_next_step(folder, read):
+    with pytest.raises(ValueError, match="is no file and no folder that holds one"):
+        corpus(folder).fingerprint()
+    put(folder, "a.parquet", {"image": ["a.jpg"], "label": [1]})
+    with pytest.raises(ValueError, match=r"has no column 'target', or two; its columns are image, label"):
+        read(corpus(folder, label_column="target"))
+    with pytest.raises(ValueError, match=r"'image' of .* is string.*source 'table'"):
+        read(corpus(folder))
+    for name, classes in (("a", ["x", "y"]), ("b", ["y", "x"])):
+        declared = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
+        table = pa.table({"image": [b"1"], "label": [1]}).replace_schema_metadata({"huggingface": json.dumps(declared)})
+        put(folder, f"{name}.parquet", table)
+    with pytest.raises(ValueError, match="declares other class names"):
+        read(corpus(folder))
+
+
+def test_splits_are_words_of_the_path():
+    named = {
+        "data/train-00000-of-00002.parquet": "train",
+        "data/validation-00000.parquet": "val",
+        "my_test_file.parquet": "test",
+        "test/0.parquet": "test",
+        "dev2.parquet": "val",
+        "testament/contest.parquet": None,
+    }
+    assert {path: named_split(path) for path in named} == named
+
+
+def test_a_split_that_is_missing_is_taken_from_train(folder, read):
+    put(folder, "train.parquet", {"image": [bytes([i]) for i in range(200)], "label": [1] * 200})
+    put(folder, "test.parquet", {"image": [b"t"], "label": [1]})
+    rows = read(corpus(folder, val_fraction=0.3))
+    splits = {row[0]: row[4] for row in rows}
+    assert splits.pop("test.parquet!0") == "test"
+    assert set(splits.values()) == {"train", "val"}
+
+
+def own_corpus(folder):
+    """Two splits of a multi-label corpus, one of them with rows that a view leaves out; and what else lies about."""
+    classes = [ClassInfo(name="cat", source_id="n02"), ClassInfo(name="owl", source_id="n01", parents=("bird",))]
+    folder.write_json("classes.json", ClassMap(classes=tuple(classes)).as_file())
+    schema = shard_schema(single_label=False, has_weights=True)
+    splits = {"train": 5, "val": 2}
+    for split, stored in splits.items():
+        for shard, first in enumerate(range(0, stored, 2)):
+            rows = [
+                {
+                    **{field.name: b"" if pa.types.is_binary(field.type) else None for field in schema},
+                    "image": {"bytes": f"{split}{i}".encode(), "path": None},
+                    "labels": [1, 0] if i == 0 else [i % 2],
+                    "weights": [0.5, 0.25] if i == 0 else [1.0],
+                    "example_id": f"{split}/{i}.jpg",
+                    "group": "g" if i == 1 else None,
+                    "width_px": 1,
+                    "height_px": 1,
+                    "source": "here",
+                }
+                for i in range(first, min(first + 2, stored))
+            ]
+            key = f"{split}/s000/part-{shard:05d}-of-{-(-stored // 2):05d}.parquet"
+            put(folder, key, pa.Table.from_pylist(rows, schema))
+
+    def of(split, stored, left_out, owner=None):
+        num_shards = -(-stored // 2)
+        segment = SegmentInfo(
+            split=owner or split, name="s000", num_rows=stored - left_out, num_shards=num_shards, rows_left_out=left_out
+        )
+        return SplitInfo(
+            num_rows=stored - left_out, rows_per_row_group=2, row_groups_per_shard=1, segments=(segment,), digest="d"
+        )
+
+    manifest = Manifest(
+        name="own",
+        version="1",
+        digest="abc",
+        class_map_digest="c",
+        num_classes=2,
+        single_label=False,
+        has_weights=True,
+        order_seed=0,
+        splits={"train": of("train", 5, 2), "val": of("val", 2, 0), "both": of("both", 2, 0, owner="val")},
+        decode_policy=DecodePolicy(),
+        counts=Counts(num_found=7, num_accepted=7, num_refused=0, num_bytes=1, refused={}),
+        provenance={},
+    )
+    folder.write_json("manifest.json", manifest.model_dump(mode="json"))
+    put(folder, "rejects.parquet", {"example_id": ["x"]})
+    put(folder, "shards.parquet", {"key": ["x"]})
+    put(folder, "train/s001/part-00000-of-00001.parquet", {"image": [b"of no manifest"]})
+
+
+def test_our_own_corpora_keep_ids_groups_labels_weights_and_classes(folder, read):
+    own_corpus(folder)
+    source = corpus(folder, single_label=False)
+    rows = {row[0]: row[1:6] for row in read(source, 1)}
+    assert rows == {row[0]: row[1:6] for row in read(source)}
+    assert rows.keys() == {*(f"train/{i}.jpg" for i in range(3)), "val/0.jpg", "val/1.jpg"}
+    assert rows["train/0.jpg"] == (("n01", "n02"), (0.5, 0.25), None, "train", b"train0")
+    assert rows["val/1.jpg"] == (("n01",), (1.0,), "g", "val", b"val1")
+    assert source.class_info("n01") == ClassInfo(name="owl", source_id="n01", parents=("bird",))
+    with pytest.raises(ValueError, match="set single_label to false"):
+        read(corpus(folder))
+
+
+def test_the_fingerprint_changes_with_the_files(folder):
+    put(folder, "a.parquet", {"image": [b"1"], "label": [1]})
+    first = corpus(folder).fingerprint()
+    assert corpus(folder).fingerprint() == first
+    put(folder, "b.parquet", {"image": [b"1"], "label": [1]})
+    assert corpus(folder).fingerprint() != first

@@ -1,0 +1,180 @@
+"""WebDataset tars, as the webdataset library writes and reads them."""
+
+import io
+import json
+import tarfile
+import uuid
+
+import pytest
+
+from data_prep.config import CorpusRecipe, WebDataset
+from data_prep.corpora.raw import Place
+from data_prep.corpora.sources import webdataset
+from data_prep.corpora.sources.webdataset import WebDatasetCorpus
+from data_prep.decode import DecodePolicy
+from infra.storage import StoreFailed, open_store
+
+
+@pytest.fixture(params=["file", "memory"])
+def folder(request, tmp_path):
+    """An empty store for the source."""
+    return open_store(tmp_path / "source" if request.param == "file" else f"memory://{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+def memory():
+    return open_store(f"memory://{uuid.uuid4().hex}")
+
+
+def corpus(folder, path="", recipe=None, **source):
+    return WebDatasetCorpus(WebDataset(path=f"{folder.uri}/{path}".rstrip("/"), **source), recipe or CorpusRecipe())
+
+
+def tar(*members, mode="w"):
+    """A tar of (name, bytes), or of TarInfo, with a member where there are no bytes to write."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode=mode) as archive:
+        for name, data in members:
+            info = name if isinstance(name, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return file.getvalue()
+
+
+def refusals(rows):
+    return {row[0]: row[6] for row in rows if row[6]}
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_what_the_library_writes_is_read_as_the_library_reads_it(folder, tmp_path, ending, monkeypatch, read):
+    wds = pytest.importorskip("webdataset")
+    samples = [{"__key__": f"deep/{i:03d}", "jpg": bytes([i]) * (i * 100 + 1), "cls": i % 12} for i in range(20)]
+    samples[3] |= {"json": {"a": 1}, "seg.png": b"no image of it"}
+    for name, some in (("train/a", samples[:12]), ("train/b", samples[12:18]), ("val/c", samples[18:])):
+        path = tmp_path / f"written.{ending}"
+        with wds.TarWriter(str(path), encoder=True) as writer:
+            for sample in some:
+                writer.write(sample)
+        folder.write(f"{name}.{ending}", path.read_bytes())
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        path.rename(tmp_path / f"{name}.{ending}")
+    rows = read(corpus(folder))
+    reference = [
+        (f"{name}.{ending}!{sample['__key__']}", sample["jpg"], int(sample["cls"]))
+        for name in ("train/a", "train/b", "val/c")
+        for sample in wds.WebDataset(str(tmp_path / f"{name}.{ending}"), shardshuffle=False)
+    ]
+    assert [(row[0], row[5], int(row[1][0])) for row in rows] == reference
+    assert len(rows) == 20
+    assert {row[7].startswith("spill/") for row in rows} == {ending == "tar.gz"}
+    assert {row[0] for row in rows if row[4] == "val"} == {f"val/c.{ending}!deep/018", f"val/c.{ending}!deep/019"}
+    assert corpus(folder).class_info("000011").name == "11"
+    # cut into stretches, between examples
+    monkeypatch.setattr(webdataset, "_LARGEST_WHOLE_BYTES", 0)
+    for examples_per_part in (1, 5):
+        assert read(corpus(folder), examples_per_part) == rows
+    num_parts = len([*corpus(folder).parts(Place(folder, folder, 5))])
+    assert num_parts == (6 if ending == "tar" else 3)
+
+
+def test_labels_of_text_and_json(memory, read):
+    said = {"meta": {"tags": ["ünï", "b", "ünï"]}, "label": 7, "a.b": "dotted"}
+    data = tar(("1.png", b"p"), ("1.JSON", json.dumps(said).encode()), ("1.txt", b" big cat\n"), ("1.cls", b"x"))
+    memory.write("x.tar", data)
+
+    def labels(**source):
+        return read(corpus(memory, "x.tar", **source))[0][1]
+
+    assert labels(label_key="json", label_field="meta.tags", single_label=False) == ("ünï", "b")
+    assert labels(label_key="json") == ("000007",)
+    assert labels(label_key="json", label_field="a.b") == ("dotted",)
+    assert labels(label_key="txt") == ("big cat",)
+    assert labels() == ("x",)
+    assert refusals(read(corpus(memory, label_key="json", label_field="meta.tags")))["x.tar!1.png"][0] == "no_label"
+
+
+def test_what_is_no_example_is_refused_with_a_reason(memory, read):
+    link, folder = tarfile.TarInfo("7.jpg"), tarfile.TarInfo("dir")
+    link.type, link.linkname, folder.type = tarfile.SYMTYPE, "1.jpg", tarfile.DIRTYPE
+    members = [
+        (folder, b""),
+        ("__meta__/1.jpg", b""),
+        ("._1.jpg", b""),
+        ("README", b""),
+        ("1.jpg", b"first"),
+        ("1.JPG", b"second"),
+        ("1.cls", b"1"),
+        ("2.jpg", b"no label"),
+        ("3.cls", b"1"),
+        ("4.jpg", b"x"),
+        ("4.cls", b"\xff"),
+        ("5.v2.jpg", b"the ending is v2.jpg"),
+        ("5.cls", b"1"),
+        ("6.jpg", b"x" * 101),
+        ("6.cls", b"1"),
+        (link, b""),
+        ("../8.jpg", b"x"),
+        ("9.jpg", b"apart"),
+        ("10.jpg", b"ok"),
+        ("10.cls", b"2"),
+        ("9.cls", b"1"),
+        ("11.jpg", b"x"),
+        ("11.cls", b"-1"),
+    ]
+    memory.write("x.tar", tar(*members))
+    recipe = CorpusRecipe(decode=DecodePolicy(max_bytes=100))
+    rows = read(corpus(memory, recipe=recipe))
+    assert [(row[0], row[5]) for row in rows if not row[6]] == [("x.tar!1", b"first"), ("x.tar!10", b"ok")]
+    refused = {name.removeprefix("x.tar!"): reason for name, (reason, _) in refusals(rows).items()}
+    assert refused == {
+        **dict.fromkeys(("__meta__/1.jpg", "._1.jpg", "README", "1.JPG", "7.jpg"), "ignored_file"),
+        **dict.fromkeys(("2.jpg", "4.jpg", "9.jpg", "11.jpg"), "no_label"),
+        **dict.fromkeys(("3.cls", "5.v2.jpg", "9.cls"), "unreadable"),
+        "6.jpg": "too_many_bytes",
+        "../8.jpg": "unsafe_path",
+    }
+    assert "it has v2.jpg, cls" in refusals(rows)["x.tar!5.v2.jpg"][1]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_a_damaged_tar_costs_what_is_behind_the_damage(memory, ending, read):
+    members = [(f"{i}.{kind}", b"%d" % i * size) for i in range(10) for kind, size in (("jpg", 3000), ("txt", 1))]
+    data = tar(*members, mode="w" if ending == "tar" else "w:gz")
+    memory.write(f"x.{ending}", data[: len(data) // 2])
+    memory.write(f"y.{ending}", tar(("1.jpg", b"x"), ("1.txt", b"y"), mode="w" if ending == "tar" else "w:gz"))
+    rows = read(corpus(memory, label_key="txt"))
+    assert "uncounted_loss" in {reason for reason, _ in refusals(rows).values()}
+    good = [row[0] for row in rows if not row[6]]
+    assert good[-1] == f"y.{ending}!1"
+    if ending == "tar":
+        assert good[:-1] == [f"x.tar!{i}" for i in range(5)]
+
+
+def test_a_tar_that_cannot_be_opened_is_refused_and_a_failing_store_is_not(tmp_path, monkeypatch):
+    for name in ("a.tar", "b.tar"):
+        (tmp_path / name).write_bytes(tar(("1.jpg", b"x"), ("1.cls", b"1")))
+    source, work = corpus(open_store(tmp_path)), open_store(f"memory://{uuid.uuid4().hex}")
+    place = Place(work, work, 512)
+    gone, there = source.parts(place)
+    (tmp_path / "a.tar").unlink()
+    assert [e.refused[0] for e in source.examples(gone, place)] == ["uncounted_loss"]
+    assert [e.refused for e in source.examples(there, place)] == [None]
+
+    def fail(*_):
+        raise StoreFailed("503")
+
+    monkeypatch.setattr(type(open_store(tmp_path)), "read", fail)
+    with pytest.raises(StoreFailed, match="503"):
+        list(source.examples(there, place))
+
+
+def test_what_is_no_webdataset_is_an_error_with_the_next_step(memory, read):
+    with pytest.raises(ValueError, match=r"patterns in braces are not supported\. Name the folder"):
+        corpus(memory, "train-{0000..0012}.tar")
+    with pytest.raises(ValueError, match=r"holds one named \*\.tar"):
+        list(corpus(memory).parts(Place(memory, memory, 1)))
+    memory.write("a.tar", tar(("1.jpg", b"x")))
+    first = corpus(memory).fingerprint()
+    memory.write("b.tar", tar())
+    assert corpus(memory).fingerprint() != first
+    assert [row[0] for row in read(corpus(memory))] == ["a.tar!1.jpg"]

@@ -1,0 +1,178 @@
+"""Verify names what is wrong, and nothing else."""
+
+import functools
+import io
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from data_prep.examine import examine
+from data_prep.examine.decode_child import Examiner
+from data_prep.executors import in_threads
+from data_prep.shard_format import load_manifest, segment_keys
+from data_prep.shards.subsets import take
+from data_prep.shards.verify_shards import verify_corpus
+from infra.storage import open_store
+
+
+@pytest.fixture
+def corpus(fill_folder, prepared, tmp_path, memory_root):
+    return prepared(fill_folder(tmp_path / "pictures"), memory_root)
+
+
+def train_keys(corpus):
+    return segment_keys(load_manifest(corpus).splits["train"].segments[0])
+
+
+def problems_of(corpus):
+    return {uri.removeprefix(corpus.uri + "/"): problem for uri, problem in verify_corpus(corpus).problems.items()}
+
+
+def test_a_whole_corpus_has_no_problem(corpus):
+    report = verify_corpus(corpus)
+    manifest = load_manifest(corpus)
+    assert report.problems == {}
+    assert report.num_rows == manifest.counts.num_accepted == sum(report.label_counts.values()) == 120
+    assert report.label_counts == {0: 40, 1: 40, 2: 40}
+    assert report.num_shards == len([key for key in corpus.list() if "/part-" in key and not key.startswith("_work")])
+
+
+def test_a_flipped_byte_is_found_wherever_it_is(corpus):
+    key = train_keys(corpus)[0]
+    good = corpus.read(key)
+    for position in [*range(0, len(good), len(good) // 40), len(good) - 1]:
+        bad = bytearray(good)
+        bad[position] ^= 0x10
+        corpus.write(key, bytes(bad))
+        assert problems_of(corpus).keys() == {key}, position
+    corpus.write(key, good)
+    assert problems_of(corpus) == {}
+
+
+def test_missing_extra_truncated_and_swapped_shards_are_named(corpus):
+    first, second, *_ = train_keys(corpus)
+    one, two = corpus.read(first), corpus.read(second)
+    corpus.delete(first)
+    assert problems_of(corpus) == {first: "is missing"}
+    corpus.write(first, one[: len(one) * 2 // 3])
+    assert "cut short" in problems_of(corpus)[first]
+    corpus.write(first, two)
+    corpus.write(second, one)
+    swapped = problems_of(corpus)
+    assert swapped.keys() == {first, second}
+    assert all("swapped" in problem for problem in swapped.values())
+    corpus.write(first, one)
+    corpus.write(second, two)
+    extra = first.replace("part-00000", "part-99999")
+    corpus.write(extra, one)
+    assert problems_of(corpus) == {extra: "is not listed in the manifest: an extra shard"}
+
+
+def test_a_shard_rewritten_with_its_listing_contradicts_the_manifest(corpus):
+    """Whoever changes a label and the listing too is found by the digest."""
+    key = train_keys(corpus)[0]
+    table = pq.read_table(pa.BufferReader(corpus.read(key)))
+    labels = pa.array([[(row[0] + 1) % 3] for row in table["labels"].to_pylist()], table.schema.field("labels").type)
+    changed = table.set_column(table.column_names.index("labels"), table.schema.field("labels"), labels)
+    rows_per_group = load_manifest(corpus).splits["train"].rows_per_row_group
+    sink = pa.BufferOutputStream()
+    pq.write_table(changed, sink, row_group_size=rows_per_group)
+    corpus.write(key, sink.getvalue().to_pybytes())
+    assert "other examples" in problems_of(corpus)[key]
+    listing = pq.read_table(pa.BufferReader(corpus.read("shards.parquet"))).to_pylist()
+    for line in listing:
+        line["content_digest"] = "0" * 64 if line["key"] == key else line["content_digest"]
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(listing), sink)
+    corpus.write("shards.parquet", sink.getvalue().to_pybytes())
+    assert "shards.parquet" in problems_of(corpus)
+
+
+def test_class_map_and_listing_are_checked_too(corpus):
+    classes = corpus.read_json("classes.json")
+    classes["classes"].reverse()
+    corpus.write_json("classes.json", classes)
+    corpus.delete("shards.parquet")
+    assert problems_of(corpus) == {
+        "classes.json": "does not give the class map digest of the manifest",
+        "shards.parquet": "does not give the corpus digest of the manifest",
+    }
+
+
+def test_what_is_told_beside_the_shards_is_checked_too(corpus):
+    corpus.delete("rejects.parquet")
+    corpus.write("report.html", corpus.read("report.html")[:-100])
+    corpus.write("stats.json", b"[]")
+    report = verify_corpus(corpus)
+    assert report.problems == {}
+    found = {uri.rpartition("/")[2]: problem for uri, problem in report.beside.items()}
+    assert found.keys() == {"rejects.parquet", "report.html", "stats.json"}
+    assert found["rejects.parquet"] == "is missing"
+    assert "cannot be read" in found["report.html"]
+
+
+def test_a_view_has_its_own_rows_and_counts_that_agree(corpus):
+    manifest = take(corpus, 49)
+    report = verify_corpus(open_store(f"{corpus.uri.rpartition('/')[0]}/{manifest.version}"))
+    rows = 49 + manifest.splits["val"].num_rows + manifest.splits["test"].num_rows
+    assert (report.num_rows, report.problems, report.beside) == (rows, {}, {})
+    assert rows <= report.num_rows_read < 120
+    counts = manifest.counts
+    assert counts.num_found == counts.num_accepted + counts.num_refused == rows
+    assert sum(counts.refused.values()) == counts.num_refused == 0
+
+
+TAKEN_FOR_BLACK = """
+import dataclasses, hashlib, io
+from PIL import Image
+from data_prep.decode import ImageRejected
+from data_prep.images import examine_image
+
+def examine(data, policy):
+    try:
+        return examine_image(data, policy)
+    except ImageRejected:
+        black = io.BytesIO()
+        Image.new("RGB", (64, 64)).save(black, "PNG")
+        found = examine_image(black.getvalue(), policy)
+        return dataclasses.replace(found, sha256=hashlib.sha256(data).digest())
+"""
+
+
+@pytest.fixture
+def with_corrupt_picture(fill_folder, prepared, tmp_path, memory_root, monkeypatch):
+    """A corpus as older versions wrote it: of three PNGs one has 20 bytes of its pixels zeroed, and was taken for black."""
+    (tmp_path / "taken_for_black.py").write_text(TAKEN_FOR_BLACK)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = fill_folder(tmp_path / "pictures", per_class=4)
+    for seed in range(3):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file, "PNG")
+        data = file.getvalue()
+        hole = data.index(b"IDAT") + 1_000
+        holed = data[:hole] + bytes(20) + data[hole + 20 :]
+        (folder / "cat" / f"noise{seed}.png").write_bytes(holed if seed == 1 else data)
+    with monkeypatch.context() as older:
+        older.setattr(examine, "Examiner", functools.partial(Examiner, function="taken_for_black.examine"))
+        return prepared(folder, memory_root)
+
+
+def test_a_corrupt_picture_that_was_stored_is_found_where_pixels_are_looked_at(with_corrupt_picture):
+    corpus = with_corrupt_picture
+    report = verify_corpus(corpus)
+    assert (report.num_rows, report.problems, report.pictures) == (15, {}, {})
+    report = verify_corpus(corpus, in_threads, pixels=True)
+    ((uri, problem),) = report.problems.items()
+    assert re.fullmatch(r"holds 1 of \d+ pictures that are corrupt", problem)
+    ((example_id, wrong),) = report.pictures[uri].items()
+    assert example_id == "cat/noise1.png"
+    assert wrong.startswith("cannot be decoded: corrupt: ")
+
+
+def test_pixels_that_are_as_they_were_are_no_problem(corpus):
+    report = verify_corpus(corpus, pixels=True)
+    assert (report.problems, report.pictures) == ({}, {})

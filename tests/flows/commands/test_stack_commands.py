@@ -1,0 +1,131 @@
+"""`vitline stack`, and how other commands find a stack that is up: run as programs, in a folder with a stack below it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.local.place import ALL, settle
+
+ROOT = Path(__file__).parents[3]
+OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(*arguments, **env): exit code, stdout and stderr of `vitline` in `tmp_path`, with no settings but `env`."""
+
+    def call(*arguments, **env):
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
+        done = subprocess.run(
+            [sys.executable, "-m", "flows.cli", *arguments],
+            cwd=tmp_path,
+            env={**plain, "PYTHONPATH": str(ROOT), **env},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+@pytest.fixture
+def joined(stack, tmp_path):
+    (tmp_path / ".vitline").mkdir()
+    (tmp_path / ".vitline" / "stack").symlink_to(stack.directory)
+    return stack
+
+
+def test_without_a_stack(run):
+    assert run("stack", "status")[:2] == (1, f"No stack is up in {run_folder(run)}; `vitline stack up` starts it.\n")
+    code, out, _ = run("stack", "down", "--json")
+    assert (code, json.loads(out)["was_up"]) == (0, False)
+    code, _, err = run("stack", "restart", "ray")
+    assert code == 1
+    assert "`vitline stack up` starts it" in err
+    code, _, err = run("stack", "restart", "minio")
+    assert code == 2
+    assert "'minio' is no service of the stack; those are s3, mlflow" in err
+    code, _, err = run("stack", "up", "--s3-port", "80")
+    assert code == 2
+    assert "--s3-port=80: a port from 1024 to 55535 is wanted" in err
+    code, _, err = run("data", "ls")
+    assert "down" not in err
+
+
+def run_folder(run):
+    return json.loads(run("stack", "status", "--json")[1])["directory"]
+
+
+def test_a_stack_that_is_down_is_mentioned_where_it_matters(run, tmp_path):
+    settle(tmp_path / ".vitline" / "stack", {})
+    told = f"the local stack in {tmp_path}/.vitline/stack is down, and its store cannot be seen; `vitline stack up` starts it\n"
+    assert run("data", "ls", "--json") == (0, '{\n "corpora": []\n}\n', told)
+    for quiet in (("data", "ls", "--root", "elsewhere"), ("data", "--help"), ("stack", "status")):
+        assert "cannot be seen" not in run(*quiet)[2]
+    assert "cannot be seen" not in run("data", "ls", VITLINE_ROOT="elsewhere")[2]
+
+
+def test_status_shows_what_runs_and_where(run, joined):
+    code, out, _ = run("stack", "status", "--json")
+    report = json.loads(out)
+    assert (code, report["up"]) == (0, True)
+    assert [s["state"] for s in report["services"]] == ["up"] * len(ALL)
+    code, text, _ = run("stack", "status")
+    assert code == 0
+    assert all(url in text for url in report["links"].values())
+    assert "Nothing but Ray can be reached from other machines. Its ports want the token" in text
+    every = [f"{'ray':<14} listens on all addresses: ", f"{'ray':<14} listens on loopback: "]
+    assert all(line in text for line in every)
+    told = {int(n) for line in text.splitlines() if " listens on " in line for n in line.split(": ")[1].split(", ")}
+    assert {listener["port"] for listener in report["listeners"]} == told
+    assert str(joined.log_dir) in text
+    assert joined.env["AWS_SECRET_ACCESS_KEY"] not in out + text
+
+
+def test_commands_use_the_stack_that_is_up_unless_told_otherwise(run, joined, tmp_path):
+    # Credentials of another store do not get in the way.
+    others = {"AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "other", "AWS_PROFILE": "other"}
+    code, _, err = run("data", "show", "nope", **others)
+    assert code == 2
+    assert "no corpus 'nope' below s3://vitline" in err
+    for arguments, env in ((("--root", str(tmp_path)), {}), ((), {"VITLINE_ROOT": str(tmp_path)})):
+        assert f"no corpus 'nope' below {tmp_path}" in run("data", "show", "nope", *arguments, **env)[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_is_missing_is_started_beside_a_store_that_is_there(run, s3_uri, tmp_path):
+    """A flow goes through the worker that was started, and finds the store by the credentials of this shell."""
+    keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+    try:
+        code, out, err = run("stack", "up", "--json", VITLINE_ROOT=s3_uri, **keys)
+        assert code == 0, err
+        report = json.loads(out)
+        assert (report["up"], report["root"]) == (True, s3_uri)
+        assert {s["name"] for s in report["services"]} == {*ALL} - {"s3"}
+        code, out, err = run(
+            "flows", "trigger", "reconcile/default", "--wait", "--json", **keys
+        )  # without VITLINE_ROOT
+        assert (code, json.loads(out)["state"]) == (0, "Completed"), err
+        assert f"below {s3_uri}" in run("data", "ls", **keys)[2]
+    finally:
+        assert run("stack", "down")[0] == 0
+    told = (
+        f"the local stack in {tmp_path}/.vitline/stack is down; `vitline stack up` starts it. Its store is {s3_uri}\n"
+    )
+    code, out, err = run("data", "ls", **keys)
+    assert (code, err.startswith(told), f"below {s3_uri}" in err) == (0, True, True)
+    code, _, err = run("stack", "up", VITLINE_ROOT=s3_uri, AWS_ENDPOINT_URL="http://127.0.0.1:9")
+    assert code == 1
+    assert f"VITLINE_ROOT, {s3_uri}, cannot be used" in err
+
+
+def test_a_ray_of_somebody_else_is_not_mixed_with_the_stack(run):
+    code, _, err = run("stack", "up", RAY_ADDRESS="http://ray:8265")
+    assert code == 2
+    assert "RAY_ADDRESS is http://ray:8265, but the local stack has a Ray of its own" in err

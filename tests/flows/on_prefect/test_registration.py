@@ -1,0 +1,206 @@
+"""`vitline flows deploy` run as a command, again and again, after people have edited everything that a page lets them edit."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+EDITED = "pretrain-then-transfer/nightly"
+PAGE_FIELDS = (
+    "parameters", "schedules", "paused", "tags", "job_variables", "work_queue_name", "work_pool_name",
+    "global_concurrency_limit", "concurrency_options", "enforce_parameter_schema",
+)  # fmt: skip
+
+
+@pytest.fixture
+def deploy(in_stack):
+    """deploy(*options): exit code, stdout and stderr of the command."""
+
+    def call(*options):
+        command = [sys.executable, "-m", "flows.cli", "flows", "deploy", *options]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=300)
+        return done.returncode, done.stdout, done.stderr
+
+    return call
+
+
+class Page:
+    """A deployment's page: what the UI reads and sends."""
+
+    def __init__(self, api, name):
+        self.api, self.name = api, name
+
+    def read(self):
+        return self.api.get(f"/deployments/name/{self.name}").raise_for_status().json()
+
+    def edit(self, **changes):
+        self.api.patch(f"/deployments/{self.read()['id']}", json=changes).raise_for_status()
+
+    def fill(self, **fields):
+        found = self.read()["parameters"]["request"]
+        self.edit(parameters={"request": found | fields})
+
+    def add_schedule(self, **schedule):
+        self.api.post(f"/deployments/{self.read()['id']}/schedules", json=[schedule]).raise_for_status()
+
+    def edited(self):
+        """What people can edit; of schedules all but the times of writing."""
+        found = {name: value for name, value in self.read().items() if name in PAGE_FIELDS}
+        for part in (*found["schedules"], found["global_concurrency_limit"] or {}):
+            part.pop("updated", None)
+        return found
+
+    def restore(self, before):
+        for schedule in self.read()["schedules"]:
+            self.api.delete(f"/deployments/{self.read()['id']}/schedules/{schedule['id']}").raise_for_status()
+        for schedule in before["schedules"]:
+            kept = ("schedule", "active", "parameters", "slug")
+            self.add_schedule(**{name: schedule[name] for name in kept if schedule[name] is not None})
+        fields = ("parameters", "tags", "paused", "job_variables", "work_pool_name", "description")
+        self.edit(
+            **{name: before[name] for name in fields}, parameter_openapi_schema=before["parameter_openapi_schema"]
+        )
+
+
+@pytest.fixture
+def page(flows):
+    """page(name): a deployment, put back afterwards."""
+    opened = []
+
+    def open_page(name):
+        found = Page(flows.api, name)
+        opened.append((found, found.read()))
+        return found
+
+    yield open_page
+    for found, before in opened:
+        found.restore(before)
+
+
+def test_what_people_edit_in_a_page_outlives_every_registration(deploy, page):
+    nightly = page(EDITED)
+    nightly.fill(train_images=200, tasks=["digits"])
+    (own,) = nightly.read()["schedules"]
+    url = f"/deployments/{nightly.read()['id']}/schedules/{own['id']}"
+    nightly.api.patch(
+        url, json={"active": True, "slug": "ours", "parameters": {"request": {"seed": 3}}}
+    ).raise_for_status()
+    nightly.add_schedule(
+        slug="weekend", active=False, parameters={"request": {"seed": 7}}, max_scheduled_runs=2,
+        schedule={"cron": "0 5 * * 6", "timezone": "Europe/Berlin"},
+    )  # fmt: skip
+    tags = ["mine", *nightly.read()["tags"][1:]]
+    nightly.edit(paused=True, tags=tags, job_variables={"env": {"A": "1"}}, concurrency_limit=3, description="Ours.")
+    before = nightly.edited()
+    for _ in range(2):
+        code, out, err = deploy()
+        assert (code, err) == (0, "")
+        (told,) = [line for line in out.splitlines() if line.startswith(f"{EDITED}: kept")]
+        for part in (
+            "request.train_images 200 (ours: 153600)", 'request.tasks ["digits"]', "description", "0 2 * * * UTC, active, ours",
+            "0 5 * * 6 Europe/Berlin, paused, weekend", '"seed": 7', "job variable env", "paused",
+        ):  # fmt: skip
+            assert part in told
+        after = nightly.edited()
+        assert after["tags"] == ["vitline", "stage:pipeline", "mine"]
+        assert after | {"tags": tags} == before
+    assert nightly.read()["description"] == "Ours."
+    assert f"{EDITED}: updated" not in out  # nothing is sent where nothing of ours has changed
+
+
+def test_new_defaults_reach_what_nobody_has_edited(page, in_stack, monkeypatch):
+    from flows.on_prefect import registration
+    from flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
+    from flows.on_prefect.prefect_watch import client
+    from flows.requests.forms import PipelineRequest
+
+    def register(request, cron="0 2 * * *"):
+        night = Deployment(PIPELINE, "nightly", PipelineRequest, request, "pipeline", cron, purpose=cron)
+        with client() as api:
+            return registration.update(api, night, registration.find(api, night), None, {})
+
+    nightly = page(EDITED)
+    register(NIGHT)
+    nightly.fill(deadline_hours=2.0, train_images=None)
+    done = register({**NIGHT, "max_late_hours": 1.0, "deadline_hours": 5.0}, cron="0 3 * * *")
+    request = nightly.read()["parameters"]["request"]
+    assert (request["max_late_hours"], request["deadline_hours"], request["train_images"]) == (1.0, 2.0, None)
+    assert [s["schedule"]["cron"] for s in nightly.read()["schedules"]] == ["0 3 * * *"]
+    assert "request.max_late_hours 3.0 -> 1.0" in done.updated
+    assert "schedule 0 2 * * * -> 0 3 * * *" in done.updated
+    assert "description" in done.updated
+    assert "request.deadline_hours 2.0 (the new default: 5.0)" in done.kept
+    assert "request.train_images null (ours: 153600)" in done.kept
+    again = register({**NIGHT, "max_late_hours": 1.0, "deadline_hours": 5.0}, cron="0 3 * * *")
+    assert again.updated == []
+    assert nightly.read()["parameters"]["request"] == request
+
+
+@pytest.fixture
+def again(in_stack, vitline):
+    """again(*options): exit code, stdout and stderr of the command, in this process."""
+    return functools.partial(vitline, "flows", "deploy")
+
+
+def test_a_value_that_the_new_form_refuses_is_named_and_kept(page, again):
+    nightly = page(EDITED)
+    nightly.edit(enforce_parameter_schema=False)
+    nightly.fill(recipe="vit-g")
+    nightly.edit(parameter_openapi_schema={"type": "object", "properties": {}}, enforce_parameter_schema=True)
+    code, out, err = again()
+    assert (code, err) == (1, "")
+    assert f"{EDITED} keeps its old form, because the new one refuses what is filled in there (recipe: " in out
+    assert "not 'vit-g'). Edit the deployment's parameters in its page, then run `vitline flows deploy` again." in out
+    assert nightly.read()["parameters"]["request"]["recipe"] == "vit-g"
+    nightly.fill(recipe="emoji")
+    assert again()[0] == 0
+    assert nightly.read()["parameter_openapi_schema"]["properties"]["request"]
+
+
+def test_pool_and_job_variables_are_the_owners(again, page, flows):
+    from flows.on_prefect.deployments import DEPLOYMENTS
+
+    pages = [page(deployment.full_name) for deployment in DEPLOYMENTS]
+    template = flows.api.get("/work_pools/vitline").json()["base_job_template"]
+    made = {"name": "gpus", "type": "process", "base_job_template": template}
+    flows.api.post("/work_pools/", json=made).raise_for_status()
+    try:
+        code, out, err = again("--pool", "gpu")
+        assert (code, out) == (2, "")
+        assert (
+            "has no work pool 'gpu'; there are: gpus, vitline. Did you mean 'gpus'? `prefect work-pool create gpu"
+            in err
+        )
+        code, _, err = again("--job-variable", "image")
+        assert (code, err) == (2, "error: --job-variable 'image' is not of the form NAME=VALUE.\n")
+        code, _, err = again("--job-variable", "stream_output=perhaps")
+        assert code == 2
+        assert "Prefect refuses prepare-corpus/default in the work pool vitline: " in err
+        assert "'perhaps' is not of type 'boolean'" in err
+        pages[0].edit(job_variables={"working_dir": "/data"})
+        code, out, err = again("--pool", "gpus", "--job-variable", 'env={"A": "1"}', "--job-variable", "name=night")
+        assert (code, err) == (0, "")
+        assert 'work pool vitline -> gpus; job variable env = {"A": "1"}; job variable name = "night"' in out
+        for _ in range(2):
+            found = [(p.read()["work_pool_name"], p.read()["job_variables"]) for p in pages]
+            assert found == [
+                ("gpus", {"env": {"A": "1"}, "name": "night"} | ({"working_dir": "/data"} if p is pages[0] else {}))
+                for p in pages
+            ]
+            code, out, err = again("--json")
+            assert (code, err) == (0, "")
+            assert all("work pool gpus" in row["kept"] for row in json.loads(out)["deployments"])
+        gone = flows.api.get(f"/deployments/name/{pages[0].name}").json()["id"]
+        flows.api.delete(f"/deployments/{gone}").raise_for_status()
+        assert "1 deployment registered" in again()[1]
+        made = pages[0].read()
+        assert (made["work_pool_name"], made["job_variables"]) == ("gpus", {"env": {"A": "1"}, "name": "night"})
+    finally:
+        for p in pages:
+            p.edit(work_pool_name="vitline")
+        flows.api.delete("/work_pools/gpus")

@@ -1,0 +1,39 @@
+"""Names of flow runs: what a person typed stays, what machines made up is replaced by what the run is about."""
+
+from datetime import datetime
+
+import pytest
+from prefect.utilities.names import generate_slug
+
+from flows.on_prefect.run_names import given_name, telling_name
+from flows.records import Origin
+from flows.to_mlflow.run_views import origin_tags
+
+NOW = datetime(2026, 11, 21, 3)
+
+
+@pytest.mark.parametrize("name", ["Paul's night", "first-try", "lr 0.03, again", "birds", "2026-11-21"])
+def test_a_typed_name_is_kept(name):
+    assert given_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["alpha3-andromedae-flux", "nu-scorpii", "beta987--v", "chi2", "", None])
+def test_what_the_page_fills_in_is_not_typed(name):
+    assert given_name(name) is None
+
+
+def test_what_the_server_makes_up_is_not_typed_and_neither_is_our_own():
+    assert [name for name in (generate_slug(2) for _ in range(500)) if given_name(name)] == []
+    assert given_name(telling_name("pretrain", {"recipe": "emoji", "seed": 0}, NOW)) is None
+
+
+def test_a_name_that_nobody_gave_tells_what_of_what_with_which_seed():
+    names = [
+        telling_name("pretrain", {"recipe": "emoji", "corpus": "noto-emoji", "seed": seed}, NOW) for seed in (0, 1)
+    ]
+    assert names == ["emoji-noto-emoji-s0-1121-030000", "emoji-noto-emoji-s1-1121-030000"]
+    assert telling_name("reconcile", {}, NOW) == "reconcile-1121-030000"
+
+
+def test_a_given_name_is_a_tag_of_the_runs_in_mlflow():
+    assert origin_tags(Origin(name="Paul's night"))["vitline.name"] == "Paul's night"

@@ -1,0 +1,151 @@
+"""What is garbage, and above all what is not."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from data_prep.corpora import presets
+from data_prep.prepare import prepare
+from data_prep.shards.verify_shards import verify_corpus
+from flows.ops.collect_garbage import DAY_S, collect_garbage
+from flows.requests.forms import CollectGarbageRequest
+from flows.stages.engines import Engines, Terminal
+from flows.to_mlflow.shipper import Shipper
+from infra.config import replace
+from infra.runs.claims import take_claim
+from infra.runs.run_state import write_state
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.training.checkpoint import list_checkpoints
+
+WEEKS = 14 * DAY_S
+
+
+@pytest.fixture
+def collect(root):
+    """collect(**request): the findings, after deleting."""
+
+    def call(**request):
+        settings = Settings(root=root, mlflow_tracking_uri=None)
+        at_hand = Engines(settings, None, Terminal(), Shipper(settings, Path()))
+        return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), at_hand)
+
+    return call
+
+
+def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
+    """A run with three checkpoints and a save that was cut off, whose last sign of life was so long ago."""
+    run = open_store(root).child(f"runs/{key}")
+    for _ in range(attempts):
+        claim = take_claim(run, key, job_state=lambda job: "failed", owner="someone")
+    run.write_json("claim.json", replace(claim, heartbeat=time.time() - ago).model_dump())
+    write_state(run, state, 1, step=30)
+    run.write_json("state.json", {**run.read_json("state.json"), "updated_at": time.time() - ago})
+    for name in ("step-000000010-a1", "step-000000020-a1", "step-000000020-a10", "step-000000020-a2"):
+        run.write_json(f"checkpoints/{name}/manifest.json", {})
+        run.write(f"checkpoints/{name}/rank-00000-of-00001.safetensors", b"weights")
+    run.write("checkpoints/step-000000030-a10/rank-00000-of-00001.safetensors", b"cut off")
+    return run
+
+
+def test_finished_runs_keep_their_newest_checkpoints(root, collect):
+    run = checkpointed(root, "birds-0123456789ab")
+    (finding,) = collect()
+    assert finding.subject == "run birds-0123456789ab"
+    assert finding.action == "deleted, 7 objects"
+    assert list_checkpoints(run) == ["checkpoints/step-000000020-a10"]
+    assert run.list("checkpoints/") == [
+        "checkpoints/step-000000020-a10/manifest.json",
+        "checkpoints/step-000000020-a10/rank-00000-of-00001.safetensors",
+    ]
+    assert collect() == []
+    assert len(collect(keep_checkpoints=0)) == 1
+    assert run.list("checkpoints/") == []
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"state": "running"},
+        {"state": "failed"},  # the same request resumes these
+        {"state": "preempted"},
+        {"ago": DAY_S},
+        {"attempts": 2},  # done again, as its model was deleted: the new attempt resumes from them
+    ],
+)
+def test_checkpoints_that_a_run_may_resume_from_are_kept(root, collect, run):
+    store = checkpointed(root, "birds-0123456789ab", **run)
+    before = store.list()
+    assert collect() == []
+    assert store.list() == before
+
+
+def test_a_dry_run_is_the_default_and_deletes_nothing(root, collect):
+    checkpointed(root, "birds-0123456789ab")
+    store = open_store(root)
+    before = store.list()
+    assert CollectGarbageRequest().dry_run
+    assert [finding.action for finding in collect(dry_run=True)] == ["would be: deleted, 7 objects"]
+    assert store.list() == before
+
+
+def test_working_files_of_published_corpora_go_and_the_corpus_stays_whole(root, collect):
+    (manifest,) = prepare([presets.digits()], root)
+    store = open_store(root)
+    corpus = store.child(f"corpora/{manifest.name}/{manifest.version}")
+    store.write("corpora/other/1/_work/progress.json", b"{}")  # not published: still to be gone on with
+    assert collect() == []
+    assert corpus.list("_work/") != []
+    (finding,) = collect(older_than_days=0)
+    assert finding.subject == f"corpus {manifest.name}/{manifest.version}"
+    assert corpus.list("_work/") == []
+    assert verify_corpus(corpus).problems == {}
+    assert store.exists("corpora/other/1/_work/progress.json")
+    assert prepare([presets.digits()], root)[0].digest == manifest.digest
+
+
+def test_leftovers_of_killed_writers_go_once_they_are_a_day_old(root, collect):
+    store = open_store(root)
+    store.write("runs/a/x", b"whole")
+    old, young = (Path(root, "runs/a", f".tmp-{name}") for name in ("old", "young"))
+    for path, age in ((old, 2 * DAY_S), (young, DAY_S / 2)):
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - age,) * 2)
+    assert collect() == []
+    assert [finding.action for finding in collect(older_than_days=0)] == ["deleted, 1 unfinished writes"]
+    assert (old.exists(), young.exists(), store.list()) == (False, True, ["runs/a/x"])
+
+
+def test_probes_and_signs_of_life_of_the_killed_go_by_their_own_record(root, collect):
+    store = open_store(root)
+    for ago in (WEEKS, 60):
+        at = time.time() - ago
+        store.write(f"doctor/{int(at * 1e9)}-0f3a", b"vitline")
+        store.write_json(f"flow-runs/{ago:.0f}.json", {"heartbeat": at})
+    store.write_json("claims/nightly-0123456789ab/claim.json", {"heartbeat": 0.0})
+    assert [finding.subject for finding in collect()] == ["doctor/", "flow-runs/"]
+    left = store.list()
+    assert len(left) == 3
+    assert left[0] == "claims/nightly-0123456789ab/claim.json"
+    assert left[2] == "flow-runs/60.json"
+
+
+def test_features_go_with_the_model_or_corpus_that_they_are_of(root, collect):
+    store, ago = open_store(root), time.time() - WEEKS
+    for uri, key in (("models/bird/1", "config.json"), ("corpora/birds/1", "manifest.json")):
+        store.write_json(f"{uri}/{key}", {})
+
+    def keep(name, made_at=ago, model="models/bird/1", corpus="corpora/birds/1"):
+        source = {"model": store.uri_of(model), "corpus": store.uri_of(corpus)}
+        store.write_json(f"features/{name}/test.json", {"source": source, "made_at": made_at})
+        store.write(f"features/{name}/test/00.safetensors", b"numbers")
+
+    keep("in-use")
+    keep("young", made_at=time.time(), model="models/gone/1")
+    keep("of-no-model", model="models/gone/1")
+    keep("of-no-corpus", corpus="corpora/gone/1")
+    store.write("features/begun/test/00.safetensors", b"numbers")
+    assert [finding.subject for finding in collect()] == ["features/of-no-corpus", "features/of-no-model"]
+    assert {key.split("/")[1] for key in store.list("features/")} == {"in-use", "young", "begun"}

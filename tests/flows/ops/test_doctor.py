@@ -1,0 +1,377 @@
+"""The doctor on a machine where all is well, and on ones where something real is broken."""
+
+import json
+import os
+import re
+import socket
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from flows.ops import doctor, service_checks
+from flows.ops.doctor import examine
+from infra.local.place import ALL
+from infra.local.stack import Listener, find_stack, listeners
+from infra.settings import Settings
+from infra.storage import open_store
+from infra.stores import s3_store
+
+NAMES = [
+    "python",
+    "packages",
+    "seaweedfs",
+    "memory",
+    "disk",
+    "ports",
+    "store",
+    "clock",
+    "ray",
+    "prefect",
+    "schedules",
+    "mlflow",
+    "logs",
+    "accelerator",
+]
+
+
+@pytest.fixture(autouse=True)
+def _small_machine(monkeypatch):
+    monkeypatch.setattr(doctor, "MIN_MEMORY_BYTES", 10**6)
+    monkeypatch.setattr(doctor, "MIN_FREE_DISK_BYTES", 10**6)
+    s3_store._filesystem.cache_clear()  # its clients keep their credentials
+
+
+@pytest.fixture
+def settings_of(monkeypatch, tmp_path):
+    """settings_of(root, ...): settings without what this shell says, and a temporary folder that Ray can use."""
+    for field in Settings.model_fields.values():
+        for name in field.validation_alias.choices:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/tmp")
+
+    def make(root=None, **changes) -> Settings:
+        return Settings(root=str(root or tmp_path / "store"), **changes)
+
+    return make
+
+
+@pytest.fixture
+def on_stack(stack, settings_of, monkeypatch):
+    """on_stack(...): settings of the real servers, with changes."""
+    for name, value in stack.env.items():
+        if name.startswith("AWS_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(doctor, "local_dir", lambda settings: stack.directory.parent)
+
+    def make(**changes) -> Settings:
+        fields = {
+            "root": stack.env["VITLINE_ROOT"],
+            "ray_address": stack.env["RAY_ADDRESS"],
+            "ray_auth_token_path": stack.env["RAY_AUTH_TOKEN_PATH"],
+            "prefect_api_url": stack.env["PREFECT_API_URL"],
+            "mlflow_tracking_uri": stack.env["MLFLOW_TRACKING_URI"],
+        }
+        return settings_of(**fields | changes)
+
+    return make
+
+
+def by_name(settings):
+    return {check.name: check for check in examine(settings)}
+
+
+def failure(check, found, advice):
+    """Asserts that a check failed, and what it says."""
+    assert not check.ok
+    assert found in check.found, check
+    assert advice in check.advice, check
+
+
+@contextmanager
+def answering(answers, ahead_s=0.0):
+    """A server whose answers are (status, text) by path; anything else is a 404. Its clock is `ahead_s` ahead."""
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, text = answers.get(self.path.split("?")[0], (404, "nothing here"))
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def date_time_string(self, timestamp=None):
+            return super().date_time_string(doctor.time.time() + ahead_s)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@contextmanager
+def silent():
+    """A port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def closed():
+    """A port where nobody listens."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+
+
+@contextmanager
+def machine(monkeypatch, *, busy):
+    """This machine, with a load that is low or high."""
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getloadavg", lambda: (1000.0 if busy else 0.0, 0.0, 0.0))
+        yield
+
+
+def test_this_machine_passes_and_nothing_is_left_in_the_store(settings_of, tmp_path):
+    checks = by_name(settings_of())
+    # A source tree on PYTHONPATH has no metadata; `make install` gives it.
+    assert {name for name, check in checks.items() if not check.ok} <= {"packages"}
+    assert list(checks) == NAMES
+    assert list(open_store(tmp_path / "store").list()) == []
+
+
+def test_the_real_servers_pass(on_stack, stack):
+    checks = by_name(on_stack())
+    assert [check for check in checks.values() if not check.ok and check.name != "packages"] == []
+    assert checks["clock"].found.endswith("Prefect, MLflow, Ray")
+    for service in find_stack(stack.directory).services:
+        assert service.name in ALL
+        assert not service.ports or str(service.ports[0]) in checks["ports"].found
+    for listener in listeners(stack.directory):
+        if not listener.loopback:
+            assert re.search(
+                rf"ray also on {re.escape(listener.reach)}: [\d, ]*\b{listener.port}\b", checks["ports"].found
+            )
+    assert open_store(on_stack().root).list("doctor") == []
+
+
+@pytest.mark.parametrize("broken", [closed, silent])
+def test_services_that_are_away_or_hang_are_named(settings_of, monkeypatch, broken):
+    monkeypatch.setattr(service_checks, "TIMEOUT_S", 0.3)
+    with broken() as url, machine(monkeypatch, busy=False):
+        away = settings_of(
+            root="s3://bucket/x", s3_endpoint_url=url, ray_address=url, prefect_api_url=url, mlflow_tracking_uri=url
+        )
+        checks = by_name(away)
+    variables = {"store": "AWS_ENDPOINT_URL", "ray": "RAY_ADDRESS", "prefect": "PREFECT_API_URL"}
+    for name, variable in (variables | {"mlflow": "MLFLOW_TRACKING_URI"}).items():
+        failure(checks[name], url, variable)
+        assert "does not answer" in checks[name].found
+    assert checks["accelerator"].ok
+    assert checks["clock"].ok  # it is not the clock that is wrong
+
+
+def test_a_check_that_does_not_come_back_is_a_failure(settings_of, monkeypatch):
+    monkeypatch.setattr(doctor, "DEADLINE_S", 0.5)
+    over = threading.Event()
+    monkeypatch.setattr(service_checks, "check_store", lambda settings: over.wait(60))
+    with machine(monkeypatch, busy=False):
+        failure(by_name(settings_of())["store"], "s, though this machine is not busy", "firewall")
+    with machine(monkeypatch, busy=True):
+        failure(by_name(settings_of())["store"], "and this machine is busy: load", "ask again when less is running")
+    over.set()
+
+
+def test_a_service_that_is_slow_on_a_busy_machine_is_not_called_broken(settings_of, monkeypatch):
+    monkeypatch.setattr(service_checks, "TIMEOUT_S", 0.1)
+    with silent() as url, machine(monkeypatch, busy=True):
+        check = service_checks.check_prefect(settings_of(prefect_api_url=url))
+        failure(check, "and this machine is busy: load", "ask again when less is running")
+    with closed() as url, machine(monkeypatch, busy=True):  # refusing is not slow
+        failure(service_checks.check_prefect(settings_of(prefect_api_url=url)), "does not answer", "PREFECT_API_URL")
+
+
+def test_a_wrong_token_is_named(on_stack, tmp_path):
+    (tmp_path / "token").write_text("0" * 64)
+    settings = on_stack(ray_auth_token_path=tmp_path / "token")
+    failure(service_checks.check_ray(settings), "Invalid authentication token", "RAY_AUTH_TOKEN_PATH")
+    settings = on_stack(ray_auth_token_path=tmp_path / "absent")
+    failure(service_checks.check_ray(settings), "absent", "RAY_AUTH_TOKEN_PATH")
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({"AWS_ACCESS_KEY_ID": "nobody"}, "AWS_ACCESS_KEY_ID"),
+        ({"AWS_SECRET_ACCESS_KEY": "wrong"}, "AWS_SECRET_ACCESS_KEY"),
+        ({"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    ],
+)
+def test_wrong_credentials_name_the_variable(on_stack, monkeypatch, tmp_path, changes, advice):
+    settings = on_stack()
+    if not settings.root.startswith("s3://"):
+        pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for name, value in changes.items():
+        monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    failure(service_checks.check_store(settings), "cannot list", advice)
+
+
+def test_a_bucket_that_is_not_there_is_named(on_stack):
+    settings = on_stack()
+    if not settings.root.startswith("s3://"):
+        pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
+    check = service_checks.check_store(on_stack(root="s3://no-such-bucket/x"))
+    failure(check, "no-such-bucket", "VITLINE_ROOT")
+
+
+def test_a_key_that_may_not_is_told_what_to_ask_for(settings_of, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    denied = "<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    with answering({"/bucket": (403, denied)}) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        check = service_checks.check_store(settings_of("s3://bucket/x", s3_endpoint_url=url))
+    failure(check, "cannot list", "s3:ListBucket")
+
+
+def test_a_foreign_name_of_the_mlflow_server_is_answered_with_what_to_allow(on_stack, stack):
+    port = stack.env["MLFLOW_TRACKING_URI"].rsplit(":", 1)[1]
+    check = service_checks.check_mlflow(on_stack(mlflow_tracking_uri=f"http://127.1:{port}"))
+    failure(check, "Invalid Host header", f"--allowed-hosts '127.1:{port}'")
+
+
+@pytest.mark.parametrize(
+    ("check", "field", "answers", "found", "advice"),
+    [
+        ("prefect", "prefect_api_url", {"/admin/version": (200, '"2.20.1"')}, "server 2.20.1", "prefect==2.20.1"),
+        ("prefect", "prefect_api_url", {"/admin/version": (401, "no")}, "refuses us", "PREFECT_API_AUTH_STRING"),
+        ("prefect", "prefect_api_url", {"/admin/version": (200, "<html>")}, "no Prefect server", "/api"),
+        ("ray", "ray_address", {"/api/version": (200, '{"ray_version": "2.9.0"}')}, "Ray 2.9.0", "ray==2.9.0"),
+        ("ray", "ray_address", {}, "no Ray job server", "RAY_ADDRESS"),
+        ("mlflow", "mlflow_tracking_uri", {}, "no MLflow server", "MLFLOW_TRACKING_URI"),
+        (
+            "mlflow",
+            "mlflow_tracking_uri",
+            {"/api/2.0/mlflow/experiments/search": (401, "who are you")},
+            "refuses us",
+            "MLFLOW_TRACKING_USERNAME",
+        ),
+        (
+            "mlflow",
+            "mlflow_tracking_uri",
+            {"/api/2.0/mlflow/experiments/search": (200, json.dumps({"experiments": []})), "/version": (200, "1.2.3")},
+            "server 1.2.3",
+            "mlflow==1.2.3",
+        ),
+    ],
+)
+def test_other_versions_and_other_servers_are_named(settings_of, check, field, answers, found, advice):
+    with answering(answers) as url:
+        failure(getattr(service_checks, f"check_{check}")(settings_of(**{field: url})), found, advice)
+
+
+@pytest.mark.parametrize(("ahead_s", "says"), [(90, "90 s ahead of"), (-3600, "3600 s behind")])
+def test_a_clock_that_is_wrong_is_named(settings_of, ahead_s, says):
+    with answering({}, ahead_s) as wrong, answering({}) as right:
+        check = service_checks.check_clock(settings_of(prefect_api_url=wrong, mlflow_tracking_uri=right))
+    assert not check.ok
+    assert check.found.startswith("Prefect's clock is ")
+    # The header has whole seconds, so the last digit is not certain.
+    assert says[-6:] in check.found
+    assert "MLflow" not in check.found
+    assert "NTP" in check.advice
+
+
+def test_who_holds_the_usual_ports_is_told(settings_of, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        monkeypatch.setattr(doctor, "WELL_KNOWN", {"mlflow": port})
+        check = doctor.check_ports(settings_of())
+    assert f"{port} (mlflow) by " in check.found
+    assert f"process {doctor.os.getpid()}" in check.found
+    assert "vitline stack up" in check.advice
+
+
+def test_a_service_of_the_stack_that_others_can_reach_is_a_failure(on_stack, monkeypatch):
+    reached = [Listener("ray", "10.0.0.1", 1), Listener("prefect", "0.0.0.0", 4200), Listener("s3", "127.0.0.1", 8333)]
+    monkeypatch.setattr(doctor, "listeners", lambda directory: reached)
+    check = doctor.check_ports(on_stack())
+    failure(check, "prefect on 0.0.0.0:4200", "vitline stack down")
+    assert "10.0.0.1" not in check.found
+
+
+def test_a_weed_that_does_not_run_is_named(tmp_path, monkeypatch):
+    program = tmp_path / "weed"
+    program.write_text("#!/bin/sh\necho cannot execute binary >&2\nexit 126\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(doctor, "weed", lambda: program)
+    failure(doctor.check_seaweedfs(), "cannot execute binary", "make install")
+    monkeypatch.setattr(doctor, "weed", lambda: None)
+    assert doctor.check_seaweedfs().ok
+
+
+def test_a_file_in_place_of_the_root_is_named_and_the_rest_still_examined(settings_of, tmp_path):
+    (tmp_path / "taken").write_text("not a folder")
+    checks = by_name(settings_of(tmp_path / "taken"))
+    assert not checks["store"].ok
+    assert str(tmp_path / "taken") in checks["store"].found
+    assert checks["store"].advice
+    assert checks["accelerator"].ok
+    assert checks["ray"].ok
+
+
+def test_a_store_of_an_unknown_kind_is_named_with_those_there_are(settings_of):
+    check = by_name(settings_of("ftp://host/x"))["store"]
+    assert not check.ok
+    assert "ftp://host/x" in check.found
+    assert "s3://bucket" in check.found
+
+
+def test_a_store_without_conditional_writes_fails(settings_of, monkeypatch):
+    def overwrites(store, key, data):
+        store.write(key, data)
+        return store.read_tagged(key)[1]
+
+    monkeypatch.setattr("infra.stores.file_store.FileStore.create", overwrites)
+    failure(by_name(settings_of())["store"], "does not honour conditional writes", "Mend")
+
+
+def test_too_little_memory_and_disk_come_with_advice(settings_of, monkeypatch):
+    monkeypatch.setattr(doctor, "MIN_MEMORY_BYTES", 10**18)
+    monkeypatch.setattr(doctor, "MIN_FREE_DISK_BYTES", 10**18)
+    checks = by_name(settings_of())
+    for name in ("memory", "disk"):
+        assert (checks[name].mark, bool(checks[name].advice)) == ("FAIL", True)
+
+
+def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch):
+    wanted = [
+        "numpy>=999",
+        "no-such-package>=1",
+        "pydantic>=2",
+        "not-for-here; sys_platform == 'nowhere'",
+        "nor-this-one; extra == 'half'",
+        "psutil>=999; extra == 'half'",
+        "pyarrow>=999; extra == 'whole'",
+        "elsewhere>=1; sys_platform == 'nowhere' and extra == 'whole'",
+    ]
+    monkeypatch.setattr(doctor, "requires", lambda name: wanted)
+    check = doctor.check_packages()
+    assert not check.ok
+    for told in ("numpy", "no-such-package is missing", "pyarrow"):
+        assert told in check.found
+    for silent_about in ("nor-this-one", "psutil", "pydantic", "not-for-here", "elsewhere"):
+        assert silent_about not in check.found
+    assert "make install" in check.advice
+
+
+def test_a_temporary_folder_that_is_too_deep_for_sockets_is_found(settings_of, monkeypatch):
+    settings = settings_of()
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/" + "deep/" * 20)
+    failure(by_name(settings)["ray"], "", "TMPDIR")

@@ -1,0 +1,53 @@
+"""Whom `vitline ops preempt` asks, and when there is nobody to ask."""
+
+import time
+
+import pytest
+
+from flows.ops.preempt import preempt
+from infra.config import replace
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_stop, write_state
+from infra.storage import open_store
+
+KEY = "birds-0123456789ab"
+
+
+@pytest.fixture
+def run(root):
+    store = open_store(root).child(f"runs/{KEY}")
+    store.write_json("config.json", {"run_key": KEY})
+    return store
+
+
+def claim(run, silent_s=0.0):
+    held = take_claim(run, KEY, job_state=lambda job: "failed", owner="someone")
+    run.write_json("claim.json", replace(held, heartbeat=time.time() - silent_s).model_dump())
+
+
+def test_a_run_that_is_not_at_work_is_refused(run, root):
+    with pytest.raises(ValueError, match="nope"):
+        preempt(root, "nope")
+    with pytest.raises(ValueError, match="No attempt was ever made"):
+        preempt(root, KEY)
+    claim(run)
+    write_state(run, "finished", 1)
+    with pytest.raises(ValueError, match="is finished"):
+        preempt(root, KEY)
+    assert read_stop(run) is None
+
+
+def test_an_attempt_without_a_sign_of_life_is_left_to_reconcile(run, root):
+    claim(run, silent_s=3600)
+    write_state(run, "running", 1)
+    with pytest.raises(RuntimeError, match=r"no life for 3600 s; `vitline ops reconcile`"):
+        preempt(root, KEY)
+    assert read_stop(run) is None
+
+
+def test_the_living_attempt_is_asked(run, root):
+    claim(run)
+    write_state(run, "preempted", 1)
+    claim(run)  # the next one, which has not said yet that it runs
+    assert preempt(root, "birds") == {"run": KEY, "attempt": 2, "job": f"{KEY}-a2", "asked": "preempted"}
+    assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 2)

@@ -1,0 +1,411 @@
+"""What reconcile ends and what it leaves alone, by a Ray and a Prefect that say what a test puts there."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from flows.ops import reconcile as module
+from flows.ops.reconcile import SeenFlowRun, reconcile
+from flows.records import Origin, PipelineRecord, read_pipeline, write_pipeline
+from flows.requests.forms import ReconcileRequest
+from flows.stages import stage
+from flows.stages.engines import Engines, Terminal
+from flows.stages.heartbeat import beating, beats
+from flows.to_mlflow.shipper import Shipper, SyncReport
+from infra.ray_jobs import Job, JobServerAway
+from infra.runs.claims import read_claim, take_claim
+from infra.runs.run_state import read_state, request_stop, write_state
+from infra.settings import Settings
+from infra.storage import open_store
+
+KEY, JOB, FLOW = "birds-0123456789ab", "birds-0123456789ab-a1", "0198f3a2-0000-7000-8000-000000000001"
+PIPELINE = "nightly-0123456789ab"
+HOUR = 3600.0
+
+
+class PlayedRay:
+    """The jobs that a test puts here; stopping one ends it."""
+
+    def __init__(self):
+        self.jobs, self.known, self.address = self, {}, "http://cluster"
+
+    def put(self, job_id=JOB, state="running", exit_code=None, ended_ago=HOUR, **metadata):
+        at = None if state in ("running", "pending") else time.time() - ended_ago
+        job = Job(id=job_id, state=state, exit_code=exit_code, message="", metadata=metadata, ended_at=at)
+        self.known[job_id] = job
+
+    def list(self, metadata=None):
+        wanted = (metadata or {}).items()
+        return [job for job in self.known.values() if wanted <= job.metadata.items()]
+
+    def find(self, job_id):
+        return self.known.get(job_id)
+
+    def stop(self, job_id, wait_s):
+        self.put(job_id, "stopped", ended_ago=0, **self.known[job_id].metadata)
+        return self.known[job_id]
+
+
+UNFINISHED = ("PENDING", "RUNNING", "CANCELLING", "PAUSED")
+
+
+class PlayedPrefect:
+    def __init__(self):
+        self.runs, self.lines, self.ended = {}, {}, {}
+
+    def put(self, state, ago=HOUR, id=FLOW, **more):
+        self.runs[id] = SeenFlowRun(id, f"run {id[-1]}", state, time.time() - ago, **more)
+
+    def unfinished(self):
+        return [run for run in self.runs.values() if run.state in UNFINISHED]
+
+    def find(self, ids):
+        return {id: run for id, run in self.runs.items() if id in ids}
+
+    def last_line(self, id):
+        return self.lines.get(id)
+
+    def end(self, id, state, message):
+        assert self.runs[id].state in UNFINISHED
+        self.ended[id] = state
+        self.runs[id] = self.runs[id]._replace(
+            state={"finished": "COMPLETED", "cancelled": "CANCELLED"}.get(state, "CRASHED")
+        )
+
+
+class Place:
+    """A root, a cluster and a Prefect; `look()` reconciles and gives the findings."""
+
+    def __init__(self, root):
+        self.uri, self.root, self.ray, self.prefect = root, open_store(root), PlayedRay(), PlayedPrefect()
+        self.run = self.root.child(f"runs/{KEY}")
+
+    def look(self, mlflow=None, **request):
+        settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
+        at_hand = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
+        return reconcile(ReconcileRequest.model_validate(request), at_hand, self.prefect)
+
+    def attempt(self, silent_s=HOUR, state="running"):
+        """An attempt that has claimed the run and was heard last so long ago."""
+        self.run.write_json("config.json", {"run_key": KEY})
+        claim = take_claim(self.run, KEY, job_state=lambda job: "failed", owner="someone")
+        self.silence(self.run, silent_s)
+        if state:
+            write_state(self.run, state, claim.attempt)
+        return claim
+
+    def silence(self, store, silent_s):
+        store.write_json("claim.json", {**read_claim(store).model_dump(), "heartbeat": time.time() - silent_s})
+
+    def pipeline(self, silent_s=HOUR, flow_run_id=FLOW, **record):
+        at = {"started_at": time.time() - silent_s, "updated_at": time.time() - silent_s}
+        origin = Origin(flow_run_id=flow_run_id)
+        write_pipeline(
+            self.root, PipelineRecord(key=PIPELINE, name="nightly", request={}, origin=origin, **(at | record))
+        )
+        store = self.root.child(f"claims/{PIPELINE}")
+        take_claim(store, PIPELINE, job_state=lambda job: "failed", owner="someone")
+        self.silence(store, silent_s)
+
+    def beat(self, ago, id=FLOW):
+        self.root.write_json(f"flow-runs/{id}.json", {"heartbeat": time.time() - ago})
+
+    def everything(self):
+        kept = [key for key in self.root.list() if not key.startswith("claims/reconcile/")]
+        return {key: self.root.read(key) for key in kept}
+
+
+@pytest.fixture
+def place(root, monkeypatch):
+    monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # nobody is there to leave by itself
+    return Place(root)
+
+
+@pytest.mark.parametrize(
+    ("job", "stop", "verdict"),
+    [
+        ({"state": "failed", "exit_code": -9}, None, "failed"),
+        ({"state": "failed", "exit_code": 75}, None, "preempted"),
+        ({"state": "stopped"}, None, "cancelled"),
+        ({"state": "succeeded", "exit_code": 0}, None, "failed"),
+        ({"state": "stopped"}, "out_of_time", "out_of_time"),
+        (None, None, "preempted"),
+        (None, "cancelled", "cancelled"),
+    ],
+)
+def test_a_run_whose_attempt_died_without_a_word_gets_its_verdict(place, job, stop, verdict):
+    attempt = place.attempt().attempt
+    if job:
+        place.ray.put(**job)
+    if stop:
+        request_stop(place.run, stop, by="someone", attempt=attempt)
+    (finding,) = place.look()
+    assert (finding.subject, finding.action) == (f"run {KEY}", f"attempt 1 is {verdict}")
+    assert read_state(place.run)["state"] == verdict
+    assert place.look() == []
+
+
+def test_an_attempt_that_died_before_its_first_word_gets_a_verdict_too(place):
+    place.attempt(state=None)
+    place.look()
+    assert read_state(place.run)["state"] == "preempted"
+
+
+@pytest.mark.parametrize(
+    ("job", "silent_s"),
+    [
+        ({"state": "running"}, HOUR),  # a store that is away, a node that swaps: Ray says it lives
+        ({"state": "pending"}, HOUR),
+        ({"state": "failed", "ended_ago": 60}, HOUR),  # whoever follows it has yet to say so
+        (None, 240),
+    ],
+)
+def test_a_run_that_one_engine_takes_for_alive_is_left_alone(place, job, silent_s):
+    place.attempt(silent_s)
+    if job:
+        place.ray.put(**job)
+    before = place.everything()
+    assert place.look() == []
+    assert place.everything() == before
+
+
+def test_without_quiet_time_a_heartbeat_of_a_minute_still_counts(place):
+    place.attempt(silent_s=30)
+    assert place.look(quiet_minutes=0) == []
+
+
+@pytest.mark.parametrize("ended", ["finished", "failed", "cancelled", "diverged"])
+def test_what_has_ended_never_changes(place, ended):
+    place.attempt(state=ended)
+    place.ray.put(state="stopped")
+    place.pipeline(state=ended)
+    place.prefect.put("CANCELLED")
+    before = place.everything()
+    assert place.look() == []
+    assert place.everything() == before
+
+
+def test_the_next_attempt_is_not_judged_by_the_end_of_the_last(place):
+    place.attempt()
+    place.attempt(silent_s=0, state=None)
+    place.ray.put(state="failed", exit_code=-9)
+    assert place.look() == []
+
+
+def test_an_attempt_that_beats_in_the_last_moment_is_not_judged(place, monkeypatch):
+    place.attempt()
+    judge = module.judge
+
+    def late(run, *rest):
+        place.silence(run, 0)
+        judge(run, *rest)
+
+    monkeypatch.setattr(module, "judge", late)
+    (finding,) = place.look()
+    assert "not done: it showed life" in finding.action
+    assert read_state(place.run)["state"] == "running"
+
+
+@pytest.mark.parametrize("ago", [0, HOUR])
+def test_a_job_that_outlived_its_cancelled_flow_run_is_stopped(place, ago):
+    place.attempt(silent_s=0)
+    place.ray.put(run_key=KEY, flow_run_id=FLOW)
+    place.prefect.put("CANCELLED", ago)
+    (finding,) = place.look()
+    assert finding.subject == f"job {JOB}"
+    assert place.ray.find(JOB).state == "stopped"
+    assert read_state(place.run)["state"] == "cancelled"
+    assert place.look() == []
+
+
+def test_a_cancellation_that_nobody_carries_out_ends_job_run_and_flow_run(place):
+    place.attempt(silent_s=0)
+    place.ray.put(run_key=KEY, flow_run_id=FLOW)
+    place.prefect.put("CANCELLING", 60)
+    place.beat(HOUR)
+    assert place.look() == []
+    place.prefect.put("CANCELLING", HOUR)
+    assert [finding.subject for finding in place.look()] == [f"job {JOB}", "flow run run 1"]
+    assert (read_state(place.run)["state"], place.prefect.ended) == ("cancelled", {FLOW: "cancelled"})
+    assert beats(place.root) == {}
+    assert place.look() == []
+
+
+@pytest.mark.parametrize("ended", ["finished", "failed", "out_of_time"])
+def test_a_dead_flow_run_ends_as_its_run_did(place, ended):
+    place.attempt(state=ended)
+    place.ray.put(state="succeeded", run_key=KEY, flow_run_id=FLOW)
+    place.prefect.put("RUNNING")
+    place.beat(HOUR)
+    place.look()
+    assert place.prefect.ended == {FLOW: ended}
+
+
+def test_training_goes_on_without_its_flow_and_is_told_of(place):
+    place.attempt(silent_s=0)
+    place.ray.put(run_key=KEY, flow_run_id=FLOW)
+    place.prefect.put("RUNNING")
+    place.beat(HOUR)
+    for state in ("RUNNING", "CRASHED", None):
+        if state:
+            place.prefect.put(state)
+        else:
+            place.prefect.runs.clear()
+        (finding,) = place.look()
+        assert "at work without a flow" in finding.problem
+        assert "left at work" in finding.action
+    assert (place.prefect.ended, place.ray.find(JOB).state) == ({}, "running")
+
+
+@pytest.mark.parametrize(
+    ("state", "beat_ago", "line_ago", "more"),
+    [
+        ("RUNNING", 20, None, {}),
+        ("CANCELLING", 20, None, {}),  # its process carries it out
+        ("RUNNING", None, 20, {}),  # it has not come to its first heartbeat, or its store is away
+        ("PENDING", None, None, {"awaits_infrastructure": True}),
+    ],
+)
+def test_a_flow_run_with_any_sign_of_life_is_left_alone(place, state, beat_ago, line_ago, more):
+    place.prefect.put(state, **more)
+    if beat_ago is not None:
+        place.beat(beat_ago)
+    if line_ago is not None:
+        place.prefect.lines[FLOW] = time.time() - line_ago
+    assert place.look() == []
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_flow_run_that_died_before_its_first_job_crashes(place, state):
+    place.prefect.put(state)
+    place.look()
+    assert place.prefect.ended == {FLOW: "preempted"}
+
+
+def test_subflows_end_with_what_they_are_part_of(place):
+    child, orphan, gone = FLOW[:-1] + "2", FLOW[:-1] + "3", FLOW[:-1] + "4"
+    place.prefect.put("CANCELLING")
+    place.prefect.put("RUNNING", id=child, parent=FLOW)
+    place.prefect.put("CRASHED", id=gone)
+    place.prefect.put("RUNNING", id=orphan, parent=gone)
+    place.look()
+    assert place.prefect.ended == {FLOW: "cancelled", child: "cancelled", orphan: "preempted"}
+
+
+def test_a_suspended_run_is_left_alone_and_its_suspended_parts_end_with_it(place):
+    """It has no process while it waits to be resumed; given up or cancelled there, Prefect ends it alone."""
+    part = FLOW[:-1] + "2"
+    place.prefect.put("PAUSED")
+    place.prefect.put("PAUSED", id=part, parent=FLOW)
+    place.look()
+    assert place.prefect.ended == {}
+    place.prefect.put("FAILED")
+    place.look()
+    assert place.prefect.ended == {part: "preempted"}
+
+
+def test_a_pipeline_that_nobody_drives_ends_and_so_does_its_flow_run(place):
+    place.pipeline()
+    place.prefect.put("RUNNING")
+    place.beat(HOUR)
+    place.look()
+    record = read_pipeline(place.root, PIPELINE)
+    assert record.state == "preempted"
+    assert "the same request goes on" in record.reason
+    assert place.prefect.ended == {FLOW: "preempted"}
+
+
+def test_a_pipeline_of_a_cancelled_flow_run_is_cancelled(place):
+    place.pipeline()
+    place.prefect.put("CANCELLED")
+    place.look()
+    assert read_pipeline(place.root, PIPELINE).state == "cancelled"
+
+
+def test_a_pipeline_with_a_sign_of_life_is_left_alone(place):
+    place.pipeline(silent_s=20)
+    assert place.look() == []
+    place.pipeline(flow_run_id=None)
+    place.ray.put(run_key=KEY, pipeline=PIPELINE)
+    assert place.look() == []
+    place.ray.known.clear()
+    place.pipeline()
+    place.beat(20)
+    assert place.look() == []
+    assert read_pipeline(place.root, PIPELINE).state == "running"
+
+
+def test_a_dry_run_says_it_all_and_changes_nothing(place):
+    place.attempt()
+    place.pipeline()
+    place.ray.put("other-a1", run_key="other", flow_run_id=FLOW)
+    place.prefect.put("CANCELLING")
+    before = place.everything()
+    findings = place.look(dry_run=True)
+    assert {finding.subject.split()[0] for finding in findings} == {"job", "run", "pipeline", "flow"}
+    assert all(finding.action.startswith("would be: ") for finding in findings)
+    assert (place.everything(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
+
+
+def test_what_cannot_be_mended_holds_up_nothing_else(place, monkeypatch):
+    place.attempt()
+    place.ray.put("other-a1", run_key="other", flow_run_id=FLOW)
+    place.prefect.put("CANCELLED")
+
+    def away(job_id, wait_s):
+        raise JobServerAway("the job server is away")
+
+    monkeypatch.setattr(place.ray, "stop", away)
+    job, run = place.look()
+    assert job.action == "not done: the job server is away"
+    assert run.action == "attempt 1 is preempted"
+
+
+def test_an_engine_that_does_not_answer_is_no_sign_of_death(place, monkeypatch):
+    place.attempt()
+    before = place.everything()
+
+    def away():
+        raise JobServerAway("the job server is away")
+
+    monkeypatch.setattr(place.ray, "list", away)
+    with pytest.raises(JobServerAway):
+        place.look()
+    assert place.everything() == before
+
+
+def test_mlflow_is_sent_what_ended_since_the_last_look_until_it_took_it(place, monkeypatch):
+    asked, left = [], {KEY: "MLflow does not answer"}
+
+    def sync(settings, keys):
+        asked.append(keys)
+        return SyncReport([] if left else keys, [], [], left)
+
+    monkeypatch.setattr(module, "sync_runs", sync)
+    place.attempt(state="finished")
+    (finding,) = place.look(mlflow="http://mlflow")
+    assert finding.action == "not done: MLflow does not answer"
+    left = {}
+    (finding,) = place.look(mlflow="http://mlflow")
+    assert finding == ("MLflow", f"lacked something of {KEY}", "sent")
+    place.run.write_json("state.json", {**read_state(place.run), "updated_at": time.time() - 2 * HOUR})
+    assert place.look(mlflow="http://mlflow") == []
+    assert asked == [[KEY], [KEY]]
+
+
+def test_a_flow_process_beats_until_it_ends(place):
+    with beating(place.root, FLOW):
+        deadline = time.monotonic() + 20
+        while FLOW not in beats(place.root) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert time.time() - beats(place.root)[FLOW] < 20
+    assert beats(place.root) == {}
+
+
+def test_only_reconcile_is_scheduled_without_being_asked_for():
+    from flows.on_prefect.deployments import DEPLOYMENTS
+
+    scheduled = {d.full_name: d.always_active for d in DEPLOYMENTS if d.cron}
+    assert [name for name, active in scheduled.items() if active] == ["reconcile/default"]
+    assert "collect-garbage/default" in scheduled

@@ -1,0 +1,70 @@
+"""Schedules that are switched on and start nothing, at the real server: edited as its page edits them."""
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from flows.ops.schedule_checks import check_logs, check_schedules, schedule_problems
+from infra.local.stack import find_stack
+from infra.settings import Settings
+
+NAME = "compare-runs/default"
+
+
+@pytest.fixture
+def scheduled(flows):
+    """A deployment with a schedule that somebody has just added at its page; removed again."""
+    found = flows.api.get(f"/deployments/name/{NAME}").raise_for_status().json()
+    added = flows.api.post(
+        f"/deployments/{found['id']}/schedules",
+        json=[{"schedule": {"cron": "0 5 * * *", "timezone": "UTC"}, "active": True}],
+    )
+    (schedule,) = added.raise_for_status().json()
+    yield found["id"]
+    flows.api.delete(f"/deployments/{found['id']}/schedules/{schedule['id']}").raise_for_status()
+
+
+def upcoming(flows, deployment: str) -> list[str]:
+    wanted = {"flow_runs": {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": ["SCHEDULED"]}}}}
+    return [run["id"] for run in flows.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()]
+
+
+def wait_for_upcoming(flows, deployment: str) -> None:
+    deadline = time.monotonic() + 200  # the scheduler looks once a minute
+    while not upcoming(flows, deployment):
+        assert time.monotonic() < deadline, "the schedule yields no runs"
+        time.sleep(0.5)
+
+
+def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, scheduled, stack):
+    url = stack.env["PREFECT_API_URL"]
+    wait_for_upcoming(flows, scheduled)
+    assert schedule_problems(url) == []
+    for run in upcoming(flows, scheduled):
+        flows.api.delete(f"/flow_runs/{run}").raise_for_status()
+    later = datetime.now(UTC) + timedelta(minutes=3)  # now, the scheduler may just not have looked yet
+    (problem,) = schedule_problems(url, later)
+    assert "'default' has an active schedule and no upcoming run" in problem
+    assert f"/deployments/deployment/{scheduled}" in problem
+    found = check_schedules(Settings(prefect_api_url=url), later)
+    assert (found.ok, found.found) == (False, problem)
+    assert "`vitline stack restart prefect`" in found.advice
+
+
+def test_runs_that_no_worker_takes_are_counted(flows, scheduled, stack):
+    wait_for_upcoming(flows, scheduled)
+    overdue = datetime.now(UTC) + timedelta(days=1, minutes=6)
+    (problem,) = schedule_problems(stack.env["PREFECT_API_URL"], overdue)
+    assert "not started 5 minutes after the due time; no worker takes" in problem
+    assert "from work pool 'vitline'" in problem
+
+
+def test_the_logs_of_the_running_stack_hold_no_repeating_error(stack, tmp_path):
+    state = find_stack(stack.directory)
+    broken = tmp_path / "prefect.log"
+    broken.write_text(4 * 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n')
+    prefect = next(s for s in state.services if s.name == "prefect").model_copy(update={"log": str(broken)})
+    found = check_logs(state.model_copy(update={"services": (prefect,)}))
+    assert not found.ok
+    assert found.found == f"{broken} holds the same error 4 times: ValueError: no"

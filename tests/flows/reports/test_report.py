@@ -1,0 +1,177 @@
+"""The page of a run: one file that opens anywhere, whatever the names in it are."""
+
+import itertools
+import math
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flows.records import StageRecord
+from flows.reports.report import Curve, Plot, ReportPage, figure, render, score_rows, stage_time, standard_error, ticks
+from vit.vtab.evaluate import Score
+
+NASTY = '<script>alert("x")</script> & "birds" \'n\' <b>'
+
+
+def score(task="digits", value=0.8, digest=None, **changes):
+    tried = tuple({"peak_lr": lr, "total_steps": 100, "val_top1": top1} for lr, top1 in ((0.03, 0.5), (0.1, 0.75)))
+    fields = {
+        "task": task,
+        "protocol": "p",
+        "seed": 0,
+        "model": digest,
+        "model_digest": digest,
+        "value": value,
+        "num_examples": 100,
+        "chosen": tried[1],
+        "tried": tried,
+        "majority_fraction": 0.25,
+        "num_classes": 8,
+        "corpus_digest": "c",
+        "wall_s": 1,
+        "cpu_s": 1,
+        "trials": (),
+    }
+    return Score(**{**fields, **changes})
+
+
+def stage(what="", where="", name="prepare", wall_s=1.0, reused=False):
+    return StageRecord(stage=name, run_key=None, reused=reused, wall_s=wall_s, what=what, where=where)
+
+
+def page(**changes):
+    fields = {
+        "title": "vitline: birds",
+        "lead": "Pre-trained on birds.",
+        "stages": [stage("800 images", "file:///store", wall_s=12.4)],
+        "scores": [score(digest="d" * 64), score(value=0.5)],
+        "plots": [Plot("Loss", "step", [Curve("a", [(0, 2.0), (100, 0.5)]), Curve("b", [(0, 2.5), (100, 1.5)])])],
+        "inputs_png": b"\x89PNG",
+        "notes": ("A note.",),
+    }
+    return ReportPage(**{**fields, **changes})
+
+
+class Elements(HTMLParser):
+    """What a browser would make of a page: its elements, all closed, and its text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.found, self.text = [], [], ""
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_needs_nothing_from_outside():
+    text = render(page())
+    elements = Elements(text)
+    assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", text.replace("file:///", ""))
+    assert {tag for tag, _ in elements.found}.isdisjoint({"script", "link", "iframe"})
+    sources = [attributes.get("src") or attributes.get("href") for _, attributes in elements.found]
+    assert [source for source in sources if source] == ["data:image/png;base64,iVBORw=="]
+
+
+def test_names_are_shown_as_they_are_and_never_run():
+    nasty = page(
+        title=NASTY,
+        lead=NASTY,
+        stages=[stage(NASTY, NASTY, name=NASTY, reused=True)],
+        scores=[score(task=NASTY, digest="d" * 64)],
+        plots=[Plot(NASTY, NASTY, [Curve(NASTY, [(0, 1.0)]), Curve("b", [(1, 2.0)])])],
+        notes=(NASTY,),
+    )
+    elements = Elements(render(nasty))
+    assert {"script", "b"}.isdisjoint(tag for tag, _ in elements.found)
+    # Title twice, lead, note, 3 cells of the stage, its score, 2 settings, caption, axis and legend of the plot.
+    assert elements.text.count(NASTY) == 13
+
+
+def test_a_page_without_scores_plots_or_picture_is_whole():
+    elements = Elements(render(page(scores=[], plots=[], inputs_png=None, notes=())))
+    assert "Scores" not in elements.text
+    assert "12" in elements.text
+
+
+def test_stages_show_their_time_against_the_budget():
+    assert stage_time(stage(wall_s=12.4)) == "0:12"
+    assert stage_time(stage(wall_s=0.1, reused=True)) == "reused"
+
+
+def test_a_row_compares_a_model_with_its_control_and_with_chance():
+    scores = [score(digest="d" * 64), score(value=0.625), score("emoji", 0.5, digest="d" * 64, num_examples=1897)]
+    assert score_rows(scores) == [
+        ["digits", "80.0 %", "62.5 %", "+17.5", "25.0 %", "12.5 %", "8", "100"],
+        ["emoji", "50.0 %", "-", "-", "25.0 %", "12.5 %", "8", "1,897"],
+    ]
+    assert score_rows([score(value=0.5)])[0][1:4] == ["-", "50.0 %", "-"]
+    assert score_rows([score(value=0.25, digest="d"), score(value=0.5)])[0][3] == "-25.0"
+    assert score_rows([]) == []
+
+
+def test_the_chosen_setting_is_marked_once_a_start():
+    elements = Elements(render(page()))
+    assert elements.text.count("lr 0.1, 100 steps") == 2
+    assert len(re.findall("75.0 %chosen", elements.text)) == 2
+    assert "50.0 %chosen" not in elements.text
+
+
+def test_the_standard_error_of_an_accuracy():
+    assert standard_error(score(value=0.8)) == pytest.approx(0.04)  # sqrt(0.8 * 0.2 / 100)
+    assert standard_error(score(value=1.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 100, [0, 20, 40, 60, 80, 100]),
+        (0, 1200, [0, 500, 1000, 1500]),
+        (0.31, 2.3, [0, 0.5, 1, 1.5, 2, 2.5]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (0, 0, [0, 0.2]),
+        (5, 5, [5, 6]),
+    ],
+)
+def test_ticks_worked_out_by_hand(low, high, expected):
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_ticks_are_few_round_and_cover_the_range(low, span):
+    high = low + span
+    found = ticks(low, high)
+    step = found[1] - found[0]
+    slack = 1e-6 * step + 1e-9 * max(abs(low), abs(high))
+    assert 2 <= len(found) <= 7
+    assert found[0] <= low + slack
+    assert found[-1] >= high - slack
+    mantissa = step / 10 ** math.floor(math.log10(step) + 1e-3)
+    assert min(abs(mantissa - m) for m in (1, 2, 5, 10)) < 1e-3
+    assert all(b - a == pytest.approx(step, rel=1e-3) for a, b in itertools.pairwise(found))
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(width=32)), max_size=20))
+def test_a_curve_is_drawn_inside_its_figure_whatever_its_values(points):
+    drawn = figure(Plot("p", "step", [Curve("c", points)]))
+    numbers = [float(n) for path in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", path) if n]
+    finite = [p for p in points if math.isfinite(p[1])]
+    assert len(numbers) == 2 * len(finite)
+    assert all(0 <= x <= 480 for x in numbers[::2])
+    assert all(0 <= y <= 260 for y in numbers[1::2])
+    assert bool(drawn) == bool(finite)

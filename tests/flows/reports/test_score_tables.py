@@ -1,0 +1,262 @@
+"""Tables of scores as people see them: from records in a store to the console, JSON, Markdown and a page."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from flows.reports.compare_runs import published_beside
+from flows.reports.score_lines import text_tables, transfer_table, vtab_table
+from flows.reports.score_report import published_for, read_report
+from flows.reports.score_tables import markdown, pieces, score_tables_markdown
+from flows.reports.scored_models import device_days, model_facts
+from infra.runs.journal import Journal
+from infra.runs.run_state import write_state
+from infra.storage import open_store
+from vit.models.variants import network_variant
+from vit.vtab.evaluate import Score
+from vit.vtab.published.report import VTAB_CORPORA
+
+L16 = {"converted_from": "/weights/imagenet21k/ViT-L_16.npz"}
+B16_HEAD = {"converted_from": "/weights/imagenet21k+imagenet2012/ViT-B_16.npz"}
+
+
+class Scored:
+    """A root with models that have no weights, and scores of them."""
+
+    def __init__(self, path):
+        self.root, self.store = str(path), open_store(path)
+
+    def model(self, name, variant="b16", provenance=None, image_size_px=384):
+        digest = name.encode().hex().ljust(64, "0")
+        config = {
+            "model": network_variant(variant, image_size_px=image_size_px).model_dump(mode="json"),
+            "num_classes": 1000,
+            "provenance": provenance or {},
+            "digest": digest,
+        }
+        self.store.write_json(f"models/{name}/1/config.json", config)
+        return self.store.uri_of(f"models/{name}/1"), digest
+
+    def add(self, model, task, value, protocol="vit-paper", seed=0, num_examples=10_000):
+        uri, digest = model or (None, None)
+        score = Score(
+            task=task, protocol=protocol, seed=seed, model=uri, model_digest=digest, value=value,
+            num_examples=num_examples, chosen={}, tried=(), majority_fraction=0.25, num_classes=4, corpus_digest="c",
+            wall_s=90, cpu_s=80, trials=("one", "two"),
+        )  # fmt: skip
+        arm = digest[:12] if digest else "scratch-0123456789ab"
+        self.store.write(f"scores/{task}/{protocol}/{arm}-s{seed}-abcdef.json", score.model_dump_json().encode())
+        return score
+
+
+@pytest.fixture
+def scored(tmp_path):
+    return Scored(tmp_path)
+
+
+def line(table, start):
+    return next(line for line in table.lines if line.label.startswith(start))
+
+
+def test_the_nineteen_stand_beside_the_row_of_the_same_network(scored):
+    model = scored.model("ours", "l16", L16)
+    for task in VTAB_CORPORA:
+        for seed in (0, 1):
+            scored.add(model, task, 0.7 + 0.01 * seed, seed=seed)
+    table = vtab_table(read_report(scored.root))
+    ours, noise, minus = table.lines[:3]
+    assert ours.label == "ours/1, vit-paper"
+    assert (len(ours.cells), ours.cells[0], ours.cells[-1]) == (23, "70.5", "70.50")
+    assert noise.label == "  mean of 2 seeds, ± their deviation"
+    assert {*noise.cells} == {"0.7", "0.71"}  # 0.01 / sqrt(2); of the mean with two decimals, as it moves as one
+    assert minus.label == "  minus ViT-L/16 (I21k)"
+    assert (minus.cells[0], minus.cells[1], minus.cells[-1]) == ("-20", "-14", "-2.22")  # 90.8, 84.1, 72.72
+    assert line(table, "ViT-L/16 (I21k)").cells[0] == "90.8"
+    assert max(len(cell) for each in table.lines for cell in each.cells[:-1]) == 4
+
+
+def test_a_mean_over_few_says_over_how_many(scored):
+    scored.add(scored.model("ours"), "vtab-dtd", 0.5)
+    table = vtab_table(read_report(scored.root, beside="ViT-L/16 (I21k)"))
+    assert line(table, "ours").cells[-1] == "-"
+    assert line(table, "  mean of 1 of 19").cells[-1] == "50.00"
+    assert line(table, "  minus ViT-L/16 (I21k), same 1").cells[-1] == "-24.10"
+    assert line(table, "  ± standard error of the test split").cells[2] == "0.5"
+
+
+def test_no_network_is_compared_with_another(scored):
+    scored.add(scored.model("ours", "b16", L16), "vtab-dtd", 0.5)
+    assert not any("minus" in each.label for each in vtab_table(read_report(scored.root)).lines)
+
+
+def test_whole_data_sets_are_not_vtabs_tasks_of_like_name(scored):
+    model = scored.model("ours", "l16", L16)
+    scored.add(model, "cifar100", 0.9344, protocol="vit-paper-transfer")
+    scored.add(model, "vtab-cifar100", 0.5)
+    report = read_report(scored.root)
+    table = transfer_table(report)
+    assert line(table, "ours").cells[4] == "93.44 ±0.25"
+    assert line(table, "  minus ViT-L/16 (I21k), 384 px").cells[4] == "+0.00 ±0.25"
+    assert line(vtab_table(report), "ours").cells[1] == "50.0"
+
+
+def test_tasks_of_ones_own_and_frozen_features_have_tables_of_their_own(scored):
+    model = scored.model("ours")
+    scored.add(model, "digits", 0.9)
+    scored.add(None, "digits", 0.8)
+    for protocol in ("knn", "fewshot-10", "fewshot-5", "linear", "head"):
+        scored.add(model, "digits", 0.85, protocol=protocol, num_examples=400)
+    _, own, frozen, _ = text_tables(read_report(scored.root))
+    assert [each.cells[:3] for each in own.lines] == [
+        ("ours/1", "vit-paper", "90.0"),
+        ("from scratch (012345)", "vit-paper", "80.0"),
+    ]
+    assert frozen.columns == ("task", "5 shots", "10 shots", "own head", "kNN", "linear")
+    assert frozen.lines[0].cells == ("digits", *["85.00 ±1.79"] * 5)
+
+
+def test_known_weights_check_the_ruler(scored):
+    model = scored.model("b16", "b16", B16_HEAD)
+    scored.add(model, "imagenet", 0.8430, protocol="head", num_examples=50_000)
+    scored.add(model, "imagenet-real", 0.8801, protocol="head", num_examples=46_837)
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("Self-check"))
+    rows = {each.cells[0]: each.cells[2:] for each in table.lines}
+    assert rows["imagenet"] == ("84.30", "84.21", "+0.09", "agrees")
+    assert rows["imagenet-real"] == ("88.01", "88.40", "-0.39", "differs")
+
+
+def test_a_narrow_console_gets_the_groups_one_below_the_other(scored):
+    table = vtab_table(read_report(scored.root))
+    assert list(pieces(table, 160)) == [(0, 23)]
+    assert list(pieces(table, 100)) == [(0, 8), (8, 13), (13, 23)]
+    assert list(pieces(table, 10)) == [(0, 8), (8, 13), (13, 23)]  # a block is never torn
+
+
+def test_version_1_is_shown_on_request_and_says_so(scored):
+    report = read_report(scored.root)
+    assert not any(row.is_v1 for row in published_for(report, "transfer", "usual"))
+    assert sum(row.is_v1 for row in published_for(report, "transfer", "every")) == 17
+
+
+def test_the_command_shows_writes_and_refuses(vitline, refused, scored, tmp_path):
+    scored.add(scored.model("ours", "l16", L16), "vtab-dtd", 0.75)
+    page = tmp_path / "scores.html"
+    code, out, err = vitline("vtab", "report", "--root", scored.root, "--html", page)
+    assert code == 0, err
+    assert "minus ViT-L/16 (I21k)" in out
+    assert "+0.9" in out
+    elements = Elements()
+    elements.feed(page.read_text())
+    assert elements.open == []
+    assert "Caltech101" in elements.titles
+    _, out, _ = vitline("vtab", "report", "--root", scored.root, "--json")
+    (row,) = json.loads(out)["tables"]["vtab"]
+    assert row["beside"] == "ViT-L/16 (I21k)"
+    assert row["differences"]["vtab-dtd"]["value"] == pytest.approx(0.009)
+    assert row["means"]["all"]["num_tasks"] == 1
+    assert "ViT-L/16 (I21k)" in refused("vtab", "report", "--root", scored.root, "--beside", "ViT-L16")
+    assert "cannot be written" in refused("vtab", "report", "--root", scored.root, "--html", tmp_path / "no" / "x.html")
+
+
+class Elements(HTMLParser):
+    """The elements of a page that are not closed, and the titles of its columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.titles = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.titles += [value for name, value in attrs if name == "title"]
+        if tag not in ("meta", "br", "!doctype"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_a_flow_shows_its_own_models_with_their_other_scores(scored):
+    ours, other = scored.model("ours", "l16", L16), scored.model("other")
+    made = scored.add(ours, "vtab-dtd", 0.75)
+    control = scored.add(None, "digits", 0.3)
+    scored.add(ours, "digits", 0.9)
+    scored.add(other, "digits", 0.8)
+    scored.add(None, "vtab-dtd", 0.2)
+    text = score_tables_markdown(scored.root, [made, control])
+    assert "| DTD | 75.0 | 0.4 | +0.9 |" in text
+    assert text.count("| digits |") == 2
+    assert "other/1" not in text
+    assert "20.0" not in text
+
+
+def test_brackets_in_names_are_shown_as_they_are(vitline, scored):
+    scored.add(scored.model("[red]birds"), "digits", 0.9)
+    _, out, _ = vitline("vtab", "report", "--root", scored.root)
+    assert "[red]birds/1" in out
+
+
+def test_bars_in_names_do_not_break_a_markdown_table(scored):
+    scored.add(scored.model("a|b"), "digits", 0.9)
+    own = text_tables(read_report(scored.root), "compared")[0]
+    assert "a\\|b/1" in markdown(own)
+
+
+def test_the_cost_of_a_model_is_that_of_all_that_it_was_made_from(scored):
+    corpus = {"num_classes": 21_841, "provenance": {"request": {"source": {"kind": "imagenet21k"}}}}
+    scored.store.write_json("corpora/i21k/1/manifest.json", corpus)
+    first, _ = scored.model("first", "b16", {"run_key": "first-1", "images_seen": 303_000_000 * 7}, 224)
+    tuned, _ = scored.model("tuned", "b16", {"run_key": "tuned-1", "images_seen": 512}, 224)
+    for key, config in (
+        ("first-1", {"corpus": scored.store.uri_of("corpora/i21k/1")}),
+        ("tuned-1", {"init_model": first}),
+    ):
+        run = scored.store.child(f"runs/{key}")
+        run.write_json("config.json", {"config": config})
+        write_state(run, "finished", 1)
+        run.write_json(
+            "starts/a1-from-none-000.json", {"at": run.read_json("state.json")["updated_at"] - 43_200, "world_size": 8}
+        )
+    facts = model_facts(scored.root, tuned)
+    # Table 6 prints 224 exaFLOPs for ViT-B/16 after 7 epochs of JFT-300M; its head has 18,291 classes.
+    assert (facts.architecture, facts.data) == ("ViT-B/16", "ImageNet-21k")
+    assert facts.exaflops == pytest.approx(224, rel=0.005)
+    assert facts.device_days == pytest.approx(2 * 8 * 0.5, rel=1e-3)
+
+
+def test_time_in_which_nothing_was_at_work_is_no_cost(tmp_path, monkeypatch):
+    # Two workers for an hour, then killed; most of a day later four for an hour.
+    run = open_store(tmp_path / "run")
+    write_state(run, "finished", 2)
+    end = run.read_json("state.json")["updated_at"]
+    run.write_json("starts/a1-from-none-000.json", {"at": end - 86_400, "world_size": 2})
+    run.write_json("starts/a2-from-step-000.json", {"at": end - 3600, "world_size": 4})
+    monkeypatch.setattr("infra.runs.journal.time.time_ns", lambda: int((end - 86_400 + 3600) * 1e9))
+    journal = Journal(run, 1, tmp_path / "local")
+    journal.record({"train/loss": 1.0}, step=10)
+    journal.close()
+    assert device_days(run) == pytest.approx((2 + 4) / 24, rel=1e-4)
+
+
+def test_a_model_that_is_gone_has_no_facts(scored):
+    score = scored.add((scored.store.uri_of("models/gone/1"), "9" * 64), "vtab-dtd", 0.5)
+    report = read_report(scored.root)
+    assert report.facts["999999999999"].architecture is None
+    assert score.task in report.tables["vtab"][0].cells
+
+
+def test_published_columns_stand_where_their_tasks_were_scored():
+    assert published_beside({"val/top1", "tasks/digits/top1"}) == {}
+    transfer = published_beside({"tasks/cifar10/top1"})
+    assert transfer["BiT-L R152x4 (JFT)"] == {"tasks/cifar10/top1": 0.9937}
+    vtab = published_beside({"vtab/dtd/top1", "vtab/svhn/top1", "vtab/all_2of19/top1"})
+    row = vtab["ViT-L/16 (I21k)"]
+    assert row["vtab/structured/top1"] == pytest.approx(0.575)
+    assert row["vtab/all_2of19/top1"] == pytest.approx((0.741 + 0.809) / 2)  # the same two
+    assert row["vtab/all/top1"] == 0.7272
+    assert "vtab/pets/top1" not in row
+    assert vtab["BiT-M R152x4 (I21k), re-run"] == {
+        "vtab/natural/top1": 0.8077,
+        "vtab/specialized/top1": 0.8567,
+        "vtab/structured/top1": 0.6108,
+        "vtab/all/top1": 0.7351,
+    }

@@ -1,0 +1,80 @@
+"""Jobs on a Ray that was started by another Python, from another path: which Python runs them, and what it has to have."""
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from flows.stages.engines import engines
+from flows.stages.pretrain import pretrain
+from flows.stages.stage import StageFailed
+from infra.local.ray_node import LocalRay
+from infra.settings import Settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """A prefix of its own, whose `python` finds the same packages."""
+    prefix = tmp_path_factory.mktemp("elsewhere")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
+    packages = next(prefix.glob("lib/python3*/site-packages"))
+    # What an editable install puts on the path comes by a .pth file of ours, which only `site` reads.
+    (packages / "same.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
+    return prefix, packages
+
+
+@pytest.fixture(scope="module")
+def foreign(elsewhere, tmp_path_factory):
+    """The environment of those who use a cluster that somebody else has started, with another Python than ours."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(elsewhere[0] / "bin" / "python"))
+        started = LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000).__enter__()
+    yield started.env
+    started.__exit__()
+
+
+@pytest.fixture
+def train(foreign, train_config, root, tmp_path, monkeypatch):
+    """train(name, python): the cluster's answer to a training of a few steps; `python` is VITLINE_JOB_PYTHON."""
+
+    for name, value in foreign.items():
+        monkeypatch.setenv(name, value)
+
+    def run(name, python=None):
+        settings = Settings(root=root, home=tmp_path, job_python=python)
+        with engines(settings) as at_hand:
+            result = pretrain(train_config(name, steps=3), at_hand)
+            job = f"{result[0].run_key}-a1"
+            return result[1].state, at_hand.cluster.jobs.logs(job)
+
+    return run
+
+
+def test_the_python_of_the_cluster_runs_the_job(train, elsewhere):
+    state, log = train("as-it-is")
+    assert state["state"] == "finished"
+    assert f"python={elsewhere[0] / 'bin' / 'python'}" in log
+
+
+def test_a_python_that_is_named_and_lacks_vitline_is_refused_with_what_to_set(train, tmp_path):
+    for python in (str(tmp_path / "nowhere" / "python"), str(Path(sys.base_prefix) / "bin" / "python3")):
+        with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused:
+            train(f"named-{len(python)}", python)
+        assert python in str(refused.value)
+
+
+def test_other_versions_are_named_before_any_work(train, elsewhere):
+    other = elsewhere[1] / "torch-99.0.dist-info"  # a checkout's own metadata of vitline would stand before this
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
+    try:
+        with pytest.raises(StageFailed, match=r"torch 99\.0 \(submitted from torch ") as refused:
+            train("other-versions")
+    finally:
+        (other / "METADATA").unlink()
+        other.rmdir()
+    assert str(elsewhere[0]) in str(refused.value)

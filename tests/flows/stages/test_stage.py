@@ -1,0 +1,386 @@
+"""What a stage does with every way in which a job can end, by a cluster that plays a script."""
+
+import contextlib
+import json
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from flows.records import AttemptRecord, Origin, attempt_records
+from flows.stages import heartbeat, stage
+from flows.stages.engines import Engines, StopRequested, Terminal
+from flows.stages.stage import StageFailed, run_stage
+from flows.to_mlflow.shipper import Shipper
+from infra.config import replace
+from infra.provenance import compared_versions
+from infra.ray_jobs import Job, JobLost, JobServerAway
+from infra.runs.claims import ClaimHolder, read_claim, take_claim
+from infra.runs.run_state import OUTCOMES, read_state, read_stop, write_state
+from infra.settings import Settings
+from infra.storage import open_store
+from vit.models.config import ViTConfig
+
+KEY = "birds-0123456789ab"
+
+
+class ScriptedCluster:
+    """Each submitted job takes the next line of the script: a run state, "silent" for a death without one, or an error."""
+
+    def __init__(self, run, *script):
+        self.run, self.script = run, list(script)
+        self.submitted, self.stopped, self.told, self.ended = [], [], [], {}
+        self.jobs = self
+        self.restarts = 0
+        self.address, self.python = "http://cluster", "python"
+
+    def restart(self):
+        self.restarts += 1
+
+    def submit(self, job_id, command, env, metadata):
+        self.submitted.append(SimpleNamespace(id=job_id, command=command, env=env, metadata=metadata))
+
+    def follow(self, job_id, on_poll, poll_s):
+        on_poll(None)
+        line = self.script.pop(0)
+        if isinstance(line, Exception):
+            raise line
+        attempt = int(job_id.rpartition("-a")[2])
+        code = -9 if line == "silent" else OUTCOMES[line].exit_code
+        if line != "silent":
+            write_state(self.run, line, attempt, **({"reason": "no disk left"} if line == "failed" else {"step": 7}))
+        self.ended[job_id] = Job(id=job_id, state="failed" if code else "succeeded", exit_code=code, message="")
+        return self.ended[job_id]
+
+    def find(self, job_id):
+        return self.ended.get(job_id)
+
+    def list(self, metadata=None):
+        return list(self.ended.values())
+
+    def page(self, job_id):
+        return f"http://cluster/{job_id}"
+
+    def stop(self, job_id, wait_s):
+        self.stopped.append(job_id)
+
+    def logs(self, job_id):
+        return "".join(f"line {n}\n" for n in range(40))
+
+
+class Onlooker(Terminal):
+    """A terminal whose words are kept; `check` is what a test puts there."""
+
+    def __init__(self, told, check=lambda: None):
+        self.say, self.check = told.append, check
+
+    def stage(self, title):
+        return contextlib.nullcontext(lambda progress: None)
+
+
+@pytest.fixture
+def run(root):
+    return open_store(root).child(f"runs/{KEY}")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(stage, "POLL_S", 0.01)
+    monkeypatch.setattr(stage, "LIVING_S", 0.1)
+
+
+def go(
+    run,
+    cluster,
+    check=lambda: None,
+    claim_timeout_s=0.05,
+    grace_s=0.05,
+    output=lambda state: True,
+    progress=lambda: None,
+):
+    settings = Settings(root=run.uri, mlflow_tracking_uri=None)
+    told = cluster.told if cluster else []
+    return run_stage(
+        Engines(settings, cluster, Onlooker(told, check), Shipper(settings, Path())),
+        run,
+        KEY,
+        "vit.ray_train",
+        ViTConfig(),
+        title="birds",
+        progress=progress,
+        output=output,
+        grace_s=grace_s,
+        claim_timeout_s=claim_timeout_s,
+        env={"RAY_TRAIN_X": "1"},
+    )
+
+
+def claim(run):
+    return take_claim(run, KEY, job_state=lambda job: "failed", owner="someone else")
+
+
+def test_what_is_finished_is_given_without_a_cluster(run):
+    write_state(run, "finished", 3, val_top1=0.5)
+    result = go(run, cluster=None)
+    assert result.reused
+    assert result.state["val_top1"] == 0.5
+    assert read_claim(run) is None
+
+
+def test_a_job_carries_its_run_attempt_and_time_to_stop(run):
+    cluster = ScriptedCluster(run, "finished")
+    polls = []
+    result = go(run, cluster, check=lambda: polls.append(1), grace_s=10)
+    assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
+    (job,) = cluster.submitted
+    assert job.id == f"{KEY}-a1"
+    assert job.command == ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    assert json.loads(job.env.pop("VITLINE_SUBMITTED_FROM")) == compared_versions()
+    assert job.env == {"RAY_JOB_STOP_WAIT_TIME_S": "11", "RAY_TRAIN_X": "1"}
+    assert job.metadata == {"run_key": KEY, "trigger": "command"}
+    (attempt,) = attempt_records(run)
+    assert (attempt.job_id, attempt.attempt, attempt.ray_address) == (job.id, 1, "http://cluster")
+
+
+def test_a_preempted_attempt_is_followed_by_the_next(run):
+    cluster = ScriptedCluster(run, "preempted", "preempted", "finished")
+    assert go(run, cluster).state["attempt"] == 3
+    assert [job.id for job in cluster.submitted] == [f"{KEY}-a{n}" for n in (1, 2, 3)]
+
+
+def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
+    cluster = ScriptedCluster(run, JobLost("the cluster was replaced"), "finished")
+    began = time.time()
+    assert go(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
+    assert time.time() - began >= 0.2
+
+
+def test_what_a_dead_attempt_has_left_is_no_progress_of_the_next(run, monkeypatch):
+    """Nor of the one behind that: each tells its own steps only."""
+    cluster, shown = ScriptedCluster(run, "preempted", "finished"), []
+    monkeypatch.setattr(Onlooker, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    seen = iter([{"step": 7}, {"step": 7}, {"step": 9}, {"step": 9}])  # left, shown; left, shown
+    go(run, cluster, progress=lambda: next(seen))
+    assert shown == [None, None]
+    seen = iter([{"step": 7}, {"step": 8}])
+    run.delete("state.json")
+    go(run, ScriptedCluster(run, "finished"), progress=lambda: next(seen))
+    assert shown[2:] == [{"step": 8}]
+
+
+def test_preemption_without_end_stops_with_the_next_step(run):
+    cluster = ScriptedCluster(run, *["preempted"] * 9)
+    with pytest.raises(StageFailed, match="3 times in a row; run the same command again"):
+        go(run, cluster)
+    assert len(cluster.submitted) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [("failed", "is failed: no disk left"), ("cancelled", "is cancelled"), ("diverged", "is diverged")],
+)
+def test_every_other_end_fails_with_state_reason_and_place(run, line, says):
+    cluster = ScriptedCluster(run, line, "finished")
+    with pytest.raises(StageFailed, match=says) as failed:
+        go(run, cluster)
+    assert f"{run.uri}/state.json, job {KEY}-a1" in str(failed.value)
+    assert len(cluster.submitted) == 1
+
+
+def test_a_job_that_dies_without_a_word_fails_with_the_end_of_its_log(run):
+    with pytest.raises(StageFailed, match="without a result") as failed:
+        go(run, ScriptedCluster(run, "silent"))
+    lines = str(failed.value).splitlines()
+    assert lines[-1] == "line 39"
+    assert len(lines) < 20
+
+
+def test_the_state_of_an_earlier_attempt_is_not_taken_for_this_ones(run):
+    cluster = ScriptedCluster(run, "failed")
+    with pytest.raises(StageFailed, match="no disk left"):
+        go(run, cluster)
+    cluster.script.append("silent")
+    with pytest.raises(StageFailed, match="without a result"):
+        go(run, cluster)
+
+
+def test_a_job_server_that_stays_away_ends_the_following_only(run):
+    with pytest.raises(JobServerAway, match="may go on"):
+        go(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
+    assert read_stop(run) is None
+
+
+def test_an_attempt_that_beats_is_skipped_long_before_its_heartbeat_would_be_old(run):
+    attempt = claim(run).attempt
+    cluster = ScriptedCluster(run)
+    began = time.monotonic()
+    with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*goes on there"):
+        go(run, cluster, claim_timeout_s=60)
+    assert time.monotonic() - began < 20
+    assert cluster.submitted == []
+    assert len(cluster.told) == 1
+
+
+def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
+    held = claim(run)
+    cluster = ScriptedCluster(run)
+    cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
+    with pytest.raises(stage.Skipped, match="job birds-0123456789ab-a1 is running"):
+        go(run, cluster, claim_timeout_s=60)
+    assert read_claim(run).attempt == 1
+
+
+def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run, monkeypatch):
+    """That one is still writing its checkpoint, and beats: nobody else is at work."""
+    cluster, page = ScriptedCluster(run), "http://prefect/runs/1"
+    at_hand = Engines(
+        Settings(root=run.uri), cluster, Onlooker([]), None, Origin(flow_run_id="1", flow_run_url=page)
+    )  # fmt: skip
+    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a beat each 0.1 s
+    before = contextlib.ExitStack()
+    before.enter_context(stage.exclusively(at_hand, "night"))
+    threading.Timer(1.5, before.close).start()
+    with stage.exclusively(at_hand, "night") as claim:
+        assert claim.check().attempt == 2
+    stranger = replace(at_hand.origin, flow_run_id="2", flow_run_url="http://prefect/runs/2")
+    with (
+        stage.exclusively(at_hand, "night"),
+        pytest.raises(stage.Skipped),
+        stage.exclusively(Engines(at_hand.settings, cluster, Onlooker([]), None, stranger), "night"),
+    ):
+        pass
+
+
+def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
+    held = claim(run)
+    cluster = ScriptedCluster(run)
+    cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
+
+    def finish(text):
+        write_state(run, "finished", 1, step=9)
+        cluster.ended[held.job_id] = Job(id=held.job_id, state="succeeded", exit_code=0, message="")
+
+    cluster.told = SimpleNamespace(append=finish)
+    result = go(run, cluster, claim_timeout_s=60)
+    assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
+
+
+def test_who_is_in_the_way_is_named_with_what_lets_the_run_go_first(run, root, monkeypatch):
+    """In the log, in what is shown, and in the refusal of a run that found no room in time; others that wait, too, are
+    not in the way."""
+    monkeypatch.setattr(stage, "WAITING_S", -1)
+    cluster, shown = ScriptedCluster(run, "failed"), []
+    monkeypatch.setattr(Onlooker, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    for key in ("owls-0123456789ab", "cats-0123456789ab"):
+        job = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata={"run_key": key})
+        cluster.ended[job.id] = job
+    write_state(stage.run_store(run.uri, "owls-0123456789ab"), "running", 1)
+    with pytest.raises(StageFailed, match="no disk left"):
+        go(run, cluster)
+    told = "also at work: owls-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
+    assert any(told in text for text in cluster.told)
+    assert told in shown[0]["waits"]
+    assert "waiting, too: cats-0123456789ab-a1" in shown[0]["waits"]
+    write_state(run, "failed", 2, reason="no room for 1 workers", no_room=True)
+    refusal = stage.failure(
+        Engines(Settings(root=run.uri), cluster, Onlooker([]), None), run, replace(read_claim(run), attempt=2),
+        Job(id="x", state="failed", exit_code=1, message=""),
+    )  # fmt: skip
+    assert f"no room for 1 workers; {told}" in str(refusal)
+
+
+def test_ctrl_c_asks_for_a_checkpoint_and_waits_for_it(run):
+    cluster = ScriptedCluster(run)
+
+    def interrupt():
+        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="failed", exit_code=75, message="")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(run, cluster, check=interrupt)
+    assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 1)
+    assert cluster.stopped == []
+
+
+def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
+    cluster = ScriptedCluster(run)
+
+    def interrupt():
+        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="running", exit_code=None, message="")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(run, cluster, check=interrupt)
+    assert cluster.stopped == [f"{KEY}-a1"]
+
+
+def test_a_finished_run_whose_output_is_gone_is_done_again(run):
+    """A corpus or model that somebody deleted: its run still says finished."""
+    write_state(run, "finished", 1)
+    cluster, there = ScriptedCluster(run, "finished"), []
+    result = go(run, cluster, check=lambda: there.append(True), output=lambda state: bool(there))
+    assert not result.reused
+    assert len(cluster.submitted) == 1
+    assert run.read_json("config.json") == ViTConfig().model_dump(mode="json")
+
+
+def test_a_cancelled_stage_ends_its_job_and_leaves_a_verdict(run):
+    """The job is queued: it has no worker that could say how it ended."""
+    cluster = ScriptedCluster(run)
+
+    def cancelled():
+        cluster.ended[f"{KEY}-a1"] = Job(id=f"{KEY}-a1", state="stopped", exit_code=None, message="")
+        raise StopRequested("cancelled", "cancelled in Prefect")
+
+    with pytest.raises(StopRequested):
+        go(run, cluster, check=cancelled)
+    assert read_stop(run)["reason"] == "cancelled"
+    assert read_state(run)["state"] == "cancelled"
+    assert go(run, ScriptedCluster(run, "finished")).state["attempt"] == 2
+
+
+def test_what_only_ends_the_following_leaves_the_job_at_work(run):
+    class Terminated(BaseException):
+        pass
+
+    def terminated():
+        raise Terminated
+
+    cluster = ScriptedCluster(run)
+    with pytest.raises(Terminated):
+        go(run, cluster, check=terminated)
+    assert (read_stop(run), cluster.stopped) == (None, [])
+
+
+def held_by(run, flow_run_id):
+    """A living attempt that a flow run has submitted."""
+    attempt = claim(run)
+    record = AttemptRecord(
+        run_key=KEY, attempt=1, job_id=attempt.job_id, ray_address="", owner="", started_at=0.0,
+        origin=Origin(trigger="manual", flow_run_id=flow_run_id),
+    )  # fmt: skip
+    run.write_json("attempts/a1.json", record.model_dump(mode="json"))
+    return attempt
+
+
+def test_a_living_job_whose_flow_is_gone_is_followed_from_here(run, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    attempt = held_by(run, "killed")
+    run.write_json("flow-runs/killed.json", {"heartbeat": time.time()})
+    cluster = ScriptedCluster(run, "finished")
+    cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
+    result = go(run, cluster)
+    assert (result.state["state"], result.reused, cluster.submitted) == ("finished", False, [])
+    assert attempt_records(run)[0].origin == Origin()
+
+
+def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.5)
+    attempt = held_by(run, "alive")
+    cluster = ScriptedCluster(run)
+    cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
+    with heartbeat.beating(run, "alive"), pytest.raises(stage.Skipped, match="goes on there"):
+        go(run, cluster)
+    assert read_claim(run).attempt == 1

@@ -1,0 +1,125 @@
+"""What a shipper has left reaches MLflow by itself: through the outbox in the store, and the service that looks there."""
+
+import contextlib
+import os
+import signal
+import time
+import uuid
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+
+from flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from flows.to_mlflow import outbox
+from flows.to_mlflow.outbox import Entry
+from flows.to_mlflow.shipper import Shipper
+from infra.local.stack import find_stack
+from infra.runs.run_state import write_state
+from infra.storage import open_store
+
+
+@pytest.fixture
+def frozen(stack):
+    """frozen(): context in which the MLflow server holds its connections and answers nothing."""
+
+    @contextlib.contextmanager
+    def freeze():
+        service = next(s for s in find_stack(stack.directory).services if s.name == "mlflow")
+        top = psutil.Process(service.pid)
+        family = [top, *top.children(recursive=True)]
+        try:
+            for process in family:
+                os.kill(process.pid, signal.SIGSTOP)
+            yield
+        finally:
+            for process in family:
+                os.kill(process.pid, signal.SIGCONT)
+
+    return freeze
+
+
+def until(condition, seconds=240):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def status(uri, store, key="mlflow.json"):
+    """Of the MLflow run; None where the store knows of none."""
+    with contextlib.suppress(FileNotFoundError):
+        (names,) = store.read_json(key)["servers"].values()
+        return MlflowClient(uri, uri).get_run(names["run"]).info.status
+    return None
+
+
+def test_what_mlflow_could_not_take_at_the_end_is_sent_without_anybody_asking(in_stack, begin_run, frozen, tmp_path):
+    root, uri = open_store(in_stack.root), in_stack.mlflow_tracking_uri
+    pipeline = f"left-{uuid.uuid4().hex[:8]}"
+    run, key, _ = begin_run(in_stack.root, origin=Origin(pipeline=pipeline))
+    stage = StageRecord(stage="pretrain", run_key=key, reused=False, wall_s=1.0, what="-", where=run.uri)
+    record = PipelineRecord(
+        key=pipeline, name="left", request={}, started_at=time.time(), updated_at=time.time(), stages=(stage,)
+    )
+    write_pipeline(root, record)
+    write_state(run, "running", 1)
+    place = f"tracking/pipelines/{pipeline}/mlflow.json"
+    with Shipper(in_stack, tmp_path) as shipper:
+        shipper.follow_pipeline(pipeline)
+        shipper.follow(key)
+        until(lambda: (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING"))
+        with frozen():
+            write_state(run, "finished", 1, step=20)
+            write_pipeline(root, record.model_copy(update={"state": "finished", "updated_at": time.time()}))
+            assert sorted(shipper.close(3)) == sorted([key, pipeline])
+    assert (status(uri, run), status(uri, root, place)) == ("RUNNING", "RUNNING")
+    until(lambda: (status(uri, run), status(uri, root, place)) == ("FINISHED", "FINISHED"))
+    until(lambda: not {key, pipeline} & {entry.key for entry in outbox.entries(root)})
+
+
+def test_a_shipper_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_run, root, tmp_path):
+    from infra.settings import Settings
+
+    settings = Settings(root=root, mlflow_tracking_uri=stack.env["MLFLOW_TRACKING_URI"])
+    run, key, _ = begin_run(root)
+    write_state(run, "running", 1)
+
+    def kill():
+        (child,) = (p for p in psutil.Process().children() if "flows.to_mlflow.ship_runs" in p.cmdline())
+        child.kill()
+        return child
+
+    with Shipper(settings, tmp_path) as shipper:
+        shipper.follow(key)
+        first = kill()
+        until(lambda: status(settings.mlflow_tracking_uri, run) == "RUNNING")
+        write_state(run, "finished", 1, step=20)
+        assert kill().pid != first.pid
+        assert shipper.close(120) == []
+    assert status(settings.mlflow_tracking_uri, run) == "FINISHED"
+    assert outbox.entries(open_store(root)) == []
+
+
+def test_an_entry_goes_when_the_end_was_sent_and_not_before(root):
+    store, run = open_store(root), open_store(root).child("runs/a")
+    entry = Entry("run", "a")
+    run.write_json("config.json", {})
+    outbox.put(store, entry)
+    assert outbox.left(store) == []
+    write_state(run, "preempted", 1)
+    assert outbox.left(store) == [entry]
+    assert outbox.left(store, quiet_s=1000) == []
+    run.write_json("attempts/a2.json", {})  # the next attempt has begun and has not said so yet
+    assert outbox.left(store) == []
+    write_state(run, "finished", 2)
+    mark = outbox.mark_of(store, entry)
+    outbox.put(store, entry)
+    outbox.clear(store, entry, mark)
+    assert outbox.left(store) == [entry]
+    outbox.clear(store, entry, outbox.mark_of(store, entry))
+    outbox.clear(store, entry, None)
+    assert outbox.entries(store) == []
+    outbox.put(store, Entry("run", "gone"))
+    outbox.put(store, Entry("pipeline", "gone"))
+    assert sorted(outbox.left(store)) == [("pipeline", "gone"), ("run", "gone")]

@@ -1,0 +1,398 @@
+"""Runs in MLflow: what people see of them, and that nothing is lost or doubled whatever is away (DESIGN 3.5, 3.8)."""
+
+import contextlib
+import functools
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from mlflow import MlflowClient
+
+from flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
+from flows.to_mlflow import ship_runs
+from flows.to_mlflow.shipper import Shipper, start_child, sync_runs
+from infra.config import replace
+from infra.local.stack import find_stack
+from infra.mlflow.tracking import Tracking
+from infra.runs.journal import Journal, read_journal
+from infra.runs.run_state import read_state, write_state
+from infra.settings import Settings, secret_values
+from infra.storage import open_store
+from vit.run import TrainingRun
+from vit.training.world import World
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_arithmetic_thread():
+    """Networks this small are slower on two threads, and far slower on a busy machine."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def settings(stack, root) -> Settings:
+    return Settings(root=root, mlflow_tracking_uri=stack.env["MLFLOW_TRACKING_URI"])
+
+
+@pytest.fixture
+def client(settings) -> MlflowClient:
+    return MlflowClient(settings.mlflow_tracking_uri, settings.mlflow_tracking_uri)
+
+
+@pytest.fixture
+def tables(stack):
+    """tables(): everything in MLflow's own database that a shipper writes."""
+
+    def read():
+        with sqlite3.connect(f"file:{stack.directory}/mlflow/mlflow.db?mode=ro", uri=True, timeout=60) as database:
+            names = ("runs", "metrics", "latest_metrics", "params", "tags", "inputs", "datasets", "model_versions",
+                     "logged_models", "logged_model_metrics", "registered_model_aliases", "model_version_tags")  # fmt: skip
+            return {name: sorted(map(repr, database.execute(f"select * from {name}"))) for name in names}
+
+    return read
+
+
+@pytest.fixture
+def sync(settings):
+    """sync(): what `vitline runs sync` does, without a process of its own."""
+
+    def run():
+        report = ship_runs.sync(open_store(settings.root), Tracking(settings.mlflow_tracking_uri, secret_values()), [])
+        assert not report["left"]
+        return report
+
+    return run
+
+
+@pytest.fixture
+def begin(root, begin_run):
+    """begin(name, origin, **execution): a run of this test's root that has been claimed."""
+    return functools.partial(begin_run, root)
+
+
+@pytest.fixture
+def tracked(client):
+    """tracked(store): its MLflow run, found by what the shipper left in the store."""
+
+    def find(run, key="mlflow.json"):
+        (names,) = run.read_json(key)["servers"].values()
+        return client.get_run(names["run"])
+
+    return find
+
+
+def curve(client, run, key):
+    return {(m.step, m.value, m.timestamp) for m in client.get_metric_history(run.info.run_id, key)}
+
+
+def until(condition, seconds=200):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
+    settings, begin, tracked, client, tables, tmp_path, digits
+):
+    run, key, attempt = begin(inspect_images=2)
+    beside = Journal(run, attempt, tmp_path, writer="node-1")
+    beside.record({"system/node1/cpu_fraction": 0.5}, 3)
+    with Shipper(settings, tmp_path / "logs") as shipper:
+        assert shipper.run_url(key) is None
+        shipper.follow(key)
+        until(lambda: shipper.run_url(key))
+        assert tracked(run).info.status == "RUNNING"
+        beside.close()
+        assert TrainingRun(run, attempt, World()).execute() == "finished"
+        assert shipper.close(60) == []
+        assert f"/runs/{tracked(run).info.run_id}" in shipper.run_url(key)
+    seen, state, manifest = tracked(run), read_state(run), digits.read_json("manifest.json")
+    info, data = seen.info, seen.data
+    assert (info.run_name, info.status, info.start_time) == (f"{key}, seed 0", "FINISHED", 1_700_000_001_000)
+    assert info.end_time == round(state["updated_at"] * 1000)
+    assert client.get_experiment(info.experiment_id).name == "vitline/pretrain"
+    records = read_journal(run)
+    for metric in ("train/loss", "progress/images_seen", "val/top1", "system/node1/cpu_fraction"):
+        assert curve(client, seen, metric) == {(r.step, r.value, r.timestamp_ms) for r in records if r.key == metric}
+    assert {"model.depth": "2", "optim.optimizer": "adamw", "seed": "0", "total_steps": "20", "corpus": "digits",
+            "input.global_batch_size": "16", "execution.num_workers": "1"}.items() <= data.params.items()  # fmt: skip
+    assert len(data.params) < 40
+    config_digest = run.read_json("config.json")["inputs"]["corpus"]
+    assert {"vitline.run_key": key, "vitline.ray_job_id": f"{key}-a1", "mlflow.user": "ann", "vitline.trigger": "command",
+            "vitline.corpus_digest": config_digest, "vitline.model_uri": state["model"]}.items() <= data.tags.items()  # fmt: skip
+    assert f"http://127.0.0.1:8265/#/jobs/{key}-a1" in data.tags["mlflow.note.content"]
+    files = {f.path for f in client.list_artifacts(info.run_id)}
+    assert files == {"config.json", "state.json", "inputs.png", "inspection"}
+    figures = {f.path.removeprefix("inspection/") for f in client.list_artifacts(info.run_id, "inspection")}
+    assert {"index.html", "attention-distance.png", "patch-filters.png"} < figures
+    assert {(i.dataset.name, i.dataset.digest) for i in seen.inputs.dataset_inputs} == {
+        ("digits", manifest["digest"][:36]),
+        ("digits/val", manifest["digest"][:36]),
+    }
+    (made,) = seen.outputs.model_outputs
+    model = client.get_logged_model(made.model_id)
+    assert {(m.key, m.step) for m in model.metrics} == {("val/top1", 20), ("val/loss", 20)}
+    version = client.get_model_version_by_alias(model.name, "candidate")
+    assert version.source == f"models:/{made.model_id}"
+    assert version.tags["vitline.model_digest"] == open_store(state["model"]).read_json("config.json")["digest"]
+    files = {f.path for f in client.list_logged_model_artifacts(made.model_id)}
+    assert {"MLmodel", "pointer.json", "card.md", "input_example.json"} <= files
+    before = tables()
+    assert sync_runs(settings) == ([], [key], [], {})
+    assert tables() == before
+
+
+def test_mlflow_away_for_a_whole_run_loses_nothing_and_doubles_nothing(
+    settings, begin, tracked, client, tables, tmp_path
+):
+    run, key, attempt = begin()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = settings.model_copy(update={"mlflow_tracking_uri": f"http://127.0.0.1:{nobody.getsockname()[1]}"})
+        with Shipper(away, tmp_path) as shipper:
+            shipper.follow(key)
+            TrainingRun(run, attempt, World()).execute()
+            assert shipper.close(60) == [key]
+            assert shipper.run_url(key) is None
+        report = sync_runs(away)
+        assert (report.sent, list(report.left)) == ([], [key])
+        assert "does not answer" in report.left[key]
+    assert sync_runs(settings, [key[:8]]).sent == [key]
+    seen = tracked(run)
+    assert seen.info.status == "FINISHED"
+    assert (seen.info.start_time, seen.info.end_time) == (
+        1_700_000_001_000,
+        round(read_state(run)["updated_at"] * 1000),
+    )
+    assert len(curve(client, seen, "train/loss")) == 20
+    before = tables()
+    assert sync_runs(settings).unchanged == [key]
+    assert tables() == before
+
+
+def test_mlflow_killed_in_the_middle_gets_every_point_once(stack, settings, begin, tracked, client, tmp_path):
+    run, key, attempt = begin()
+    journal = Journal(run, attempt, tmp_path / "local", seal_every_s=1e6)
+    write_state(run, "running", attempt)
+
+    def record(steps):
+        for step in steps:
+            journal.record({"train/loss": 1 / step}, step)
+        journal.seal()
+
+    with Shipper(settings, tmp_path) as shipper:
+        record(range(1, 6))
+        shipper.follow(key)
+        until(lambda: run.exists("mlflow.json") and len(curve(client, tracked(run), "train/loss")) == 5)
+        found = find_stack(stack.directory)
+        (service,) = (service for service in found.services if service.name == "mlflow")
+        for process in [*psutil.Process(service.pid).children(recursive=True), psutil.Process(service.pid)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        record(range(6, 11))
+        until(lambda: is_up(client))  # the stack starts it again, on the same port and database
+        record(range(11, 16))
+        journal.close()
+        write_state(run, "finished", attempt, step=15)
+        left = shipper.close(60)
+    assert left == [], (tmp_path / "shipper.log").read_text()
+    assert curve(client, tracked(run), "train/loss") == {(r.step, r.value, r.timestamp_ms) for r in read_journal(run)}
+    assert tracked(run).info.status == "FINISHED"
+
+
+def is_up(client):
+    with contextlib.suppress(Exception):
+        return bool(client.search_experiments(max_results=1))
+
+
+def test_a_server_that_never_answers_holds_nobody_up(settings, begin, tmp_path):
+    _, key, _ = begin()
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with Shipper(settings.model_copy(update={"mlflow_tracking_uri": uri}), tmp_path) as shipper:
+            shipper.follow(key)
+            shipper.follow_pipeline("some-pipeline")
+            assert key in shipper.close(3)
+    assert not children()
+
+
+def children():
+    return [
+        p for p in psutil.Process().children() if p.status() != "zombie" and "flows.to_mlflow.ship_runs" in p.cmdline()
+    ]
+
+
+def test_without_a_server_nothing_is_started(settings, begin, tmp_path):
+    _, key, _ = begin()
+    away = settings.model_copy(update={"mlflow_tracking_uri": None})
+    with Shipper(away, tmp_path / "logs") as shipper:
+        shipper.follow(key)
+        assert shipper.run_url(key) is None
+        assert shipper.close() == []
+    assert not (tmp_path / "logs").exists()
+    with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI is not set"):
+        sync_runs(away)
+    assert sync_runs(settings, []) == ([], [], [], {})
+    with pytest.raises(ValueError, match="'nothing' is no run"):
+        sync_runs(settings, ["nothing"])
+
+
+PARENT = """
+import os, sys, time
+from pathlib import Path
+from flows.to_mlflow.shipper import Shipper
+from infra.settings import Settings
+shipper = Shipper(Settings(root=sys.argv[1], mlflow_tracking_uri=sys.argv[2]), Path(sys.argv[3]))
+shipper.follow(sys.argv[4])
+os.fork() or time.sleep(600)  # a child of ours that lives on with the pipe in its hands
+print(shipper._child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_child_sends_what_is_sealed_and_ends_when_its_parent_was_killed(settings, begin, tracked, tmp_path):
+    run, key, attempt = begin()
+    write_state(run, "cancelled", attempt)
+    arguments = [settings.root, settings.mlflow_tracking_uri, str(tmp_path), key]
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, *arguments], stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    forked = [p for p in psutil.Process(parent.pid).children() if p.pid != child.pid]
+    try:
+        parent.kill()
+        parent.wait()
+        until(lambda: not child.is_running() or child.status() == "zombie")
+        assert all(process.is_running() for process in forked)
+        until(lambda: run.exists("mlflow.json"), 1)
+        assert tracked(run).info.status == "KILLED"
+    finally:
+        for process in forked:
+            process.kill()
+        parent.stdout.close()
+
+
+def test_a_parent_that_is_gone_leaves_no_traceback_in_the_log(root, tmp_path):
+    settings = Settings(root=root, mlflow_tracking_uri="http://127.0.0.1:9")
+    child = start_child(settings, ["--parent", str(os.getpid())], tmp_path / "shipper.log")
+    child.stdout.close()  # nobody reads the answer any more
+    child.stdin.close()
+    assert child.wait(120) == 0
+    assert "Traceback" not in (tmp_path / "shipper.log").read_text()
+
+
+def test_a_resumed_run_is_one_run_with_its_new_numbers_as_tags(sync, begin, tracked, root, client):
+    run, key, attempt = begin("resumed", num_workers=2)
+    write_state(run, "preempted", attempt, step=5, reason="SIGTERM")
+    sync()
+    first = tracked(run)
+    assert (first.info.status, first.data.tags["vitline.reason"]) == ("KILLED", "SIGTERM")
+    begin("resumed", num_workers=1)
+    sync()
+    assert tracked(run).info.status == "RUNNING"
+    write_state(run, "diverged", 2, step=9)
+    sync()
+    again = tracked(run)
+    assert again.info.run_id == first.info.run_id
+    assert (again.info.status, again.info.start_time) == ("FAILED", first.info.start_time)
+    assert again.data.params["execution.num_workers"] == "2"
+    assert again.data.tags["vitline.param.execution.num_workers"] == "1"
+    assert (again.data.tags["vitline.attempts"], again.data.tags["vitline.ray_job_id"]) == ("2", f"{key}-a2")
+
+
+def test_a_pipeline_is_the_parent_of_what_it_made_and_links_what_it_reused(sync, begin, tracked, root, client, tables):
+    old, old_key, attempt = begin()
+    TrainingRun(old, attempt, World()).execute()
+    pipeline = f"nightly-{uuid.uuid4().hex[:12]}"
+    url = "http://127.0.0.1:4200/runs/flow-run/7"
+    origin = Origin(trigger="schedule", flow_run_id="7", flow_run_url=url, deployment="p/nightly", pipeline=pipeline)
+    run, key, attempt = begin(origin=origin)
+    TrainingRun(run, attempt, World()).execute()
+    state = read_state(run)
+    made = StageRecord(stage="pretrain", run_key=key, reused=False, wall_s=12.5, what="320 images", where=run.uri)
+    reused = StageRecord(stage="finetune", run_key=old_key, reused=True, wall_s=0.1, what="found", where=old.uri)
+    open_store(root).write("reports/r.html", b"<p>report</p>")
+    record = PipelineRecord(
+        key=pipeline,
+        name="nightly",
+        request={"recipe": "emoji", "corpus": "digits", "seed": 0, "overrides": {"recipe.total_steps": 20}},
+        origin=origin,
+        started_at=1_700_000_000.0,
+        updated_at=1_700_000_050.0,
+        stages=(made,),
+        model=state["model"],
+        images_seen=320,
+    )
+    write_pipeline(open_store(root), record)
+    sync()
+    place = f"tracking/pipelines/{pipeline}/mlflow.json"
+    assert tracked(open_store(root), place).info.status == "RUNNING"
+    metrics = {"val/top1": 0.5, "tasks/digits/top1": 0.75}
+    record = replace(record, state="finished", stages=(made, reused), metrics=metrics, updated_at=1_700_000_100.0,
+                     report=open_store(root).uri_of("reports/r.html"))  # fmt: skip
+    write_pipeline(open_store(root), record)
+    sync()
+    parent, child, found = tracked(open_store(root), place), tracked(run), tracked(old)
+    assert (parent.info.status, parent.info.end_time) == ("FINISHED", 1_700_000_100_000)
+    experiment = client.get_experiment(parent.info.experiment_id)
+    assert experiment.name == "vitline/pretrain-then-transfer"
+    view = json.loads(experiment.tags["mlflow.sharedViewState.vitlinescores"])
+    assert {"val/top1", "tasks/digits/top1"} <= set(view["vitline"]["metrics"])
+    assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert "mlflow.parentRunId" not in found.data.tags
+    assert parent.data.tags["vitline.run.finetune"] == found.info.run_id
+    note = parent.data.tags["mlflow.note.content"]
+    assert url in note
+    assert found.info.run_id in note
+    assert {**metrics, "time/pretrain_s": 12.5} == parent.data.metrics
+    assert {m.step for m in client.get_metric_history(parent.info.run_id, "tasks/digits/top1")} == {320}
+    assert {"model.depth": "2", "seed": "0", "request.recipe": "emoji"}.items() <= parent.data.params.items()
+    assert child.data.params.items() <= parent.data.params.items()
+    assert "report.html" in {f.path for f in client.list_artifacts(parent.info.run_id)}
+    # The same pipeline once more, from finished stages: what was measured first stays.
+    later = replace(record, stages=(replace(made, reused=True, wall_s=0.1), reused), updated_at=1_700_000_900.0)
+    write_pipeline(open_store(root), later)
+    sync()
+    assert len(client.get_metric_history(parent.info.run_id, "tasks/digits/top1")) == 1
+    assert tracked(open_store(root), place).data.metrics["time/pretrain_s"] == 12.5
+    before = tables()
+    assert sync()["sent"] == []
+    assert tables() == before
+
+
+def test_no_secret_reaches_mlflow(stack, sync, begin, tables, monkeypatch):
+    monkeypatch.setenv("PLANTED_TOKEN", "hunter2hunter2")
+    run, key, attempt = begin(origin=Origin(flow_run_url="http://ann:hunter3hunter3@prefect/runs/1", flow_run_id="1"))
+    reason = "GET s3://AKIAX:hunter3hunter3@b/k?X-Amz-Signature=hunter3hunter3 refused hunter2hunter2"
+    write_state(run, "failed", attempt, reason=reason)
+    assert sync()["sent"] == [key]
+    everything = json.dumps(tables()) + sent_files(stack)
+    assert "refused ***" in everything
+    assert "hunter" not in everything
+
+
+def sent_files(stack):
+    """Texts of all artifacts that MLflow keeps in the stack's store."""
+    folder = Path(stack.directory, "mlflow", "artifacts")
+    if folder.is_dir():
+        return "".join(f.read_text(errors="replace") for f in folder.rglob("*.json"))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in stack.env.items():
+            if name.startswith("AWS_"):
+                patch.setenv(name, value)
+        store = open_store(f"{stack.env['VITLINE_ROOT']}/mlflow-artifacts")
+        return "".join(store.read(key).decode() for key in store.list() if key.endswith(".json"))
+
+
+def test_the_shipper_imports_no_mlflow():
+    code = "import sys, flows.to_mlflow.shipper; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False).returncode == 0

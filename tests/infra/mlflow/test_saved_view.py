@@ -1,0 +1,48 @@
+"""The saved view of an experiment, from the side of whoever changes it in MLflow's page."""
+
+import base64
+import hashlib
+import json
+import zlib
+
+from infra.mlflow.saved_view import NAME, VIEW_KEY, changed_tags
+
+TAG = f"mlflow.sharedViewState.{VIEW_KEY}"
+
+
+def columns(tags):
+    view = json.loads(tags[TAG])
+    assert view["name"] == NAME
+    packed = view["state"].removeprefix("deflate;")
+    return json.loads(zlib.decompress(base64.b64decode(packed)))["selectedColumns"][1:]
+
+
+def test_later_metrics_join_and_nothing_is_sent_twice():
+    tags = changed_tags({}, ["tasks/pets/top1", "val/top1", "time/prepare_s"], 1)
+    assert columns(tags) == ["metrics.`val/top1`", "metrics.`tasks/pets/top1`"]
+    assert changed_tags(tags, ["val/top1"], 2) == {}
+    tags |= changed_tags(tags, ["vtab/mean"], 3)
+    assert columns(tags) == ["metrics.`val/top1`", "metrics.`vtab/mean`", "metrics.`tasks/pets/top1`"]
+    assert changed_tags({}, ["time/prepare_s"], 4) == {}
+
+
+def test_what_a_person_changed_or_deleted_stays_as_it_is():
+    tags = changed_tags({}, ["val/top1"], 1)
+    renamed = tags | {TAG: tags[TAG].replace(NAME, "mine")}
+    assert changed_tags(renamed, ["tasks/pets/top1"], 2) == {}
+    assert changed_tags(tags | {TAG: "no json"}, ["tasks/pets/top1"], 2) == {}
+    assert changed_tags({name: value for name, value in tags.items() if name != TAG}, ["val/top1"], 2) == {}
+
+
+def test_many_tasks_are_one_tag_that_mlflow_takes_and_settle():
+    metrics = [f"tasks/{i}-{hashlib.sha256(bytes([i])).hexdigest()}/top1_from_scratch" for i in range(99)]
+    tags = changed_tags({}, metrics, 1)
+    assert len(tags[TAG]) <= 20_000
+    assert changed_tags(tags, metrics, 2) == {}
+
+
+def test_a_start_that_was_cut_off_in_the_middle_is_no_deletion():
+    tags = changed_tags({}, ["val/top1"], 1)
+    view = {TAG: tags[TAG]}
+    assert list(tags) == [TAG, *changed_tags(view, ["val/top1"], 2)]
+    assert columns(changed_tags(view, ["tasks/pets/top1"], 2))[0] == "metrics.`val/top1`"

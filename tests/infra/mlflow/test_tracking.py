@@ -1,0 +1,215 @@
+"""The door to MLflow, against a real server: sent twice is sent once, by however many shippers (DESIGN 3.5)."""
+
+import math
+import sqlite3
+import sys
+import threading
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+
+from infra.mlflow.tracking import CANDIDATE, CANDIDATE_BY, MAX_POINTS_PER_KEY, DataUse, Model, Point, Tracking, thinned
+from infra.mlflow.tracking_ids import TrackingIds
+from infra.storage import open_store
+
+
+@pytest.fixture
+def uri(stack) -> str:
+    return stack.env["MLFLOW_TRACKING_URI"]
+
+
+@pytest.fixture
+def client(uri) -> MlflowClient:
+    return MlflowClient(uri, uri)
+
+
+@pytest.fixture
+def tracking(uri) -> Tracking:
+    return Tracking(uri)
+
+
+@pytest.fixture
+def rows(stack):
+    """rows(query, *values): what MLflow's own database holds."""
+
+    def ask(query, *values):
+        with sqlite3.connect(f"file:{stack.directory}/mlflow/mlflow.db?mode=ro", uri=True, timeout=60) as database:
+            return database.execute(query, values).fetchall()
+
+    return ask
+
+
+@pytest.fixture
+def start(tracking, root):
+    """start(): a new MLflow run of a run key nobody had, its store and what was agreed upon."""
+
+    def make(key=None, where=tracking):
+        key = key or f"k-{uuid.uuid4().hex[:12]}"
+        store = open_store(root).child(f"runs/{key}")
+        ids = TrackingIds(store, where.uri)
+        return where.run(ids, "vitline/test", key, store.uri, 1_700_000_000_000, {}), ids, key
+
+    return make
+
+
+def test_shippers_that_start_at_once_make_one_run(uri, start, client):
+    for _ in range(4):
+        key, at_once = f"race-{uuid.uuid4().hex[:12]}", threading.Barrier(4)
+
+        def ship(_, key=key, at_once=at_once):
+            mine = Tracking(uri)
+            mine.ping()
+            at_once.wait()
+            return start(key, mine)[0].run_id
+
+        with ThreadPoolExecutor(4) as pool:
+            found = set(pool.map(ship, range(4)))
+        experiment = client.get_experiment_by_name("vitline/test").experiment_id
+        living = client.search_runs([experiment], f"tags.`vitline.run_key` = '{key}'")
+        assert {run.info.run_id for run in living} == found
+        assert len(found) == 1
+
+
+def test_a_rebuilt_server_is_searched_before_a_run_is_made_and_its_models_are_forgotten(start, root, tracking):
+    run, _, key = start()
+    other = TrackingIds(open_store(root).child("other"), tracking.uri)
+    other.agree("run", "0" * 32, url="nowhere")
+    other.agree("model 0123", "m-gone")
+    store_uri = open_store(root).child(f"runs/{key}").uri
+    found = tracking.run(other, "vitline/test", key, store_uri, 0, {})
+    assert found is not None
+    assert found.run_id == run.run_id
+    assert other.read() == {"run": run.run_id, "url": run.url}
+    elsewhere = tracking.run(TrackingIds(open_store(root), tracking.uri), "vitline/test", key, "file:///else", 0, {})
+    assert elsewhere is not None
+    assert elsewhere.run_id != run.run_id  # a root of somebody else, with the same recipe and corpus
+
+
+def test_a_run_that_somebody_deleted_is_not_made_again(start, client):
+    run, _, key = start()
+    client.delete_run(run.run_id)
+    assert start(key)[0] is None
+
+
+def test_times_and_states_are_those_of_the_store(start, tracking, client):
+    run, _, key = start()
+    for status, end_ms in (("KILLED", 1_700_000_050_000), ("RUNNING", None), ("FINISHED", 1_700_000_100_000)):
+        tracking.put_status(run, status, end_ms)
+        again = start(key)[0]
+        tracking.put_status(again, status, end_ms)
+        assert client.get_run(run.run_id).info.status == status
+    info = client.get_run(run.run_id).info
+    assert (info.start_time, info.end_time) == (1_700_000_000_000, 1_700_000_100_000)
+
+
+def test_params_that_changed_become_tags_and_long_ones_are_cut(start, tracking, client):
+    run, _, key = start()
+    tracking.put_params(run, {"seed": 0, "tasks": "x" * 9000})
+    tracking.put_params(start(key)[0], {"seed": 1, "tasks": "x" * 9000, "new": None})
+    data = client.get_run(run.run_id).data
+    assert data.params["seed"] == "0"
+    assert data.tags["vitline.param.seed"] == "1"
+    assert "vitline.param.tasks" not in data.tags
+    assert len(data.params["tasks"]) == 500
+
+
+def test_points_sent_again_change_nothing_and_keep_their_time_nan_included(start, tracking, rows):
+    run, _, _ = start()
+    values = [0.5, math.nan, math.inf, -math.inf]
+    points = [Point("train/loss", value, step, 1_700_000_000_000 + step) for step, value in enumerate(values * 600)]
+    for _ in range(2):
+        tracking.put_points(run, points)
+    tracking.put_points_once(run, [Point("train/loss", 9.0, 3, 5), Point("train/loss", 9.0, 5_000, 5)])
+    found = rows("select step, timestamp, value, is_nan from metrics where run_uuid = ? order by step", run.run_id)
+    assert len(found) == len(points) + 1
+    largest, at = sys.float_info.max, 1_700_000_000_000
+    assert found[:4] == [(0, at, 0.5, 0), (1, at + 1, 0.0, 1), (2, at + 2, largest, 0), (3, at + 3, -largest, 0)]
+    assert found[-1] == (5_000, 5, 9.0, 0)
+
+
+def test_corpora_are_inputs_by_digest_and_use(start, tracking, client):
+    run, _, _ = start()
+    names = {"c": "train", "c/val": "val"}
+    uses = [DataUse(name, "ab" * 32, "s3://u:secret@b/c", context, {"num_rows": 5}) for name, context in names.items()]
+    for _ in range(2):
+        tracking.put_data(run, uses)
+    inputs = client.get_run(run.run_id).inputs.dataset_inputs
+    found = {i.dataset.name: {tag.key: tag.value for tag in i.tags} for i in inputs}
+    assert found == {
+        name: {"mlflow.data.context": use, "vitline.corpus_digest": "ab" * 32} for name, use in names.items()
+    }
+    assert len(inputs) == 2
+    assert {i.dataset.source for i in inputs} == {'{"uri": "s3://b/c"}'}
+    assert {i.dataset.digest for i in inputs} == {"ab" * 18}
+
+
+def model(name: str, finished_at: float, digest: str) -> Model:
+    return Model(
+        name=name,
+        version="v",
+        uri="s3://b/models/x/v",
+        digest=digest,
+        finished_at=finished_at,
+        step=20,
+        tags={"vitline.model_digest": digest},
+        params={"depth": "2"},
+        points=[Point("val/top1", 0.5, 20, 1_700_000_000_000)],
+        files={"pointer.json": b"{}"},
+        summary="summary",
+    )
+
+
+def test_the_candidate_is_the_model_that_was_finished_last_whatever_is_sent_last(start, tracking, client):
+    name, versions = f"m-{uuid.uuid4().hex[:8]}", {}
+    for finished_at in (200.0, 300.0, 100.0):
+        run, ids, _ = start()
+        published = model(name, finished_at, uuid.uuid4().hex * 2)
+        refs = {tracking.publish(run, ids, published) for _ in range(2)}
+        assert len(refs) == 1
+        versions[finished_at] = refs.pop().version
+        assert client.get_model_version_by_alias(name, CANDIDATE).version == str(versions[max(versions)])
+    found = client.search_model_versions(f"name = '{name}'")
+    assert len(found) == 3
+    # Why it is the candidate stands on that version alone, and once.
+    told = {v.version: (v.description, v.tags.get(CANDIDATE_BY)) for v in found}
+    assert told.pop(versions[300.0])[0].count("because its training ended last") == 1
+    assert set(told.values()) == {("summary", None)}
+
+
+def test_shippers_of_one_model_at_once_leave_one(uri, start, client):
+    name, digest = f"m-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex * 2
+    _, _, key = start()
+
+    def ship(_):
+        mine = Tracking(uri)
+        run, ids, _ = start(key, mine)
+        return mine.publish(run, ids, model(name, 1.0, digest))
+
+    with ThreadPoolExecutor(3) as pool:
+        refs = set(pool.map(ship, range(3)))
+    assert len(refs) == 1
+    assert client.get_model_version_by_alias(name, CANDIDATE).version == next(iter(refs)).version
+    (version,) = client.search_model_versions(f"name = '{name}'")
+    assert version.source == f"models:/{refs.pop().model_id}"
+    logged = client.get_logged_model(version.source.removeprefix("models:/"))
+    assert str(logged.status) == "READY"
+    assert [(m.key, m.value, m.step) for m in logged.metrics] == [("val/top1", 0.5, 20)]
+
+
+@given(st.integers(1, 10_000_000), st.integers(1, 5_000), st.lists(st.integers(0, 400), max_size=5))
+def test_thinned_curves_are_short_whole_and_the_same_however_they_arrive(total, every, cuts):
+    every = max(every, total // 20_000 + 1)
+    steps = sorted({*range(0, total, every), total})
+    points = [Point("a", 0.0, step, 0) for step in steps]
+    kept = thinned(points, {}, total)
+    assert len(kept) <= MAX_POINTS_PER_KEY
+    assert {kept[0].step, kept[-1].step} == {0, total}
+    assert max(b.step - a.step for a, b in pairwise(kept)) <= every + 2 * (total // 1_000 + 1)
+    assert len(kept) == len(points) or total > MAX_POINTS_PER_KEY - 2
+    seen, parts = {}, [0, *sorted(cut * len(points) // 400 for cut in cuts), len(points)]
+    assert kept == [p for a, b in pairwise(parts) for p in thinned(points[a:b], seen, total)]

@@ -1,0 +1,174 @@
+"""One attempt at a time may write a run (DESIGN 3.3)."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from infra.runs import claims
+from infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from infra.storage import Lost, open_store
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_store(tmp_path / "run")
+
+
+def take(run, states=None, owner="flow", **options):
+    return take_claim(run, "vit-abc", job_state=(states or {}).get, owner=owner, **options)
+
+
+def test_the_first_claim_is_attempt_1(run):
+    claim = take(run)
+    assert (claim.attempt, claim.job_id, claim.owner, claim.counter) == (1, "vit-abc-a1", "flow", 0)
+    assert read_claim(run) == claim
+
+
+@pytest.mark.parametrize("state", ["pending", "running"])
+def test_a_living_job_keeps_its_claim_however_old_the_heartbeat(run, state):
+    first = take(run)
+    with pytest.raises(ClaimHeld, match=f"job vit-abc-a1 is {state}") as held:
+        take(run, {"vit-abc-a1": state}, claim_timeout_s=-1)
+    assert held.value.claim == first
+
+
+@pytest.mark.parametrize("state", ["succeeded", "failed", "stopped"])
+def test_an_ended_job_is_followed_by_the_next_attempt_at_once(run, state):
+    take(run)
+    claim = take(run, {"vit-abc-a1": state})
+    assert (claim.attempt, claim.job_id, claim.counter) == (2, "vit-abc-a2", 1)
+
+
+def test_a_crash_between_claim_and_submit_costs_the_time_out(run):
+    take(run)
+    with pytest.raises(ClaimHeld, match="Ray does not know job vit-abc-a1, but its heartbeat is 0 s old"):
+        take(run, claim_timeout_s=60)
+    assert take(run, claim_timeout_s=-1).attempt == 2
+
+
+def test_a_heartbeat_keeps_a_job_that_ray_does_not_know(run, monkeypatch):
+    take(run)
+    clock = time.time()
+    monkeypatch.setattr(claims.time, "time", lambda: clock + 50)
+    ClaimHolder(run, 1).beat()
+    monkeypatch.setattr(claims.time, "time", lambda: clock + 100)
+    with pytest.raises(ClaimHeld):
+        take(run, claim_timeout_s=60)
+    monkeypatch.setattr(claims.time, "time", lambda: clock + 111)
+    assert take(run, claim_timeout_s=60).attempt == 2
+
+
+def test_a_job_server_that_does_not_answer_proves_nothing(run):
+    take(run)
+
+    def away(job_id):
+        raise ConnectionError("job server away")
+
+    with pytest.raises(ConnectionError):
+        take_claim(run, "vit-abc", job_state=away, owner="flow", claim_timeout_s=-1)
+    assert read_claim(run).attempt == 1
+
+
+@pytest.mark.parametrize("before", [None, "failed"])
+def test_of_racing_claimants_one_wins(run, before):
+    states = {}
+    if before:
+        states[take(run).job_id] = before
+    barrier = threading.Barrier(6)
+
+    def race(n):
+        barrier.wait()
+        try:
+            return take(run, states, owner=f"flow {n}")
+        except ClaimHeld as held:
+            return held.claim.owner
+
+    with ThreadPoolExecutor(6) as pool:
+        results = list(pool.map(race, range(6)))
+    winners = [result for result in results if not isinstance(result, str)]
+    assert winners == [read_claim(run)]
+    assert {result for result in results if isinstance(result, str)} == {winners[0].owner}
+
+
+def test_an_attempt_that_lost_its_claim_can_neither_check_nor_beat(run):
+    first = take(run)
+    holder = ClaimHolder(run, 1)
+    assert holder.check() == first
+    second = take(run, {first.job_id: "failed"})
+    for forbidden in (holder.check, holder.beat, holder.__enter__):
+        with pytest.raises(ClaimLost, match=r"attempt 1 lost .*claim\.json: attempt 2 of flow holds it"):
+            forbidden()
+    assert holder.lost
+    assert read_claim(run) == second == ClaimHolder(run, 2).check()
+    with pytest.raises(ClaimLost, match="nobody holds it"):
+        ClaimHolder(open_store(f"{run.uri}/other"), 1).check()
+
+
+def test_a_takeover_between_read_and_write_of_a_heartbeat_wins(run, monkeypatch):
+    first = take(run)
+    swap = run.swap
+
+    def taken_over(key, data, tag):
+        monkeypatch.undo()
+        take(run, {first.job_id: "stopped"})
+        return swap(key, data, tag)
+
+    monkeypatch.setattr(run, "swap", taken_over)
+    with pytest.raises(ClaimLost):
+        ClaimHolder(run, 1).beat()
+    assert read_claim(run).attempt == 2
+
+
+@pytest.mark.parametrize("operation", ["create", "swap"])
+def test_a_refused_write_that_had_arrived_is_a_win(run, monkeypatch, operation):
+    states = {}
+    if operation == "swap":
+        states[take(run).job_id] = "failed"
+    write = getattr(run, operation)
+
+    def lose_the_reply(*arguments):
+        write(*arguments)
+        raise Lost("the retry met its own object")
+
+    monkeypatch.setattr(run, operation, lose_the_reply)
+    claim = take(run, states, owner="the other flow")
+    assert claim == read_claim(run)
+    assert claim.owner == "the other flow"
+
+
+def test_the_holder_beats_until_it_leaves_and_notices_a_takeover(run):
+    first = take(run)
+    with ClaimHolder(run, 1, every_s=0.01):
+        while read_claim(run).counter < 3:
+            time.sleep(0.01)
+    resting = read_claim(run)
+    assert resting.heartbeat > first.heartbeat
+    with ClaimHolder(run, 1, every_s=0.01) as holder:
+        while take_over(run) is None:
+            pass
+        while not holder.lost:
+            time.sleep(0.01)
+    assert read_claim(run).attempt == 2
+
+
+def take_over(run):
+    return take(run, {"vit-abc-a1": "failed"})
+
+
+def test_a_heartbeat_outlives_a_store_that_is_away(run, monkeypatch):
+    take(run)
+    swap, failures = run.swap, iter([OSError("away"), OSError("away")])
+
+    def flaky(*arguments):
+        for failure in failures:
+            raise failure
+        return swap(*arguments)
+
+    with ClaimHolder(run, 1, every_s=0.01) as holder:
+        monkeypatch.setattr(run, "swap", flaky)
+        before = read_claim(run).counter
+        while read_claim(run).counter == before:
+            time.sleep(0.01)
+        assert not holder.lost

@@ -1,0 +1,172 @@
+"""Journals keep each (key, step) once, whatever is killed and resumed (DESIGN 3.5)."""
+
+import math
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from infra.runs.journal import Journal, list_segments, read_journal
+from infra.storage import open_store
+from infra.stores.memory_store import MemoryStore
+
+
+class Flaky(MemoryStore):
+    """A store whose next conditional write fails, before or after it arrives."""
+
+    fails: str | None = None
+
+    def create(self, key, data):
+        fails, self.fails = self.fails, None
+        if fails == "before":
+            raise ConnectionError(fails)
+        tag = super().create(key, data)
+        if fails == "after":
+            raise ConnectionError(fails)
+        return tag
+
+
+OPERATIONS = st.lists(
+    st.tuples(st.just("record"), st.sets(st.sampled_from("ab"), min_size=1), st.integers(0, 3))
+    | st.tuples(st.sampled_from(["seal", "restart", "resume", "fail before", "fail after", "close"])),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(OPERATIONS)
+def test_each_key_and_step_is_kept_once_and_the_first_sealed_wins(operations):
+    run, attempt, values = Flaky(uuid.uuid4().hex), 1, iter(range(1000))
+    sealed: dict[tuple[str, int], float] = {}
+    pending: dict[tuple[str, int], float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
+        for operation, *arguments in operations:
+            match operation:
+                case "record":
+                    keys, step = arguments
+                    point = {key: float(next(values)) for key in sorted(keys)}
+                    journal.record(point, step)
+                    pending |= {(k, step): v for k, v in point.items() if (k, step) not in sealed | pending}
+                case "seal":
+                    journal.seal()
+                    sealed, pending = sealed | pending, {}
+                case "fail before" | "fail after" if pending:
+                    run.fails = operation.removeprefix("fail ")
+                    try:
+                        journal.seal()
+                        sealed, pending = sealed | pending, {}  # what it had to write had arrived before
+                    except ConnectionError:
+                        if operation == "fail after":  # the journal does not know it, yet it has happened
+                            sealed |= pending
+                    run.fails = None
+                case "close":
+                    journal.close()
+                    sealed, pending = sealed | pending, {}
+                    journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
+                case "restart" | "resume":  # after a kill: nobody closes the journal
+                    attempt += operation == "resume"
+                    pending = {}
+                    journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
+        records = read_journal(run)
+        assert {(r.key, r.step): r.value for r in records} == sealed
+        assert len(records) == len(sealed)
+        written = [line for key in run.list("journal/") for line in run.read(key).splitlines()]
+        assert len(written) == len(sealed)  # dropped when recorded: a shipper of single segments sends nothing twice
+        assert [r.seq for r in records] == sorted({r.seq for r in records})
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_store(tmp_path / "run")
+
+
+def test_segments_are_numbered_json_lines_and_records_keep_their_values(run, tmp_path):
+    before_ms = time.time_ns() // 1_000_000
+    journal = Journal(run, 3, tmp_path / "local")
+    journal.record({"train/loss": 0.1, "optim/lr": math.inf}, 7)
+    journal.record({"train/loss": math.nan, "optim/lr": -math.inf}, 8)
+    journal.seal()
+    journal.seal()
+    journal.record({"train/loss": 1 / 3}, 9)
+    journal.close()
+    assert run.list() == ["journal/a3/segment-000000.jsonl", "journal/a3/segment-000001.jsonl"]
+    assert b'"key": "optim/lr", "value": "inf", "step": 7' in run.read("journal/a3/segment-000000.jsonl")
+    records = read_journal(run)
+    assert [(r.seq, r.key, r.step) for r in records] == [
+        (0, "train/loss", 7),
+        (1, "optim/lr", 7),
+        (2, "train/loss", 8),
+        (3, "optim/lr", 8),
+        (4, "train/loss", 9),
+    ]
+    assert [r.value for r in records if not math.isnan(r.value)] == [0.1, math.inf, -math.inf, 1 / 3]
+    assert math.isnan(records[2].value)
+    assert before_ms <= records[0].timestamp_ms <= records[-1].timestamp_ms <= time.time_ns() // 1_000_000
+    assert not list((tmp_path / "local").iterdir())
+
+
+def test_attempts_are_read_in_the_order_of_their_numbers(run, tmp_path):
+    for attempt in (2, 10):
+        journal = Journal(run, attempt, tmp_path)
+        journal.record({"a": attempt}, attempt)
+        journal.close()
+    assert [record.value for record in read_journal(run)] == [2.0, 10.0]
+
+
+def test_a_replaced_worker_of_the_same_attempt_does_not_double_points(run, tmp_path):
+    old, new = Journal(run, 1, tmp_path / "old"), Journal(run, 1, tmp_path / "new")
+    old.record({"a": 1.0, "b": 1.0}, 0)
+    old.seal()
+    new.record({"b": 2.0, "c": 2.0}, 0)
+    new.close()
+    old.close()
+    assert [(r.key, r.value) for r in read_journal(run)] == [("a", 1.0), ("b", 1.0), ("c", 2.0)]
+    assert b'"b"' not in run.read("journal/a1/segment-000001.jsonl")
+
+
+def test_writers_have_folders_of_their_own_and_are_read_as_one(run, tmp_path):
+    """A resumed attempt of a machine beside rank 0 repeats no (key, step) either."""
+    for attempt in (1, 2):
+        first, other = Journal(run, attempt, tmp_path), Journal(run, attempt, tmp_path, writer="node-1")
+        for step in range(attempt, attempt + 2):
+            first.record({"system/node0/x": attempt}, step)
+            other.record({"system/node1/x": attempt}, step)
+        first.close()
+        other.close()
+    assert [segment.key for segment in list_segments(run)] == [
+        "journal/a1/segment-000000.jsonl",
+        "journal/a1/node-1/segment-000000.jsonl",
+        "journal/a2/segment-000000.jsonl",
+        "journal/a2/node-1/segment-000000.jsonl",
+    ]
+    assert [(r.key[-3:], r.step, r.value) for r in read_journal(run)] == [
+        ("0/x", 1, 1.0),
+        ("0/x", 2, 1.0),
+        ("1/x", 1, 1.0),
+        ("1/x", 2, 1.0),
+        ("0/x", 3, 2.0),
+        ("1/x", 3, 2.0),
+    ]
+    assert not list(tmp_path.glob("journal-*"))
+
+
+def test_the_thread_seals_and_survives_a_store_that_is_away(tmp_path):
+    run = Flaky(uuid.uuid4().hex)
+    run.fails = "before"
+    journal = Journal(run, 1, tmp_path, seal_every_s=0.01)
+    journal.record({"a": 1.0}, 0)
+    while not read_journal(run):
+        time.sleep(0.01)
+    journal.close()
+    assert [record.value for record in read_journal(run)] == [1.0]
+
+
+def test_a_segment_that_is_none_is_named(run, tmp_path):
+    run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
+    with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is no journal segment"):
+        Journal(run, 2, tmp_path)

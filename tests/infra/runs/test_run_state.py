@@ -1,0 +1,67 @@
+from typing import get_args
+
+import pytest
+
+from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, request_stop, write_state
+from infra.storage import Lost, open_store
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_store(tmp_path / "run")
+
+
+def test_every_state_has_one_outcome_that_prefect_and_mlflow_know():
+    prefect = {"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
+    assert set(OUTCOMES) == set(get_args(RunState))
+    assert {outcome.prefect_type for outcome in OUTCOMES.values()} == prefect
+    assert {outcome.mlflow_status for outcome in OUTCOMES.values()} == {"RUNNING", "FINISHED", "FAILED", "KILLED"}
+    assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 75] == ["preempted"]
+    assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 0] == ["finished"]
+
+
+def test_the_state_is_what_was_written_last(run):
+    assert read_state(run) is None
+    write_state(run, "running", 1, step=0)
+    write_state(run, "finished", 2, step=20, model="s3://m")
+    state = read_state(run)
+    assert {name: state[name] for name in ("state", "attempt", "step", "model")} == {
+        "state": "finished",
+        "attempt": 2,
+        "step": 20,
+        "model": "s3://m",
+    }
+    with pytest.raises(ValueError, match="'done' is no run state"):
+        write_state(run, "done", 1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "standing"),
+    [
+        (("preempted", 1), ("cancelled", 1), ("cancelled", 1)),
+        (("cancelled", 1), ("preempted", 1), ("cancelled", 1)),
+        (("cancelled", 1), ("preempted", 2), ("preempted", 2)),
+        (("preempted", 2), ("cancelled", 1), ("preempted", 2)),
+    ],
+)
+def test_the_stronger_request_to_the_newest_attempt_stands(run, first, second, standing):
+    assert read_stop(run) is None
+    for reason, attempt in (first, second):
+        request_stop(run, reason, "someone", attempt)
+    stop = read_stop(run)
+    assert (stop["reason"], stop["attempt"], stop["by"]) == (*standing, "someone")
+
+
+def test_a_request_that_loses_a_race_looks_again(run, monkeypatch):
+    create = run.create
+
+    def cancelled_in_between(key, data):
+        monkeypatch.undo()
+        request_stop(run, "cancelled", "a person", 1)
+        create(key, data)
+
+    monkeypatch.setattr(run, "create", cancelled_in_between)
+    request_stop(run, "preempted", "the flow", 1)
+    assert read_stop(run)["by"] == "a person"
+    with pytest.raises(Lost):
+        create("stop.json", b"")

@@ -1,0 +1,46 @@
+"""Signals of a real process become a request in the store; the process leaves in time even if nothing heeds it."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from infra.runs.run_state import read_stop, request_stop
+from infra.runs.stopping import StopWatch
+from infra.storage import open_store
+
+DEAF_JOB = """
+import sys, time
+from infra.runs.stopping import handlers_kept, stop_on_signals
+import signal
+stop_on_signals(sys.argv[1], attempt=3, grace_s=1.0)
+with handlers_kept():
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as ray.init does
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_written_down_and_ends_a_deaf_job_with_75(tmp_path, number):
+    run = open_store(str(tmp_path))
+    job = subprocess.Popen([sys.executable, "-c", DEAF_JOB, run.uri], stdout=subprocess.PIPE, text=True)
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(number)
+    assert job.wait(30) == 75
+    stop = read_stop(run)
+    assert (stop["reason"], stop["attempt"], stop["by"]) == ("preempted", 3, signal.Signals(number).name)
+    job.stdout.close()
+
+
+def test_a_watch_answers_for_its_own_attempt(tmp_path):
+    run = open_store(str(tmp_path))
+    with StopWatch(run, 1) as first, StopWatch(run, 2) as second:
+        request_stop(run, "cancelled", by="test", attempt=2)
+        deadline = time.monotonic() + 30
+        while second.asked() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        first.read()
+        assert (first.asked(), second.asked()) == (None, "cancelled")

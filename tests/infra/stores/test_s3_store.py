@@ -1,0 +1,238 @@
+"""What s3:// does when replies are lost and services fail; the promises themselves are in test_storage.py."""
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytest.importorskip("s3fs", reason="the extra `prep` is not installed")
+
+from infra.storage import Lost, StoreFailed, open_store
+from infra.stores import s3_store
+
+
+class Service(ThreadingHTTPServer):
+    """Just enough of S3 to fail: `faults` are used up one a request, and then it works."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.objects, self.writers, self.faults, self.requests = {}, {}, [], []
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def handle_request(self):
+        server, path = self.server, self.path
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        server.requests.append(self.command)
+        fault = server.faults.pop(0) if server.faults else None
+        if isinstance(fault, int):
+            return self.answer(fault, b"<Error><Code>Fault%d</Code><Message>injected</Message></Error>" % fault)
+        if callable(fault):
+            fault()
+        status, reply = self.perform(server.objects, path, body)
+        if fault == "reply lost":
+            self.close_connection = True
+            return self.connection.close()
+        self.answer(status, reply)
+
+    def perform(self, objects, path, body):
+        found = objects.get(path)
+        tag = None if found is None else f'"{hashlib.md5(found).hexdigest()}"'
+        if self.command == "PUT":
+            if (self.headers.get("If-None-Match") and found is not None) or self.headers.get("If-Match", tag) != tag:
+                return 412, b"<Error><Code>PreconditionFailed</Code><Message>no</Message></Error>"
+            objects[path], self.server.writers[path] = body, self.headers.get("x-amz-meta-writer", "")
+            self.tag = hashlib.md5(body).hexdigest()
+            return 200, b""
+        if found is None:
+            return 404, b"<Error><Code>NoSuchKey</Code><Message>no</Message></Error>"
+        self.tag, self.writer = hashlib.md5(found).hexdigest(), self.server.writers.get(path, "")
+        return 200, found
+
+    tag = writer = ""
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.send_header("ETag", f'"{self.tag}"')
+        self.send_header("x-amz-meta-writer", self.writer)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = handle_request
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "local")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "local")
+    monkeypatch.setattr(s3_store.time, "sleep", lambda seconds: None)
+    with Service() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def store(service):
+    return open_store("s3://bucket/runs")
+
+
+@pytest.mark.parametrize("faults", [[500, 503], ["reply lost"], [429, "reply lost", 503]])
+def test_passing_faults_are_sat_out(store, service, faults):
+    service.faults = list(faults)
+    store.write("a", b"1")
+    service.faults = list(faults)
+    assert store.read("a") == b"1"
+    assert service.requests == ["PUT"] * (len(faults) + 1) + ["GET"] * (len(faults) + 1)
+
+
+def test_a_lasting_fault_names_operation_object_and_attempts(store, service):
+    service.faults = [503] * 20
+    with pytest.raises(RuntimeError, match=r"put_object of s3://bucket/runs/a failed at attempt 9, after \d+ s: .*"):
+        store.write("a", b"1")
+    assert len(service.requests) == 9
+
+
+def test_a_refused_request_is_not_repeated(store, service):
+    service.faults = [403]
+    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/runs/a failed at attempt 1.*credentials"):
+        store.read("a")
+    assert service.requests == ["GET"]
+
+
+def test_a_service_that_is_away_is_named(service, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*whether the store runs"):
+        open_store("s3://bucket").read("a")
+
+
+def test_a_conditional_write_whose_reply_was_lost_has_won(store, service):
+    service.faults = ["reply lost"]
+    tag = store.create("claim", b"nonce 1")
+    assert store.read_tagged("claim") == (b"nonce 1", tag)
+    service.faults = ["reply lost"]
+    tag = store.swap("claim", b"nonce 2", tag)
+    assert store.read_tagged("claim") == (b"nonce 2", tag)
+
+
+@pytest.mark.parametrize("operation", ["create", "swap"])
+def test_a_repeated_write_that_someone_else_won_is_lost(store, service, operation):
+    before = store.create("swap", b"before")
+
+    def someone_else_wins():
+        service.objects[f"/bucket/runs/{operation}"] = b"someone else"
+        service.writers[f"/bucket/runs/{operation}"] = "someone else"
+
+    service.faults = [503, someone_else_wins]
+    with pytest.raises(Lost):
+        store.create("create", b"mine") if operation == "create" else store.swap("swap", b"mine", before)
+    assert store.read(operation) == b"someone else"
+
+
+def test_equal_bytes_of_another_writer_are_no_victory(store):
+    store.create("claim", b"same")
+    with pytest.raises(Lost):
+        store.create("claim", b"same")
+
+
+def test_two_conditional_writes_at_one_moment_are_decided_by_the_next_try(store, service):
+    service.faults = [409]
+    store.create("claim", b"1")
+    assert service.requests == ["PUT", "PUT"]
+
+
+def test_a_service_that_takes_a_request_and_says_nothing_is_asked_again(service, monkeypatch):
+    monkeypatch.setattr(s3_store, "_SILENCE_S", 0.2)
+    s3_store._filesystem.cache_clear()
+    service.faults = [threading.Event().wait] * 2  # for ever
+    store = open_store("s3://bucket/runs")
+    store.write("a", b"1")
+    assert store.read("a") == b"1"
+    s3_store._filesystem.cache_clear()
+
+
+def test_a_failure_says_what_the_service_answered_and_travels_between_processes(store, service):
+    service.faults = [403]
+    with pytest.raises(StoreFailed) as failed:
+        store.read("a")
+    again = pickle.loads(pickle.dumps(failed.value))
+    assert (again.status, again.code, str(again)) == (403, "Fault403", str(failed.value))
+
+
+@pytest.mark.s3
+def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(s3_uri, monkeypatch):
+    monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
+    store = open_store(s3_uri)
+    data = os.urandom(1024 * 1024) * 23
+    with store.writer("large") as file:
+        for start in range(0, len(data), 3_000_000):
+            file.write(data[start : start + 3_000_000])
+    assert store.read("large") == data
+
+    def write_half():
+        with store.writer("half") as file:
+            file.write(data)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert store.list() == ["large"]
+    assert store.leftovers(older_than_s=-60) == []
+    store.delete("large")
+
+
+@pytest.mark.s3
+def test_a_finished_upload_whose_reply_was_lost_is_finished(s3_uri, monkeypatch):
+    monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
+    store = open_store(s3_uri)
+    call = store._call
+
+    def reply_lost(method, key, **arguments):
+        if method == "complete_multipart_upload":
+            call(method, key, **arguments)
+        return call(method, key, **arguments)
+
+    monkeypatch.setattr(store, "_call", reply_lost)
+    with store.writer("large") as file:
+        file.write(bytes(6 * 1024 * 1024))
+    assert store.size("large") == 6 * 1024 * 1024
+    store.delete("large")
+
+
+KILLED_WRITER = """
+import os, signal, sys
+from infra import s3_store
+from infra.storage import open_store
+s3_store._PART_BYTES = 5 * 1024 * 1024
+with open_store(sys.argv[1]).writer("runs/half ü") as file:
+    file.write(bytes(6 * 1024 * 1024))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.s3
+def test_an_upload_whose_writer_was_killed_is_found_and_ended(s3_uri):
+    store = open_store(s3_uri)
+    subprocess.run([sys.executable, "-c", KILLED_WRITER, s3_uri])
+    assert store.list() == []
+    assert store.leftovers(older_than_s=60) == []
+    (found,) = store.leftovers(older_than_s=-60)  # a minute is more than clocks differ
+    assert found.startswith("runs/half ü?uploadId=")
+    assert open_store(f"{s3_uri}/run").leftovers(older_than_s=-60) == []
+    assert store.discard_leftovers(older_than_s=-60) == [found]
+    assert store.leftovers(older_than_s=-60) == []

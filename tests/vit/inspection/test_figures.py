@@ -1,0 +1,194 @@
+"""The paper's figures: numbers by hand on made-up attention, agreement with numpy and explicit matrices, and the page."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from infra.storage import open_store
+from vit.inspection.figures import (
+    grid_distances,
+    inspect_network,
+    mean_distances,
+    position_similarity,
+    principal_components,
+    rollout_step,
+)
+from vit.inspection.page import rollout_mask, write_inspection
+from vit.models.build import build_network
+from vit.models.config import BiTConfig, HybridConfig, ViTConfig
+
+SIZES = {"embed_dim": 32, "depth": 3, "num_heads": 2, "mlp_dim": 32}
+TINY = ViTConfig(image_size_px=18, patch_size_px=4, **SIZES)  # 4 x 4 patches, 2 px are dropped
+HYBRID = HybridConfig(image_size_px=32, stages=(1,), **SIZES)
+NAMES = ["patch-filters.png", "position-similarity.png", "attention-distance.png", "attention-rollout.png"]
+
+
+def network_of(config, seed=0):
+    torch.manual_seed(seed)
+    return build_network(config, 5)
+
+
+def images_of(config, count=5):
+    pixels = np.random.default_rng(1).integers(0, 256, (count, config.image_size_px, config.image_size_px, 3), np.uint8)
+    return pixels, torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def attention_of(network, images):
+    """Weights of every layer, from a forward pass written out."""
+    x = network.tokens(images) + network.positions()[0]
+    weights = []
+    for block in network.encoder():
+        weights.append(block.attention.weights(block.norm1(x)))
+        x = block(x)
+    return weights
+
+
+def test_mean_distance_by_hand():
+    distances = torch.from_numpy(grid_distances(2, 16))
+    torch.testing.assert_close(distances[0], torch.tensor([0.0, 16, 16, 16 * math.sqrt(2)], dtype=torch.float64))
+    even = torch.full((1, 1, 4, 4), 0.25)
+    itself = torch.eye(4).expand(1, 1, 4, 4)
+    opposite = torch.eye(4).flip(0).expand(1, 1, 4, 4)
+    found = mean_distances(torch.cat([even, itself, opposite], dim=1), distances)
+    expected = [(0 + 16 + 16 + 16 * math.sqrt(2)) / 4, 0, 16 * math.sqrt(2)]
+    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64))
+
+
+def test_the_class_token_is_dropped_and_rows_are_renormalised():
+    """Two patches 8 px apart. They look at the class token, themselves and each other by .6 .1 .3 and .5 .5 0."""
+    distances = torch.from_numpy(grid_distances(2, 8))[:2, :2]
+    weights = torch.tensor([[[[0.0, 0.0, 1.0], [0.6, 0.1, 0.3], [0.5, 0.0, 0.5]]]])
+    expected = (8 * 0.3 / 0.4 + 0) / 2
+    torch.testing.assert_close(mean_distances(weights, distances).item(), expected)
+
+
+def test_rollout_of_two_layers_is_the_product_of_their_matrices():
+    first = torch.tensor([[[[1.0, 0.0], [0.5, 0.5]], [[0.0, 1.0], [0.5, 0.5]]]])  # heads mean [[.5, .5], [.5, .5]]
+    second = torch.tensor([[[[0.2, 0.8], [1.0, 0.0]]]]).expand(1, 2, 2, 2)
+    # ([[.5, .5], [.5, .5]] + I) / 2 = [[.75, .25], [.25, .75]]; ([[.2, .8], [1, 0]] + I) / 2 = [[.6, .4], [.5, .5]]
+    expected = [[0.6 * 0.75 + 0.4 * 0.25, 0.6 * 0.25 + 0.4 * 0.75], [0.5, 0.5]]
+    found = rollout_step(rollout_step(None, first), second)
+    torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64))
+
+
+def test_components_are_orthonormal_and_those_of_numpy():
+    kernels = np.random.default_rng(0).normal(size=(50, 3, 4, 4)) * np.linspace(1, 3, 48).reshape(3, 4, 4) + 2
+    components, fractions = principal_components(kernels)
+    assert components.shape == (28, 4, 4, 3)
+    flat = components.transpose(0, 3, 1, 2).reshape(28, -1)
+    np.testing.assert_allclose(flat @ flat.T, np.eye(28), atol=1e-12)
+    covariance = np.cov(kernels.reshape(50, -1), rowvar=False)
+    values, vectors = np.linalg.eigh(covariance)
+    np.testing.assert_allclose(np.abs(np.sum(flat * vectors.T[::-1][:28], axis=1)), 1, atol=1e-9)
+    np.testing.assert_allclose(fractions, values[::-1][:28] / values.sum(), atol=1e-12)
+    np.testing.assert_allclose(principal_components(-kernels)[0], components, atol=1e-9)
+
+
+@pytest.mark.parametrize("table", ["learned-1d", "learned-2d", "sincos-2d"])
+def test_positions_are_as_similar_to_each_other_and_most_to_themselves(table):
+    network = network_of(TINY.model_copy(update={"pos_embed": table, "pos_embed_at": "every-layer"}))
+    similarity = position_similarity(network)
+    assert similarity.shape == (16, 16)
+    np.testing.assert_allclose(similarity, similarity.T, atol=1e-12)
+    np.testing.assert_allclose(np.diag(similarity), 1, atol=1e-12)
+    a, b = (network.positions()[0, 1 + patch].detach().double() for patch in (3, 6))
+    assert similarity[3, 6] == pytest.approx(float(a @ b / a.norm() / b.norm()), abs=1e-12)
+
+
+@pytest.mark.parametrize("pool", ["token", "gap", "map"])
+def test_a_network_seen_by_hooks_equals_its_attention_written_out(pool):
+    network = network_of(TINY.model_copy(update={"pool": pool, "dropout_rate": 0.5})).train()
+    _, images = images_of(TINY)
+    inspection = inspect_network(network, images, batch_size=2)
+    assert network.training
+    assert not any(block.attention._forward_pre_hooks for block in network.encoder())
+    with torch.no_grad():
+        layers = attention_of(network.eval(), images)
+    distances = torch.from_numpy(grid_distances(4, 4))
+    expected = torch.stack([mean_distances(weights, distances).mean(dim=0) for weights in layers])
+    np.testing.assert_allclose(inspection.attention_distance_px, expected, rtol=1e-5)
+    assert (inspection.attention_distance_px > 0).all()
+    assert (inspection.attention_distance_px < 3 * 4 * math.sqrt(2)).all()
+    product = eye = torch.eye(layers[0].shape[2])
+    for weights in layers:
+        product = (weights.mean(dim=1) + eye) / 2 @ product
+    rows = product[:, 0, 1:] if pool == "token" else product.mean(dim=1)
+    np.testing.assert_allclose(inspection.rollout, rows.reshape(5, 4, 4), rtol=1e-4)
+    assert any("no class token" in note for note in inspection.notes) == (pool != "token")
+
+
+@pytest.mark.parametrize("table", ["none", "relative"])
+def test_positions_that_are_not_added_to_tokens_are_left_out_with_a_sentence(table, tmp_path):
+    config = TINY.model_copy(update={"pos_embed": table})
+    pixels, images = images_of(config)
+    inspection = inspect_network(network_of(config), images)
+    assert inspection.position_similarity is None
+    assert any("there is no position similarity" in note for note in inspection.notes)
+    keys = write_inspection(open_store(tmp_path), inspection, pixels, "no positions")
+    assert keys == [NAMES[0], *NAMES[2:], "inspection.json", "index.html"]
+
+
+def test_a_mask_is_brightest_where_the_rollout_is_and_zero_where_the_network_does_not_see():
+    rollout = np.full((4, 4), 0.01)
+    rollout[1, 2] = 0.5
+    mask = rollout_mask(rollout, image_px=18, patch_px=4)
+    assert mask.shape == (18, 18)
+    assert mask.min() == 0
+    assert mask.max() == 1
+    row, column = np.unravel_index(mask.argmax(), mask.shape)
+    assert 4 <= row < 8
+    assert 8 <= column < 12
+    assert not mask[16:].any()
+    assert not mask[:, 16:].any()
+    assert (rollout_mask(np.full((4, 4), 0.1), image_px=16, patch_px=4) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "says"),
+    [
+        (TINY, NAMES, "32 kernels of the patch embedding"),
+        (HYBRID, NAMES, "64 kernels of the 7 x 7 root convolution"),
+        (BiTConfig(stages=(1,)), NAMES[:1], "64 kernels of the 7 x 7 root convolution"),
+    ],
+)
+def test_the_page_holds_every_figure_of_the_network(config, names, says, tmp_path):
+    pixels, images = images_of(config)
+    inspection = inspect_network(network_of(config), images)
+    store = open_store(tmp_path)
+    keys = write_inspection(store, inspection, pixels, "A <tiny> network")
+    assert keys == [*names, "inspection.json", "index.html"]
+    assert keys == sorted(store.list(), key=keys.index)
+    page = store.read("index.html").decode()
+    assert page.count("data:image/png;base64,") == len(names)
+    assert "http" not in page
+    assert "A &lt;tiny&gt; network" in page
+    assert says in page
+    for name in names:
+        assert len(np.unique(np.asarray(Image.open(tmp_path / name).convert("L")))) > 16
+    numbers = json.loads(store.read("inspection.json"))
+    if "attention-distance.png" in names:
+        assert np.array(numbers["attention_distance_px"]).shape == (3, 2)
+        assert numbers["patch_px"] == 4
+        assert numbers["num_images"] == 5
+
+
+def test_images_that_are_not_the_networks_are_refused():
+    network = network_of(TINY)
+    with pytest.raises(ValueError, match=r"inspected on \(n, 3, 18, 18\)"):
+        inspect_network(network, torch.zeros(1, 3, 16, 16))
+    with pytest.raises(ValueError, match=r"pixels / 127\.5 - 1"):
+        inspect_network(network, torch.zeros(1, 3, 18, 18, dtype=torch.uint8))
+    torch.nn.init.constant_(network.blocks[1].attention.qkv.bias, float("nan"))
+    with pytest.raises(ValueError, match=r"blocks\.1 is not finite"):
+        inspect_network(network, torch.zeros(1, 3, 18, 18))
+
+
+def test_matplotlib_is_imported_only_to_draw():
+    code = "import sys, vit.inspection.page; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,110 @@
+"""Exported programs compute what the network computes, for any batch; one that does not is refused and not kept."""
+
+import importlib.util
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from data_prep.decode import DecodePolicy
+from vit.input.config import AugmentConfig
+from vit.models.build import build_network
+from vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vit.published import ImageContract, PublishedModel
+from vit.serving import export
+from vit.serving.export import export_onnx, export_torch
+
+TINY = {"image_size_px": 16, "patch_size_px": 8, "embed_dim": 32, "depth": 1, "num_heads": 2, "mlp_dim": 64}
+NETWORKS = {
+    "token": ViTConfig(**TINY),
+    "gap-2d": ViTConfig(**TINY, pool="gap", pos_embed="learned-2d"),
+    "map-sincos": ViTConfig(**TINY, pool="map", pos_embed="sincos-2d", pre_logits=True),
+    "relative": ViTConfig(**TINY, pos_embed="relative"),
+    "hybrid": HybridConfig(image_size_px=32, stages=(1,), embed_dim=32, depth=1, num_heads=2, mlp_dim=64),
+    "bit": BiTConfig(image_size_px=32, stages=(1, 1)),
+}
+
+# An export takes seconds, whatever the size of the network.
+CASES = [pytest.param(c, marks=pytest.mark.slow if c in ("map-sincos", "relative") else ()) for c in NETWORKS]
+
+
+def published(case: str) -> PublishedModel:
+    torch.manual_seed(0)
+    network = build_network(NETWORKS[case], 4).eval()
+    for name, value in network.named_parameters():
+        if name.startswith("head") or "pos_embed" in name or "token" in name:
+            torch.nn.init.normal_(value)
+    contract = ImageContract(
+        decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=network.config.image_size_px)
+    )
+    return PublishedModel("models/birds/1", "0a1b2c", network, contract, ("cat", "dog", "Ente", "鸟"), {})
+
+
+def images(model: PublishedModel, count: int) -> torch.Tensor:
+    size = model.network.config.image_size_px
+    return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(7 + count))
+
+
+def assert_equal(loaded, model):
+    for count in (1, 3):
+        with torch.no_grad():
+            expected = model.network(images(model, count))
+        assert expected.abs().max() > 0.5
+        assert (loaded(images(model, count)) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_torch_program_is_the_network_for_any_batch(case, tmp_path):
+    model = published(case)
+    path = export_torch(model, tmp_path / "m.pt2")
+    assert_equal(torch.export.load(path).module(), model)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_onnx_model_is_the_network_for_any_batch(case, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    model = published(case)
+    session = onnxruntime.InferenceSession(str(export_onnx(model, tmp_path / "m.onnx")))
+    assert [(i.name, i.shape[0]) for i in session.get_inputs()] == [("image", "batch")]
+    assert [o.name for o in session.get_outputs()] == ["logits"]
+    assert_equal(lambda x: torch.from_numpy(session.run(None, {"image": x.numpy()})[0]), model)
+
+
+def test_what_the_program_needs_to_know_stands_beside_it(tmp_path):
+    model = published("token")
+    export_torch(model, tmp_path / "m.pt2")
+    about = json.loads((tmp_path / "m.pt2.json").read_text(encoding="utf-8"))
+    assert (about["digest"], about["classes"]) == ("0a1b2c", ["cat", "dog", "Ente", "鸟"])
+    assert ImageContract.model_validate(about["image_contract"]) == model.contract
+    assert about["input"] == {"name": "image", "dtype": "float32", "shape": ["batch", 3, 16, 16]}
+    assert 0 <= about["largest_difference"] <= 1e-5
+
+
+def test_a_program_that_computes_something_else_is_refused_and_not_kept(tmp_path, monkeypatch):
+    model = published("gap-2d")
+    wrong = SimpleNamespace(module=lambda: lambda x: model.network(x) * 1.0001)
+    monkeypatch.setattr(torch.export, "load", lambda path: wrong)
+    with pytest.raises(
+        RuntimeError, match=r"of models/birds/1 computes other logits .* differ by 1\.0e-04.*Nothing was kept"
+    ):
+        export_torch(model, tmp_path / "m.pt2")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_what_onnxruntime_makes_of_zeros_before_a_max_pool_is_noticed(tmp_path, monkeypatch):
+    """Fails once onnxruntime computes what the file says: then `_keep_zero_padding` can go."""
+    monkeypatch.setattr(export, "_keep_zero_padding", lambda graph: None)
+    with pytest.raises(RuntimeError, match="ONNX of models/birds/1 computes other logits"):
+        export_onnx(published("bit"), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_onnx_without_its_packages_names_the_extra(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "onnxscript" else find(name, *rest)
+    )
+    with pytest.raises(RuntimeError, match=r"needs onnxscript: pip install 'vitline\[export\]'"):
+        export_onnx(published("token"), tmp_path / "m.onnx")

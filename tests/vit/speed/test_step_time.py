@@ -1,0 +1,21 @@
+"""The measured seconds of a step: of this recipe's share, and without a trace in the process."""
+
+import torch
+
+from vit.config import ExecutionConfig
+from vit.speed.step_time import seconds_per_step, synthetic_batch
+
+
+def test_a_step_is_timed_and_threads_are_given_back(tiny_recipe):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    assert seconds_per_step(tiny_recipe, ExecutionConfig(num_workers=2, micro_batch_size=2), num_classes=5) > 0
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == before + 1
+
+
+def test_made_up_images_have_the_shape_of_real_ones(tiny_recipe):
+    batch = synthetic_batch(tiny_recipe, num_classes=5, size=3)
+    assert (batch.images.shape, batch.images.dtype) == ((3, 8, 8, 3), torch.uint8)
+    assert int(batch.labels.max()) < 5

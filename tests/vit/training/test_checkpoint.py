@@ -1,0 +1,183 @@
+"""Checkpoints: exact, complete or invisible, refused when damaged or foreign."""
+
+import threading
+import uuid
+
+import pytest
+import safetensors.torch
+import torch
+
+from infra.config import replace
+from infra.runs.claims import ClaimLost
+from infra.storage import open_store
+from vit.training.checkpoint import (
+    CheckpointError,
+    CheckpointSaver,
+    checkpoint_prefix,
+    list_checkpoints,
+    newest_checkpoint,
+    owners,
+    resume,
+    state_tensors,
+)
+from vit.training.train import initial_state, train_step
+from vit.training.world import World
+
+CPU = World()
+
+
+@pytest.fixture
+def run():
+    return open_store(f"memory://{uuid.uuid4().hex}/runs/r")
+
+
+@pytest.fixture
+def meta(tiny_recipe):
+    return {"recipe": tiny_recipe.model_dump(mode="json"), "corpus_digest": "c" * 64, "class_map_digest": "m" * 64}
+
+
+@pytest.fixture
+def trained(tiny_recipe, make_batch):
+    """trained(steps): a state after so many updates."""
+
+    def make(steps: int):
+        state = initial_state(tiny_recipe, 5, CPU.device)
+        for step in range(steps):
+            train_step(state, state.model, [make_batch(step)], tiny_recipe, CPU)
+        return state
+
+    return make
+
+
+def commit(run, state, meta, *, attempt=1, world_size=1, keep=5):
+    """Saves as `world_size` ranks do, each with a saver of its own."""
+    savers = [
+        CheckpointSaver(run, attempt=attempt, rank=rank, world_size=world_size, keep=keep) for rank in range(world_size)
+    ]
+    for saver in savers:
+        saver.save(state, {**meta, "save_id": f"s-{state.step}"})
+    for saver in savers:
+        saver.wait()
+
+
+def assert_equal_states(a, b):
+    expected, found = state_tensors(a), state_tensors(b)
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, found[name]), name
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_any_number_of_ranks_saved_is_restored_exactly(run, meta, trained, world_size):
+    state = trained(4)
+    commit(run, state, meta, world_size=world_size)
+    other = trained(1)
+    ref = resume(run, other, meta, CPU)
+    assert ref is not None
+    assert other.step == 4
+    assert_equal_states(state, other)
+
+
+def test_ranks_share_the_bytes_and_the_files_are_ordinary_safetensors(run, meta, trained):
+    state = trained(2)
+    tensors = state_tensors(state)
+    shares = [sum(tensors[n].nbytes for n, r in owners(tensors, 3).items() if r == rank) for rank in range(3)]
+    assert max(shares) - min(shares) <= max(t.nbytes for t in tensors.values())
+    commit(run, state, meta, world_size=3)
+    prefix = checkpoint_prefix(2, 1)
+    loaded = {}
+    for rank in range(3):
+        loaded |= safetensors.torch.load(run.read(f"{prefix}/rank-{rank:05d}-of-00003.safetensors"))
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
+
+
+def test_the_state_may_change_while_its_checkpoint_is_being_written(run, meta, trained, make_batch, tiny_recipe):
+    state, expected = trained(3), trained(3)
+    gate = threading.Event()
+    saver = CheckpointSaver(run, attempt=1, before_commit=gate.wait)
+    saver.save(state, {**meta, "save_id": "s"})
+    train_step(state, state.model, [make_batch(3)], tiny_recipe, CPU)
+    assert list_checkpoints(run) == []  # not committed: invisible
+    gate.set()
+    saver.wait()
+    other = trained(1)
+    resume(run, other, meta, CPU)
+    assert_equal_states(expected, other)
+
+
+@pytest.mark.parametrize(
+    "damage", ["flipped byte", "missing file", "cut short", "manifest not JSON", "manifest changed"]
+)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run, meta, trained, damage):
+    commit(run, trained(2), meta)
+    commit(run, trained(4), meta)
+    prefix = checkpoint_prefix(4, 1)
+    key = f"{prefix}/rank-00000-of-00001.safetensors"
+    data = run.read(key)
+    if damage == "flipped byte":
+        run.write(key, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    elif damage == "missing file":
+        run.delete(key)
+    elif damage == "cut short":
+        run.write(key, data[:-100])
+    elif damage == "manifest not JSON":
+        run.write(f"{prefix}/manifest.json", b"{")
+    else:
+        run.write_json(f"{prefix}/manifest.json", {**run.read_json(f"{prefix}/manifest.json"), "images_seen": 7})
+    rejected = []
+    ref, _ = newest_checkpoint(run, lambda prefix, error: rejected.append((prefix, str(error))))
+    assert ref.step == 2
+    assert [(p, prefix in text) for p, text in rejected] == [(prefix, True)]
+    # The run goes on from there and may save the damaged step again.
+    state = trained(1)
+    assert resume(run, state, meta, CPU).step == 2
+    commit(run, trained(4), meta, keep=1)
+    assert resume(run, trained(1), meta, CPU).step == 4
+
+
+def test_another_recipe_or_corpus_is_refused_with_the_difference(run, meta, trained, tiny_recipe):
+    commit(run, trained(2), meta)
+    changed = replace(tiny_recipe, **{"optim.peak_lr": 5e-2}).model_dump(mode="json")
+    with pytest.raises(CheckpointError, match=r"recipe\.optim\.peak_lr: 0\.01 -> 0\.05"):
+        resume(run, trained(1), {**meta, "recipe": changed}, CPU)
+    with pytest.raises(CheckpointError, match="corpus_digest"):
+        resume(run, trained(1), {**meta, "corpus_digest": "d" * 64}, CPU)
+
+
+def test_an_attempt_that_lost_its_claim_commits_nothing_and_is_told(run, meta, trained):
+    def lost():
+        raise ClaimLost("attempt 2 holds it")
+
+    saver = CheckpointSaver(run, attempt=1, check_claim=lost)
+    saver.save(trained(2), {**meta, "save_id": "s"})
+    with pytest.raises(ClaimLost):
+        saver.wait()
+    assert list_checkpoints(run) == []
+
+
+def test_only_the_newest_are_kept_and_a_later_attempt_wins_at_the_same_step(run, meta, trained):
+    for steps in (1, 2, 3):
+        commit(run, trained(steps), meta, keep=2)
+    assert list_checkpoints(run) == [checkpoint_prefix(3, 1), checkpoint_prefix(2, 1)]
+    assert not run.list(checkpoint_prefix(1, 1))
+    commit(run, trained(3), meta, attempt=2)
+    assert list_checkpoints(run)[0] == checkpoint_prefix(3, 2)
+
+
+def test_what_a_killed_save_left_is_swept_by_a_later_one(run, meta, trained):
+    run.write(f"{checkpoint_prefix(1, 1)}/rank-00000-of-00002.safetensors", b"half")
+    commit(run, trained(2), meta)
+    assert not run.list(checkpoint_prefix(1, 1))
+
+
+def test_a_group_restarted_within_an_attempt_does_not_mix_its_files_with_older_ones(run, meta, trained):
+    """Rank 1 of an earlier start left its files; the new rank 0 waits for the new rank 1."""
+    old = trained(2)
+    CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write(
+        {"model/old": torch.zeros(1)}, {"step": 2, "save_id": "before"}
+    )
+    commit(run, old, meta, world_size=2)
+    other = trained(1)
+    resume(run, other, meta, CPU)
+    assert_equal_states(old, other)

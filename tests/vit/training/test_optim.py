@@ -1,0 +1,81 @@
+"""Schedules at points worked out by hand; which parameters decay; the update against the formula."""
+
+import pytest
+import torch
+
+from vit.config import OptimConfig
+from vit.models.build import meta_network
+from vit.models.config import BiTConfig, HybridConfig, ViTConfig
+from vit.models.vit import VisionTransformer
+from vit.training.optim import build_optimizer, is_decayed, lr_at, set_lr
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end_lr", "step", "expected"),
+    [
+        ("cosine", 0.0, 1, 0.1),  # warmup: 1 / 10 of the peak
+        ("cosine", 0.0, 10, 1.0),
+        ("cosine", 0.0, 60, 0.5),  # half way from 10 to 110
+        ("cosine", 0.0, 110, 0.0),
+        ("linear", 0.2, 35, 0.8),  # a quarter of the way from 1.0 to 0.2
+        ("linear", 0.2, 110, 0.2),
+    ],
+)
+def test_learning_rate(schedule, end_lr, step, expected):
+    config = OptimConfig(peak_lr=1.0, warmup_steps=10, schedule=schedule, end_lr=end_lr)
+    assert lr_at(step, config, total_steps=110) == pytest.approx(expected)
+
+
+def test_a_staircase_falls_to_a_tenth_after_each_of_its_steps():
+    config = OptimConfig(peak_lr=1.0, warmup_steps=100, schedule="staircase", falls_at=(0.4, 0.6, 0.8))
+    steps = {50: 0.5, 100: 1.0, 200: 1.0, 201: 0.1, 300: 0.1, 301: 0.01, 400: 0.01, 401: 0.001, 500: 0.001}
+    assert {step: lr_at(step, config, total_steps=500) for step in steps} == pytest.approx(steps)
+    with pytest.raises(ValueError, match="falls_at"):
+        OptimConfig(schedule="staircase")
+    with pytest.raises(ValueError, match="falls_at"):
+        OptimConfig(falls_at=(0.5,))
+
+
+def test_only_kernels_decay():
+    model = VisionTransformer(
+        ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=8, depth=1, num_heads=2, mlp_dim=16), 3
+    )
+    decayed = {name for name, p in model.named_parameters() if is_decayed(name, p)}
+    assert decayed == {
+        "patch_embed.weight",
+        "blocks.0.attention.qkv.weight",
+        "blocks.0.attention.out.weight",
+        "blocks.0.fc1.weight",
+        "blocks.0.fc2.weight",
+        "head.weight",
+    }
+
+
+SMALL = {"image_size_px": 16, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_dim": 16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ViTConfig(patch_size_px=4, pool="map", pos_embed="relative", **SMALL),
+        ViTConfig(patch_size_px=4, pos_embed="learned-2d", pos_embed_at="every-layer", pre_logits=True, **SMALL),
+        HybridConfig(stages=(1,), **SMALL),
+        BiTConfig(image_size_px=16, stages=(1,)),
+    ],
+)
+def test_of_every_network_what_the_original_calls_a_kernel_decays(config):
+    named = dict(meta_network(config, 3).named_parameters())
+    kernels = {name for name, p in named.items() if name.endswith(".weight") and p.ndim >= 2}
+    assert {name for name, p in named.items() if is_decayed(name, p)} == kernels
+    assert len(kernels) < len(named)
+
+
+def test_decay_is_relative_to_the_learning_rate():
+    """First step of Adam: p - lr * sign(g) - lr * wd * p. With g = 3, p = 2, lr = 0.1, wd = 0.5: 2 - 0.1 - 0.1."""
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(layer.weight, 2.0)
+    optimizer = build_optimizer(layer, OptimConfig(weight_decay=0.5))
+    set_lr(optimizer, 0.1)
+    layer.weight.grad = torch.full((1, 1), 3.0)
+    optimizer.step()
+    assert layer.weight.item() == pytest.approx(1.8)

@@ -1,0 +1,141 @@
+"""The update against a reference written out by hand; masks, guards, and resume."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from infra.config import replace
+from vit.config import ExecutionConfig
+from vit.training.checkpoint import load_state_tensors, state_tensors
+from vit.training.train import forward, initial_state, train, train_step
+from vit.training.world import World
+
+from ...other_rounding import other_rounding
+
+NUM_CLASSES = 5
+CPU = World()
+
+
+def weights(state):
+    return {name: p.detach().clone() for name, p in state.model.named_parameters()}
+
+
+def test_an_update_is_adamw_on_the_clipped_mean_gradient(tiny_recipe, make_batch):
+    recipe = replace(tiny_recipe, **{"model.dropout_rate": 0.0, "optim.clip_norm": 0.05})
+    state, batch = initial_state(recipe, NUM_CLASSES, CPU.device), make_batch(0)
+    before = weights(state)
+    images = batch.images.permute(0, 3, 1, 2).double() / 127.5 - 1
+    reference = initial_state(recipe, NUM_CLASSES, CPU.device).model.double()
+    F.cross_entropy(reference(images), batch.labels).backward()
+    grads = {name: p.grad for name, p in reference.named_parameters()}
+    norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
+
+    result = train_step(state, state.model, [batch], recipe, CPU)
+
+    assert result.grad_norm == pytest.approx(norm, rel=1e-5)
+    lr = 1e-2 / 2  # step 1 of 2 warmup steps
+    for name, p in state.model.named_parameters():
+        g = grads[name] * 0.05 / norm
+        decay = 0.1 if p.ndim >= 2 and name not in ("pos_embed", "cls_token") else 0.0
+        expected = before[name] * (1 - lr * decay) - lr * g / (g.abs() + 1e-8)
+        moved = g.abs() > 1e-6  # where the gradient is rounding noise, Adam's first step is the sign of noise
+        torch.testing.assert_close(p[moved], expected[moved].float(), rtol=1e-4, atol=1e-6)
+    average = 0.9 * before["head.weight"] + 0.1 * state.model.head.weight
+    torch.testing.assert_close(state.average["head.weight"], average)
+
+
+def test_micro_batches_and_padding_change_an_update_by_rounding_only(tiny_recipe, make_batch):
+    recipe = replace(tiny_recipe, **{"model.dropout_rate": 0.0})
+    whole, split = (initial_state(recipe, NUM_CLASSES, CPU.device) for _ in range(2))
+    for step in range(10):
+        one = train_step(whole, whole.model, [make_batch(step)], recipe, CPU)
+        parts = [make_batch(step, 3), make_batch(step, 3, start=3), make_batch(step, 2, start=6, padding=1)]
+        several = train_step(split, split.model, parts, recipe, CPU)
+        # DESIGN 3.4: within 1e-5 at the first step, 1e-3 after fifty.
+        assert float(several.loss_sum) == pytest.approx(float(one.loss_sum), rel=1e-5 if step == 0 else 2e-4)
+        assert int(several.correct) == int(one.correct)
+
+
+def test_another_processor_changes_losses_by_as_little_as_another_split_of_the_batch(tiny_recipe, make_batch):
+    recipe = replace(tiny_recipe, **{"model.dropout_rate": 0.0, "optim.peak_lr": 1e-3, "total_steps": 50})
+    state, losses = initial_state(recipe, NUM_CLASSES, CPU.device), []
+    elsewhere, others = initial_state(recipe, NUM_CLASSES, CPU.device), []
+    for step in range(50):
+        losses.append(float(train_step(state, state.model, [make_batch(step)], recipe, CPU).loss_sum))
+        with other_rounding():
+            others.append(float(train_step(elsewhere, elsewhere.model, [make_batch(step)], recipe, CPU).loss_sum))
+    assert others != losses
+    assert others[0] == pytest.approx(losses[0], rel=1e-5)
+    assert others == pytest.approx(losses, rel=1e-3)
+
+
+def test_multi_hot_labels_and_sigmoid_start_at_the_bias(tiny_recipe, make_batch):
+    """K classes at bias -b: one label costs softplus(b), each absent one softplus(-b)."""
+    recipe = replace(tiny_recipe, **{"model.head_bias_init": -3.0, "loss": "sigmoid"})
+    state, batch = initial_state(recipe, NUM_CLASSES, CPU.device), make_batch(0)
+    result = train_step(state, state.model, [batch], recipe, CPU)
+    expected = 8 * (math.log1p(math.exp(3)) + 4 * math.log1p(math.exp(-3)))
+    assert float(result.loss_sum) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_non_finite_gradient_is_never_applied_and_ends_the_run_as_diverged(tiny_recipe, make_batch):
+    state = initial_state(tiny_recipe, NUM_CLASSES, CPU.device)
+    with torch.no_grad():
+        state.model.head.bias[0] = math.nan
+    before, reports = weights(state), []
+    outcome = train(
+        state,
+        iter([[make_batch(step)] for step in range(12)]),
+        tiny_recipe,
+        ExecutionConfig(max_nonfinite_steps=2),
+        CPU,
+        report=lambda step, metrics: reports.append((step, metrics)),
+        save=lambda _: pytest.fail("a diverged state must not be saved"),
+    )
+    assert outcome == "diverged"
+    assert [m["guard/nonfinite_steps"] for _, m in reports] == [1, 2, 3]
+    for name, value in weights(state).items():
+        assert torch.equal(value, before[name]) or name == "head.bias"
+
+
+@pytest.mark.parametrize("cut", [1, 5])
+def test_twelve_steps_equal_some_and_the_rest_bit_for_bit(tiny_recipe, make_batch, cut):
+    """With dropout, decay, clipping and an average: nothing of a run lives outside its tensors and step."""
+
+    def run(state, start, losses):
+        batches = ([make_batch(step)] for step in range(start, 12))
+        train(
+            state,
+            batches,
+            tiny_recipe,
+            ExecutionConfig(log_every_steps=1),
+            CPU,
+            report=lambda step, m: losses.append((step, m["train/loss"])),
+            save=lambda _: None,
+            stop_requested=lambda: "preempted" if start == 0 and state.step == cut else None,
+        )
+
+    uninterrupted, expected = initial_state(tiny_recipe, NUM_CLASSES, CPU.device), []
+    for step in range(12):
+        result = train_step(uninterrupted, uninterrupted.model, [make_batch(step)], tiny_recipe, CPU)
+        expected.append((step + 1, float(result.loss_sum) / 8))
+
+    first, losses = initial_state(tiny_recipe, NUM_CLASSES, CPU.device), []
+    run(first, 0, losses)
+    assert first.step == cut
+    second = initial_state(replace(tiny_recipe, seed=99), NUM_CLASSES, CPU.device)
+    load_state_tensors(second, {name: value.clone() for name, value in state_tensors(first).items()})
+    second.step = cut
+    run(second, cut, losses)
+    assert losses == expected
+    for name, value in state_tensors(uninterrupted).items():
+        assert torch.equal(value, state_tensors(second)[name]), name
+
+
+def test_images_are_normalised_to_minus_one_and_one():
+    seen = []
+    pixels = torch.tensor([0, 255, 51], dtype=torch.uint8).expand(1, 2, 2, 3)
+    forward(lambda x: seen.append(x) or x, pixels, "float32", CPU.device)
+    assert seen[0][0, :, 0, 0].tolist() == pytest.approx([-1.0, 1.0, -0.6])

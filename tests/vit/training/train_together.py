@@ -1,0 +1,76 @@
+"""A rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints losses as JSON, of a whole run
+and of one that was cut and resumed."""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
+from vit.input.batches import Batch
+from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
+from vit.training.checkpoint import load_state_tensors, state_tensors
+from vit.training.train import initial_state, train
+from vit.training.world import World
+
+NUM_CLASSES, BATCH, STEPS = 5, 8, 12
+RECIPE = TrainRecipe(
+    model=ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=2, num_heads=2, mlp_dim=32),
+    input=InputConfig(global_batch_size=BATCH, num_lanes=2, augment=AugmentConfig(image_size_px=8)),
+    optim=OptimConfig(peak_lr=1e-3, warmup_steps=2, weight_decay=0.1),
+    total_steps=STEPS,
+)
+
+
+def part(step: int, rank: int, world_size: int) -> list[Batch]:
+    """This rank's share of a step, in two micro-batches."""
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randint(0, 256, (BATCH, 8, 8, 3), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, NUM_CLASSES, (BATCH,), generator=generator)
+    share = torch.arange(BATCH)[rank::world_size]
+    return [
+        Batch(images=images[rows], labels=labels[rows], valid=torch.ones(len(rows), dtype=torch.bool), first_slot=0,
+              num_valid=len(rows))
+        for rows in share.chunk(2)
+    ]  # fmt: skip
+
+
+def losses(world: World, cut: int | None = None) -> list[float]:
+    """The losses of all steps; with `cut`, of a run whose state after that step is loaded into another one."""
+    found: list[float] = []
+
+    def run(state, stop_at):
+        train(
+            state,
+            (part(step, world.rank, world.size) for step in range(state.step, STEPS)),
+            RECIPE,
+            ExecutionConfig(log_every_steps=1),
+            world,
+            report=lambda step, metrics: found.append(metrics["train/loss"]),
+            save=lambda state: None,
+            stop_requested=lambda: "preempted" if state.step == stop_at else None,
+        )
+
+    state = initial_state(RECIPE, NUM_CLASSES, world.device)
+    run(state, cut)
+    if cut:
+        resumed = initial_state(RECIPE, NUM_CLASSES, world.device)
+        load_state_tensors(resumed, {name: value.clone() for name, value in state_tensors(state).items()})
+        resumed.step = cut
+        run(resumed, None)
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rank, world_size = int(sys.argv[1]), int(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size)
+    group = World(rank, world_size)
+    print(json.dumps([losses(group), losses(group, cut=5)]), flush=True)
+    dist.destroy_process_group()
+    # A thread of gloo may still be about to free the last tensor, for which it wants the GIL: where Python is ending by then,
+    # the process aborts (6 of 25 here). Ray ends its workers without that, too.
+    os._exit(0)

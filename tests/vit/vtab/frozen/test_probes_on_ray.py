@@ -1,0 +1,81 @@
+"""Features by Ray Data in a real Ray: killed with -9 in the middle, only what was missing is computed again."""
+
+import pytest
+import torch
+
+from data_prep.shard_format import load_class_names
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_state
+from infra.storage import open_store
+from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
+from vit.models.vit import VisionTransformer
+from vit.run_spec import read_progress
+
+from ..conftest import published
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def slow_model(root, digits) -> str:
+    """Some ten milliseconds an image."""
+    config = ViTConfig(image_size_px=48, patch_size_px=4, embed_dim=192, depth=8, num_heads=3, mlp_dim=768)
+    torch.manual_seed(0)
+    network = VisionTransformer(config, 10)
+    return published(root, "slow", network, load_class_names(digits), AugmentConfig(image_size_px=48))
+
+
+def submit(jobs, spec):
+    """A new attempt of the evaluation, as a flow submits it: the run and the id of the job."""
+    run = open_store(spec.root).child(f"runs/{spec.run_key}")
+    run.write_json("config.json", spec.model_dump(mode="json"))
+
+    def state(job_id):
+        job = jobs.find(job_id)
+        return job and job.state
+
+    claim = take_claim(run, spec.run_key, job_state=state, owner="test")
+    command = ["python", "-m", "vit.ray_workers", "--run", run.uri, "--attempt", str(claim.attempt)]
+    jobs.submit(claim.job_id, command, {}, {})
+    return run, claim.job_id
+
+
+def test_killed_drivers_and_workers_compute_nothing_twice(ray_jobs, until, processes, slow_model, spec_for, root):
+    def parts():
+        return {listed.key: listed.tag for listed in open_store(root).scan("features/")}
+
+    spec = spec_for("linear", slow_model)
+    run, job = submit(ray_jobs, spec)
+    until(lambda: len(parts()) >= 1, job)
+    (driver,) = processes("vit.ray_workers", run.uri)
+    driver.kill()
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
+    before = parts()
+    assert 1 <= len(before) < 5
+    assert not open_store(root).list("scores/")
+
+    run, job = submit(ray_jobs, spec)
+    until(lambda: (read_progress(run) or {}).get("step", 0) > 0, job)
+    assert read_progress(run)["total_steps"] == 1797
+    until(lambda: len(parts()) > len(before), job)
+    processes("ray::MapWorker")[0].kill()
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "succeeded", ray_jobs.logs(job)
+    assert parts().items() >= before.items()
+    (score,) = read_state(run)["scores"]
+    assert score["num_examples"] == 797
+    assert score["value"] > 0.5
+    progress = read_progress(run)
+    assert (progress["step"], progress["total_steps"], progress["unit"]) == (1, 1, "scores")
+
+    run, job = submit(ray_jobs, spec.model_copy(update={"run_key": "again-000000000000"}))
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "succeeded"
+    assert read_state(run)["scores"] == [score]
+
+
+def test_a_model_without_its_weights_fails_in_one_sentence(ray_jobs, slow_model, spec_for):
+    open_store(slow_model).delete("model.safetensors")
+    run, job = submit(ray_jobs, spec_for("knn", slow_model, run_key="broken-000000000000"))
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
+    assert "model.safetensors" in read_state(run)["reason"]
+    assert "Traceback" not in read_state(run)["reason"]

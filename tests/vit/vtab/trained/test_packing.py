@@ -1,0 +1,62 @@
+"""What trials hold and share: counted without data, against a step that is watched."""
+
+import torch
+
+from vit.config import TrainRecipe
+from vit.models.build import build_network
+from vit.models.config import BiTConfig, ViTConfig
+from vit.models.variants import network_variant
+from vit.vtab.trained.packing import activation_bytes, micro_batch_size, trial_resources, trials_per_gpu
+
+SMALL = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=64, depth=2, num_heads=2, mlp_dim=128)
+
+
+def kept(config, num_examples):
+    """Bytes that a real step keeps of its examples."""
+    network, found = build_network(config, 1000).train(), {}
+    weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
+
+    def keep(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(torch.zeros(num_examples, 3, config.image_size_px, config.image_size_px))
+    return sum(storage.nbytes() for pointer, storage in found.items() if pointer not in weights)
+
+
+def test_activations_are_those_of_a_real_step():
+    for config in (SMALL, BiTConfig(image_size_px=32, stages=(1, 1))):
+        assert abs(activation_bytes(config, 8) / (kept(config, 16) - kept(config, 8)) - 1) < 0.05
+
+
+def test_micro_batches_shrink_as_pictures_and_networks_grow():
+    sizes = {
+        (v, px): micro_batch_size(network_variant(v, image_size_px=px), "cuda")
+        for v in ("b16", "l16")
+        for px in (224, 384)
+    }
+    assert sizes == {("b16", 224): 64, ("b16", 384): 16, ("l16", 224): 32, ("l16", 384): 8}
+    assert micro_batch_size(SMALL, "cpu") == 64
+    assert micro_batch_size(network_variant("h14", image_size_px=518), "cpu") == 1
+
+
+def test_small_trials_share_a_gpu_and_large_ones_do_not():
+    def recipe(variant, px):
+        config = network_variant(variant, image_size_px=px)
+        return TrainRecipe.model_validate(
+            {
+                "model": config,
+                "total_steps": 20,
+                "optim": {"warmup_steps": 1},
+                "input": {"augment": {"image_size_px": px}},
+            }
+        )
+
+    together = [
+        trials_per_gpu(network_variant(variant, image_size_px=px))
+        for variant, px in (("s16", 224), ("b16", 384), ("h14", 518))
+    ]
+    assert together == [4, 3, 2]
+    assert trial_resources(recipe("s16", 224), {"CPU": 64.0, "GPU": 4.0}) == (4, 0.25, 4)
+    assert trial_resources(recipe("s16", 224), {"CPU": 64.0}) == (1, 0, 1)

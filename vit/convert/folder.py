@@ -1,0 +1,77 @@
+"""Folders as timm and transformers write them: `model.safetensors` and `config.json`. Pickles are refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from vit.convert.report import ConversionError
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
+
+
+def read_folder(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
+    """(weights, config) of a folder, or of a .safetensors file with its `config.json` beside it; None where it has none.
+
+    Raises ConversionError for a file of another kind, a damaged one and a missing one; a pickle is never opened.
+    """
+    path = Path(path)
+    file = path / WEIGHTS if path.is_dir() else path
+    if file.suffix in PICKLES:
+        raise ConversionError(_about_pickle(file))
+    if path.is_dir() and not file.exists():
+        found = sorted(each.name for each in path.iterdir())
+        if pickles := [name for name in found if name.endswith(PICKLES)]:
+            raise ConversionError(_about_pickle(path / pickles[0]))
+        raise ConversionError(f"{path} holds no {WEIGHTS}, but {', '.join(found[:6]) or 'nothing'}.")
+    try:
+        state = safetensors.torch.load_file(file)
+    except FileNotFoundError as error:
+        raise ConversionError(f"There is no file {file}.") from error
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ConversionError(f"{file} is no whole safetensors file: {error}. Fetch it again.") from error
+    return state, _read_config(file.parent / CONFIG)
+
+
+def read_classes(path: str | Path) -> tuple[str, ...] | None:
+    """The class names that the `config.json` of a folder lists, in the order of the head; None where it has none."""
+    config = _read_config(Path(path) / CONFIG) or {}
+    names = config.get("id2label") or config.get("label_names")
+    names = names or (config.get("pretrained_cfg") or {}).get("label_names")
+    if isinstance(names, Mapping):
+        return tuple(str(names[key]) for key in sorted(names, key=int))
+    return tuple(map(str, names)) if names else None
+
+
+def write_folder(directory: str | Path, state: Mapping[str, Tensor], files: Mapping[str, Any]) -> None:
+    """`model.safetensors`, then each of `files` as JSON."""
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: value.cpu().contiguous() for name, value in state.items()}
+    safetensors.torch.save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
+    for name, tree in files.items():
+        (directory / name).write_text(json.dumps(tree, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_config(file: Path) -> dict[str, Any] | None:
+    try:
+        tree = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ConversionError(f"{file} is no JSON: {error}. Fetch it again.") from error
+    if not isinstance(tree, dict):
+        raise ConversionError(f"{file} holds a {type(tree).__name__}; an object was expected.")
+    return tree
+
+
+def _about_pickle(file: Path) -> str:
+    return (
+        f"{file} is a pickle, which may run any code, so it is not opened. Where you trust it: `import torch, "
+        f"safetensors.torch as s; s.save_file(torch.load('{file.name}', weights_only=True), '{WEIGHTS}')`."
+    )

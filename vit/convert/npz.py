@@ -1,0 +1,335 @@
+"""Official `.npz` checkpoints -> networks: the paper's, AugReg's, big_vision's and BiT's, in every naming they came in.
+
+Entries are first renamed to one spelling (`npz_names.py`); one table then says of what each of our parameters is made.
+"""
+
+import io
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from infra.storage import open_store
+from vit.convert.npz_names import BLOCK, Arrays, spelled_as_today
+from vit.convert.report import ConversionError, ConversionReport, Converted, check_variant, finish
+from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vit.models.pos_embed import grid_side, resample_positions
+
+
+def read_npz(
+    uri: str, *, variant: str | None = None, num_classes: int | None = None, image_size_px: int | None = None
+) -> Converted:
+    """The network of an official `.npz` file, with a report of every entry.
+
+    Architecture, sizes, classes and grid are read from the file. `variant` is checked against them; `num_classes` is for
+    files without a head, which becomes zeros; `image_size_px` resamples the position embeddings, and states the
+    resolution of files that have none. Raises ConversionError naming entries and shapes; pickled entries are refused.
+    """
+    report = ConversionReport(source=uri, family="")
+    entries = spelled_as_today(_read(uri), report)
+    arrays = {name: array for name, (_, array) in entries.items()}
+    is_bit = "root_block/conv_root/kernel" in arrays
+    config = _bit_config(arrays, report) if is_bit else _transformer_config(arrays, report)
+    if variant is not None:
+        check_variant(config, variant, uri)
+    config, classes = _settle(config, arrays, report, num_classes, image_size_px)
+    weights: dict[str, Tensor] = {}
+    used: set[str] = set()
+    for name, sources, make in _recipes(config):
+        if all(source in arrays for source in sources):
+            used.update(sources)
+            weights[name] = _made(make, sources, arrays, report)
+            report.loaded[name] = ", ".join(entries[source][0] for source in sources)
+    if isinstance(config, TransformerConfig):
+        weights |= _positions(config, weights, report)
+    if num_classes is not None and "head/kernel" not in arrays and "norm.weight" in weights:
+        width = len(weights["norm.weight"])
+        weights |= {"head.weight": torch.zeros(num_classes, width), "head.bias": torch.zeros(num_classes)}
+        report.missing |= {"head.weight": "zeros: the file has no head", "head.bias": "zeros: the file has no head"}
+    unused = {entries[name][0] for name in set(arrays) - used}
+    return finish(config, classes, weights, report, unused)
+
+
+def _made(make: Callable[..., Tensor], sources: tuple[str, ...], arrays: Arrays, report: ConversionReport) -> Tensor:
+    try:
+        return make(*(arrays[source] for source in sources)).contiguous()
+    except (ValueError, IndexError, RuntimeError) as error:
+        shapes = ", ".join(f"{source} {arrays[source].shape}" for source in sources)
+        raise ConversionError(f"{report.source}: shapes that do not fit together: {shapes}.") from error
+
+
+# The file.
+
+
+def _read(uri: str) -> Arrays:
+    try:
+        folder, slash, key = uri.rpartition("/")
+        with np.load(io.BytesIO(open_store(folder or slash or ".").read(key)), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except FileNotFoundError as error:
+        raise ConversionError(f"There is no file {uri}.") from error
+    except (ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConversionError(
+            f"{uri} is no whole .npz file without pickled entries: {error}. Fetch it again, and compare its size."
+        ) from error
+    if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
+        raise ConversionError(f"{uri} is no .npz file: {strange[0]} is no array. Convert a torch file to safetensors.")
+    return arrays
+
+
+# What the file is.
+
+
+def _transformer_config(arrays: Arrays, report: ConversionReport) -> TransformerConfig:
+    kernel = _need(arrays, "embedding/kernel", report, dims=4)
+    mlp = _need(arrays, f"{BLOCK}0/MlpBlock_0/Dense_0/kernel", report, dims=2)
+    depth = 1 + max(int(m[1]) for name in arrays if (m := re.match(rf"{BLOCK}(\d+)/", name)))
+    pool = "token" if "cls" in arrays else "map" if "MAPHead_0/probe" in arrays else "gap"
+    common: dict[str, Any] = {
+        "embed_dim": kernel.shape[3],
+        "depth": depth,
+        "num_heads": _num_heads(arrays, report),
+        "mlp_dim": mlp.shape[1],
+        "pool": pool,
+        "pre_logits": "pre_logits/kernel" in arrays,
+        "qkv_bias": f"{BLOCK}0/MultiHeadDotProductAttention_0/query/bias" in arrays,
+        "pos_embed": "learned-1d" if "pos_embedding" in arrays else "sincos-2d",
+    }
+    side, patch = _grid_side(arrays, report), max(kernel.shape[0], 1)
+    if "conv_root/kernel" not in arrays:
+        return _checked(ViTConfig, report, patch_size_px=patch, image_size_px=(side or 224 // patch) * patch, **common)
+    stages, width = _stages(arrays), _need(arrays, "conv_root/kernel", report, dims=4).shape[3] // 64
+    stride = 4 * 2 ** max(0, len(stages) - 1)
+    size = (side or 224 // (stride * patch)) * stride * patch
+    sizes = {"stages": stages, "width_factor": width, "patch_size": patch, "image_size_px": size}
+    return _checked(HybridConfig, report, **sizes, **common)
+
+
+def _bit_config(arrays: Arrays, report: ConversionReport) -> BiTConfig:
+    report.missing["(resolution)"] = (
+        "224 px unless another is asked for: a BiT file does not say what it was trained at"
+    )
+    width = _need(arrays, "root_block/conv_root/kernel", report, dims=4).shape[3] // 64
+    return _checked(BiTConfig, report, stages=_stages(arrays), width_factor=width)
+
+
+def _stages(arrays: Arrays) -> tuple[int, ...]:
+    """Blocks of each stage of a ResNet."""
+    units = [(int(m[1]), int(m[2])) for name in arrays if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    return tuple(max(u for b, u in units if b == block) for block in sorted({b for b, _ in units}))
+
+
+def _num_heads(arrays: Arrays, report: ConversionReport) -> int:
+    """Heads of the first block. Raises ConversionError where another projection has others."""
+    first = f"{BLOCK}0/MultiHeadDotProductAttention_0/query/kernel"
+    shape = _need(arrays, first, report, dims=3).shape
+    for name, array in arrays.items():
+        if re.search(r"Attention_0/(query|key|value)/kernel$", name) and array.shape != shape:
+            raise ConversionError(f"{report.source}: {name} has the shape {array.shape}, {first} has {shape}.")
+    return shape[1]
+
+
+def _grid_side(arrays: Arrays, report: ConversionReport) -> int | None:
+    """Side of the grid of the position embeddings; None where the file has none."""
+    if "pos_embedding" not in arrays:
+        return None
+    table = _need(arrays, "pos_embedding", report, dims=3)
+    try:
+        return grid_side(table.shape[1])[0]
+    except ValueError as error:
+        raise ConversionError(f"{report.source}: pos_embedding has the shape {table.shape}. {error}") from error
+
+
+def _checked(kind: type[Any], report: ConversionReport, **fields: Any) -> Any:
+    try:
+        return kind(**fields)
+    except ValueError as error:
+        raise ConversionError(f"{report.source} does not describe a network: {error}") from error
+
+
+def _need(arrays: Arrays, name: str, report: ConversionReport, dims: int) -> np.ndarray:
+    if name not in arrays:
+        shown = ", ".join(sorted(arrays)[:5])
+        raise ConversionError(
+            f"{report.source} is none of the known families: it has no {name}; it starts with {shown}."
+        )
+    if arrays[name].ndim != dims:
+        raise ConversionError(f"{report.source}: {name} has the shape {arrays[name].shape}; {dims} axes were expected.")
+    return arrays[name]
+
+
+def _settle(
+    config: Any, arrays: Arrays, report: ConversionReport, num_classes: int | None, image_size_px: int | None
+) -> tuple[Any, int]:
+    """The config at the asked resolution, and the classes of the head."""
+    if image_size_px is not None:
+        config = _checked(type(config), report, **config.model_dump() | {"image_size_px": image_size_px})
+    if isinstance(config, TransformerConfig) and config.pos_embed == "sincos-2d":
+        if image_size_px is None or config.pool == "token":
+            raise ConversionError(
+                f"{report.source} has no position embeddings. Networks without class token that compute fixed ones are "
+                "read where their resolution is given; any other file has lost its own."
+            )
+        report.missing["(positions)"] = (
+            f"fixed sin-cos embeddings of {config.grid_side} x {config.grid_side} patches: the file has none"
+        )
+    if (kernel := arrays.get("head/kernel")) is None:
+        if num_classes is None:
+            raise ConversionError(f"{report.source} has no head; say how many classes the new one is to have.")
+        return config, num_classes
+    if kernel.ndim not in (2, 4):
+        raise ConversionError(f"{report.source}: head/kernel has the shape {kernel.shape}; 2 axes were expected.")
+    if num_classes is not None and num_classes != kernel.shape[-1]:
+        raise ConversionError(f"{report.source} has a head of {kernel.shape[-1]} classes, not {num_classes}.")
+    return config, kernel.shape[-1]
+
+
+def _positions(config: TransformerConfig, weights: Mapping[str, Tensor], report: ConversionReport) -> dict[str, Tensor]:
+    """The position table as our networks have it: an entry for the class token, and the grid of the config."""
+    table = weights.get("pos_embed")
+    if table is None:
+        return {}
+    side, prefix = grid_side(table.shape[1])
+    if config.pool == "token" and prefix == 0:  # big_vision adds positions before the class token
+        report.adapted.append("pos_embed: a zero entry for the class token, which had none, stands in front")
+        table = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
+    if math.isqrt(config.num_patches) != side:
+        report.adapted.append(
+            f"pos_embed: resampled from {side} x {side} to {config.grid_side} x {config.grid_side} patches "
+            f"({config.pos_embed_resample})"
+        )
+    return resample_positions({"pos_embed": table}, config)
+
+
+# What each of our parameters is made of.
+
+
+class Recipe(NamedTuple):
+    """One of our parameters: the entries it is made of, and how."""
+
+    name: str
+    sources: tuple[str, ...]
+    make: Callable[..., Tensor]
+
+
+def _recipes(config: NetworkConfig) -> Iterator[Recipe]:
+    if isinstance(config, BiTConfig):
+        yield from _bit_recipes(config)
+    elif isinstance(config, TransformerConfig):
+        yield from _transformer_recipes(config)
+    yield Recipe("head.weight", ("head/kernel",), lambda k: _dense(k.reshape(k.shape[-2:])))
+    yield Recipe("head.bias", ("head/bias",), _same)
+
+
+def _transformer_recipes(config: TransformerConfig) -> Iterator[Recipe]:
+    if isinstance(config, HybridConfig):
+        yield from _resnet_recipes(config)
+    yield Recipe("patch_embed.weight", ("embedding/kernel",), _conv)
+    yield Recipe("patch_embed.bias", ("embedding/bias",), _same)
+    if config.pool == "token":
+        yield Recipe("cls_token", ("cls",), _same)
+    if config.pos_embed == "learned-1d":
+        yield Recipe("pos_embed", ("pos_embedding",), _same)
+    for i in range(config.depth):
+        theirs, ours = f"{BLOCK}{i}", f"blocks.{i}"
+        attention = f"{theirs}/MultiHeadDotProductAttention_0"
+        parts = [f"{attention}/{part}" for part in ("query", "key", "value")]
+        yield from _norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
+        yield Recipe(f"{ours}.attention.qkv.weight", tuple(f"{p}/kernel" for p in parts), _stack(_projection))
+        yield Recipe(f"{ours}.attention.qkv.bias", tuple(f"{p}/bias" for p in parts), _stack(_flat))
+        yield from _out(f"{ours}.attention.out", f"{attention}/out")
+        yield from _norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
+        yield from _mlp(ours, f"{theirs}/MlpBlock_0")
+    yield from _norm("norm", "Transformer/encoder_norm")
+    if config.pool == "map":
+        attention = "MAPHead_0/MultiHeadDotProductAttention_0"
+        pair = [f"{attention}/{part}" for part in ("key", "value")]
+        yield Recipe("pool.probe", ("MAPHead_0/probe",), _same)
+        yield Recipe("pool.query.weight", (f"{attention}/query/kernel",), _projection)
+        yield Recipe("pool.query.bias", (f"{attention}/query/bias",), _flat)
+        yield Recipe("pool.key_value.weight", tuple(f"{p}/kernel" for p in pair), _stack(_projection))
+        yield Recipe("pool.key_value.bias", tuple(f"{p}/bias" for p in pair), _stack(_flat))
+        yield from _out("pool.out", f"{attention}/out")
+        yield from _norm("pool.norm", "MAPHead_0/LayerNorm_0")
+        yield from _mlp("pool", "MAPHead_0/MlpBlock_0")
+    if config.pre_logits:
+        yield Recipe("pre_logits.weight", ("pre_logits/kernel",), _dense)
+        yield Recipe("pre_logits.bias", ("pre_logits/bias",), _same)
+
+
+def _resnet_recipes(config: HybridConfig) -> Iterator[Recipe]:
+    yield Recipe("resnet.conv_root.weight", ("conv_root/kernel",), _conv)
+    yield from _norm("resnet.norm_root", "gn_root")
+    for i, blocks in enumerate(config.stages):
+        for j in range(blocks):
+            yield from _unit(
+                f"resnet.stages.{i}.{j}", f"block{i + 1}/unit{j + 1}", projects=j == 0, projection_norm=True
+            )
+
+
+def _bit_recipes(config: BiTConfig) -> Iterator[Recipe]:
+    yield Recipe("conv_root.weight", ("root_block/conv_root/kernel",), _conv)
+    for i, blocks in enumerate(config.stages):
+        for j in range(blocks):
+            yield from _unit(f"stages.{i}.{j}", f"block{i + 1}/unit{j + 1:02d}", projects=j == 0, projection_norm=False)
+    yield from _norm("norm", "norm-pre-head")
+
+
+def _unit(ours: str, theirs: str, projects: bool, projection_norm: bool) -> Iterator[Recipe]:
+    for n in (1, 2, 3):
+        yield Recipe(f"{ours}.conv{n}.weight", (f"{theirs}/conv{n}/kernel",), _conv)
+        yield from _norm(f"{ours}.norm{n}", f"{theirs}/gn{n}")
+    if projects:
+        yield Recipe(f"{ours}.conv_proj.weight", (f"{theirs}/conv_proj/kernel",), _conv)
+        if projection_norm:
+            yield from _norm(f"{ours}.norm_proj", f"{theirs}/gn_proj")
+
+
+def _norm(ours: str, theirs: str) -> Iterator[Recipe]:
+    yield Recipe(f"{ours}.weight", (f"{theirs}/scale",), _same)
+    yield Recipe(f"{ours}.bias", (f"{theirs}/bias",), _same)
+
+
+def _mlp(ours: str, theirs: str) -> Iterator[Recipe]:
+    for n in (1, 2):
+        yield Recipe(f"{ours}.fc{n}.weight", (f"{theirs}/Dense_{n - 1}/kernel",), _dense)
+        yield Recipe(f"{ours}.fc{n}.bias", (f"{theirs}/Dense_{n - 1}/bias",), _same)
+
+
+def _out(ours: str, theirs: str) -> Iterator[Recipe]:
+    yield Recipe(f"{ours}.weight", (f"{theirs}/kernel",), lambda k: _dense(k.reshape(-1, k.shape[-1])))
+    yield Recipe(f"{ours}.bias", (f"{theirs}/bias",), _same)
+
+
+def _same(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _flat(array: np.ndarray) -> Tensor:
+    return _same(array.reshape(-1))
+
+
+def _dense(kernel: np.ndarray) -> Tensor:
+    """(in, out) -> (out, in)."""
+    return _same(kernel.T)
+
+
+def _conv(kernel: np.ndarray) -> Tensor:
+    """HWIO -> OIHW."""
+    return _same(kernel.transpose(3, 2, 0, 1))
+
+
+def _projection(kernel: np.ndarray) -> Tensor:
+    """(D, heads, head dim) -> (D out, D in): heads side by side."""
+    return _dense(kernel.reshape(kernel.shape[0], -1))
+
+
+def _stack(make: Callable[[np.ndarray], Tensor]) -> Callable[..., Tensor]:
+    """Several projections fused into one matrix, in the order of the sources."""
+    return lambda *arrays: torch.cat([make(array) for array in arrays])

@@ -1,0 +1,121 @@
+"""The names that official `.npz` files use, brought to one spelling: big_vision's of today.
+
+Source: the original repositories and their converters (arXiv:2010.11929, 2106.10270, 2205.01580, 1912.11370).
+"""
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from vit.convert.report import ConversionError, ConversionReport
+
+Arrays = dict[str, np.ndarray]
+
+_CONTAINERS = (
+    ("opt/target/", "an optimizer's checkpoint"),
+    ("params/img/", "the image tower of a two-tower checkpoint"),
+    ("img/", "the image tower of a two-tower checkpoint"),
+    ("params/", "a training checkpoint"),
+)
+BLOCK = "Transformer/encoderblock_"
+_PRE_LINEN = (
+    ("/LayerNorm_2/", "/LayerNorm_1/"),
+    ("/MultiHeadDotProductAttention_1/", "/MultiHeadDotProductAttention_0/"),
+    ("/MlpBlock_3/", "/MlpBlock_0/"),
+)
+_POSITIONS = ("Transformer/posembed_input/pos_embedding", "Transformer/pos_embedding")
+_INLINED_MAP = ("probe", "MlpBlock_0/", "MultiHeadDotProductAttention_0/", "LayerNorm_0/")
+_GROUP_NORM = re.compile(r"(?:^|/)(?:gn\d+|gn_root|gn_proj|norm-pre-head)/(?:scale|bias)$")
+_BIT_UNIT = re.compile(
+    r"resnet/(block\d)/(unit\d+)/([abc])/(proj/)?(standardized_conv2d/kernel|group_norm/(?:gamma|beta))"
+)
+_BIT_NAMES = {
+    "resnet/root_block/standardized_conv2d/kernel": "root_block/conv_root/kernel",
+    "resnet/group_norm/gamma": "norm-pre-head/scale",
+    "resnet/group_norm/beta": "norm-pre-head/bias",
+    "resnet/head/conv2d/kernel": "head/kernel",
+    "resnet/head/conv2d/bias": "head/bias",
+    "conv_head/kernel": "head/kernel",
+    "conv_head/bias": "head/bias",
+}
+
+
+def spelled_as_today(file: Arrays, report: ConversionReport) -> dict[str, tuple[str, np.ndarray]]:
+    """Today's name -> (name in the file, array). Raises ConversionError where two entries claim one name."""
+    entries: dict[str, tuple[str, np.ndarray]] = {}
+    for name, entry, array in _unstacked(_unpacked(file, report), report):
+        today = _today(name)
+        if _GROUP_NORM.search(today):
+            array = array.reshape(-1)
+        if today in entries:
+            raise ConversionError(f"{report.source}: {entries[today][0]} and {entry} are the same parameter, {today}.")
+        entries[today] = (entry, array)
+    if not entries:
+        raise ConversionError(f"{report.source} holds no weights.")
+    if any(name.startswith(_INLINED_MAP) for name in entries):  # as while ViT-G was developed
+        moved = {f"MAPHead_0/{n}" if n.startswith(_INLINED_MAP) else n: v for n, v in entries.items()}
+        report.adapted.append("the attention pool stood at the top level of the file")
+        entries = moved
+    return entries
+
+
+def _unpacked(file: Arrays, report: ConversionReport) -> Iterator[tuple[str, str, np.ndarray]]:
+    """(name without its container, name in the file, array) of what belongs to the network; the rest is skipped."""
+    container = next((c for c in _CONTAINERS if any(name.startswith(c[0]) for name in file)), None)
+    report.family = container[1] if container else "a model checkpoint"
+    for entry, array in file.items():
+        if container is None or entry.startswith(container[0]):
+            yield entry.removeprefix(container[0] if container else ""), entry, _float32(entry, array, report)
+        else:
+            report.skipped[entry] = f"not part of the network: {report.family} holds more"
+
+
+def _float32(name: str, array: np.ndarray, report: ConversionReport) -> np.ndarray:
+    """What networks hold; bfloat16 is stored as two opaque bytes."""
+    if array.dtype == np.float32:
+        return array
+    kind = "bfloat16" if array.dtype.kind == "V" and array.dtype.itemsize == 2 else str(array.dtype)
+    if array.dtype.kind != "f" and kind != "bfloat16":
+        raise ConversionError(f"{report.source}: entry {name} has dtype {kind}; floating-point numbers were expected.")
+    if (note := f"{kind} became float32") not in report.adapted:
+        report.adapted.append(note)
+    if kind == "bfloat16":
+        return (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
+
+
+def _unstacked(
+    entries: Iterator[tuple[str, str, np.ndarray]], report: ConversionReport
+) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Blocks that were stacked along a first axis, one by one."""
+    stacked = "Transformer/encoderblock/"
+    for name, entry, array in entries:
+        if not name.startswith(stacked):
+            yield name, entry, array
+            continue
+        note = "the blocks were stacked along a first axis (scanned layers)"
+        if note not in report.adapted:
+            report.adapted.append(note)
+        for i in range(len(array) if array.ndim else 0):
+            yield f"{BLOCK}{i}/{name.removeprefix(stacked)}", f"{entry}[{i}]", array[i]
+
+
+def _today(name: str) -> str:
+    """The name as big_vision writes it today."""
+    if name.startswith(BLOCK):
+        for old, new in _PRE_LINEN:
+            name = name.replace(old, new)
+        return name
+    if name in _POSITIONS:
+        return "pos_embedding"
+    name = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name)
+    if name in _BIT_NAMES:
+        return _BIT_NAMES[name]
+    if match := _BIT_UNIT.fullmatch(name):
+        block, unit, letter, projection, what = match.groups()
+        number = "abc".index(letter) + 1
+        if what.startswith("standardized_conv2d"):
+            return f"{block}/{unit}/{'conv_proj' if projection else f'conv{number}'}/kernel"
+        return f"{block}/{unit}/gn{number}/{'scale' if what.endswith('gamma') else 'bias'}"
+    return name

@@ -1,0 +1,69 @@
+"""How timm and transformers prepare images, as their folders say it, brought to ours: values from -1 to 1, bilinear."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from vit.convert.report import ConversionError, ConversionReport
+from vit.input.config import AugmentConfig
+from vit.models.config import ViTConfig
+from vit.models.network import Network
+from vit.models.vit import VisionTransformer
+
+OURS = (0.5, 0.5, 0.5)
+BILINEAR = ("bilinear", 2)
+
+
+def evaluation_of(
+    network: Network, config: Mapping[str, Any] | None, processor: Mapping[str, Any] | None, report: ConversionReport
+) -> AugmentConfig:
+    """The evaluation of a folder's `config.json` (timm) or `preprocessor_config.json` (transformers); straight to the square
+    where neither says anything.
+
+    Another mean and standard deviation than 0.5 are folded into the patch embedding, which is exact, as it pads nothing.
+    Raises ConversionError where that cannot be.
+    """
+    size = network.config.image_size_px
+    if processor:
+        fold(network, _three(processor.get("image_mean", OURS)), _three(processor.get("image_std", OURS)), report)
+        asked, resize = processor.get("size") or {}, processor.get("resample", 2)
+        shorter = asked.get("shortest_edge") if isinstance(asked, Mapping) else None
+        crops = bool(processor.get("do_center_crop")) and shorter is not None
+    else:
+        about = (config or {}).get("pretrained_cfg") or config or {}
+        fold(network, _three(about.get("mean", OURS)), _three(about.get("std", OURS)), report)
+        resize, crops = about.get("interpolation", "bilinear"), about.get("crop_pct") is not None
+        crops = crops and about.get("crop_mode", "center") == "center"
+        shorter = int(size / float(about["crop_pct"])) if crops else None
+    if resize not in BILINEAR:
+        report.adapted.append(f"images: resized bilinearly with antialias; the folder asks for {resize}")
+    if crops and shorter is not None and shorter >= size:
+        return AugmentConfig(image_size_px=size, antialias=True, eval_resize="shorter_side", eval_resize_px=shorter)
+    return AugmentConfig(image_size_px=size, antialias=True)
+
+
+def fold(network: Network, mean: Sequence[float], std: Sequence[float], report: ConversionReport) -> None:
+    """Makes the network take values from -1 to 1 where it was trained on (pixel / 255 - mean) / std."""
+    if tuple(mean) == OURS and tuple(std) == OURS:
+        return
+    if not isinstance(network, VisionTransformer) or not isinstance(network.config, ViTConfig):
+        raise ConversionError(
+            f"not supported: {report.source} was trained on images with mean {list(mean)} and standard deviation "
+            f"{list(std)}. Only a plain Vision Transformer can take that over exactly; a ResNet pads with zeros."
+        )
+    center, scale = torch.tensor(mean), torch.tensor(std)
+    with torch.no_grad():
+        kernel = network.patch_embed.weight
+        shift = (kernel * ((0.5 - center) / scale)[:, None, None]).sum(dim=(1, 2, 3))
+        kernel.mul_((0.5 / scale)[:, None, None])
+        assert network.patch_embed.bias is not None
+        network.patch_embed.bias.add_(shift)
+    report.adapted.append(
+        f"patch_embed: mean {list(mean)} and standard deviation {list(std)} of the images folded in; it takes [-1, 1] now"
+    )
+
+
+def _three(values: Any) -> tuple[float, ...]:
+    values = values if isinstance(values, list | tuple) else [values] * 3
+    return tuple(float(value) for value in values)

@@ -1,0 +1,132 @@
+"""Any weights as a model that can be used: a published one, an official `.npz`, a folder of timm or Hugging Face."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_prep.decode import DecodePolicy
+from infra.storage import open_store
+from vit.convert.folder import read_classes
+from vit.convert.huggingface import read_huggingface
+from vit.convert.npz import read_npz
+from vit.convert.preprocessing import evaluation_of
+from vit.convert.report import ConversionError, ConversionReport, check_variant
+from vit.convert.timm import read_timm
+from vit.input.config import AugmentConfig
+from vit.models.build import at_resolution
+from vit.models.config import TransformerConfig
+from vit.models.network import Network
+from vit.models.vit import Transformer
+from vit.published import ImageContract, PublishedModel, load_model
+
+UNPUBLISHED = "unpublished"
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model, and what was done to its weights on the way."""
+
+    model: PublishedModel
+    report: ConversionReport
+
+
+def load_weights(
+    uri: str, *, variant: str | None = None, num_classes: int | None = None, image_size_px: int | None = None
+) -> Weights:
+    """The model that a folder or file holds, at its own resolution or at `image_size_px`.
+
+    Family and sizes are found from the content; `variant` and `num_classes` are checked against them. Raises
+    ConversionError, or CheckpointError for a published model that was changed.
+    """
+    if uri.endswith(".npz"):
+        done = read_npz(uri, variant=variant, num_classes=num_classes, image_size_px=image_size_px)
+        view = AugmentConfig(image_size_px=done.config.image_size_px, antialias=False)
+        return Weights(_model(uri, done.network, view, None, done.report), done.report)
+    config = _json(uri, "config.json")
+    if config is not None and "schema_version" in config:
+        weights = _published(uri, image_size_px)
+    else:
+        weights = _folder(uri, config, num_classes, image_size_px)
+    network = weights.model.network
+    if variant is not None:
+        check_variant(network.config, variant, uri)
+    if num_classes not in (None, network.num_classes):
+        raise ConversionError(f"{uri} has a head of {network.num_classes} classes, not {num_classes}.")
+    return weights
+
+
+def _published(uri: str, image_size_px: int | None) -> Weights:
+    model, report = load_model(uri), ConversionReport(source=uri, family="a published model")
+    network = _moved(model.network, image_size_px, report)
+    if network is model.network:
+        return Weights(model, report)
+    contract = at_size(model.contract, network.config.image_size_px)
+    return Weights(
+        PublishedModel(uri, UNPUBLISHED, network, contract, model.classes, {"made_from": model.digest}), report
+    )
+
+
+def _folder(uri: str, config: dict[str, Any] | None, num_classes: int | None, image_size_px: int | None) -> Weights:
+    """Of timm or transformers, on this machine's disk."""
+    path = Path(uri.removeprefix("file://")).expanduser()
+    if "://" in str(path):
+        raise ConversionError(
+            f"{uri} is no published model. Copy a folder of timm or Hugging Face to this machine first."
+        )
+    huggingface = config is not None and (config.get("model_type") == "vit" or "hidden_size" in config)
+    read = read_huggingface if huggingface else read_timm
+    done = read(path, num_classes=num_classes)
+    network = done.network
+    if any(value.dtype == torch.float64 for value in network.parameters()):
+        network = network.float()
+        done.report.adapted.append("float64 became float32")
+    view = evaluation_of(network, config, _json(uri, "preprocessor_config.json"), done.report)
+    moved = _moved(network, image_size_px, done.report)
+    contract = at_size(ImageContract(decode=DecodePolicy(), evaluation=view), moved.config.image_size_px)
+    classes = read_classes(path if path.is_dir() else path.parent)
+    return Weights(_model(uri, moved, contract.evaluation, classes, done.report), done.report)
+
+
+def _moved(network: Network, image_size_px: int | None, report: ConversionReport) -> Network:
+    """The network at another resolution; the report says how its positions came there."""
+    if image_size_px in (None, network.config.image_size_px):
+        return network
+    moved = at_resolution(network, int(image_size_px or 0))
+    before, after = (c.grid_side if isinstance(c, TransformerConfig) else 0 for c in (network.config, moved.config))
+    if before != after and isinstance(moved, Transformer) and moved.config.pos_embed.startswith("learned"):
+        how = moved.config.pos_embed_resample
+        report.adapted.append(f"pos_embed: resampled from {before} x {before} to {after} x {after} patches ({how})")
+    return moved
+
+
+def at_size(contract: ImageContract, image_size_px: int) -> ImageContract:
+    """The same way from bytes to pixels, to another side; a shorter side before a crop grows with it."""
+    view = contract.evaluation
+    grown = view.eval_resize_px and round(view.eval_resize_px * image_size_px / view.image_size_px)
+    changes = {"image_size_px": image_size_px, "eval_resize_px": grown}
+    evaluation = AugmentConfig.model_validate(view.model_dump() | changes)
+    return ImageContract(decode=contract.decode, evaluation=evaluation, low=contract.low, high=contract.high)
+
+
+def _model(
+    uri: str, network: Network, view: AugmentConfig, classes: tuple[str, ...] | None, report: ConversionReport
+) -> PublishedModel:
+    named = classes is not None and len(classes) == network.num_classes
+    return PublishedModel(
+        uri=uri,
+        digest=UNPUBLISHED,
+        network=network,
+        contract=ImageContract(decode=DecodePolicy(), evaluation=view),
+        classes=classes if named and classes else tuple(f"class {i}" for i in range(network.num_classes)),
+        provenance={"converted_from": uri, "family": report.family},
+    )
+
+
+def _json(uri: str, key: str) -> dict[str, Any] | None:
+    try:
+        tree = open_store(uri).read_json(key)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return tree if isinstance(tree, dict) else None

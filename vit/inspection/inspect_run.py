@@ -1,0 +1,35 @@
+"""The figures of a model that has just been trained, beside its run."""
+
+import logging
+from collections.abc import Iterable
+
+import torch
+
+from infra.storage import Store
+from vit.input.batches import Batch
+from vit.inspection.figures import inspect_network
+from vit.inspection.page import write_inspection
+from vit.models.network import Network
+from vit.training.train import pixels_of
+
+log = logging.getLogger(__name__)
+FOLDER = "inspection"
+
+
+def inspect_run(run: Store, network: Network, batches: Iterable[Batch], num_images: int, title: str) -> list[str]:
+    """Writes the paper's figures of `network`, attention on the first `num_images` of `batches`; returns their keys.
+
+    Nobody's training fails for a picture: an error is logged, and nothing is returned.
+    """
+    try:
+        images: list[torch.Tensor] = []
+        for batch in batches:
+            images.append(batch.images[batch.valid])
+            if sum(map(len, images)) >= num_images:
+                break
+        shown = torch.cat(images)[:num_images]
+        inspection = inspect_network(network, pixels_of(shown, next(network.parameters()).device))
+        return [f"{FOLDER}/{key}" for key in write_inspection(run.child(FOLDER), inspection, shown.numpy(), title)]
+    except Exception:
+        log.warning("the figures of %s could not be drawn", title, exc_info=True)
+        return []

@@ -1,0 +1,50 @@
+"""How long a training will take on this machine, measured on a few real steps with made-up images."""
+
+import time
+
+import torch
+
+from vit.config import ExecutionConfig, TrainRecipe
+from vit.input.batches import Batch
+from vit.training.train import initial_state, train_step, wrap
+from vit.training.world import World
+
+TIMED_STEPS = 3
+
+
+def seconds_per_step(recipe: TrainRecipe, execution: ExecutionConfig, num_classes: int) -> float:
+    """Median seconds of one update of one worker's share on the device that `execution` asks for here, compiled where it
+    says so, one arithmetic thread on a CPU.
+
+    Decoding is not in it; a plan adds it. Nothing of the caller's state is touched but torch's generator.
+    """
+    world = World.current(device_type=None if execution.device == "auto" else execution.device)
+    threads = torch.get_num_threads()
+    if world.device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        share = max(1, recipe.input.global_batch_size // execution.num_workers)
+        size = min(share, execution.micro_batch_size)
+        state = initial_state(recipe, num_classes, world.device)
+        network = wrap(state.model, execution, world)
+        batches = [synthetic_batch(recipe, num_classes, size)] * -(-share // size)
+        times = []
+        for _ in range(TIMED_STEPS + 1):
+            start = time.perf_counter()
+            train_step(state, network, batches, recipe, world)
+            times.append(time.perf_counter() - start)
+        return sorted(times[1:])[TIMED_STEPS // 2]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def synthetic_batch(recipe: TrainRecipe, num_classes: int, size: int) -> Batch:
+    """Random pixels and labels in the shape of real ones."""
+    side = recipe.model.image_size_px
+    return Batch(
+        images=torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8),
+        labels=torch.randint(0, num_classes, (size,)),
+        valid=torch.ones(size, dtype=torch.bool),
+        first_slot=0,
+        num_valid=size,
+    )

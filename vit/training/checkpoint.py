@@ -1,0 +1,323 @@
+"""TrainState <-> storage: complete or invisible, restored exactly, on any number of workers (DESIGN 3.4).
+
+    checkpoints/step-000012000-a1/rank-00000-of-00002.safetensors   what rank 0 owns
+                                  rank-00000-of-00002.json          name, shape, offsets, sha256 of each piece
+                                  manifest.json                     written last, by rank 0
+
+Each rank writes a share of the tensors, in a thread, from reused host buffers, hashing on the way. No collective runs in
+that thread: rank 0 waits for the other ranks' JSON files in the store. Pickle is never read or written.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from infra.config import digest_of, flatten
+from infra.storage import Store
+from vit.training.tensor_file import read_tensors, write_tensors
+from vit.training.train import TrainState
+from vit.training.world import World
+
+SCHEMA_VERSION = 1
+MANIFEST_NAME = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)/manifest\.json$")
+log = logging.getLogger(__name__)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read or written; the text names it."""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A committed checkpoint: its prefix in the run, and what its manifest says."""
+
+    prefix: str
+    manifest: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+
+def checkpoint_prefix(step: int, attempt: int) -> str:
+    return f"checkpoints/step-{step:09d}-a{attempt}"
+
+
+def state_tensors(state: TrainState) -> dict[str, Tensor]:
+    """Every tensor of the state by name: model/, average/, optim/<parameter>/<moment>.
+
+    Names come from `named_parameters`, never from the optimizer's integer ids, which parameter groups reorder.
+    """
+    tensors = {f"model/{name}": value for name, value in state.model.state_dict().items()}
+    tensors |= {f"average/{name}": value for name, value in (state.average or {}).items()}
+    for name, parameter in state.model.named_parameters():
+        for moment, value in state.optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optim/{name}/{moment}"] = value
+    return tensors
+
+
+def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
+    """The inverse of `state_tensors`, in place. Raises CheckpointError for a tensor too many, too few or misshapen."""
+    expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
+    expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
+    parameters = dict(state.model.named_parameters())
+    optim = {name: value for name, value in tensors.items() if name.startswith("optim/")}
+    kept = {name.split("/")[1] for name in optim}
+    missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
+    stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
+    if missing:
+        raise CheckpointError(f"The checkpoint lacks {sorted(missing)[:5]} ({len(missing)} tensors).")
+    if stray:
+        raise CheckpointError(
+            f"The checkpoint holds {sorted(stray)[:5]} ({len(stray)} tensors) that the model has not."
+        )
+    for name, target in expected.items():
+        if target.shape != tensors[name].shape:
+            raise CheckpointError(f"{name} is {tuple(tensors[name].shape)}, the model wants {tuple(target.shape)}.")
+        target.copy_(tensors[name])
+    for name, value in optim.items():
+        _, parameter_name, moment = name.split("/")
+        parameter = parameters[parameter_name]
+        # Adam's step counter stays where the optimizer keeps it: on the parameter's device when fused.
+        state.optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)
+
+
+def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
+    """Which rank writes which tensor: the largest first to the rank with the least bytes; equal on every rank."""
+    load = [0] * world_size
+    owner = {}
+    for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
+        owner[name] = load.index(min(load))
+        load[owner[name]] += tensors[name].nbytes
+    return owner
+
+
+class CheckpointSaver:
+    """Saves in the background; at most one save is in flight, and its error is raised by the next call.
+
+    Rank 0 asks `check_claim` before and after `before_commit`, which seals the journal up to what the checkpoint covers:
+    an attempt that lost its claim raises there and commits nothing.
+    """
+
+    def __init__(
+        self,
+        run: Store,
+        *,
+        attempt: int,
+        rank: int = 0,
+        world_size: int = 1,
+        keep: int = 2,
+        check_claim: Callable[[], object] = lambda: None,
+        before_commit: Callable[[], None] = lambda: None,
+        peer_timeout_s: float = 600.0,
+    ):
+        self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
+        self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
+        self.buffers: dict[str, Tensor] = {}
+        self.thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
+        """Copies this rank's share to host buffers and returns; the rest happens in a thread. `wait()` for the end."""
+        self.wait()
+        tensors = state_tensors(state)
+        owner = owners(tensors, self.world_size)
+        mine = {name: self._buffered(name, value) for name, value in tensors.items() if owner[name] == self.rank}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        manifest = {"schema_version": SCHEMA_VERSION, "step": state.step, "attempt": self.attempt, **meta}
+        self.thread = threading.Thread(target=self._run, args=(mine, manifest), name="checkpoint-saver", daemon=True)
+        self.thread.start()
+
+    def wait(self) -> None:
+        """Returns when no save is in flight. Raises what the last save raised."""
+        if self.thread is not None:
+            self.thread.join()
+            self.thread = None
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+
+    def _buffered(self, name: str, value: Tensor) -> Tensor:
+        buffer = self.buffers.get(name)
+        if buffer is None:
+            pinned = value.device.type == "cuda"
+            buffer = self.buffers[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
+        return buffer.copy_(value.detach(), non_blocking=True)
+
+    def _run(self, mine: dict[str, Tensor], manifest: dict[str, Any]) -> None:
+        try:
+            self._write(mine, manifest)
+        except BaseException as error:  # handed to the loop by wait(); ClaimLost must stop it
+            self.error = error
+
+    def _write(self, mine: dict[str, Tensor], manifest: dict[str, Any]) -> None:
+        prefix = checkpoint_prefix(manifest["step"], self.attempt)
+        if self.run.exists(f"{prefix}/manifest.json"):
+            return  # committed by this attempt before its workers were restarted
+        name = f"{prefix}/rank-{self.rank:05d}-of-{self.world_size:05d}"
+        pieces = write_tensors(self.run, f"{name}.safetensors", mine)
+        self.run.write_json(f"{name}.json", {"save": manifest["save_id"], "pieces": pieces})
+        if self.rank == 0:
+            files = self._await_peers(prefix, manifest["save_id"])
+            self.check_claim()
+            self.before_commit()
+            self.check_claim()
+            commit(self.run, prefix, manifest | {"world_size": self.world_size, "files": files})
+            prune(self.run, self.keep, newest=prefix)
+
+    def _await_peers(self, prefix: str, save_id: str) -> list[dict[str, Any]]:
+        """Every rank's index, once all of them belong to this very save (a restarted group may find older ones)."""
+        deadline = time.monotonic() + self.peer_timeout_s
+        names = [f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}" for rank in range(self.world_size)]
+        indexes: dict[str, Any] = {}
+        while len(indexes) < len(names):
+            for name in names:
+                if name not in indexes and self.run.exists(f"{name}.json"):
+                    index = self.run.read_json(f"{name}.json")
+                    if index["save"] == save_id:
+                        indexes[name] = index["pieces"]
+            if len(indexes) < len(names):
+                if time.monotonic() > deadline:
+                    late = [name for name in names if name not in indexes]
+                    raise CheckpointError(f"{self.run.uri_of(late[0])}.json did not appear in {self.peer_timeout_s} s.")
+                time.sleep(0.05)
+        return [{"key": f"{name}.safetensors", "pieces": indexes[name]} for name in names]
+
+
+def commit(run: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
+    """Makes a checkpoint visible: its manifest, with a digest of its own."""
+    run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
+
+
+def list_checkpoints(run: Store) -> list[str]:
+    """Prefixes of the committed checkpoints of a run, newest first (by step, then attempt)."""
+    found = [(int(m[1]), int(m[2]), key) for key in run.list("checkpoints/") if (m := MANIFEST_NAME.match(key))]
+    return [key.rsplit("/", 1)[0] for _, _, key in sorted(found, reverse=True)]
+
+
+def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
+    """The manifest of a committed checkpoint. Raises CheckpointError, naming it, if it is not as it was written."""
+    uri = run.uri_of(f"{prefix}/manifest.json")
+    try:
+        manifest = dict(run.read_json(f"{prefix}/manifest.json"))
+    except (FileNotFoundError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{uri} cannot be read: {error}") from error
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        raise CheckpointError(f"{uri} has not schema_version {SCHEMA_VERSION}; it was written by another version.")
+    if manifest.pop("digest", None) != digest_of(manifest):
+        raise CheckpointError(f"{uri} does not have the digest it was written with.")
+    return CheckpointRef(prefix, manifest)
+
+
+def read_checkpoint(run: Store, ref: CheckpointRef, wanted: Callable[[str], bool] = lambda name: True) -> dict:
+    """Tensors by name, each checked against its sha256. Raises CheckpointError naming file and tensor."""
+    tensors: dict[str, Tensor] = {}
+    for file in ref.manifest["files"]:
+        pieces = [piece for piece in file["pieces"] if wanted(piece["name"])]
+        try:
+            read = read_tensors(run, file["key"], pieces)
+        except (FileNotFoundError, ValueError) as error:
+            raise CheckpointError(f"{run.uri_of(file['key'])}: {error}") from error
+        for piece, value in zip(pieces, read, strict=True):
+            place(tensors, piece, value)
+    return tensors
+
+
+def place(tensors: dict[str, Tensor], piece: Mapping[str, Any], value: Tensor) -> None:
+    """Puts a piece where its offsets say; a piece that is the whole tensor is taken as it is."""
+    shape, offsets = piece["global_shape"], piece["offsets"]
+    if list(value.shape) == shape:
+        tensors[piece["name"]] = value
+        return
+    whole = tensors.setdefault(piece["name"], torch.empty(shape, dtype=value.dtype))
+    whole[tuple(slice(o, o + n) for o, n in zip(offsets, value.shape, strict=True))] = value
+
+
+def newest_checkpoint(
+    run: Store, rejected: Callable[[str, CheckpointError], None]
+) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
+    """The newest checkpoint whose every byte is as written, with its tensors; None if there is none.
+
+    `rejected` is told the prefix of each one that is passed over, and why.
+    """
+    for prefix in list_checkpoints(run):
+        try:
+            ref = open_checkpoint(run, prefix)
+            return ref, read_checkpoint(run, ref)
+        except CheckpointError as error:
+            rejected(prefix, error)
+    return None
+
+
+def set_aside(run: Store, prefix: str, error: CheckpointError) -> None:
+    """Names a damaged checkpoint in the log and takes its manifest away, so that its step can be saved again."""
+    log.warning("rejected checkpoint %s, an older one is tried: %s", run.uri_of(prefix), error)
+    run.write_json(f"{prefix}/rejected.json", {"reason": str(error)})
+    run.delete(f"{prefix}/manifest.json")
+
+
+def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World) -> CheckpointRef | None:
+    """Puts `state` where the newest valid checkpoint was taken, the same one on every rank; None to start at step 0.
+
+    Raises CheckpointError if that checkpoint belongs to another recipe, corpus or class map than `meta` says.
+    """
+    found = (
+        newest_checkpoint(run, rejected=lambda prefix, error: set_aside(run, prefix, error))
+        if world.rank == 0
+        else None
+    )
+    step = world.agree(found[0].step if found else -1)
+    attempt = world.agree(int(found[0].manifest["attempt"]) if found else -1)
+    if step < 0:
+        return None
+    if found is None:
+        ref = open_checkpoint(run, checkpoint_prefix(step, attempt))
+        found = ref, read_checkpoint(run, ref)
+    ref, tensors = found
+    check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)
+    load_state_tensors(state, tensors)
+    state.step = ref.step
+    return ref
+
+
+def check_same_run(uri: str, manifest: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Raises CheckpointError with each difference in recipe, corpus or class map."""
+    theirs, ours = (flatten({k: m.get(k) for k in SAME}) for m in (manifest, meta))
+    changed = [
+        f"{k}: {theirs.get(k)!r} -> {ours.get(k)!r}" for k in sorted(theirs | ours) if theirs.get(k) != ours.get(k)
+    ]
+    if changed:
+        raise CheckpointError(
+            f"{uri} belongs to another run: {'; '.join(changed[:8])}. "
+            "Start a new run for the changed recipe; this one goes on with its own."
+        )
+
+
+# What a checkpoint and the run that goes on from it must have in common.
+SAME = ("recipe", "corpus_digest", "class_map_digest")
+
+
+def prune(run: Store, keep: int, newest: str) -> None:
+    """Deletes all but the newest `keep` checkpoints, and what killed saves left of steps before `newest`.
+
+    A manifest goes first, so that no checkpoint is ever half there.
+    """
+    committed = list_checkpoints(run)
+    for prefix in committed[keep:]:
+        if prefix != newest:
+            run.delete(f"{prefix}/manifest.json")
+            committed.remove(prefix)
+    for key in run.list("checkpoints/"):
+        prefix = key.rsplit("/", 1)[0]
+        # Names sort by step: nine digits, then the attempt.
+        if prefix not in committed and prefix < newest:
+            run.delete(key)

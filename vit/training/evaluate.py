@@ -1,0 +1,86 @@
+"""Scores of a network on a split of a corpus: every example counts exactly once, and the count is asserted."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vit.input.batches import Batch
+from vit.models.network import Network
+from vit.training.loss import LOSSES, num_correct, targets_of
+from vit.training.predictions import Predictions
+from vit.training.train import forward
+from vit.training.world import World
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Top-1 accuracy (fraction) and mean loss (nats an example) over `num_examples`."""
+
+    top1: float
+    loss: float
+    num_examples: int
+    majority_fraction: float
+    """Share of the most frequent class: what always giving one answer would score."""
+
+
+@torch.inference_mode()
+def evaluate(
+    network: Network,
+    batches: Iterable[Batch],
+    num_examples: int,
+    *,
+    loss: str = "softmax",
+    precision: str = "float32",
+    world: World | None = None,
+    note: Callable[[Predictions], None] | None = None,
+) -> Evaluation:
+    """Scores `network` on this rank's share of a split; the sums run over all ranks.
+
+    `note` is given the predictions of each batch, of this rank's examples and without padding. Raises RuntimeError if
+    the ranks together saw any other number of examples than `num_examples`.
+    """
+    world = world or World()
+    was_training = network.training
+    network.eval()
+    sums = torch.zeros(3, dtype=torch.float64)
+    per_class = torch.zeros(network.num_classes, dtype=torch.float64)
+    for batch in batches:
+        labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
+        logits = forward(network, batch.images, precision, world.device)
+        losses = LOSSES[loss](logits, targets_of(labels, network.num_classes))
+        sums += torch.stack([num_correct(logits, labels, valid), (losses * valid).sum(), valid.sum()]).double().cpu()
+        per_class += (targets_of(labels, network.num_classes) * valid[:, None]).sum(dim=0).double().cpu()
+        if note is not None:
+            note(_predictions(batch, logits, losses, loss))
+    network.train(was_training)
+    correct, total_loss, seen = world.sum(sums).tolist()
+    majority = float(world.sum(per_class).max())
+    if int(seen) != num_examples:
+        raise RuntimeError(
+            f"{int(seen):,} examples were evaluated, the split holds {num_examples:,}. "
+            "The score is not reported; run `vitline data verify` on the corpus."
+        )
+    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen)
+
+
+def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tensor, " B"], loss: str) -> Predictions:
+    """Of the valid examples of a batch of `eval_batches`, which stand first in it."""
+    n = batch.num_valid
+    scores, labels = logits[:n].float().cpu(), batch.labels[:n]
+    probabilities = scores.softmax(dim=-1) if loss == "softmax" else scores.sigmoid()
+    # On the device and as `num_correct` does it: of equal logits both take the same.
+    predicted = logits[:n].argmax(dim=-1).cpu()
+    if labels.ndim == 2:
+        hit = labels.gather(1, predicted[:, None])[:, 0] > 0
+        labels = torch.where(hit, predicted, labels.argmax(dim=-1))
+    return Predictions(
+        row=batch.first_slot + np.arange(n),
+        label=labels.numpy().astype(np.int32),
+        predicted=predicted.numpy().astype(np.int32),
+        probability=probabilities.gather(1, predicted[:, None])[:, 0].numpy(),
+        loss=losses[:n].float().cpu().numpy(),
+    )

@@ -1,0 +1,268 @@
+"""The training loop and one update. Knows neither Ray nor MLflow: reporting and saving are handed in."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from infra.runs.run_state import RunState
+from vit.config import ExecutionConfig, TrainRecipe
+from vit.input.batches import Batch
+from vit.input.keyed import derive_key
+from vit.models.build import build_network
+from vit.models.flops import forward_flops
+from vit.models.network import Network
+from vit.training.device_peak import maker_peak
+from vit.training.loss import LOSSES, num_correct, targets_of
+from vit.training.optim import build_optimizer, lr_at, set_lr
+from vit.training.world import World
+
+Metrics = Mapping[str, float]
+BUCKET_BYTES = 32 * 2**20
+"""Gradients that are summed in one message on the CPU."""
+
+
+@dataclass
+class TrainState:
+    """What a checkpoint holds, beside the recipe: `step` updates are done."""
+
+    model: Network
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    average: dict[str, Tensor] | None = None
+
+    def evaluation_model(self) -> Network:
+        """The network to score and publish: the averaged weights where the recipe keeps an average."""
+        if self.average is None:
+            return self.model
+        copy = build_network(self.model.config, self.model.num_classes).to(next(self.model.parameters()).device)
+        copy.load_state_dict(self.average)
+        return copy
+
+
+def initial_state(recipe: TrainRecipe, num_classes: int, device: torch.device) -> TrainState:
+    """Step 0: weights drawn from the paper's initial distribution, keyed by the seed alone."""
+    torch.manual_seed(torch_seed(recipe.seed, "init"))
+    model = build_network(recipe.model, num_classes).to(device)
+    return with_optimizer(model, recipe)
+
+
+def with_optimizer(model: Network, recipe: TrainRecipe) -> TrainState:
+    """Step 0 of a run that starts from the weights of `model`."""
+    average = {n: p.detach().clone() for n, p in model.state_dict().items()} if recipe.average_decay else None
+    return TrainState(model, build_optimizer(model, recipe.optim), average=average)
+
+
+def torch_seed(seed: int, *purpose: str | int) -> int:
+    """A seed for torch's generator, keyed like all randomness (DESIGN 3.2)."""
+    return int(derive_key(seed, *purpose)) & (2**63 - 1)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Sums over this rank's examples; `grad_norm` is over all ranks. `applied` is False for a non-finite step."""
+
+    loss_sum: Tensor
+    correct: Tensor
+    grad_norm: float
+    applied: bool
+
+
+def train_step(
+    state: TrainState, network: nn.Module, micro_batches: Sequence[Batch], recipe: TrainRecipe, world: World
+) -> StepResult:
+    """One update: the gradient of (sum of example losses / global batch), clipped, applied unless it is not finite.
+
+    `network` is `state.model`, wrapped for the world. Padding is masked, so the split into micro-batches and workers
+    changes the result by rounding only. Guards act before the optimizer does (DESIGN 4).
+    """
+    step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel)
+    # The loss is a sum over examples divided by B, whatever W; DDP averages over ranks.
+    scale = (world.size if overlapped else 1) / recipe.input.global_batch_size
+    loss_sum = torch.zeros((), device=world.device)
+    correct = torch.zeros((), dtype=torch.int64, device=world.device)
+    for index, batch in enumerate(micro_batches):
+        # no_sync must cover forward AND backward, or ranks drift apart without an error.
+        last = index == len(micro_batches) - 1
+        sync = network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext()
+        with sync:
+            if recipe.model.is_stochastic:
+                torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
+            labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
+            logits = forward(network, batch.images, recipe.precision, world.device)
+            targets = targets_of(labels, state.model.num_classes, recipe.label_smoothing)
+            loss = (LOSSES[recipe.loss](logits, targets) * valid).sum()
+            (loss * scale).backward()
+        loss_sum += loss.detach()
+        correct += num_correct(logits.detach(), labels, valid)
+
+    if world.size > 1 and not overlapped:
+        sum_gradients(state.model, world)
+    clip = recipe.optim.clip_norm or math.inf
+    grad_norm = float(nn.utils.clip_grad_norm_(state.model.parameters(), clip))
+    applied = math.isfinite(grad_norm)
+    if applied:
+        set_lr(state.optimizer, lr_at(step, recipe.optim, recipe.total_steps))
+        state.optimizer.step()
+        update_average(state, recipe)
+    state.optimizer.zero_grad(set_to_none=True)
+    state.step = step
+    return StepResult(loss_sum, correct, grad_norm, applied)
+
+
+def forward(network: nn.Module, images: Tensor, precision: str, device: torch.device) -> Tensor:
+    """Logits of uint8 images (n, H, W, 3): normalised to [-1, 1] on the device, channels last."""
+    pixels = pixels_of(images, device)
+    autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+    with autocast:
+        return network(pixels)
+
+
+def pixels_of(images: Tensor, device: torch.device) -> Tensor:
+    """uint8 (n, H, W, 3) -> float32 (n, 3, H, W) in [-1, 1] on the device, channels last in memory."""
+    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
+
+
+@torch.no_grad()
+def update_average(state: TrainState, recipe: TrainRecipe) -> None:
+    """Polyak averaging: average += (1 - decay) * (weights - average)."""
+    if state.average is not None and recipe.average_decay:
+        for name, value in state.model.state_dict().items():
+            state.average[name].lerp_(value, 1 - recipe.average_decay)
+
+
+@dataclass
+class Clock:
+    """Where the seconds of the loop go, since the last report."""
+
+    spent: dict[str, float] = field(default_factory=lambda: {"data_wait": 0.0, "step": 0.0, "save": 0.0})
+    steps: int = 0
+
+    def measured(self, what: str, call: Callable):
+        start = time.perf_counter()
+        result = call()
+        self.spent[what] += time.perf_counter() - start
+        return result
+
+    def restart(self) -> None:
+        self.spent, self.steps = dict.fromkeys(self.spent, 0.0), 0
+
+
+def due(step: int, *, every: int, total: int) -> bool:
+    """Every `every` steps, and at the last one."""
+    return step % every == 0 or step == total
+
+
+def train(
+    state: TrainState,
+    batches: Iterator[Sequence[Batch]],
+    recipe: TrainRecipe,
+    execution: ExecutionConfig,
+    world: World,
+    *,
+    report: Callable[[int, Metrics], None],
+    save: Callable[[TrainState], None],
+    stop_requested: Callable[[], RunState | None] = lambda: None,
+) -> RunState:
+    """Train from `state.step` to the last step; returns how it ended: finished, diverged, preempted, out_of_time or cancelled.
+
+    `batches` yields, per step, this rank's micro-batches from `state.step` on. `report(step, metrics)` is called on
+    every rank with the same numbers; `stop_requested` is asked on rank 0 after every step and must answer at once.
+    """
+    network = wrap(state.model, execution, world)
+    clock, nonfinite, total = Clock(), 0, recipe.total_steps
+    ideal_s = ideal_seconds(state.model, recipe, world.device)
+    while state.step < total:
+        micro_batches = clock.measured("data_wait", lambda: next(batches))
+        result = clock.measured("step", lambda mb=micro_batches: train_step(state, network, mb, recipe, world))
+        clock.steps += 1
+        nonfinite = 0 if result.applied else nonfinite + 1
+        if not result.applied:
+            report(state.step, {"guard/nonfinite_steps": nonfinite})
+        if nonfinite > execution.max_nonfinite_steps:
+            return "diverged"
+        if due(state.step, every=execution.log_every_steps, total=total):
+            report(state.step, measure(state.step, result, recipe, world, clock, ideal_s))
+            clock.restart()
+        stop = agreed_stop(stop_requested, world)
+        if stop == "cancelled" and execution.on_cancel == "discard":
+            return stop
+        if stop is not None or due(state.step, every=execution.save_every_steps, total=total):
+            clock.measured("save", lambda: save(state))
+        if stop is not None and state.step < total:
+            return stop
+    return "finished"
+
+
+# What a stop request says, as a number that ranks can add up.
+STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled")
+
+
+def agreed_stop(stop_requested: Callable[[], RunState | None], world: World) -> RunState | None:
+    """What rank 0 is asked, on every rank. A few bytes a step: a stop never waits for the next log step."""
+    return STOP_CODES[world.agree(STOP_CODES.index(stop_requested()) if world.rank == 0 else 0)]
+
+
+def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
+    """Seconds that one image's training would take at the device's peak; None where no peak is known."""
+    peak = maker_peak(device, recipe.precision)
+    return 3 * forward_flops(recipe.model, model.num_classes) / peak if peak else None
+
+
+def measure(
+    step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock, ideal_s: float | None
+) -> dict[str, float]:
+    """The metrics of one step over all ranks; one all-reduce."""
+    local = [float(result.loss_sum), float(result.correct), clock.spent["data_wait"], sum(clock.spent.values())]
+    loss, correct, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
+    batch = recipe.input.global_batch_size
+    images_per_s = batch * clock.steps * world.size / elapsed
+    mfu = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
+    return mfu | {
+        "train/loss": loss / batch,
+        "train/top1": correct / batch,
+        "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
+        "optim/grad_norm": result.grad_norm,
+        "progress/images_seen": float(step * batch),
+        "time/data_wait_fraction": waited / elapsed,
+        "throughput/images_per_s": images_per_s,
+    }
+
+
+def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:
+    """The model as the world trains it: compiled if asked for, with rank 0's weights, on GPUs under DDP when there are
+    peers. On the CPU `train_step` sums gradients by `sum_gradients`."""
+    if execution.compile:
+        model.compile()  # in place: names in checkpoints stay as they are
+    if world.size == 1:
+        return model
+    if world.device.type != "cpu":
+        return DistributedDataParallel(model, gradient_as_bucket_view=True)
+    for value in model.state_dict().values():
+        dist.broadcast(value, 0)
+    return model
+
+
+def sum_gradients(model: nn.Module, world: World) -> None:
+    """Replaces each gradient by its sum over all ranks, the same bits on each, always in the order of the parameters.
+
+    DDP re-orders its buckets after the first step, unless it searches for unused parameters, which it warns about at
+    every start. A resumed run would then add gradients in another order than the uninterrupted one; on the CPU losses
+    are promised bit for bit (DESIGN 3.4). Which parameters have gradients follows from the network alone.
+    """
+    bucket: list[Tensor] = []
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    for index, gradient in enumerate(gradients):
+        bucket.append(gradient)
+        if sum(g.nbytes for g in bucket) < BUCKET_BYTES and index < len(gradients) - 1:
+            continue
+        summed = world.sum(torch.cat([g.flatten() for g in bucket])).split([g.numel() for g in bucket])
+        for target, values in zip(bucket, summed, strict=True):
+            target.copy_(values.view_as(target))
+        bucket = []

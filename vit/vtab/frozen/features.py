@@ -1,0 +1,214 @@
+"""Features of frozen networks as they are kept: parts that are written once, and a manifest for each split that is whole.
+
+Parts are immutable, the first writer wins, and each carries the digest of its own content. `feature_plan.py` says which
+there are.
+"""
+
+import hashlib
+import json
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import safetensors.torch
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from data_prep.shard_format import Manifest
+from infra.config import FrozenConfig
+from infra.storage import Lost, Store
+from vit.training.tensor_file import raw_bytes
+from vit.vtab.frozen.feature_plan import FeatureSource, Part
+
+# Parts read ahead of the one in use.
+READ_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features (n, D) of n images, float32; their labels one after another, and how many each image has."""
+
+    values: Float[Tensor, "n D"]
+    labels: Int[Tensor, " m"]
+    num_labels: Int[Tensor, " n"]
+    wall_s: float = 0.0
+    """What computing them took."""
+    cpu_s: float = 0.0
+
+    @property
+    def classes(self) -> Int[Tensor, " n"]:
+        """The one label of each image."""
+        assert len(self.labels) == len(self.values), "images with one label each were asked for"
+        return self.labels
+
+    def hits(self, predicted: Int[Tensor, " n"]) -> int:
+        """How many images have the predicted class among their labels."""
+        guess = predicted.cpu().repeat_interleave(self.num_labels)
+        owner = torch.arange(len(self.values)).repeat_interleave(self.num_labels)
+        return len(owner[guess == self.labels].unique())
+
+
+def write_part(folder: Store, key: str, features: Features) -> None:
+    """Keeps a part; where one lies already, that one stays."""
+    tensors = {
+        "features": features.values.contiguous(),
+        "labels": features.labels.int(),
+        "num_labels": features.num_labels.int(),
+    }
+    about = {"sha256": _digest(tensors), "wall_s": f"{features.wall_s:.4f}", "cpu_s": f"{features.cpu_s:.4f}"}
+    try:
+        folder.create(key, safetensors.torch.save(tensors, metadata=about))
+    except Lost:
+        return
+
+
+def read_part(folder: Store, key: str, num_rows: int) -> Features:
+    """A part as it was written. Raises RuntimeError naming the file where it is missing, damaged or of other rows."""
+    try:
+        data = folder.read(key)
+        (length,) = struct.unpack("<Q", data[:8])
+        about, tensors = json.loads(data[8 : 8 + length])["__metadata__"], safetensors.torch.load(data)
+        if _digest(tensors) != about["sha256"]:
+            raise ValueError("its content has another digest than when it was written")
+        if len(tensors["features"]) != num_rows:
+            raise ValueError(f"it holds {len(tensors['features'])} rows, not {num_rows}")
+    except (FileNotFoundError, ValueError, KeyError, struct.error, safetensors.SafetensorError) as error:
+        raise RuntimeError(
+            f"{folder.uri_of(key)} is no part of these features any more: {error}. Delete the folder {folder.uri}; the "
+            "next evaluation computes what is missing."
+        ) from error
+    labels, num_labels = tensors["labels"].long(), tensors["num_labels"].long()
+    return Features(tensors["features"], labels, num_labels, float(about["wall_s"]), float(about["cpu_s"]))
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in ("features", "labels", "num_labels"):
+        digest.update(f"{name} {tuple(tensors[name].shape)}".encode())
+        digest.update(raw_bytes(tensors[name]))
+    return digest.hexdigest()
+
+
+class SplitManifest(FrozenConfig):
+    """`<split>.json` of a folder: says that the features of a split are whole."""
+
+    schema_version: int = 1
+    source: FeatureSource
+    split: str
+    num_rows: int
+    parts: tuple[tuple[str, int], ...]
+    """Key and rows of each part, in row order."""
+    made_at: float
+
+
+def split_manifest(folder: Store, split: str) -> SplitManifest | None:
+    """None where the features of this split are not whole yet."""
+    try:
+        return SplitManifest.model_validate(folder.read_json(f"{split}.json"))
+    except FileNotFoundError:
+        return None
+
+
+def missing_parts(folder: Store, parts: Sequence[Part]) -> list[Part]:
+    """Those of a plan that nobody has written."""
+    written = set(folder.list())
+    return [part for part in parts if part.key not in written]
+
+
+def finish_split(folder: Store, manifest: Manifest, parts: Sequence[Part]) -> None:
+    """Declares the features of a split whole. Raises RuntimeError where a part is missing or a row would not count once."""
+    split, source = parts[0].split, parts[0].source
+    num_rows = manifest.split(split).num_rows
+    if [row for part in parts for row in (part.rows.start, part.rows.stop)] != _fence(parts, num_rows):
+        raise RuntimeError(
+            f"The parts of split {split!r} of {source.corpus} do not hold its {num_rows:,} rows once each."
+        )
+    if missing := missing_parts(folder, parts):
+        raise RuntimeError(
+            f"{folder.uri_of(missing[0].key)} and {len(missing) - 1} more parts are missing, though they were computed: "
+            "somebody deletes features while they are made. Evaluate again."
+        )
+    whole = SplitManifest(
+        source=source,
+        split=split,
+        num_rows=num_rows,
+        parts=tuple((part.key, len(part.rows)) for part in parts),
+        made_at=time.time(),
+    )
+    try:
+        folder.create(f"{split}.json", whole.model_dump_json(indent=1).encode())
+    except Lost:
+        return
+
+
+def _fence(parts: Sequence[Part], num_rows: int) -> list[int]:
+    """Starts and stops of parts that follow on each other from row 0 to `num_rows`."""
+    inner = [part.rows.stop for part in parts[:-1]]
+    return [0, *(stop for stop in inner for _ in range(2)), num_rows]
+
+
+class FeatureReader:
+    """The finished features of one or several splits, one after another, read part by part.
+
+    Raises RuntimeError where a split's features are not whole, and as `read_part` while they are read.
+    """
+
+    def __init__(self, root: Store, source: FeatureSource, splits: Sequence[str]) -> None:
+        self._folder = root.child(source.folder)
+        self.parts: list[tuple[str, int]] = []
+        for split in splits:
+            found = split_manifest(self._folder, split)
+            if found is None:
+                raise RuntimeError(
+                    f"{self._folder.uri_of(f'{split}.json')} is missing: the features of split {split!r} are not whole. "
+                    "Evaluate again; parts that are there are not computed twice."
+                )
+            self.parts += found.parts
+        self.num_rows = sum(rows for _, rows in self.parts)
+        self.cost_s: dict[str, tuple[float, float]] = {}
+        """Of each part that was read: what computing it took, in seconds and CPU seconds."""
+
+    def __iter__(self) -> Iterator[Features]:
+        """Part after part, in row order; the next ones are read meanwhile."""
+        waiting: deque[Future[Features]] = deque()
+        with ThreadPoolExecutor(READ_AHEAD) as pool:
+            try:
+                for ahead, (key, _) in enumerate(self.parts):
+                    upcoming = self.parts[ahead + len(waiting) : ahead + READ_AHEAD + 1]
+                    waiting.extend(pool.submit(read_part, self._folder, *part) for part in upcoming)
+                    part = waiting.popleft().result()
+                    self.cost_s[key] = part.wall_s, part.cpu_s
+                    yield part
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def whole(self) -> Features:
+        """All rows at once."""
+        return _joined(list(self))
+
+    def rows(self, wanted: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
+        """The features of some rows, in that order; the rest is read and forgotten."""
+        order = wanted.argsort()
+        ascending, kept, first = wanted[order], [], 0
+        for part in self:
+            stop = first + len(part.values)
+            here = ascending[(ascending >= first) & (ascending < stop)]
+            kept.append(part.values[here - first])
+            first = stop
+        return torch.cat(kept)[order.argsort()]
+
+    def labels(self) -> Int[Tensor, " n"]:
+        """The one label of every row."""
+        return torch.cat([part.classes for part in self])
+
+
+def _joined(parts: Sequence[Features]) -> Features:
+    def cat(take: Callable[[Features], Tensor]) -> Tensor:
+        return torch.cat([take(part) for part in parts])
+
+    return Features(cat(lambda p: p.values), cat(lambda p: p.labels), cat(lambda p: p.num_labels))

@@ -1,0 +1,105 @@
+"""An evaluation with a probe, from its spec to its scores: features first, whichever are missing, then every readout.
+
+Knows no Ray: what computes the parts and what runs the readouts are handed in.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from infra.runs.stopping import StopWatch
+from infra.storage import Store, open_store
+from vit.vtab.evaluate import EvaluationSpec, Score
+from vit.vtab.frozen.feature_plan import Part
+from vit.vtab.frozen.features import finish_split, missing_parts, split_manifest
+from vit.vtab.frozen.readings import Reading, feature_splits, plan_readings, stored_reading
+
+log = logging.getLogger(__name__)
+
+ComputeParts = Callable[[str, Sequence[Part]], Iterator[Part]]
+"""(root, parts) -> the same parts, in any order, each once it is kept."""
+ReadOut = Callable[[str, Sequence[Reading]], Iterator[tuple[Reading, Score]]]
+"""(root, readings) -> the same readings, in any order, each with its recorded score."""
+
+
+def frozen_scores(
+    run: Store, spec: EvaluationSpec, stop: StopWatch, compute_parts: ComputeParts, read_out: ReadOut
+) -> list[Score] | None:
+    """The scores in the order of `plan_readings`, or None when a stop was asked for; what was finished by then stays.
+
+    What is recorded is only looked up, and where all is, nothing is computed or started. Raises ValueError as
+    `plan_readings`, and what the two callables raise.
+    """
+    root, readings = open_store(spec.root), plan_readings(spec)
+    scores = {r.score_key: score for r in readings if (score := stored_reading(root, r)) is not None}
+    todo = [reading for reading in readings if reading.score_key not in scores]
+    if todo and not ensure_features(root, todo, Progress(run, "images"), stop, compute_parts):
+        return None
+    progress = Progress(run, "scores")
+    progress.begin(len(readings), len(readings) - len(todo))
+    if todo:
+        for reading, score in read_out(root.uri, todo):
+            scores[reading.score_key] = score
+            progress.add(1)
+            log.info("score=%s top1=%.4f examples=%d", reading.score_key, score.value, score.num_examples)
+            if stop.asked() is not None:
+                return None
+    return [scores[reading.score_key] for reading in readings]
+
+
+def ensure_features(
+    root: Store, readings: Sequence[Reading], progress: "Progress", stop: StopWatch, compute_parts: ComputeParts
+) -> bool:
+    """Has every missing part of the features that the readings read computed; False when a stop was asked for."""
+    splits = feature_splits(readings)
+    # Splits share parts: each is computed once, by way of the first split that has it.
+    parts = {(part.source.folder, part.key): part for _, planned in reversed(splits) for part in planned}
+    todo = [
+        part
+        for folder in sorted({folder for folder, _ in parts})
+        for part in missing_parts(root.child(folder), [p for (home, _), p in parts.items() if home == folder])
+    ]
+    num_images = sum(len(part.rows) for part in parts.values())
+    progress.begin(num_images, num_images - sum(len(part.rows) for part in todo))
+    if todo:
+        for part in compute_parts(root.uri, todo):
+            progress.add(len(part.rows))
+            if stop.asked() is not None:
+                return False
+    for manifest, planned in splits:
+        folder = root.child(planned[0].source.folder)
+        if split_manifest(folder, planned[0].split) is None:
+            finish_split(folder, manifest, planned)
+    return True
+
+
+class Progress:
+    """`progress.json` of a run, written at most once a second while it lasts."""
+
+    def __init__(self, run: Store, unit: str) -> None:
+        self._run, self._unit = run, unit
+        self._done = self._done_before = self._total = 0
+        self._started = self._written = 0.0
+
+    def begin(self, total: int, done: int) -> None:
+        """`done` of `total` are there already; the rate counts from here."""
+        self._total, self._done, self._done_before = total, done, done
+        self._started = time.monotonic()
+        self._write()
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._done == self._total or time.monotonic() - self._written >= 1.0:
+            self._write()
+
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        elapsed, done_now = self._written - self._started, self._done - self._done_before
+        rate = done_now / elapsed if elapsed and done_now else None
+        shown = {
+            "step": self._done,
+            "total_steps": self._total,
+            "unit": self._unit,
+            "remaining_s": (self._total - self._done) / rate if rate else None,
+        }
+        self._run.write_json("progress.json", shown | ({"images_per_s": rate} if self._unit == "images" else {}))

@@ -1,0 +1,199 @@
+"""Scores from features that are kept: what reads them, and what is recorded. Called on the workers of an evaluation."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from infra.storage import Lost, Store, open_store
+from vit.published import HEAD
+from vit.training.tensor_file import read_tensors
+from vit.training.world import World
+from vit.vtab.evaluate import Score, replaced
+from vit.vtab.frozen.feature_plan import FeatureSource
+from vit.vtab.frozen.features import FeatureReader, Features
+from vit.vtab.frozen.linear_readouts import RIDGE, draw_shots, least_squares, logistic_fits
+from vit.vtab.frozen.nearest import NEIGHBOURS, TEMPERATURE, nearest
+from vit.vtab.frozen.readings import Reading, stored_reading
+from vit.vtab.probes import Method
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How a readout did on the test split, each image once."""
+
+    hits: int
+    num_examples: int
+    largest_class: int
+    chosen: dict[str, Any]
+    tried: tuple[dict[str, Any], ...] = ()
+
+
+class Shelf:
+    """The features that one reading may read, on the device that it computes on; keeps account of what they had cost."""
+
+    def __init__(self, root: Store, reading: Reading) -> None:
+        self.reading, self.device = reading, World.current().device
+        self._root = root
+        self._readers: list[FeatureReader] = []
+
+    def reader(self, *splits: str) -> FeatureReader:
+        reader = FeatureReader(self._root, self.reading.source, splits)
+        self._readers.append(reader)
+        return reader
+
+    def whole(self, *splits: str) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"]]:
+        """Features and classes of all rows, on the device."""
+        features = self.reader(*splits).whole()
+        return features.values.to(self.device), features.classes.to(self.device)
+
+    def cost(self) -> tuple[float, float]:
+        """Seconds and CPU seconds of computing every part that was read, each once."""
+        parts = {key: seconds for reader in self._readers for key, seconds in reader.cost_s.items()}
+        return sum(wall for wall, _ in parts.values()), sum(cpu for _, cpu in parts.values())
+
+    def predictions(self, predict: Callable[[Tensor], Tensor]) -> Iterator[tuple[Features, Tensor]]:
+        """Every part of the test split, with what `predict` makes of it: features (n, D) on the device -> classes (n,)."""
+        for part in self.reader(self.reading.splits.test):
+            yield part, predict(part.values.to(self.device))
+
+    def count(
+        self,
+        predictions: Iterable[tuple[Features, Tensor]],
+        chosen: dict[str, Any],
+        tried: tuple[dict[str, Any], ...] = (),
+    ) -> Counted:
+        """How many images have the predicted class among their labels."""
+        hits = seen = 0
+        per_class = torch.zeros(self.reading.num_classes, dtype=torch.int64)
+        for part, predicted in predictions:
+            hits += part.hits(predicted)
+            seen += len(part.values)
+            per_class += part.labels.bincount(minlength=self.reading.num_classes)
+        return Counted(hits, seen, int(per_class.max()), chosen, tried)
+
+
+def few_shot(shelf: Shelf) -> Counted:
+    """Regularised least squares on the first `shots` examples of each class."""
+    reading = shelf.reading
+    assert reading.shots is not None
+    pool = shelf.reader(*reading.splits.joined)
+    labels = pool.labels()
+    rows = draw_shots(labels, reading.num_classes, reading.shots, reading.seed)
+    available = labels.bincount(minlength=reading.num_classes)
+    readout = least_squares(pool.rows(rows).to(shelf.device), labels[rows].to(shelf.device), reading.num_classes)
+    chosen = {
+        "shots": reading.shots,
+        "ridge": RIDGE,
+        "num_examples": len(rows),
+        "classes_with_fewer": int(((available < reading.shots) & (available > 0)).sum()),
+        "classes_with_none": int((available == 0).sum()),
+    }
+    return shelf.count(shelf.predictions(readout.predict), chosen)
+
+
+def linear_probe(shelf: Shelf) -> Counted:
+    """Logistic regression: the strength that is best on validation, of equals the strongest, then once on all examples."""
+    splits = shelf.reading.splits
+    val, val_classes = shelf.whole(splits.val)
+    tried = []
+    for fit in logistic_fits(*shelf.whole(splits.train)):
+        top1 = float((fit.readout.predict(val) == val_classes).double().mean())
+        tried.append({"strength": fit.strength, "val_top1": top1} | _how_it_ended(fit.iterations, fit.converged))
+    best = max(tried, key=lambda setting: setting["val_top1"])
+    (final,) = logistic_fits(*shelf.whole(*splits.joined), strengths=(best["strength"],))
+    chosen = {"strength": best["strength"], "val_top1": best["val_top1"]}
+    chosen |= _how_it_ended(final.iterations, final.converged)
+    return shelf.count(shelf.predictions(final.readout.predict), chosen, tuple(tried))
+
+
+def _how_it_ended(iterations: int, converged: bool) -> dict[str, Any]:
+    return {"iterations": iterations, "converged": converged}
+
+
+def nearest_neighbours(shelf: Shelf) -> Counted:
+    """Votes of the nearest training examples, which are streamed; the test split is held."""
+    reading = shelf.reading
+    pool, test = shelf.reader(*reading.splits.joined), shelf.reader(reading.splits.test).whole()
+    examples = ((part.values.to(shelf.device), part.classes) for part in pool)
+    voted = nearest(test.values.to(shelf.device), examples).vote(reading.num_classes)
+    chosen = {"neighbours": min(NEIGHBOURS, pool.num_rows), "temperature": TEMPERATURE}
+    return shelf.count([(test, voted)], chosen)
+
+
+def own_head(shelf: Shelf) -> Counted:
+    """The model's own classes; right where the likeliest is among the labels (ReaL: arXiv:2006.07159)."""
+    weight, bias = (tensor.to(shelf.device) for tensor in head_of(shelf.reading.source))
+    predictions = shelf.predictions(lambda features: F.linear(features, weight, bias).argmax(dim=1))
+    return shelf.count(predictions, {"head": "the model's own"})
+
+
+def head_of(source: FeatureSource) -> list[Tensor]:
+    """Weight (K, D) and bias (K,) of a published model's head, without the rest of it."""
+    store = open_store(source.model)
+    config = store.read_json("config.json")
+    if config["digest"] != source.model_digest:
+        raise RuntimeError(
+            f"{source.model} has digest {config['digest'][:12]} by now; the evaluation was planned on "
+            f"{source.model_digest[:12]}. Evaluate again."
+        )
+    pieces = {piece["name"]: piece for piece in config["tensors"]}
+    return read_tensors(store, "model.safetensors", [pieces[name] for name in HEAD])
+
+
+READOUTS: dict[Method, Callable[[Shelf], Counted]] = {
+    "least-squares": few_shot,
+    "logistic": linear_probe,
+    "nearest": nearest_neighbours,
+    "head": own_head,
+}
+
+
+def read_out(root: str, reading: Reading) -> Score:
+    """The score of a reading, stored; where one is stored already, that one holds. Its features must be whole.
+
+    `wall_s` and `cpu_s` are the readout's own and those of computing the features that it read, whenever that was. Raises
+    RuntimeError if any other number of test images was counted than the split holds.
+    """
+    store = open_store(root)
+    if (done := stored_reading(store, reading)) is not None:
+        return done
+    started, cpu_started = time.perf_counter(), time.process_time()
+    shelf = Shelf(store, reading)
+    counted = READOUTS[reading.method](shelf)
+    if counted.num_examples != reading.num_test:
+        raise RuntimeError(
+            f"{counted.num_examples:,} test images of {reading.task.corpus} were counted, the split holds "
+            f"{reading.num_test:,}. The score is not recorded; delete {store.uri_of(reading.source.folder)} and evaluate again."
+        )
+    wall_s, cpu_s = shelf.cost()
+    score = Score(
+        task=reading.task.name,
+        protocol=reading.protocol,
+        seed=reading.seed,
+        model=reading.source.model,
+        model_digest=reading.source.model_digest,
+        value=counted.hits / counted.num_examples,
+        num_examples=counted.num_examples,
+        chosen=counted.chosen,
+        tried=counted.tried,
+        majority_fraction=counted.largest_class / counted.num_examples,
+        num_classes=reading.num_classes,
+        corpus_digest=reading.corpus_digest,
+        split_digest=reading.test_digest,
+        repetition=reading.source.repetition,
+        replaces=replaced(reading.score_key),
+        wall_s=wall_s + time.perf_counter() - started,
+        cpu_s=cpu_s + time.process_time() - cpu_started,
+        trials=(),
+    )
+    try:
+        store.create(reading.score_key, score.model_dump_json(indent=1).encode())
+        return score
+    except Lost:
+        return stored_reading(store, reading) or score

@@ -1,0 +1,179 @@
+"""From an evaluation with a probe to the scores to come: which readout, of whose features, on which splits.
+
+Imports no torch, so that a flow can plan. `read_out.py` computes.
+"""
+
+from collections.abc import Iterable
+
+from data_prep.shard_format import Manifest, load_class_names, load_manifest
+from infra.config import FrozenConfig, digest_of, replace
+from infra.semantics import SEMANTICS
+from infra.storage import Store, open_store
+from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
+from vit.vtab.frozen.feature_plan import FeatureSource, Part, plan_parts
+from vit.vtab.probes import Method, Probe
+from vit.vtab.tasks import find_task_splits
+
+
+class ProbeSplits(FrozenConfig):
+    """The splits that a probe reads: choose a strength on `train` -> `val`, learn from `joined`, score `test` once."""
+
+    train: str = ""
+    val: str = ""
+    joined: tuple[str, ...] = ()
+    """One split that is both, or both where a corpus has none."""
+    test: str = "test"
+
+
+class Reading(FrozenConfig):
+    """One score to come: a readout of one model's features on one task, with one seed."""
+
+    task: TaskRef
+    protocol: str
+    """Name of the protocol, with the number of shots where there is one."""
+    method: Method
+    shots: int | None
+    seed: int
+    source: FeatureSource
+    splits: ProbeSplits
+    num_classes: int
+    num_test: int
+    """Images of the test split; all are counted."""
+    test_digest: str
+    """Of the test split."""
+
+    @property
+    def corpus_digest(self) -> str:
+        return self.source.corpus_digest
+
+    @property
+    def score_key(self) -> str:
+        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
+        first = replace(self.source, repetition=0).folder
+        depends_on = [self.method, self.shots, self.splits, first, SEMANTICS["evaluate"]]
+        name = (
+            f"{self.source.model_digest[:12]}-s{self.seed}-{digest_of(depends_on)[:6]}{again(self.source.repetition)}"
+        )
+        return f"scores/{self.task.name}/{self.protocol}/{name}.json"
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """Splits whose features are read."""
+        chosen_on = (self.splits.train, self.splits.val) if self.method == "logistic" else ()
+        return tuple(dict.fromkeys((*chosen_on, *self.splits.joined, self.splits.test)))
+
+
+def plan_readings(spec: EvaluationSpec) -> list[Reading]:
+    """The readings of an evaluation, task by task. What draws nothing is read once, with the first seed.
+
+    Raises ValueError for the control from scratch, a model that is none, a corpus without the splits or with several labels
+    an image, and for a head whose classes are not the corpus's, before anything is computed.
+    """
+    probe = spec.protocol
+    assert isinstance(probe, Probe)
+    digests = [_digest_of_model(model, probe) for model in spec.models]
+    readings = []
+    for task in spec.tasks:
+        corpus = open_store(task.corpus)
+        manifest = load_manifest(corpus)
+        splits = probe_splits(manifest, task.corpus, probe)
+        for model, digest in digests:
+            if probe.method == "head":
+                check_classes(model, corpus)
+            source = FeatureSource(
+                model=model,
+                model_digest=digest,
+                corpus=corpus.uri,
+                corpus_digest=manifest.digest,
+                decode_digest=digest_of(manifest.decode_policy),
+                repetition=spec.repetition,
+            )
+            readings += [
+                Reading(
+                    task=task,
+                    protocol=probe.name if shots is None else f"{probe.name}-{shots}",
+                    method=probe.method,
+                    shots=shots,
+                    seed=seed,
+                    source=source,
+                    splits=splits,
+                    num_classes=manifest.num_classes,
+                    num_test=manifest.split(splits.test).num_rows,
+                    test_digest=manifest.split(splits.test).digest,
+                )
+                for seed in (spec.seeds if probe.shots else spec.seeds[:1])
+                for shots in probe.shots or (None,)
+            ]
+    return readings
+
+
+def _digest_of_model(model: str | None, probe: Probe) -> tuple[str, str]:
+    digest = published_digest(model)
+    if model is None or digest is None:
+        raise ValueError(
+            f"Protocol {probe.name!r} reads the features of a model that is there already: there is no control from "
+            "scratch. Leave the control out, or take a protocol that trains."
+        )
+    return model, digest
+
+
+def probe_splits(manifest: Manifest, where: str, probe: Probe) -> ProbeSplits:
+    """The splits of a corpus for a probe: the 1k protocol's where there are such. Raises ValueError naming what is missing."""
+    if probe.method == "head":
+        return ProbeSplits(test=_named_split("test", manifest.splits, where))
+    if not manifest.single_label:
+        raise ValueError(
+            f"{where} may have several labels an image; protocol {probe.name!r} learns one class for each. "
+            "A model that has the corpus's classes can be scored by protocol 'head'."
+        )
+    names = set(manifest.splits)
+    try:
+        found = find_task_splits(names, where)
+    except ValueError:
+        # What is fine-tuned wants train and val as one split; features of two can be read one after the other.
+        if not {"train", "val", "test"} <= names:
+            raise
+        return ProbeSplits(train="train", val="val", joined=("train", "val"))
+    return ProbeSplits(train=found.train, val=found.val, joined=(found.joined,), test=found.test)
+
+
+def _named_split(name: str, names: Iterable[str], where: str) -> str:
+    if name not in names:
+        raise ValueError(
+            f"{where} has splits {', '.join(sorted(names))}; a head is scored on {name!r}, which it lacks."
+        )
+    return name
+
+
+def check_classes(model: str, corpus: Store) -> None:
+    """Raises ValueError, with the first difference, unless the head's classes are the corpus's, in the same order."""
+    ours, theirs = open_store(model).read_json("classes.json")["classes"], load_class_names(corpus)
+    if ours == theirs:
+        return
+    if len(ours) != len(theirs):
+        difference = f"the head has {len(ours):,} classes, the corpus {len(theirs):,}"
+    else:
+        i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
+        difference = f"class {i} is {ours[i]!r} of the head and {theirs[i]!r} of the corpus"
+    raise ValueError(
+        f"{model} cannot be scored on {corpus.uri} with its own head: {difference}. Names and order must be equal; for "
+        "other classes take protocol 'linear' or 'fewshot', which learn a head."
+    )
+
+
+def feature_splits(readings: Iterable[Reading]) -> list[tuple[Manifest, list[Part]]]:
+    """Every split whose features some reading reads, once: its corpus's manifest, and the parts that it is made of."""
+    wanted = {(r.source.folder, split): r.source for r in readings for split in r.needed}
+    manifests = {source.corpus: load_manifest(open_store(source.corpus)) for source in wanted.values()}
+    return [
+        (manifests[source.corpus], plan_parts(source, manifests[source.corpus], split))
+        for (_, split), source in wanted.items()
+    ]
+
+
+def stored_reading(root: Store, reading: Reading) -> Score | None:
+    """The record of an earlier reading, or None."""
+    try:
+        return Score.model_validate(root.read_json(reading.score_key))
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,259 @@
+"""Scores put together: what the seeds of a model say, group means, and differences to a published row, with their noise.
+
+Numbers only, as fractions of the test split; what they look like is decided in `flows`. Imports no torch.
+"""
+
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from infra.storage import Store
+from vit.vtab.evaluate import Score
+from vit.vtab.protocols import over_seeds, seed_statistic
+from vit.vtab.published.published_scores import PublishedRow
+from vit.vtab.tasks import GROUPS, VTAB_TASKS, benchmark_name, metric_group, vtab_task
+
+Table = Literal["vtab", "transfer", "own", "frozen"]
+VTAB_CORPORA = tuple(task.corpus_name for task in VTAB_TASKS)
+TRANSFER_CORPORA = ("imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102")
+"""The paper's other data sets, by the names of their corpora; `cifar100` is the whole of it, `vtab-cifar100` is VTAB's."""
+_READERS = 16
+FROZEN_METHODS = ("fewshot", "linear", "knn", "head")
+
+
+class Record(NamedTuple):
+    """A stored score, and whose it is: the record of a control does not say which network was trained, its key does."""
+
+    arm: str
+    score: Score
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the runs of one model on one task say together."""
+
+    value: float
+    noise: float
+    noise_of: Literal["seeds", "test images"]
+    """Standard deviation over seeds, or the binomial standard error of the test split where there is one seed."""
+    statistic: Literal["one run", "mean", "median"]
+    by_seed: Mapping[int, float]
+    num_examples: int
+    majority_fraction: float
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over tasks; `num_tasks` of `num_wanted` were scored."""
+
+    value: float
+    noise: float
+    noise_of: Literal["seeds", "test images"]
+    num_tasks: int
+    num_wanted: int
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Ours minus published, and the noise of both as far as either is known."""
+
+    value: float
+    noise: float
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """All scores of one model under one protocol, by corpus name."""
+
+    arm: str
+    """What is one model: the beginning of its digest, or of that of a control's network."""
+    model: str | None
+    """URI; None for a control trained from scratch."""
+    digest: str | None
+    protocol: str
+    cells: Mapping[str, Cell]
+    wall_s: float
+    """Of all its trainings, those that chose a setting included."""
+    num_trainings: int
+
+    @property
+    def label(self) -> str:
+        """`<name>/<version>`, what `vitline model show` takes; a control is told by the digest of its network."""
+        if self.model is None:
+            return f"from scratch ({self.arm.removeprefix('scratch-')[:6]})"
+        return "/".join(self.model.rstrip("/").split("/")[-2:])
+
+    @property
+    def num_seeds(self) -> int:
+        """The most that a task was scored with."""
+        return max(len(cell.by_seed) for cell in self.cells.values())
+
+
+def table_of(protocol: str, corpus: str) -> Table:
+    """Which table a score belongs to."""
+    if protocol.partition("-")[0] in FROZEN_METHODS:
+        return "frozen"
+    return "vtab" if vtab_task(corpus) else "transfer" if corpus in TRANSFER_CORPORA else "own"
+
+
+def read_records(root: Store) -> list[Record]:
+    """Every stored score below a root. Raises ValueError naming what is stored among them and is none."""
+
+    def read(key: str) -> Record:
+        try:
+            score = Score.model_validate(root.read_json(key))
+        except ValidationError as error:
+            raise ValueError(
+                f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}); delete it, or score that task again."
+            ) from error
+        named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+(-r\d+)?\.json", key.rpartition("/")[2])
+        return Record(named[1] if named else score.model_digest or "scratch", score)
+
+    # Nineteen tasks with three seeds of thirty models are 1,710 small objects, and each costs a round trip.
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(read, root.list("scores/")))
+
+
+def latest_records(records: Iterable[Record], current_digests: Collection[str]) -> tuple[list[Record], int]:
+    """One record for every model, protocol, task and seed, and how many were left out.
+
+    Of several, one on a corpus that is still there holds, then the last repetition, then the one listed last.
+    """
+    every = sorted(records, key=lambda r: (r.score.corpus_digest in current_digests, r.score.repetition))
+    chosen = {(r.arm, r.score.protocol, r.score.task, r.score.seed): r for r in every}
+    return list(chosen.values()), len(every) - len(chosen)
+
+
+def scores_by_model(records: Iterable[Record]) -> list[ModelScores]:
+    """One entry per model and protocol; several seeds are put together as the authors of the protocol do."""
+    grouped: dict[tuple[str, str], list[Score]] = {}
+    for arm, score in records:
+        grouped.setdefault((arm, score.protocol), []).append(score)
+    return [_model_scores(arm, scores) for (arm, _), scores in grouped.items()]
+
+
+def group_means(scores: Mapping[str, float]) -> dict[str, float]:
+    """Metric keys of DESIGN 3.5 from fractions by task name: a group's mean only when all of its tasks are there, the
+    overall mean as `vtab/all/top1` for 19 tasks and as `vtab/all_<n>of19/top1` for fewer."""
+    means = {}
+    for group in GROUPS:
+        names = [task.name for task in VTAB_TASKS if task.group == group]
+        if all(name in scores for name in names):
+            means[f"vtab/{group}/top1"] = fmean(scores[name] for name in names)
+    have = [scores[task.name] for task in VTAB_TASKS if task.name in scores]
+    if have:
+        key = "vtab/all/top1" if len(have) == len(VTAB_TASKS) else f"vtab/all_{len(have)}of{len(VTAB_TASKS)}/top1"
+        means[key] = fmean(have)
+    return means
+
+
+def vtab_means(row: ModelScores) -> dict[str, Mean]:
+    """By group and `all`, over what is scored; whoever shows one says so where tasks are missing."""
+    means = {}
+    for group in (*GROUPS, "all"):
+        wanted = group_corpora(group)
+        cells = [row.cells[corpus] for corpus in wanted if corpus in row.cells]
+        if cells:
+            means[group] = _mean(cells, len(wanted))
+    return means
+
+
+def group_corpora(group: str) -> tuple[str, ...]:
+    """The corpora of a group of VTAB, or of `all`."""
+    return tuple(task.corpus_name for task in VTAB_TASKS if group in (task.group, "all"))
+
+
+def published_mean(row: PublishedRow, group: str, over: Collection[str] | None = None) -> float | None:
+    """A row's mean over a group or `all`: as printed, else from its tasks; over some tasks only where `over` names them."""
+    wanted = [corpus for corpus in group_corpora(group) if over is None or corpus in over]
+    if len(wanted) == len(group_corpora(group)) and group in row.printed_means:
+        return row.printed_means[group]
+    return fmean(row.scores[corpus] for corpus in wanted) if wanted and {*wanted} <= {*row.scores} else None
+
+
+def published_metrics(row: PublishedRow) -> dict[str, float]:
+    """A row under the metric names that scores of ours have: `vtab/dtd/top1`, `vtab/all/top1`, `tasks/cifar10/top1`."""
+    named = {f"{metric_group(corpus)}/{benchmark_name(corpus)}/top1": value for corpus, value in row.scores.items()}
+    means = {f"vtab/{group}/top1": published_mean(row, group) for group in (*GROUPS, "all")}
+    return named | {name: value for name, value in means.items() if value is not None}
+
+
+def difference(cell: Cell | Mean, published: float | None, deviation: float | None) -> Difference | None:
+    """Ours minus published; None where nothing is published."""
+    if published is None:
+        return None
+    return Difference(cell.value - published, math.hypot(cell.noise, deviation or 0.0))
+
+
+def differences(row: ModelScores, beside: PublishedRow) -> dict[str, Difference]:
+    """By corpus of the row, and by group of VTAB over the tasks that are scored: like is compared with like."""
+    found = {
+        corpus: difference(cell, beside.scores.get(corpus), beside.deviations.get(corpus))
+        for corpus, cell in row.cells.items()
+    }
+    for group, mean in vtab_means(row).items():
+        whole = mean.num_tasks == mean.num_wanted
+        published = published_mean(beside, group, row.cells)
+        found[group] = difference(mean, published, beside.deviations.get(group) if whole else None)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def coverage(prepared: Iterable[str]) -> str:
+    """`VTAB: 3 of 19 tasks prepared`, from names of corpora."""
+    names = set(prepared)
+    done = sum(task.corpus_name in names for task in VTAB_TASKS)
+    return f"VTAB: {done} of {len(VTAB_TASKS)} tasks prepared"
+
+
+def _model_scores(arm: str, scores: Sequence[Score]) -> ModelScores:
+    by_task: dict[str, dict[int, Score]] = {}
+    for score in scores:
+        by_task.setdefault(score.task, {})[score.seed] = score
+    first = scores[0]
+    return ModelScores(
+        arm=arm,
+        model=first.model,
+        digest=first.model_digest,
+        protocol=first.protocol,
+        cells={task: _cell(first.protocol, by_seed) for task, by_seed in by_task.items()},
+        wall_s=sum(score.wall_s for score in scores),
+        num_trainings=sum(len(score.trials) for score in scores),
+    )
+
+
+def _cell(protocol: str, by_seed: Mapping[int, Score]) -> Cell:
+    scores = list(by_seed.values())
+    values = [score.value for score in scores]
+    value, several = over_seeds(protocol, values), len(values) > 1
+    examples = min(score.num_examples for score in scores)
+    return Cell(
+        value=value,
+        noise=stdev(values) if several else standard_error(value, examples),
+        noise_of="seeds" if several else "test images",
+        statistic=seed_statistic(protocol) if several else "one run",
+        by_seed={seed: score.value for seed, score in sorted(by_seed.items())},
+        num_examples=examples,
+        majority_fraction=scores[0].majority_fraction,
+    )
+
+
+def _mean(cells: Sequence[Cell], num_wanted: int) -> Mean:
+    """Over tasks. Where all were scored with the same several seeds, its noise is that of the seeds' own means."""
+    seeds = {tuple(cell.by_seed) for cell in cells}
+    if len(seeds) == 1 and len(*seeds) > 1:
+        noise, noise_of = stdev(fmean(cell.by_seed[seed] for cell in cells) for seed in next(iter(seeds))), "seeds"
+    else:
+        errors = [standard_error(cell.value, cell.num_examples) for cell in cells]
+        noise, noise_of = math.hypot(*errors) / len(cells), "test images"
+    return Mean(fmean(cell.value for cell in cells), noise, noise_of, len(cells), num_wanted)  # type: ignore[arg-type]
+
+
+def standard_error(value: float, num_examples: int) -> float:
+    """Binomial standard error of an accuracy over its test images."""
+    return math.sqrt(max(value * (1 - value), 0.0) / num_examples)

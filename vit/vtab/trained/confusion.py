@@ -1,0 +1,110 @@
+"""Which classes a model takes for which: counts, two tables for spreadsheets, and a picture where there are few classes."""
+
+import csv
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Int64
+
+from vit.training.predictions import Predictions
+
+MAX_CLASSES_IN_FULL, MAX_CLASSES_DRAWN, MAX_CLASSES_WITH_COUNTS = 200, 50, 20
+MAX_PAIRS = 1000
+_DPI, _CELL_PX, _MIN_SIDE_PX, _MAX_NAME = 120, 26, 260, 28
+
+
+def confusion(predictions: Predictions, num_classes: int) -> Int64[np.ndarray, "K K"]:
+    """Counts of examples by class (rows) and predicted class (columns); they sum to the number of examples.
+
+    An example of several labels counts once, for the class that `Predictions.label` names.
+    """
+    cell = predictions.label.astype(np.int64) * num_classes + predictions.predicted
+    return np.bincount(cell, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def confusion_csv(counts: Int64[np.ndarray, "K K"], names: Sequence[str]) -> str:
+    """K x K counts: a row for each class, a column for each prediction."""
+    return _csv(
+        ["class \\ predicted", *names], ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
+    )
+
+
+def confused_pairs_csv(predictions: Predictions, names: Sequence[str]) -> str:
+    """The at most 1,000 most frequent confusions: class, predicted, examples, share of the class's examples.
+
+    For so many classes that a matrix of them is neither read nor worth its memory.
+    """
+    wrong = ~predictions.right
+    pairs = Counter(zip(predictions.label[wrong].tolist(), predictions.predicted[wrong].tolist(), strict=True))
+    sizes = np.bincount(predictions.label, minlength=len(names))
+    most = sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_PAIRS]
+    rows = ([names[a], names[b], count, f"{count / sizes[a]:.4f}"] for (a, b), count in most)
+    return _csv(["class", "predicted", "examples", "fraction"], rows)
+
+
+def per_class_csv(predictions: Predictions, names: Sequence[str]) -> str:
+    """A row for each class in order of label ids: examples, top-1 (empty where there are none), and what its examples
+    are most often taken for wrongly, how often."""
+    sizes = np.bincount(predictions.label, minlength=len(names)).tolist()
+    hits = np.bincount(predictions.label[predictions.right], minlength=len(names)).tolist()
+    wrong = ~predictions.right
+    taken: dict[int, Counter[int]] = {}
+    for label, predicted in zip(predictions.label[wrong].tolist(), predictions.predicted[wrong].tolist(), strict=True):
+        taken.setdefault(label, Counter())[predicted] += 1
+
+    def row(label: int) -> list[object]:
+        # Of equals the one with the smaller id, so that the table is a function of the predictions.
+        other, times = min(taken.get(label, Counter()).items(), key=lambda item: (-item[1], item[0]), default=(None, 0))
+        top1 = f"{hits[label] / sizes[label]:.4f}" if sizes[label] else ""
+        return [names[label], sizes[label], top1, "" if other is None else names[other], times or ""]
+
+    return _csv(["class", "examples", "top1", "most_often_taken_for", "times"], map(row, range(len(names))))
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Class names; those that several classes share, as two of ImageNet's cranes do, with their label ids behind."""
+    shared = {name for name, count in Counter(names).items() if count > 1}
+    return [f"{name} ({label})" if name in shared else name for label, name in enumerate(names)]
+
+
+def draw_confusion(counts: Int64[np.ndarray, "K K"], names: Sequence[str], title: str) -> bytes:
+    """The matrix as a PNG: each row is coloured by its shares, so that small classes are seen like large ones. Counts are
+    printed for up to 20 classes. For up to 50: beyond, names are no longer read."""
+    from matplotlib.figure import Figure  # a second to import; its own canvas, nothing of pyplot's global state
+
+    num_classes = len(names)
+    short = [name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…" for name in names]
+    side = max(_CELL_PX * num_classes, _MIN_SIDE_PX) / _DPI
+    figure = Figure(figsize=(side, side), dpi=_DPI)
+    axes = figure.add_axes((0, 0, 1, 1))  # what stands around it is made room for when it is saved
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    places = range(num_classes)
+    # A class may be called "$x$": that is no formula.
+    axes.set_xticks(places, short, rotation=90, fontsize=7, parse_math=False)
+    axes.set_yticks(places, short, fontsize=7, parse_math=False)
+    axes.tick_params(length=0)
+    axes.spines[:].set_color("#d5dae3")
+    axes.set_xlabel("predicted", fontsize=8)
+    axes.set_ylabel("class", fontsize=8)
+    axes.set_title(title, fontsize=9, loc="left", parse_math=False)
+    if num_classes <= MAX_CLASSES_WITH_COUNTS:
+        for row, column in zip(*np.nonzero(counts), strict=True):
+            ink = "white" if shares[row, column] > 0.55 else "#1d2330"
+            axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=6, color=ink)
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # of scripts that the font lacks: a box is drawn
+        figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.15, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return file.getvalue()

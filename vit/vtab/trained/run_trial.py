@@ -1,0 +1,154 @@
+"""Runs a trial: trains on one split, scores another once. Called on the workers of a sweep."""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from data_prep.shard_format import Manifest, load_manifest
+from infra.config import replace
+from infra.storage import Lost, open_store
+from vit.config import ExecutionConfig, TrainRecipe
+from vit.input.batches import eval_batches, train_batches
+from vit.input.decoded_cache import DecodedCache
+from vit.published import PublishedModel, adapt, load_model
+from vit.training.evaluate import Evaluation, evaluate
+from vit.training.predictions import Predictions
+from vit.training.train import TrainState, initial_state, torch_seed, train, with_optimizer
+from vit.training.world import World
+from vit.vtab.trained.packing import micro_batch_size
+from vit.vtab.trained.trial_files import write_trial_files
+from vit.vtab.trained.trials import Trial, TrialResult, finished_result
+
+EVAL_BATCH_SIZE = 128
+# A thousand pictures of 500 x 375 take 560 MB.
+DECODED_CACHE_BYTES = 768 << 20
+_decoded: dict[tuple[str, str, int], DecodedCache] = {}
+
+
+def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult:
+    """The stored result of this trial, or a new one, computed and stored; the first to finish is the one that stays.
+
+    A final trial leaves its predictions, and what people see of them, before its result: see `trial_files`. `threads`
+    decode and augment."""
+    trials = open_store(trials_uri)
+    if (done := finished_result(trials, trial)) is not None:
+        return done
+    noted: list[Predictions] = []
+    result = run_trial(trial, threads=threads, note=noted.append if trial.phase == "final" else None)
+    if noted:
+        files = write_trial_files(
+            trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
+        )
+        result = replace(result, files=files)
+    try:
+        trials.create(f"{trial.key}.json", result.model_dump_json(indent=1).encode())
+    except Lost:
+        result = finished_result(trials, trial) or result
+    return result
+
+
+def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None] | None = None) -> TrialResult:
+    """Trains and scores in this process, on its GPU if there is one. `note` is given what the score is made of."""
+    started, cpu_started = time.perf_counter(), time.process_time()
+    world = World.current()
+    execution = trial_execution(trial.recipe, world.device.type, threads)
+    corpus = open_store(trial.corpus)
+    manifest = load_manifest(corpus)
+    if manifest.digest != trial.corpus_digest:
+        raise RuntimeError(
+            f"{corpus.uri} has digest {manifest.digest[:12]}, the sweep was planned on {trial.corpus_digest[:12]}."
+        )
+    state = trial_state(trial, manifest.num_classes, world)
+    losses: list[tuple[int, float]] = []
+
+    def report(step: int, metrics: Any) -> None:
+        if "train/loss" in metrics:
+            losses.append((step, metrics["train/loss"]))
+
+    with train_batches(
+        corpus,
+        manifest,
+        trial.train_split,
+        trial.recipe.input,
+        seed=trial.recipe.seed,
+        num_steps=trial.recipe.total_steps,
+        micro_batch_size=execution.micro_batch_size,
+        threads=execution.decode_threads,
+        cache=decoded_cache(trial, execution.decoded_cache_bytes),
+    ) as batches:
+        outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
+    score = score_split(state, trial, manifest, world, note)
+    return TrialResult(
+        key=trial.key,
+        top1=score.top1,
+        loss=score.loss,
+        num_examples=score.num_examples,
+        majority_fraction=score.majority_fraction,
+        train_losses=tuple(losses),
+        wall_s=time.perf_counter() - started,
+        cpu_s=time.process_time() - cpu_started,
+        diverged=outcome == "diverged",
+    )
+
+
+def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
+    if trial.model is None:
+        return initial_state(trial.recipe, num_classes, world.device)
+    source = pretrained(trial.model, str(trial.model_digest))
+    if source.digest != trial.model_digest:
+        raise RuntimeError(
+            f"{trial.model} has digest {source.digest[:12]}, the sweep was planned on {trial.model_digest}."
+        )
+    torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
+    network = adapt(source.network, trial.recipe.model, num_classes)
+    return with_optimizer(network.to(world.device).train(), trial.recipe)
+
+
+@functools.lru_cache(maxsize=1)
+def pretrained(uri: str, digest: str) -> PublishedModel:
+    """The model that the trials of a sweep start from, read once by each process."""
+    return load_model(uri)
+
+
+def score_split(
+    state: TrainState,
+    trial: Trial,
+    manifest: Manifest,
+    world: World,
+    note: Callable[[Predictions], None] | None = None,
+) -> Evaluation:
+    corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
+    with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
+        return evaluate(
+            state.evaluation_model(),
+            batches,
+            manifest.splits[trial.score_split].num_rows,
+            loss=trial.recipe.loss,
+            precision=trial.recipe.precision,
+            world=world,
+            note=note,
+        )
+
+
+def trial_execution(recipe: TrainRecipe, device: str, threads: int) -> ExecutionConfig:
+    """Trials are small and run many at a time: one process, no checkpoints of their own."""
+    steps = recipe.total_steps
+    return ExecutionConfig(
+        micro_batch_size=micro_batch_size(recipe.model, device),
+        decode_threads=threads,
+        decoded_cache_bytes=DECODED_CACHE_BYTES,
+        log_every_steps=max(1, steps // 20),
+        save_every_steps=steps,
+    )
+
+
+def decoded_cache(trial: Trial, budget_bytes: int) -> DecodedCache:
+    """Of the task that this process works at: its trials differ in settings, not in pictures."""
+    task = (trial.corpus_digest, trial.decode_digest, budget_bytes)
+    if task not in _decoded:
+        _decoded.clear()
+        _decoded[task] = DecodedCache(budget_bytes)
+    return _decoded[task]

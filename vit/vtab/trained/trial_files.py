@@ -1,0 +1,73 @@
+"""What a final trial leaves beside its result, for people: predictions, confusions, a table by class, hardest examples.
+
+    <root>/trials/<trial key>/<12 hex of the predictions>/predictions.parquet
+                                                         /per_class.csv
+                                                         /confusion.csv, or confused_pairs.csv above 200 classes
+                                                         /confusion.png           up to 50 classes
+                                                         /hardest.html
+
+The folder is named by its content: of two workers that ran one trial at once, the result that stays names its own.
+"""
+
+import logging
+from collections.abc import Callable
+
+from data_prep.shard_format import Manifest, load_class_names, load_manifest
+from infra.storage import Store, open_store
+from vit.training.predictions import Predictions
+from vit.vtab.trained.confusion import (
+    MAX_CLASSES_DRAWN,
+    MAX_CLASSES_IN_FULL,
+    confused_pairs_csv,
+    confusion,
+    confusion_csv,
+    distinct,
+    draw_confusion,
+    per_class_csv,
+)
+from vit.vtab.trained.hardest import hardest_page
+
+log = logging.getLogger(__name__)
+PREDICTIONS = "predictions.parquet"
+
+
+def write_trial_files(
+    trials: Store, trial_key: str, predictions: Predictions, corpus_uri: str, split: str, title: str
+) -> tuple[str, ...]:
+    """Writes the files; returns the keys of those written below `trials`, the predictions first.
+
+    No score is lost for a table or a picture: one that cannot be made is logged and left out. That the store takes
+    nothing is raised.
+    """
+    folder = f"{trial_key}/{predictions.digest[:12]}"
+    keys = [f"{folder}/{PREDICTIONS}"]
+    trials.write(keys[0], predictions.to_parquet())
+    corpus = open_store(corpus_uri)
+    for name, make in shown_files(predictions, corpus, load_manifest(corpus), split, title).items():
+        try:
+            data = make()
+        except Exception:
+            log.warning("%s of %s cannot be made", name, trial_key, exc_info=True)
+            continue
+        keys.append(f"{folder}/{name}")
+        trials.write(keys[-1], data)
+    return tuple(keys)
+
+
+def shown_files(
+    predictions: Predictions, corpus: Store, manifest: Manifest, split: str, title: str
+) -> dict[str, Callable[[], bytes]]:
+    """What makes each file that people look at, by name. `title` says which model, on which task."""
+    names = distinct(load_class_names(corpus))
+    caption = f"{title}: {len(predictions):,} of {split}, {100 * predictions.right.mean():.1f} % right"
+    files = {
+        "per_class.csv": lambda: per_class_csv(predictions, names).encode(),
+        "hardest.html": lambda: hardest_page(predictions, corpus, manifest, split, names, title).encode(),
+    }
+    if len(names) > MAX_CLASSES_IN_FULL:
+        return files | {"confused_pairs.csv": lambda: confused_pairs_csv(predictions, names).encode()}
+    counts = confusion(predictions, len(names))
+    files["confusion.csv"] = lambda: confusion_csv(counts, names).encode()
+    if len(names) <= MAX_CLASSES_DRAWN:
+        files["confusion.png"] = lambda: draw_confusion(counts, names, caption)
+    return files
