@@ -1,5 +1,6 @@
 """Progress of a preparation, left in the store for whoever follows it."""
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -93,3 +94,27 @@ def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
         since = time.time() - min(part["started_at"] for part in parts)
         own_s = max(_OF_EXAMINING[stage] * examine_s - since, 0.0)
     return own_s + examine_s * sum(_OF_EXAMINING[later] for later in STAGES[STAGES.index(stage) + 1 :])
+
+
+def preparation_progress(corpora: Sequence[Store]) -> dict | None:
+    """The progress files of the corpora as one: what is done of the present stage, and the time to the end of all."""
+    parts = []
+    for corpus in corpora:
+        with contextlib.suppress(FileNotFoundError):
+            parts.append(corpus.read_json(PROGRESS_KEY))
+    if not parts:
+        return None
+    # A corpus that is through with a stage waits for the others; while a source is listed, its size is not known.
+    at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
+    stage = min((p["stage"] for p in at_work), key=STAGES.index)
+    now = [p for p in parts if p["stage"] == stage]
+    done, total = (sum(p[name] for p in now) for name in ("done", "total"))
+    return {
+        "step": done,
+        "total_steps": total,
+        "unit": f"{now[0]['unit']} ({stage})",
+        "images_per_s": sum(p["images_per_s"] for p in now),
+        "bytes_per_s": sum(p["bytes_per_s"] for p in now),
+        "refused": sum(p["refused"] for p in parts),
+        "remaining_s": remaining_s(stage, now),
+    }

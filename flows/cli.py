@@ -93,7 +93,8 @@ def pretrain_plan(
 
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
-    from flows.commands.training import plan_training, requested_training
+    from flows.commands.training import requested_training
+    from flows.requests.plan_training import plan_training
 
     show_one(plan_training(requested_training(settings(root).root, corpus, recipe, set_ or [])), json)
 

@@ -240,7 +240,7 @@ def show_findings(at_hand: Engines, key: str, findings: "list[Finding]") -> str:
 
 def train(config: TrainConfig, at_hand: Engines) -> str:
     """Plans, trains and says where the model lies."""
-    from flows.commands.training import plan_training
+    from flows.requests.plan_training import plan_training
     from flows.stages.pretrain import pretrain
 
     plan = plan_training(config)  # what cannot be read as asked is refused before a job is submitted

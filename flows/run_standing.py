@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from data_prep.progress import PROGRESS_KEY
+from data_prep.progress import PROGRESS_KEY, preparation_progress
 from flows.console import duration
 from infra.storage import Store
 from vit.run_spec import read_progress
@@ -37,8 +37,6 @@ def progress_of(root: Store, run: Store, config: JSON) -> JSON | None:
     """What whoever looks on is shown; None before the first step."""
     if "requests" not in config:
         return read_progress(run)
-    from flows.stages.prepare_corpus import preparation_progress  # only here: it imports the listings
-
     corpora = []
     for name in (request["name"] for request in config["requests"]):
         # Which version it will be follows from the source, which may be long to look at: the newest is at work.

@@ -25,8 +25,8 @@ from infra.local.stack import stack_environment, start_stack, stop_stack
 from infra.ray_jobs import RayJobs
 from infra.settings import NO_TELEMETRY, Settings, join_environment
 from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home

@@ -22,9 +22,10 @@ from data_prep.decode import DecodePolicy
 from flows.cli import app
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
-from vit.published import ImageContract, publish
+from vit.published import publish
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows", "tests")

@@ -8,27 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from infra.config import FrozenConfig, digest_of
-from vit.input.config import AugmentConfig
+from vit.input.config import InputConfig
 from vit.models.config import AnyNetworkConfig, ViTConfig
-
-
-class InputConfig(FrozenConfig):
-    """Order and pixels of training (DESIGN 3.2)."""
-
-    global_batch_size: PositiveInt = 4096
-    """Examples per optimizer step over all workers (B)."""
-    num_lanes: PositiveInt = 256
-    """Parallel reading positions (L); divides the batch and bounds the number of workers."""
-    shuffle_window: PositiveInt = 4
-    """Row groups a lane shuffles together (w)."""
-    augment: AugmentConfig = AugmentConfig()
-    """Crop, flip and resize."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.global_batch_size % self.num_lanes:
-            raise ValueError(f"num_lanes={self.num_lanes} must divide global_batch_size={self.global_batch_size}.")
-        return self
 
 
 class OptimConfig(FrozenConfig):

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from data_prep.decode import DecodePolicy, ImageRejected, decode
-from infra.config import FrozenConfig, digest_of
+from infra.config import digest_of
 from infra.local.at_hand import local_store
 from infra.storage import Store, open_store
 from vit.input.augment import evaluation_pixels
-from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.model_names import find_published, is_location
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
@@ -36,19 +36,6 @@ HEAD = ("head.weight", "head.bias")
 ADAPTABLE = {
     "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
 }  # fmt: skip
-
-
-class ImageContract(FrozenConfig):
-    """How bytes become the model's input; it travels with the weights and every consumer goes through it."""
-
-    decode: DecodePolicy
-    """Bytes to RGB pixels."""
-    evaluation: AugmentConfig
-    """Resize, antialias, crop and resolution of evaluation."""
-    low: float = -1.0
-    """Value of a black pixel."""
-    high: float = 1.0
-    """Value of a white pixel."""
 
 
 @dataclass(frozen=True)

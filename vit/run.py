@@ -30,9 +30,10 @@ from infra.storage import Store, open_store
 from infra.system_metrics import SystemSampler
 from vit.devices import told_devices
 from vit.input.batches import Batch, eval_batches, train_batches
+from vit.input.image_contract import ImageContract
 from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
-from vit.published import ImageContract, adapt, load_model, publish
+from vit.published import adapt, load_model, publish
 from vit.run_spec import RunSpec
 from vit.training.checkpoint import CheckpointSaver, list_checkpoints, resume
 from vit.training.evaluate import evaluate

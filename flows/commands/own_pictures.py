@@ -8,7 +8,7 @@ import typer
 
 from data_prep.shard_format import ShardReader
 from flows import console
-from flows.commands.training import plan_training
+from flows.requests.plan_training import plan_training
 from flows.stages.engines import engines
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
 from flows.stages.pretrain import pretrain

@@ -1,14 +1,14 @@
 """Planning, running and describing trainings for the command line and for forms; no mathematics of its own."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import Any
 
 from flows import console
 from flows.commands.command_line import show_one
 from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
-from flows.requests.resolve import mean_row_group_bytes, resolve_pretrain
+from flows.requests.plan_training import plan_training
+from flows.requests.resolve import resolve_pretrain
 from flows.stages.engines import engines
 from flows.stages.pretrain import pretrain
 from infra.settings import Settings
@@ -17,66 +17,12 @@ from vit.config import TrainConfig
 from vit.models.config import network_config
 from vit.recipes import recipe_named
 
-Plan = dict[str, Any]
-DEVICE_PLANS = {
-    "auto": "auto: a GPU for each worker where the cluster has any or its autoscaler can bring some, else a CPU",
-    "cuda": "cuda: a GPU for each worker, waited for",
-    "cpu": "cpu",
-}
-
 
 def requested_training(root: str, corpus: str, recipe: str, overrides: Sequence[str]) -> TrainConfig:
     """What a command line asks for. Raises ValueError for a corpus, recipe, field or value that does not exist."""
     recipe_named(recipe)  # lists the recipes there are
     asked = {"corpus": corpus, "recipe": recipe, "overrides": parse_overrides(overrides)}
     return resolve_pretrain(root, PretrainRequest.model_validate(asked))
-
-
-def plan_training(config: TrainConfig) -> Plan:
-    """Steps, epochs, compute, reading and memory of a training, before anything is spent.
-
-    Raises ValueError for lanes, workers or batch that do not fit the corpus.
-    """
-    from data_prep.shard_format import load_manifest
-    from vit.input.order import Order
-    from vit.input.plan import plan_order
-    from vit.models.flops import forward_flops
-
-    recipe, manifest = config.recipe, load_manifest(open_store(config.corpus))
-    split = manifest.split(config.split)
-    order = Order(
-        split,
-        corpus_digest=manifest.digest,
-        seed=recipe.seed,
-        global_batch_size=recipe.input.global_batch_size,
-        num_lanes=recipe.input.num_lanes,
-        shuffle_window=recipe.input.shuffle_window,
-    )
-    reading = plan_order(
-        order, world_size=config.execution.num_workers, mean_row_group_bytes=mean_row_group_bytes(manifest)
-    )
-    images = recipe.total_steps * recipe.input.global_batch_size
-    flops = forward_flops(recipe.model, manifest.num_classes)
-    return {
-        "config_digest": config.config_digest,
-        "corpus": {
-            "name": manifest.name,
-            "digest": manifest.digest,
-            "images": split.num_rows,
-            "classes": manifest.num_classes,
-        },
-        "steps": recipe.total_steps,
-        "images": images,
-        "epochs": images / split.num_rows,
-        "forward_gflop_per_image": flops / 1e9,
-        "training_exaflop": 3 * flops * images / 1e18,
-        "workers": config.execution.num_workers,
-        "device": DEVICE_PLANS[config.execution.device],
-        "micro_batches_per_step": ceil(
-            recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
-        ),
-        "reading": {name: getattr(reading, name) for name in reading.__dataclass_fields__},
-    }
 
 
 def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:

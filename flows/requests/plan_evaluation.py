@@ -11,8 +11,8 @@ from flows.requests.forms import EvaluateRequest
 from flows.requests.resolve import EvaluationPlan, resolve_evaluate, told_tasks
 from infra.settings import Settings
 from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
 from vit.models.flops import forward_flops
 from vit.vtab.evaluate import Contest, EvaluationSpec, plan_contests, stored_score

@@ -24,8 +24,8 @@ from infra.config import FrozenConfig, digest_of, replace
 from infra.keys import run_key
 from infra.names import did_you_mean, there_are
 from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.input.plan import propose_num_lanes
 from vit.model_names import is_location
 from vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
@@ -193,7 +193,7 @@ def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:
 
 def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
     """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1)."""
-    from vit.published import ImageContract
+    from vit.input.image_contract import ImageContract
 
     model = find_model(root, request.model)
     published = open_store(model).read_json("config.json")

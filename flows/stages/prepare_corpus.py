@@ -17,7 +17,7 @@ from data_prep.find_corpus import corpus_store
 from data_prep.plan.check_refused import check_reused, told_loss
 from data_prep.plan.leakage import own_splits_said
 from data_prep.prepare import PrepareSpec
-from data_prep.progress import PROGRESS_KEY, STAGES, remaining_s
+from data_prep.progress import preparation_progress
 from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
 from data_prep.shards.subsets import take
 from data_prep.shards.verify_shards import verify_corpus
@@ -140,30 +140,6 @@ def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], 
     names = "-".join(request.name for request in requests)[:40].rstrip("-._")
     versions = {corpus.uri.removeprefix(open_store(root).uri): "" for corpus in corpora}
     return run_key(f"prepare-{names}", "prepare", digest_of([r.name for r in requests]), versions)
-
-
-def preparation_progress(corpora: Sequence[Store]) -> dict | None:
-    """The progress files of the corpora as one: what is done of the present stage, and the time to the end of all."""
-    parts = []
-    for corpus in corpora:
-        with contextlib.suppress(FileNotFoundError):
-            parts.append(corpus.read_json(PROGRESS_KEY))
-    if not parts:
-        return None
-    # A corpus that is through with a stage waits for the others; while a source is listed, its size is not known.
-    at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
-    stage = min((p["stage"] for p in at_work), key=STAGES.index)
-    now = [p for p in parts if p["stage"] == stage]
-    done, total = (sum(p[name] for p in now) for name in ("done", "total"))
-    return {
-        "step": done,
-        "total_steps": total,
-        "unit": f"{now[0]['unit']} ({stage})",
-        "images_per_s": sum(p["images_per_s"] for p in now),
-        "bytes_per_s": sum(p["bytes_per_s"] for p in now),
-        "refused": sum(p["refused"] for p in parts),
-        "remaining_s": remaining_s(stage, now),
-    }
 
 
 def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:

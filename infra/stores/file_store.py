@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Self, cast
 
-from infra.storage import LOCK, TEMPORARY, Keys, Listed, Lost, Store, checked_key, told_unwritable
+from infra.stores.store import LOCK, TEMPORARY, Keys, Listed, Lost, Store, checked_key, told_unwritable
 
 
 class FileStore(Store):
@@ -22,6 +22,10 @@ class FileStore(Store):
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self.uri = f"file://{directory}"
+
+    @classmethod
+    def at(cls, uri: str) -> Self:
+        return cls(Path(uri.removeprefix("file://")))
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         with self._reading(key) as file:

@@ -5,9 +5,9 @@ import hashlib
 import io
 import threading
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import BinaryIO, Self
 
-from infra.storage import Keys, Listed, Lost, Store, checked_key
+from infra.stores.store import Keys, Listed, Lost, Store, checked_key
 
 _OBJECTS: dict[str, bytes] = {}
 _OBJECTS_LOCK = threading.Lock()
@@ -19,6 +19,10 @@ class MemoryStore(Store):
     def __init__(self, name: str) -> None:
         self._name = name
         self.uri = f"memory://{name}"
+
+    @classmethod
+    def at(cls, uri: str) -> Self:
+        return cls(uri.removeprefix("memory://"))
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return self._get(key)[start:end]

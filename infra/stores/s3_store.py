@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 import aiohttp
 import fsspec.asyn
@@ -23,7 +23,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from infra.settings import Settings
-from infra.storage import Keys, Listed, Lost, Store, StoreFailed, StoreRefused, checked_key
+from infra.stores.store import Keys, Listed, Lost, Store, StoreFailed, StoreRefused, checked_key
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -64,6 +64,10 @@ class S3Store(Store):
         self.uri = f"s3://{bucket_and_prefix}"
         settings = Settings()
         self._endpoint, self._region = settings.s3_endpoint_url, settings.s3_region
+
+    @classmethod
+    def at(cls, uri: str) -> Self:
+        return cls(uri.removeprefix("s3://"))
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if end is not None and end <= start:

@@ -30,9 +30,10 @@ from infra.config import digest_of
 from infra.storage import Store, open_store
 from vit.input.batches import eval_batches
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.variants import network_variant
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.vtab.evaluate import published_digest
 from vit.vtab.frozen.extract_features import Extractor, network_input
 from vit.vtab.frozen.feature_plan import FeatureSource, plan_parts

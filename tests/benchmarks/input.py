@@ -25,10 +25,9 @@ from PIL import Image
 from data_prep.decode import DecodePolicy, decode
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from infra.storage import open_store
-from vit.config import InputConfig
 from vit.input.augment import inception_crop, train_draws, train_pixels
 from vit.input.batches import train_batches
-from vit.input.config import AugmentConfig
+from vit.input.config import AugmentConfig, InputConfig
 
 
 def photograph(seed: int, height: int = 375, width: int = 500) -> np.ndarray:

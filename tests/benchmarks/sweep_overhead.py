@@ -24,11 +24,12 @@ from infra.runs.run_state import read_state
 from infra.storage import open_store
 from vit import ray_workers
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.recipes import emoji
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vit.vtab.protocols import Protocol
+from vit.vtab.protocols import SMALL_IMAGES, Protocol
 from vit.vtab.trained.trials import TrialResult
 
 CORES = 2
@@ -70,7 +71,7 @@ def measure(root: str, seed: int, rates: int) -> float:
 def spec(root: str, seed: int, rates: int) -> EvaluationSpec:
     """A sweep of the demo's network over many learning rates."""
     torch.manual_seed(0)
-    config, contract = emoji.network(), ImageContract(decode=DecodePolicy(), evaluation=emoji.protocol().augment)
+    config, contract = emoji.network(), ImageContract(decode=DecodePolicy(), evaluation=SMALL_IMAGES.augment)
     classes = [f"{i}" for i in range(3)]
     model = publish(open_store(root).child("models"), "net", "1", build_network(config, 3), contract, classes, {})
     corpus = corpus_store(open_store(root), presets.digits())

@@ -24,10 +24,10 @@ from infra.settings import Settings
 from infra.storage import open_store
 from vit.published import load_model
 from vit.recipes.emoji import network
-from vit.recipes.emoji import protocol as small_images
 from vit.run_spec import make_spec, read_progress
 from vit.training.checkpoint import list_checkpoints
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
+from vit.vtab.protocols import SMALL_IMAGES
 
 pytestmark = pytest.mark.slow
 STEPS, KILL_AT = 100, 50
@@ -211,7 +211,7 @@ def test_everything_killed_at_once_goes_on_in_a_new_cluster(session, slow_config
 
 def test_a_sweep_whose_cluster_dies_repeats_no_finished_trial(session, digits):
     rates = tuple(0.01 * (i + 1) for i in range(6))
-    protocol = replace(small_images(), learning_rates=rates, total_steps=30, warmup_steps=3)
+    protocol = replace(SMALL_IMAGES, learning_rates=rates, total_steps=30, warmup_steps=3)
     spec = EvaluationSpec(
         run_key="sweep-000000000000", tasks=(TaskRef(name="digits", corpus=digits.uri),), models=(None,),
         architecture=network(), protocol=protocol, root=session.root,

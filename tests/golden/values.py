@@ -29,9 +29,10 @@ from flows.stages.prepare_corpus import preparation_key, source_request
 from infra.config import digest_of
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.run_spec import make_spec
 from vit.vtab.evaluate import plan_contests
 from vit.vtab.trained.trials import TrialResult

@@ -5,9 +5,9 @@ import types
 import pytest
 import torch
 
-from vit.config import InputConfig, OptimConfig, TrainRecipe
+from vit.config import OptimConfig, TrainRecipe
 from vit.input.batches import Batch
-from vit.input.config import AugmentConfig
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 
 NUM_CLASSES = 5

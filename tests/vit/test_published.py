@@ -16,9 +16,10 @@ from data_prep.decode import DecodePolicy
 from infra.config import replace
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.published import ImageContract, adapt, load_model, publish
+from vit.published import adapt, load_model, publish
 from vit.training.checkpoint import CheckpointError
 from vit.training.train import forward
 

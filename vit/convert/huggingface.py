@@ -14,11 +14,11 @@ from torch import Tensor
 from vit.convert.folder import CONFIG, read_folder, write_folder
 from vit.convert.report import ConversionError, ConversionReport, Converted, finish
 from vit.convert.tables import Table, give, head_classes, numbered, position_table, take, zero_head
+from vit.input.image_contract import ImageContract
 from vit.models.build import meta_network
 from vit.models.config import ViTConfig
 from vit.models.network import Network
 from vit.models.vit import VisionTransformer
-from vit.published import ImageContract
 
 # Ours: (as files hold them, in every version; as transformers 5 holds them in memory).
 _NAMES: Mapping[str, tuple[str, str]] = {

@@ -15,11 +15,12 @@ from vit.convert.preprocessing import evaluation_of
 from vit.convert.report import ConversionError, ConversionReport, check_variant
 from vit.convert.timm import read_timm
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import at_resolution
 from vit.models.config import TransformerConfig
 from vit.models.network import Network
 from vit.models.vit import Transformer
-from vit.published import ImageContract, PublishedModel, load_model
+from vit.published import PublishedModel, load_model
 
 UNPUBLISHED = "unpublished"
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from data_prep.shard_format import Manifest
 from infra.storage import Store
-from vit.config import InputConfig
 from vit.input.augment import eval_pixels, train_draws, train_pixels
-from vit.input.config import AugmentConfig
+from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache, Label
 from vit.input.load_queue import NOW, Load, LoadQueue
 from vit.input.mixture import Mixture

@@ -51,3 +51,22 @@ class AugmentConfig(FrozenConfig):
                 f"not {self.eval_resize_px}."
             )
         return self
+
+
+class InputConfig(FrozenConfig):
+    """Order and pixels of training."""
+
+    global_batch_size: PositiveInt = 4096
+    """Examples per optimizer step over all workers (B)."""
+    num_lanes: PositiveInt = 256
+    """Parallel reading positions (L); divides the batch and bounds the number of workers."""
+    shuffle_window: PositiveInt = 4
+    """Row groups a lane shuffles together (w)."""
+    augment: AugmentConfig = AugmentConfig()
+    """Crop, flip and resize."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.global_batch_size % self.num_lanes:
+            raise ValueError(f"num_lanes={self.num_lanes} must divide global_batch_size={self.global_batch_size}.")
+        return self

@@ -1,9 +1,8 @@
 """The demo: a small ViT on emoji, minutes on two CPU cores. Measured choices; see tests/benchmarks/demo_seeds.py."""
 
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
-from vit.vtab.protocols import Protocol
 
 IMAGE_SIZE_PX = 32
 
@@ -36,18 +35,4 @@ def pretrain(seed: int = 0) -> TrainRecipe:
 def execution(num_workers: int = 2) -> ExecutionConfig:
     return ExecutionConfig(
         num_workers=num_workers, micro_batch_size=64, log_every_steps=10, save_every_steps=200, grace_s=10
-    )
-
-
-def protocol() -> Protocol:
-    """The 1k protocol at the size of these images: as VTAB, without crop or flip, the same for every task and control."""
-    return Protocol(
-        name="small-images",
-        image_size_px=None,
-        learning_rates=(0.03, 0.1, 0.3),
-        total_steps=100,
-        warmup_steps=10,
-        global_batch_size=64,
-        num_lanes=16,
-        augment=AugmentConfig(train_crop="none", flip=False, antialias=True, image_size_px=IMAGE_SIZE_PX),
     )

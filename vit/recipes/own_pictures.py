@@ -4,8 +4,8 @@ import re
 from typing import Any, NamedTuple
 
 from data_prep.shard_format import Manifest
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.input.plan import propose_num_lanes
 from vit.models.config import ViTConfig
 from vit.models.variants import SIZES

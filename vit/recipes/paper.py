@@ -1,7 +1,7 @@
 """The paper's pre-training on JFT-300M, ImageNet-21k and ImageNet (arXiv:2010.11929, Table 3 and App. B.1)."""
 
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import network_config
 from vit.models.variants import network_variant, vit_config
 

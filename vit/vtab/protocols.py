@@ -13,8 +13,8 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 
 from infra.config import FrozenConfig, digest_of, replace
 from infra.names import did_you_mean
-from vit.config import InputConfig, OptimConfig, TrainRecipe
-from vit.input.config import AugmentConfig
+from vit.config import OptimConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import NetworkConfig, ViTConfig, network_config
 from vit.vtab.probes import PROBES, Probe
 from vit.vtab.tasks import vtab_task
@@ -281,12 +281,23 @@ VTAB_SWEEP = Protocol(
 )
 
 
+SMALL_IMAGES = Protocol(
+    name="small-images",
+    image_size_px=None,
+    learning_rates=(0.03, 0.1, 0.3),
+    total_steps=100,
+    warmup_steps=10,
+    global_batch_size=64,
+    num_lanes=16,
+    augment=AugmentConfig(train_crop="none", flip=False, antialias=True, image_size_px=32),
+)
+"""The 1k protocol at the size of the demo's pictures: as VTAB, without crop or flip, the same for every task and control."""
+
+
 def known_protocols() -> dict[str, Protocol | Probe]:
     """Every protocol by its name."""
-    from vit.recipes import emoji
-
     fine_tuning = (
-        emoji.protocol(),
+        SMALL_IMAGES,
         VIT_PAPER,
         VIT_PAPER_V1,
         VIT_PAPER_TRANSFER,

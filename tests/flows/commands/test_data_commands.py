@@ -13,11 +13,11 @@ from PIL import Image
 from data_prep.corpus_stats import Findings, Leak
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import PrepareSpec, prepare
-from data_prep.progress import Progress, remaining_s
+from data_prep.progress import Progress, preparation_progress, remaining_s
 from flows.commands.data_commands import number_of
 from flows.console import line
 from flows.deployed import corpus_links
-from flows.stages.prepare_corpus import PreparedCorpus, leak_lines, preparation_progress, source_request
+from flows.stages.prepare_corpus import PreparedCorpus, leak_lines, source_request
 from flows.to_mlflow.run_views import run_view
 from infra.runs.run_state import write_state
 from infra.storage import open_store

@@ -15,10 +15,11 @@ from flows.requests.plan_evaluation import plan_tasks
 from flows.requests.resolve import resolve_evaluate
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
 from vit.models.flops import forward_flops
-from vit.published import ImageContract, load_model, publish
+from vit.published import load_model, publish
 from vit.vtab.evaluate import EvaluationSpec, plan_contests
 from vit.vtab.trained.trials import TrialResult
 

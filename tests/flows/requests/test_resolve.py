@@ -19,9 +19,10 @@ from flows.requests.resolve import (
 )
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.recipes import recipe_named
 from vit.run_spec import make_spec
 from vit.vtab.protocols import protocol_named

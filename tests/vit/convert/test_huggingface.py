@@ -13,9 +13,9 @@ from vit.convert.folder import read_classes
 from vit.convert.huggingface import CLASSIC, IN_MEMORY, from_huggingface, read_huggingface, write_huggingface
 from vit.convert.report import ConversionError
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import BiTConfig, ViTConfig
-from vit.published import ImageContract
 
 TINY = {
     "image_size": 18, "patch_size": 4, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,

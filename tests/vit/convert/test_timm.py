@@ -15,10 +15,10 @@ from vit.convert.report import ConversionError
 from vit.convert.tables import names_of
 from vit.convert.timm import BIT, HYBRID, STEM_ONLY, TRANSFORMER, from_timm, read_timm, to_timm, write_timm
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network, meta_network
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.models.variants import network_variant
-from vit.published import ImageContract
 
 TINY = {
     "img_size": 18,

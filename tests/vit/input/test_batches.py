@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from vit.config import InputConfig
 from vit.input.augment import evaluation_pixels, train_draws, train_pixels
 from vit.input.batches import Source, eval_batches, mixture_batches, train_batches
-from vit.input.config import AugmentConfig
+from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
 from vit.input.order import Order
 

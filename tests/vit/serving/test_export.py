@@ -9,9 +9,10 @@ import torch
 
 from data_prep.decode import DecodePolicy
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
-from vit.published import ImageContract, PublishedModel
+from vit.published import PublishedModel
 from vit.serving import export
 from vit.serving.export import export_onnx, export_torch
 

@@ -20,9 +20,10 @@ from infra.local.processes import free_ports
 from infra.settings import inherited_environment
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
-from vit.published import ImageContract, load_model, publish
+from vit.published import load_model, publish
 from vit.serving.mlflow_model import image_bytes, requirements, save_mlflow_model
 
 CLASSES = ["cat", "dog", "Ente", "鸟", "fish", "cow"]

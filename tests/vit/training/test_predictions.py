@@ -14,9 +14,9 @@ from torch import nn
 
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from infra.storage import open_store
-from vit.config import InputConfig, OptimConfig, TrainRecipe
+from vit.config import OptimConfig, TrainRecipe
 from vit.input.batches import Batch, eval_batches
-from vit.input.config import AugmentConfig
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 from vit.training.evaluate import evaluate
 from vit.training.predictions import Predictions

@@ -8,9 +8,9 @@ import sys
 import torch
 import torch.distributed as dist
 
-from vit.config import ExecutionConfig, InputConfig, OptimConfig, TrainRecipe
+from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
 from vit.input.batches import Batch
-from vit.input.config import AugmentConfig
+from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 from vit.training.checkpoint import load_state_tensors, state_tensors
 from vit.training.train import initial_state, train

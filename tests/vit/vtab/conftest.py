@@ -12,9 +12,10 @@ from data_prep.shard_format import load_class_names, load_manifest
 from infra.storage import open_store
 from vit.input.batches import eval_batches
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.vtab.evaluate import EvaluationSpec, TaskRef
 from vit.vtab.frozen import extract_features
 from vit.vtab.frozen.extract_features import Extractor

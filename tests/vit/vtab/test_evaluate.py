@@ -13,9 +13,10 @@ from infra.runs.run_state import read_state, request_stop
 from infra.storage import open_store
 from vit import ray_workers
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.vtab import evaluate
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
 from vit.vtab.protocols import Protocol

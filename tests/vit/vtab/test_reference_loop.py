@@ -15,10 +15,11 @@ from data_prep.shard_format import ShardReader, load_manifest
 from infra.storage import open_store
 from vit.convert.timm import to_timm
 from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
 from vit.input.order import Order
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
-from vit.published import ImageContract, publish
+from vit.published import publish
 from vit.vtab.evaluate import EvaluationSpec, TaskRef, plan_contests
 from vit.vtab.protocols import Protocol
 from vit.vtab.trained.run_trial import run_trial

@@ -13,8 +13,9 @@ from data_prep.shard_format import load_manifest
 from infra.config import digest_of
 from infra.storage import open_store
 from vit.input.batches import Batch, row_batches
+from vit.input.image_contract import ImageContract
 from vit.models.network import Network
-from vit.published import ImageContract, PublishedModel, load_model
+from vit.published import PublishedModel, load_model
 from vit.training.world import World
 from vit.vtab.frozen.feature_plan import FeatureSource, Part
 from vit.vtab.frozen.features import Features, missing_parts, write_part

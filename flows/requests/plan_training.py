@@ -1,0 +1,62 @@
+"""What a training will take, before anything is spent; no mathematics of its own."""
+
+from math import ceil
+from typing import Any
+
+from flows.requests.resolve import mean_row_group_bytes
+from infra.storage import open_store
+from vit.config import TrainConfig
+
+Plan = dict[str, Any]
+DEVICE_PLANS = {
+    "auto": "auto: a GPU for each worker where the cluster has any or its autoscaler can bring some, else a CPU",
+    "cuda": "cuda: a GPU for each worker, waited for",
+    "cpu": "cpu",
+}
+
+
+def plan_training(config: TrainConfig) -> Plan:
+    """Steps, epochs, compute, reading and memory of a training, before anything is spent.
+
+    Raises ValueError for lanes, workers or batch that do not fit the corpus.
+    """
+    from data_prep.shard_format import load_manifest
+    from vit.input.order import Order
+    from vit.input.plan import plan_order
+    from vit.models.flops import forward_flops
+
+    recipe, manifest = config.recipe, load_manifest(open_store(config.corpus))
+    split = manifest.split(config.split)
+    order = Order(
+        split,
+        corpus_digest=manifest.digest,
+        seed=recipe.seed,
+        global_batch_size=recipe.input.global_batch_size,
+        num_lanes=recipe.input.num_lanes,
+        shuffle_window=recipe.input.shuffle_window,
+    )
+    reading = plan_order(
+        order, world_size=config.execution.num_workers, mean_row_group_bytes=mean_row_group_bytes(manifest)
+    )
+    images = recipe.total_steps * recipe.input.global_batch_size
+    flops = forward_flops(recipe.model, manifest.num_classes)
+    return {
+        "config_digest": config.config_digest,
+        "corpus": {
+            "name": manifest.name,
+            "digest": manifest.digest,
+            "images": split.num_rows,
+            "classes": manifest.num_classes,
+        },
+        "steps": recipe.total_steps,
+        "images": images,
+        "epochs": images / split.num_rows,
+        "forward_gflop_per_image": flops / 1e9,
+        "training_exaflop": 3 * flops * images / 1e18,
+        "workers": config.execution.num_workers,
+        "device": DEVICE_PLANS[config.execution.device],
+        "micro_batches_per_step": ceil(
+            recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
+        ),
+        "reading": {name: getattr(reading, name) for name in reading.__dataclass_fields__},
+    }
