@@ -1,16 +1,17 @@
-"""infra <- data_prep <- vit <- flows: reads the imports of every module and keeps the arrow, and the doors, true."""
+"""infra <- data_prep <- vit <- flows, and no circle in any folder: read from the imports of every module."""
 
 import ast
 import re
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows")
-# Beside its own kind, a room may import what stands to its left; vit takes two modules of data_prep only.
+# A room may import itself and what stands to its left; vit takes only two modules of data_prep.
 VIT_TAKES = {"data_prep.shard_format", "data_prep.decode"}
 DOORS = {
     "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py", "infra/ray_jobs.py"},
@@ -19,7 +20,16 @@ DOORS = {
     "s3fs": {"infra/stores/s3_store.py"},
     "boto3": set(),
 }
-MODULES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+FILES_A_FOLDER = 17
+"""Modules and folders that a reader can look over at once."""
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))}
+FOLDERS = sorted({path.parent for path in MODULES.values()})
 
 
 def imports(path: Path) -> set[str]:
@@ -31,33 +41,56 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the direction"
             # `from data_prep import decode` names the module only together with what it takes.
-            names |= {node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)}
+            taken = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in MODULES else str(node.module) for name in taken}
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_to_the_left_and_services_have_their_doors(path):
-    name = str(path.relative_to(ROOT))
-    room = ROOMS.index(name.split("/")[0])
-    found = imports(path)
-    for module in found:
-        top = module.split(".")[0]
-        if top in ROOMS:
-            assert ROOMS.index(top) <= room, f"{name} imports {module}, which stands to its right"
-        if top in DOORS:
-            allowed = any(name == door or (door.endswith("/") and name.startswith(door)) for door in DOORS[top])
-            assert allowed, f"{name} imports {top}; its door is {DOORS[top] or 'closed'}"
-    if name.startswith("vit/"):
-        taken = {m for m in found if m.split(".")[0] == "data_prep"}
-        allowed = VIT_TAKES | {"data_prep"}
-        assert all(any(m == a or m.startswith(f"{a}.") for a in allowed if a != "data_prep") for m in taken), taken
-    if name.startswith("data_prep/"):
-        assert "torch" not in {m.split(".")[0] for m in found}, f"{name}: a preparation worker has no torch"
+IMPORTS = {name: imports(path) for name, path in MODULES.items()}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_point_to_the_left_and_services_have_their_doors(room):
+    for name in (name for name in MODULES if name.split(".")[0] == room):
+        file = str(MODULES[name].relative_to(ROOT))
+        for module in IMPORTS[name]:
+            top = module.split(".")[0]
+            if top in ROOMS:
+                assert ROOMS.index(top) <= ROOMS.index(room), f"{file} imports {module}, which stands to its right"
+            if top in DOORS:
+                allowed = any(file == door or (door.endswith("/") and file.startswith(door)) for door in DOORS[top])
+                assert allowed, f"{file} imports {top}; its door is {DOORS[top] or 'closed'}"
+            if room == "vit" and top == "data_prep":
+                assert module in VIT_TAKES, f"{file} imports {module}"
+            assert room != "data_prep" or top != "torch", f"{file}: a preparation worker has no torch"
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_what_stands_in_a_folder_imports_in_no_circle(folder):
+    """Each file and each folder in it as one node, with the imports of everything below."""
+    prefix = module_name(folder / "__init__.py") + "."
+    below = {name: name.removeprefix(prefix).split(".")[0] for name in MODULES if name.startswith(prefix)}
+    graph: dict[str, set[str]] = {node: set() for node in below.values()}
+    for name, node in below.items():
+        graph[node] |= {below[other] for other in IMPORTS[name] if other in below} - {node}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"{folder.relative_to(ROOT)}: {' -> '.join(error.args[1])}")
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_can_be_looked_over(folder):
+    """Few enough files, and a README of a page that says what goes in, what comes out and what to read first."""
+    shown = [p for p in folder.iterdir() if p.suffix == ".py" and p.name != "__init__.py" or (p / "__init__.py").exists()]
+    assert len(shown) <= FILES_A_FOLDER, f"{folder.relative_to(ROOT)} shows {len(shown)} files and folders"
+    readme = folder / "README.md"
+    assert readme.exists(), f"{folder.relative_to(ROOT)} has no README.md"
+    assert len(readme.read_text().splitlines()) <= 80, f"{readme.relative_to(ROOT)} is longer than a page"
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["data_prep/config.py", "vit/config.py", "vit/input/config.py", "flows/deployed.py", "flows/commands/trigger.py"],
+    "name", ["data_prep/config.py", "vit/config.py", "vit/input/config.py", "flows/deployed.py", "flows/commands/trigger.py"]
 )
 def test_configs_and_flows_import_neither_torch_nor_ray(name):
     """Run for real: what they import may import something in turn. Each flow run is a process of its own."""
@@ -68,5 +101,5 @@ def test_configs_and_flows_import_neither_torch_nor_ray(name):
 
 def test_environment_variables_are_read_in_one_place():
     """`os.environ` belongs to infra/settings.py; what a child process inherits is asked for there too."""
-    readers = {str(p.relative_to(ROOT)) for p in MODULES if re.search(r"os\.(environ|getenv)", p.read_text())}
+    readers = {str(p.relative_to(ROOT)) for p in MODULES.values() if re.search(r"os\.(environ|getenv)", p.read_text())}
     assert readers <= {"infra/settings.py"}, readers
