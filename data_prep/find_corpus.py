@@ -1,8 +1,8 @@
 """Where the corpus of a request stands, found before any work: the same request finds what is finished."""
 
-from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
+from data_prep.labels.class_maps import load_class_map
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
 from infra.config import digest_of
 from infra.keys import run_key

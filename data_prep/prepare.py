@@ -1,4 +1,4 @@
-"""The preparation of corpora as one job: examine, gather, verify, publish. The only file that imports Ray.
+"""The preparation of corpora as one job: list, examine, plan, leakage, write, publish. The only file that imports Ray.
 
     python -m data_prep.prepare --run URI --attempt N
 
@@ -52,7 +52,7 @@ from infra.provenance import differing_versions
 from infra.redact import cleaned
 from infra.runs.claims import ClaimHolder
 from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
-from infra.runs.stopping import StopWatch, handlers_kept, stop_on_signals
+from infra.runs.stopping import StopPoller, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 
 T = TypeVar("T")
@@ -142,7 +142,7 @@ def prepare(
     for each in planned:
         check_take(each.work.config.name, take, each.selection.num_rows("train") + _train_rows(each.work.base))
     _look_for_leaks(planned, top, executor)
-    _gather(planned, executor)
+    _write_shards(planned, executor)
     for each in planned:
         _publish(each)
     return [load_manifest(store) for store in stores]
@@ -217,19 +217,19 @@ def _by_rows(planned: _Planned) -> PlannedCorpus:
     return PlannedCorpus(store, name, version, len(selection.class_map.classes), keys, benchmark)
 
 
-def _gather(planned: Sequence[_Planned], executor: Executor) -> None:
+def _write_shards(planned: Sequence[_Planned], executor: Executor) -> None:
     """Every shard, of all corpora, in one execution; those that lie there are only looked at."""
     start, tasks, at_work, progress = time.monotonic(), [], {}, {}
     for each in planned:
         uri, shards = each.work.store.uri, each.plan.shards
         tasks += [_shard_task(each, shard) for shard in shards]
         at_work[uri] = each
-        progress[uri] = each.work.progress("gather", len(shards), "shards", refused=each.selection.num_rejects)
+        progress[uri] = each.work.progress("write", len(shards), "shards", refused=each.selection.num_rejects)
     for info in _run(executor, ensure_shard, tasks):
         at_work[info.corpus].shards[info.key] = info
         progress[info.corpus].add(1, images=info.num_rows, num_bytes=info.num_bytes)
     for each in planned:
-        each.work.seconds["gather"] = time.monotonic() - start
+        each.work.seconds["write"] = time.monotonic() - start
 
 
 def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
@@ -377,7 +377,7 @@ def leave_when_stopped(run: Store, attempt: int, claim: ClaimHolder) -> None:
     """Ends the process, and its tasks with it, when a stop is asked for or the claim is in other hands."""
 
     def watch() -> None:
-        with StopWatch(run, attempt) as stop:
+        with StopPoller(run, attempt) as stop:
             while stop.asked() is None and not claim.lost:
                 time.sleep(0.5)
         if claim.lost:

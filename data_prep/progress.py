@@ -9,8 +9,8 @@ from data_prep.records import WORK
 from infra.storage import Store
 
 PROGRESS_KEY = f"{WORK}/progress.json"
-STAGES = ("list", "examine", "plan", "leakage", "gather", "publish")
-_OF_EXAMINING: Mapping[str, float] = {"plan": 0.05, "leakage": 0.05, "gather": 0.25, "publish": 0.05}
+STAGES = ("list", "examine", "plan", "leakage", "write", "publish")
+_OF_EXAMINING: Mapping[str, float] = {"plan": 0.05, "leakage": 0.05, "write": 0.25, "publish": 0.05}
 """What stages take for each second of examining; measured with photographs of 10 and of 93 KB, tests/benchmarks/README.md."""
 _WRITE_EVERY_S = 1.0
 
@@ -89,7 +89,7 @@ def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
     else:
         examine_s = max((part.get("examine_s") or 0.0 for part in parts), default=0.0) or None
     if examine_s is None:
-        return own_s if stage in ("gather", "publish") else None
+        return own_s if stage in ("write", "publish") else None
     if own_s is None:
         since = time.time() - min(part["started_at"] for part in parts)
         own_s = max(_OF_EXAMINING[stage] * examine_s - since, 0.0)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
-from data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, Place
+from data_prep.corpora.raw import EXAMPLE_SCHEMA, Part, WorkFolder
 from data_prep.decode import DecodeReason
 from data_prep.parquet_files import read_parquet
 from data_prep.partitions import read_partition, write_partitions
@@ -81,9 +81,9 @@ class Chunks:
         self._size = config.execution.examples_per_chunk
         self._spill = f"{self._prefix}/source/spill/"
 
-    def place(self, root: Store) -> Place:
+    def work_folder(self, root: Store) -> WorkFolder:
         """Where the source keeps what it needs."""
-        return Place(root, self._corpus.child(f"{self._prefix}/source"), self._size)
+        return WorkFolder(root, self._corpus.child(f"{self._prefix}/source"), self._size)
 
     def records_key(self, chunk: int) -> str:
         return f"{self._prefix}/records-{chunk:07d}.parquet"

@@ -108,7 +108,7 @@ class SplitInfo(FrozenConfig):
     def num_row_groups(self) -> int:
         return sum(self._num_groups(segment) for segment in self.segments)
 
-    def place(self, row_group: int) -> "RowGroupPlace":
+    def place(self, row_group: int) -> "RowGroupLocation":
         """Shard and rows of a row group, counted from 0 over all segments. Raises IndexError."""
         if row_group < 0:
             raise IndexError(f"row group {row_group} of {self.num_row_groups}")
@@ -120,7 +120,7 @@ class SplitInfo(FrozenConfig):
                 shard, group_in_shard = divmod(group, self.row_groups_per_shard)
                 rows = min(self.rows_per_row_group, segment.num_rows - start)
                 stored = min(self.rows_per_row_group, segment.stored_rows - start)
-                return RowGroupPlace(segment, shard, group_in_shard, first_row + start, rows, stored)
+                return RowGroupLocation(segment, shard, group_in_shard, first_row + start, rows, stored)
             group, first_row = group - num_groups, first_row + segment.num_rows
         raise IndexError(f"row group {row_group} of {self.num_row_groups}")
 
@@ -138,7 +138,7 @@ class SplitInfo(FrozenConfig):
 
 
 @dataclass(frozen=True)
-class RowGroupPlace:
+class RowGroupLocation:
     """A row group: its shard, its number inside the shard, its first row in the split and how many rows it holds."""
 
     segment: SegmentInfo
@@ -302,14 +302,14 @@ class ShardReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _store(self, place: RowGroupPlace) -> Store:
+    def _store(self, place: RowGroupLocation) -> Store:
         return self._homes[place.segment.version]
 
-    def _uri(self, place: RowGroupPlace) -> str:
+    def _uri(self, place: RowGroupLocation) -> str:
         return self._store(place).uri_of(place.key)
 
     @contextlib.contextmanager
-    def _file(self, place: RowGroupPlace) -> Iterator[pq.ParquetFile]:
+    def _file(self, place: RowGroupLocation) -> Iterator[pq.ParquetFile]:
         uri = self._uri(place)
         with self._lock:
             idle = self._idle.get(uri)
@@ -336,7 +336,7 @@ class ShardReader:
         for old in surplus:
             old.close(force=True)
 
-    def _open(self, place: RowGroupPlace) -> pq.ParquetFile:
+    def _open(self, place: RowGroupLocation) -> pq.ParquetFile:
         uri = self._uri(place)
         file = open_shard(self._store(place), place.key)
         try:

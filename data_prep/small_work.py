@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from infra.storage import Store, open_store
 
 MAX_BYTES = 1 << 30
@@ -31,8 +31,8 @@ def is_small(requests: Sequence[CorpusConfig], root: Store, *, one_machine: bool
             if config.source.kind in _LARGE_KINDS or _size_of_file(config) > max_bytes:
                 return False
             with contextlib.suppress(ValueError, RuntimeError, OSError):
-                place = Place(root, open_store(folder).child(str(number)), config.execution.examples_per_chunk)
-                for part in open_source(config).parts(place):
+                work = WorkFolder(root, open_store(folder).child(str(number)), config.execution.examples_per_chunk)
+                for part in open_source(config).parts(work):
                     num_images, num_bytes = num_images + _images_of(part, config), num_bytes + part.num_bytes
                     if num_images > max_images or num_bytes > max_bytes:
                         return False

@@ -93,7 +93,7 @@ def show_corpus(corpus: Store) -> Row:
     }
 
 
-def told_segment(segment: Row) -> str:
+def segment_text(segment: Row) -> str:
     """A segment of a manifest as people read it: `train/s000, 50 rows in 3 shards`."""
     told = f"{segment['split']}/{segment['name']}, {segment['num_rows']:,} rows in {segment['num_shards']:,} shards"
     if segment["rows_left_out"]:

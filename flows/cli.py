@@ -23,6 +23,29 @@ app = typer.Typer(
 )
 
 
+def print_version(asked: bool) -> None:
+    """Print the version and, where the code is a git checkout, the commit; then exit."""
+    if not asked:
+        return
+    from importlib.metadata import version
+
+    from infra.provenance import checkout_commit
+
+    commit = checkout_commit(Path(__file__).resolve().parents[1])
+    typer.echo(f"vitline {version('vitline')}" + (f" (commit {commit[:7]})" if commit else ""))
+    raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """Options that need no command."""
+
+
 def group(name: str, text: str) -> typer.Typer:
     sub = typer.Typer(help=text, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(sub, name=name)
@@ -174,13 +197,13 @@ def runs_ls(root: Root = None, json: Json = False) -> None:
     Example: `vitline runs ls`
     """
     from flows.catalog import list_work
-    from flows.run_standing import told_progress
+    from flows.run_standing import progress_text
 
     where = settings(root).root
     columns = ["run", "stage", "state", "progress", "val_top1", "updated_at", "reason"]
     empty = f"No run below {where} yet; `vitline demo` or `vitline pretrain run --help` shows how to start one."
     rows = list_work(where)
-    show_rows("runs", rows if json else [{**row, "progress": told_progress(row)} for row in rows], columns, json, empty)
+    show_rows("runs", rows if json else [{**row, "progress": progress_text(row)} for row in rows], columns, json, empty)
 
 
 @runs.command("show")
@@ -266,7 +289,7 @@ def flows_deploy(
 
     Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
     """
-    from flows.on_prefect.registration import register, told_registered
+    from flows.on_prefect.registration import register, registration_lines
     from flows.requests.overrides import parse_assignments
 
     variables = parse_assignments(job_variable or [], "--job-variable", "NAME=VALUE")
@@ -274,7 +297,7 @@ def flows_deploy(
     if json:
         console.emit({"deployments": [deployment.row for deployment in done]})
     else:
-        for text in told_registered(done):
+        for text in registration_lines(done):
             console.tell(text)
     if any(deployment.problem for deployment in done):
         raise typer.Exit(1)

@@ -19,7 +19,7 @@ from prefect.states import State
 from flows.console import percent
 from flows.on_prefect.flow_run import FlowRun, read_request
 from flows.on_prefect.flow_states import outlive_the_worker, state_of, told_once
-from flows.on_prefect.prefect_watch import PrefectWatch, suspended_state
+from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from flows.on_prefect.run_names import given_name, telling_name
 from flows.requests.forms import (
     CollectGarbageRequest,
@@ -37,10 +37,11 @@ from flows.requests.resolve import (
     resolve_pipeline,
     resolve_prepare,
     resolve_pretrain,
-    told_tasks,
+    tasks_text,
 )
-from flows.stages.engines import Engines, Suspended, engines
+from flows.stages.engines import Engines, Suspended, open_engines
 from flows.stages.heartbeat import beating
+from flows.stages.pretrain import train_model
 from flows.stages.stage import Skipped, exclusively, stop_jobs_of
 from infra.config import FrozenConfig
 from infra.settings import Settings
@@ -49,7 +50,7 @@ from vit.config import TrainConfig
 
 if TYPE_CHECKING:
     from flows.end_to_end import PipelineResult
-    from flows.ops.reconcile import Finding
+    from flows.ops.reconcile import Inconsistency
     from flows.stages.prepare_corpus import PreparedCorpus
 
 R = TypeVar("R", bound=FrozenConfig)
@@ -69,8 +70,8 @@ def run_name() -> str:
 
 def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
     """The net under cancellation: ends what the flow process could not. Prefect calls it by these names."""
-    with engines(Settings()) as at_hand:
-        stop_jobs_of(at_hand, str(flow_run.id))
+    with open_engines(Settings()) as engines:
+        stop_jobs_of(engines, str(flow_run.id))
 
 
 def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
@@ -91,12 +92,12 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
     """Reads the form, works, and says how it ended; the sentence that `body` returns is the message of the state."""
     this = FlowRun.current()
     sent = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
-    with PrefectWatch(this.id) as watch, contextlib.ExitStack() as life:
+    with PrefectObserver(this.id) as observer, contextlib.ExitStack() as life:
         try:
             request = read_request(model, sent, this.defaults)
             life.enter_context(beating(open_store(Settings().root), str(this.id)))
-            with engines(Settings(), watch, this.origin) as at_hand:
-                state = State(type=StateType.COMPLETED, message=body(request, at_hand, this))
+            with open_engines(Settings(), observer, this.origin) as engines:
+                state = State(type=StateType.COMPLETED, message=body(request, engines, this))
         except Suspended as suspended:  # the state stays as the one who suspended it has set it
             raise Pause(state=suspended_state()) from suspended
         except BaseException as error:
@@ -104,7 +105,7 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
             if ended is None:
                 raise
             state = ended
-        watch.wait_for_server()
+        observer.wait_for_server()
     return state
 
 
@@ -112,16 +113,16 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
 def prepare_corpus(request: PrepareRequest) -> State:
     """Raw images to a corpus of verified Parquet shards. Finished corpora are found again."""
 
-    def body(request: PrepareRequest, at_hand: Engines, this: FlowRun) -> str:
-        config = resolve_prepare(at_hand.root, request)
+    def body(request: PrepareRequest, engines: Engines, this: FlowRun) -> str:
+        config = resolve_prepare(engines.root, request)
         from flows.stages.prepare_corpus import corpus_rows, preparation_key, prepare_corpora
 
-        (corpus,), _, _ = prepare_corpora([config], at_hand)
-        show(at_hand, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
-        if isinstance(at_hand.watch, PrefectWatch):
-            key = preparation_key([config], [open_store(corpus.uri)], at_hand.root)
-            links = corpus_links(corpus, at_hand.shipper.run_url(key))
-            at_hand.watch.links("report", f"What is in {corpus.manifest.name}", links)
+        (corpus,), _, _ = prepare_corpora([config], engines)
+        show(engines, "corpus", corpus.manifest.name, ["", " "], corpus_rows(corpus))
+        if isinstance(engines.observer, PrefectObserver):
+            key = preparation_key([config], [open_store(corpus.uri)], engines.root)
+            links = corpus_links(corpus, engines.shipper.run_url(key))
+            engines.observer.links("report", f"What is in {corpus.manifest.name}", links)
         reused = " (finished before)" if corpus.reused else ""
         return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
@@ -131,33 +132,33 @@ def prepare_corpus(request: PrepareRequest) -> State:
 @vitline_flow("pretrain")
 def pretrain_flow(request: PretrainRequest) -> State:
     """A prepared corpus to a pre-trained network, by one Ray Train job."""
-    return run(PretrainRequest, request, lambda r, e, _: train(resolve_pretrain(e.root, r), e))
+    return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
 
 
 @vitline_flow("finetune")
 def finetune(request: FinetuneRequest) -> State:
     """A published model to one fine-tuned on a whole corpus."""
-    return run(FinetuneRequest, request, lambda r, e, _: train(resolve_finetune(e.root, r), e))
+    return run(FinetuneRequest, request, lambda r, e, _: run_training(resolve_finetune(e.root, r), e))
 
 
 @vitline_flow("evaluate")
 def evaluate(request: EvaluateRequest) -> State:
     """A published model to scores on tasks."""
 
-    def body(request: EvaluateRequest, at_hand: Engines, this: FlowRun) -> str:
-        plan = resolve_evaluate(at_hand.root, request)
+    def body(request: EvaluateRequest, engines: Engines, this: FlowRun) -> str:
+        plan = resolve_evaluate(engines.root, request)
         from flows.end_to_end import headline
         from flows.reports.score_tables import score_tables_markdown
         from flows.stages.evaluate_tasks import evaluate_tasks, score_cells
 
-        if missing := told_tasks(at_hand.root, request.tasks):
-            at_hand.watch.say(missing)
-        _, result, scores = evaluate_tasks("scores", plan, at_hand)
+        if missing := tasks_text(engines.root, request.tasks):
+            engines.observer.say(missing)
+        _, result, scores = evaluate_tasks("scores", plan, engines)
         columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
-        show(at_hand, "settings", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
-        if isinstance(at_hand.watch, PrefectWatch):
+        show(engines, "settings", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
+        if isinstance(engines.observer, PrefectObserver):
             what = "All scores of the model beside the published ones"
-            at_hand.watch.page("scores", what, lambda: score_tables_markdown(at_hand.root, scores))
+            engines.observer.page("scores", what, lambda: score_tables_markdown(engines.root, scores))
         return sentence(headline(scores)) + (" (scored before)" if result.reused else "")
 
     return run(EvaluateRequest, request, body)
@@ -167,20 +168,20 @@ def evaluate(request: EvaluateRequest) -> State:
 def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
     """Prepare, pre-train, fine-tune, score, compare. Finished stages are reused; scheduled runs are one a night."""
 
-    def body(request: PipelineRequest, at_hand: Engines, this: FlowRun) -> str:
+    def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str:
         drop_if_late(request, this)
-        plan = resolve_pipeline(at_hand.root, request, this.night)
+        plan = resolve_pipeline(engines.root, request, this.night)
         from flows.end_to_end import pretrain_then_transfer
         from flows.requests.budget import check_deadline
 
-        at_hand.watch.say(f"pipeline {plan.key}: {check_deadline(at_hand.root, plan)}")
-        if missing := told_tasks(at_hand.root, request.tasks):
-            at_hand.watch.say(missing)
-        with one_at_a_time(at_hand, this):
-            if request.deadline_hours is not None and isinstance(at_hand.watch, PrefectWatch):
-                at_hand.watch.deadline = time.monotonic() + 3600 * request.deadline_hours
-            result = pretrain_then_transfer(plan, at_hand)
-        show_pipeline(result, at_hand)
+        engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
+        if missing := tasks_text(engines.root, request.tasks):
+            engines.observer.say(missing)
+        with one_at_a_time(engines, this):
+            if request.deadline_hours is not None and isinstance(engines.observer, PrefectObserver):
+                engines.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
+            result = pretrain_then_transfer(plan, engines)
+        show_pipeline(result, engines)
         reused = all(stage.reused for stage in result.record.stages)
         return sentence(result.record.metrics) + (" (every stage finished before)" if reused else "")
 
@@ -191,11 +192,11 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
 def compare_runs(request: CompareRequest) -> State:
     """Pipelines or runs side by side, with the published rows."""
 
-    def body(request: CompareRequest, at_hand: Engines, this: FlowRun) -> str:
+    def body(request: CompareRequest, engines: Engines, this: FlowRun) -> str:
         from flows.reports.compare_runs import compare_newest, comparison_rows
 
-        columns, rows = comparison_rows(compare_newest(at_hand.root, request.runs, request.newest))
-        show(at_hand, "comparison", "What differs, and how they ended", columns, rows)
+        columns, rows = comparison_rows(compare_newest(engines.root, request.runs, request.newest))
+        show(engines, "comparison", "What differs, and how they ended", columns, rows)
         return f"{len(columns) - 1} runs side by side"
 
     return run(CompareRequest, request, body)
@@ -205,12 +206,12 @@ def compare_runs(request: CompareRequest) -> State:
 def reconcile_flow(request: ReconcileRequest) -> State:
     """Ends what nobody follows any more, and sends MLflow what it lacks."""
 
-    def body(request: ReconcileRequest, at_hand: Engines, this: FlowRun) -> str:
+    def body(request: ReconcileRequest, engines: Engines, this: FlowRun) -> str:
         from flows.on_prefect.prefect_runs import PrefectFlowRuns
         from flows.ops.reconcile import reconcile
 
-        findings = reconcile(request, at_hand, PrefectFlowRuns(FLOW_NAMES))
-        return show_findings(at_hand, "reconciled", findings) or "nothing disagrees"
+        findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
+        return show_findings(engines, "reconciled", findings) or "nothing disagrees"
 
     return run(ReconcileRequest, request, body)
 
@@ -219,36 +220,35 @@ def reconcile_flow(request: ReconcileRequest) -> State:
 def collect_garbage_flow(request: CollectGarbageRequest) -> State:
     """Deletes what no reader can see or wants."""
 
-    def body(request: CollectGarbageRequest, at_hand: Engines, this: FlowRun) -> str:
+    def body(request: CollectGarbageRequest, engines: Engines, this: FlowRun) -> str:
         from flows.ops.collect_garbage import collect_garbage
 
-        return show_findings(at_hand, "garbage", collect_garbage(request, at_hand)) or "no garbage"
+        return show_findings(engines, "garbage", collect_garbage(request, engines)) or "no garbage"
 
     return run(CollectGarbageRequest, request, body)
 
 
-def show_findings(at_hand: Engines, key: str, findings: "list[Finding]") -> str:
+def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -> str:
     """A table on the page; how many findings, or nothing."""
     if not findings:
         return ""
     told = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
-    show(at_hand, key, told, list(findings[0]._fields), [list(finding) for finding in findings])
+    show(engines, key, told, list(findings[0]._fields), [list(finding) for finding in findings])
     for finding in findings:
-        at_hand.watch.say(f"{finding.subject} {finding.problem}: {finding.action}")
+        engines.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
     return told
 
 
-def train(config: TrainConfig, at_hand: Engines) -> str:
+def run_training(config: TrainConfig, engines: Engines) -> str:
     """Plans, trains and says where the model lies."""
     from flows.requests.plan_training import plan_training
-    from flows.stages.pretrain import pretrain
 
     plan = plan_training(config)  # what cannot be read as asked is refused before a job is submitted
-    at_hand.watch.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
-    spec, result = pretrain(config, at_hand)
+    engines.observer.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
+    spec, result = train_model(config, engines)
     state = result.state
     rows = [[field, str(state[field])] for field in ("step", "images_seen", "val_top1", "model") if field in state]
-    show(at_hand, "model", spec.run_key, ["", " "], rows)
+    show(engines, "model", spec.run_key, ["", " "], rows)
     score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
     return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"
 
@@ -261,13 +261,13 @@ def drop_if_late(request: PipelineRequest, this: FlowRun) -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(at_hand: Engines, this: FlowRun):
+def one_at_a_time(engines: Engines, this: FlowRun):
     """Scheduled runs of a deployment never overlap, not even with what an earlier one has left at work in Ray."""
     if not this.scheduled or this.deployment is None:
         yield
         return
-    with exclusively(at_hand, this.deployment.replace("/", "-")):
-        jobs = [job.id for job in at_hand.cluster.jobs.list({"deployment": this.deployment}) if not job.terminal]
+    with exclusively(engines, this.deployment.replace("/", "-")):
+        jobs = [job.id for job in engines.cluster.jobs.list({"deployment": this.deployment}) if not job.terminal]
         if jobs:
             raise Skipped(f"{', '.join(jobs)} of an earlier scheduled run is still at work.")
         yield
@@ -287,31 +287,31 @@ def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, 
     return links
 
 
-def show_pipeline(result: "PipelineResult", at_hand: Engines) -> None:
+def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
     """The tables and links that people open a finished run for."""
     from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
 
     record = result.record
     rows = [[s.stage, s.what, stage_time(s), s.run_key or "-"] for s in record.stages]
-    show(at_hand, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
-    show(at_hand, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
-    if isinstance(at_hand.watch, PrefectWatch):
+    show(engines, "stages", f"Stages of {record.key}", ["stage", "what", "time", "run"], rows)
+    show(engines, "scores", "Top-1 on test, read once", list(SCORE_COLUMNS), score_rows(result.scores))
+    if isinstance(engines.observer, PrefectObserver):
         links = {"pipeline": f"`{record.key}`", "report": f"`{record.report}`", "model": f"`{record.model}`"}
-        if url := at_hand.shipper.pipeline_url(record.key):
+        if url := engines.shipper.pipeline_url(record.key):
             page = url.split("?")[0]
             links |= {
                 "MLflow": f"[the pipeline]({url})",
                 "report to read": f"[in MLflow]({page}/artifacts/report.html)",
             }
         for stage in record.stages:
-            if stage.run_key and (url := at_hand.shipper.run_url(stage.run_key)):
+            if stage.run_key and (url := engines.shipper.run_url(stage.run_key)):
                 links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
-        at_hand.watch.links("links", f"Where {record.key} lies", links)
+        engines.observer.links("links", f"Where {record.key} lies", links)
 
 
-def show(at_hand: Engines, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
-    if isinstance(at_hand.watch, PrefectWatch):
-        at_hand.watch.table(key, title, columns, rows)
+def show(engines: Engines, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:
+    if isinstance(engines.observer, PrefectObserver):
+        engines.observer.table(key, title, columns, rows)
 
 
 def sentence(metrics: Mapping[str, float]) -> str:

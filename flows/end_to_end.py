@@ -18,7 +18,7 @@ from flows.requests.resolve import CorpusChoice, EvaluationPlan, PipelinePlan, o
 from flows.stages.engines import Engines
 from flows.stages.evaluate_tasks import evaluate_tasks
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
-from flows.stages.pretrain import pretrain
+from flows.stages.pretrain import train_model
 from flows.stages.stage import Skipped, StageFailed, exclusively, run_store
 from infra.config import replace
 from infra.redact import cleaned
@@ -46,21 +46,23 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
     Raises Skipped while the same pipeline is at work elsewhere, StageFailed for a stage that ends badly.
     """
     engines.origin = replace(engines.origin, pipeline=plan.key)
-    with exclusively(engines, plan.key) as claim, Logbook(plan, engines, claim) as book:
-        corpora = part(engines, "prepare-corpus", plan, lambda: prepare(plan, engines, book))
-        model = part(engines, "pretrain", plan, lambda: train(plan, corpora[0], engines, book))
+    with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
+        corpora = part(engines, "prepare-corpus", plan, lambda: prepare_stage(plan, engines, recorder))
+        model = part(engines, "pretrain", plan, lambda: pretrain_stage(plan, corpora[0], engines, recorder))
         tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in corpora[1:]]
-        evaluation, scores = part(engines, "evaluate", plan, lambda: transfer(plan, model, tasks, engines, book))
-        book.note(report=write_report(engines.root, book.record, corpora, scores, evaluation))
-        book.end("finished")
-    return PipelineResult(book.record, corpora, scores)
+        evaluation, scores = part(
+            engines, "evaluate", plan, lambda: transfer_stage(plan, model, tasks, engines, recorder)
+        )
+        recorder.note(report=write_report(engines.root, recorder.record, corpora, scores, evaluation))
+        recorder.end("finished")
+    return PipelineResult(recorder.record, corpora, scores)
 
 
 def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
-    return engines.watch.part(name, plan.key, {"pipeline": plan.key}, body)
+    return engines.observer.part(name, plan.key, {"pipeline": plan.key}, body)
 
 
-def prepare(plan: PipelinePlan, engines: Engines, book: "Logbook") -> list[PreparedCorpus]:
+def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
     """The corpus to train on, then those of the tasks; those that are presets are prepared if need be."""
     started, choices = time.monotonic(), (plan.source, *plan.tasks)
     requests = [choice for choice in choices if isinstance(choice, CorpusConfig)]
@@ -69,11 +71,11 @@ def prepare(plan: PipelinePlan, engines: Engines, book: "Logbook") -> list[Prepa
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else found(c) for c in choices]
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
-    book.stage(
+    recorder.stage(
         "prepare", key, result is None, time.monotonic() - started, f"{counts} images, {refused:,} refused",
         f"{open_store(engines.root).uri}/corpora",
     )  # fmt: skip
-    book.note(corpora={c.manifest.name: c.manifest.digest for c in corpora})
+    recorder.note(corpora={c.manifest.name: c.manifest.digest for c in corpora})
     return corpora
 
 
@@ -82,23 +84,23 @@ def found(choice: CorpusChoice) -> PreparedCorpus:
     return PreparedCorpus(store.uri, load_manifest(store), True)
 
 
-def train(plan: PipelinePlan, corpus: PreparedCorpus, engines: Engines, book: "Logbook") -> str:
+def pretrain_stage(plan: PipelinePlan, corpus: PreparedCorpus, engines: Engines, recorder: "PipelineRecorder") -> str:
     """URI of the published model."""
-    spec, trained = pretrain(on_corpus(plan.training, corpus.uri, corpus.manifest), engines, plan.night)
+    spec, trained = train_model(on_corpus(plan.training, corpus.uri, corpus.manifest), engines, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if "val_top1" in state:
         what += f", val {100 * state['val_top1']:.1f} %"
-        book.note(metrics={"val/top1": state["val_top1"]})
+        recorder.note(metrics={"val/top1": state["val_top1"]})
     where = run_store(engines.root, spec.run_key).uri
-    book.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
+    recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
     digest = open_store(state["model"]).read_json("config.json")["digest"]
-    book.note(model=state["model"], model_digest=digest, images_seen=state["images_seen"])
+    recorder.note(model=state["model"], model_digest=digest, images_seen=state["images_seen"])
     return state["model"]
 
 
-def transfer(
-    plan: PipelinePlan, model: str, tasks: Sequence[TaskRef], engines: Engines, book: "Logbook"
+def transfer_stage(
+    plan: PipelinePlan, model: str, tasks: Sequence[TaskRef], engines: Engines, recorder: "PipelineRecorder"
 ) -> tuple[Any, list[Score]]:
     """The evaluation and its scores."""
     evaluation = EvaluationPlan(
@@ -113,8 +115,8 @@ def transfer(
     how = f"{trainings} trainings" if trainings else "frozen features"
     what = f"{len(tasks)} tasks x {len(evaluation.models)} starts, {how}"
     where = run_store(engines.root, spec.run_key).uri
-    book.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
-    book.note(metrics=headline(scores))
+    recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
+    recorder.note(metrics=headline(scores))
     return spec, scores
 
 
@@ -129,7 +131,7 @@ def headline(scores: Sequence[Score]) -> dict[str, float]:
     return metrics | group_means(ours)
 
 
-class Logbook:
+class PipelineRecorder:
     """Keeps the pipeline's record in the store true: at the start, after every stage, and however it ends."""
 
     def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
@@ -145,7 +147,7 @@ class Logbook:
             updated_at=now,
         )
 
-    def __enter__(self) -> "Logbook":
+    def __enter__(self) -> "PipelineRecorder":
         self.note()
         self._engines.shipper.follow_pipeline(self.record.key)
         return self
@@ -153,7 +155,7 @@ class Logbook:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             with contextlib.suppress(OSError, RuntimeError):
-                stop = self._engines.watch.stop(error)
+                stop = self._engines.observer.stop(error)
                 state = stop.reason if stop else ended_as(error)
                 self.end(state, str(stop or error) or type(error).__name__)
 

@@ -54,7 +54,7 @@ def progress_of(root: Store, run: Store, config: JSON) -> JSON | None:
 def for_people(shown: JSON) -> JSON:
     """A run or pipeline with what matters first, and the fields of its config under the names that `--set` takes."""
     head = ("run", "stage", "state", "reason", "attempt")
-    progress = {"progress": told_progress(shown)} if told_progress(shown) else {}
+    progress = {"progress": progress_text(shown)} if progress_text(shown) else {}
     rest = {
         k: v
         for k, v in shown.items()
@@ -67,7 +67,7 @@ def for_people(shown: JSON) -> JSON:
     return {k: shown[k] for k in head if shown.get(k)} | progress | rest | {"metrics": shown["metrics"], **config}
 
 
-def told_progress(row: JSON) -> str:
+def progress_text(row: JSON) -> str:
     """`120 of 600 steps, 640 images/s, 1:10 left`; nothing of what has no steps."""
     if row.get("step") is None:
         return ""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import date
 
 from infra.config import digest_of
-from infra.semantics import SEMANTICS
+from infra.result_versions import RESULT_VERSIONS
 
 
 def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str], night: date | None = None) -> str:
@@ -19,11 +19,11 @@ def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str]
         raise ValueError(
             f"{name!r} cannot name a run; use up to 80 of a-z, 0-9, '.', '_' and '-', as in 'vit-b16-i21k'."
         )
-    if stage not in SEMANTICS:
-        raise ValueError(f"{stage!r} is no stage; infra/semantics.py lists {', '.join(SEMANTICS)}.")
+    if stage not in RESULT_VERSIONS:
+        raise ValueError(f"{stage!r} is no stage; infra/result_versions.py lists {', '.join(RESULT_VERSIONS)}.")
     identity = {
         "stage": stage,
-        "semantics": SEMANTICS[stage],
+        "semantics": RESULT_VERSIONS[stage],
         "config_digest": config_digest,
         "inputs": inputs,
         "night": night and night.isoformat(),

@@ -11,20 +11,20 @@ import uuid
 from infra.stores.store import (
     Keys,
     Listed,
-    Lost,
+    PreconditionFailed,
     Store,
     StoreFailed,
     StoreRefused,
     Unwritable,
     checked_key,
     json_bytes,
-    told_unwritable,
+    raising_unwritable,
 )
 
 __all__ = [
     "Keys",
     "Listed",
-    "Lost",
+    "PreconditionFailed",
     "Store",
     "StoreFailed",
     "StoreRefused",
@@ -34,7 +34,7 @@ __all__ = [
     "json_bytes",
     "open_store",
     "probe_conditional_writes",
-    "told_unwritable",
+    "raising_unwritable",
 ]
 
 _STORES = {
@@ -66,14 +66,14 @@ def probe_conditional_writes(store: Store) -> None:
     key = f"probe-{uuid.uuid4().hex}"
     first = store.create(key, b"first")
     try:
-        second = store.swap(key, b"second", first)
+        second = store.compare_and_swap(key, b"second", first)
         refused = (
             ("create over an object", lambda: store.create(key, b"third")),
-            ("swap with a stale tag", lambda: store.swap(key, b"third", first)),
-            ("swap of an absent object", lambda: store.swap(f"{key}-absent", b"third", second)),
+            ("swap with a stale tag", lambda: store.compare_and_swap(key, b"third", first)),
+            ("swap of an absent object", lambda: store.compare_and_swap(f"{key}-absent", b"third", second)),
         )
         for what, attempt in refused:
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(PreconditionFailed):
                 attempt()
                 raise RuntimeError(
                     f"{store.uri} accepted a {what}, so it does not honour conditional writes and cannot hold claims. "

@@ -318,13 +318,13 @@ def flows(stack) -> FlowRuns:
     """The flows, registered with the stack's Prefect, and `pretrain-then-transfer/tiny` beside them."""
     with environment_of(stack):
         from flows.on_prefect.deployments import PIPELINE, Deployment
-        from flows.on_prefect.prefect_watch import client
-        from flows.on_prefect.registration import Place, create, register
+        from flows.on_prefect.prefect_observer import client
+        from flows.on_prefect.registration import PoolSettings, create, register
         from flows.requests.forms import PipelineRequest
 
         register(Settings())
         with client() as api:
-            create(api, Deployment(PIPELINE, "tiny", PipelineRequest, TINY, "pipeline"), Place())
+            create(api, Deployment(PIPELINE, "tiny", PipelineRequest, TINY, "pipeline"), PoolSettings())
     runs = FlowRuns(stack.env["PREFECT_API_URL"])
     # What tests break on purpose is not for a reconciler that happens to come by.
     reconcile = runs.api.get("/deployments/name/reconcile/default").json()

@@ -16,10 +16,10 @@ class Devices(NamedTuple):
     @property
     def told(self) -> str:
         """`2 GPUs`, or `1 CPU worker`."""
-        return told_devices("cuda" if self.use_gpu else "cpu", self.num_workers)
+        return devices_text("cuda" if self.use_gpu else "cpu", self.num_workers)
 
 
-def told_devices(device: str, number: int) -> str:
+def devices_text(device: str, number: int) -> str:
     return f"{number} {'CPU worker' if device == 'cpu' else 'GPU'}{'s' if number > 1 else ''}"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from data_prep.decode import DecodePolicy, ImageRejected, decode
 from infra.config import digest_of
-from infra.local.at_hand import local_store
+from infra.local.running_stack import local_store
 from infra.storage import Store, open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.image_contract import ImageContract

@@ -20,7 +20,7 @@ from infra.ray_jobs import ONE_TRAINING
 from infra.redact import cleaned, log_to_stderr
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
-from infra.runs.stopping import StopWatch, handlers_kept, stop_on_signals
+from infra.runs.stopping import StopPoller, handlers_kept, stop_on_signals
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
@@ -90,7 +90,7 @@ def leave_when_stopped_before_work(run: Store, attempt: int, claim: ClaimHolder)
     read it. Workers that are at work answer for themselves."""
 
     def watch() -> None:
-        with StopWatch(run, attempt) as stop:
+        with StopPoller(run, attempt) as stop:
             while (reason := stop.asked()) is None or is_at_work(run, attempt):
                 time.sleep(0.5)
         claim.check()

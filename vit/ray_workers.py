@@ -18,24 +18,24 @@ from infra.provenance import differing_versions
 from infra.redact import log_to_stderr
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
-from infra.runs.stopping import StopWatch, handlers_kept, stop_on_signals
+from infra.runs.stopping import StopPoller, handlers_kept, stop_on_signals
 from infra.storage import Store, open_store
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
-    Contest,
     EvaluationSpec,
     Score,
+    TaskSweep,
     next_trials,
-    plan_contests,
+    plan_task_sweeps,
     record_score,
     stored_score,
     total_trials,
 )
 from vit.vtab.frozen.extract_features import Extractor
-from vit.vtab.frozen.feature_plan import Part, errands
+from vit.vtab.frozen.feature_plan import FeaturePart, work_chunks
 from vit.vtab.frozen.frozen import frozen_scores
-from vit.vtab.frozen.read_out import read_out
-from vit.vtab.frozen.readings import Reading
+from vit.vtab.frozen.probe_trials import ProbeTrial
+from vit.vtab.frozen.score_probes import score_probe
 from vit.vtab.probes import Probe
 from vit.vtab.trained.packing import trial_resources
 from vit.vtab.trained.run_trial import ensure_trial
@@ -79,9 +79,9 @@ def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, d
     if differ := differing_versions():
         return "failed", {"reason": differ}
     try:
-        with StopWatch(run, attempt) as stop:
+        with StopPoller(run, attempt) as stop:
             frozen = isinstance(spec.protocol, Probe)
-            on_ray = (features_on_ray, readings_on_ray)
+            on_ray = (features_on_ray, probe_trials_on_ray)
             scores = frozen_scores(run, spec, stop, *on_ray) if frozen else Sweep(run, spec, stop).execute()
             reason = stop.asked()
     except Exception as error:
@@ -97,7 +97,7 @@ def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, d
 class Sweep:
     """Runs what is left of every contest; finished trials lie in the store and are not run again."""
 
-    def __init__(self, run: Store, spec: EvaluationSpec, stop: StopWatch):
+    def __init__(self, run: Store, spec: EvaluationSpec, stop: StopPoller):
         self.run, self.spec, self.stop = run, spec, stop
         self.root = open_store(spec.root)
         self.trials_uri = self.root.uri_of("trials")
@@ -109,37 +109,37 @@ class Sweep:
 
         cluster = start_ray()
         work: Any = ray.remote(ensure_trial)
-        contests = plan_contests(self.spec)
+        task_sweeps = plan_task_sweeps(self.spec)
         scores: dict[int, Score] = {
-            i: s for i, c in enumerate(contests) if (s := stored_score(self.root, c)) is not None
+            i: s for i, c in enumerate(task_sweeps) if (s := stored_score(self.root, c)) is not None
         }
         running: dict[Any, tuple[int, Trial]] = {}
-        left = [0 if i in scores else len(c.settings) + 1 for i, c in enumerate(contests)]
-        total, done_before = total_trials(contests), -1
+        left = [0 if i in scores else len(c.settings) + 1 for i, c in enumerate(task_sweeps)]
+        total, done_before = total_trials(task_sweeps), -1
 
-        def launch(index: int, contest: Contest) -> None:
-            todo, score = next_trials(contest, open_store(self.trials_uri))
+        def launch(index: int, task_sweep: TaskSweep) -> None:
+            todo, score = next_trials(task_sweep, open_store(self.trials_uri))
             busy = {trial.key for _, trial in running.values()}
             for trial in (trial for trial in todo if trial.key not in busy):
                 cpus, gpus, threads = trial_resources(trial.recipe, cluster)
                 placed = work.options(max_retries=3, num_cpus=cpus, num_gpus=gpus)
                 running[placed.remote(self.trials_uri, trial, threads)] = (index, trial)
             if score is not None:
-                scores[index] = record_score(self.root, contest, score)
+                scores[index] = record_score(self.root, task_sweep, score)
             selecting = bool(todo) and todo[0].phase == "select"
             left[index] = len(todo) + selecting
 
         while True:
             # Contests may share trials (a task named twice): whoever has nothing running looks what is left for it.
             at_work = {index for index, _ in running.values()}
-            for index, contest in enumerate(contests):
+            for index, task_sweep in enumerate(task_sweeps):
                 if index not in scores and index not in at_work:
-                    launch(index, contest)
+                    launch(index, task_sweep)
             if done_before < 0:
                 done_before = total - sum(left)
             self._progress(total - sum(left), total, done_before, running)
             if not running:
-                return [scores[index] for index in range(len(contests))]
+                return [scores[index] for index in range(len(task_sweeps))]
             ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
             for ref in ready:
                 index, trial = running.pop(ref)
@@ -171,7 +171,7 @@ class Sweep:
         )
 
 
-def features_on_ray(root: str, parts: Sequence[Part]) -> Iterator[Part]:
+def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
     """Parts as they are kept, by one Ray Data execution: actors that hold on to their model, each with a GPU, or a CPU
     where there are no GPUs. Raises RuntimeError with the message of a worker that failed for a reason of its own."""
     import ray.data
@@ -187,7 +187,7 @@ def features_on_ray(root: str, parts: Sequence[Part]) -> Iterator[Part]:
     context.print_on_execution_start = False
     # Else Ray holds back what an actor yields until a block is full: here, until the whole errand is done.
     context.target_max_block_size = 1
-    rows = [{"errand": pickle.dumps((root, threads, errand))} for errand in errands(parts, workers)]
+    rows = [{"errand": pickle.dumps((root, threads, errand))} for errand in work_chunks(parts, workers)]
     kept = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         FeatureWorker,
         batch_size=1,
@@ -220,13 +220,13 @@ class FeatureWorker:
             yield pa.table({"kept": [pickle.dumps((None, f"{type(error).__name__}: {error}"))]})
 
 
-def readings_on_ray(root: str, readings: Sequence[Reading]) -> Iterator[tuple[Reading, Score]]:
+def probe_trials_on_ray(root: str, probe_trials: Sequence[ProbeTrial]) -> Iterator[tuple[ProbeTrial, Score]]:
     """Scores as they are recorded, each by a Ray task with a CPU, and a GPU where there are any."""
     import ray
 
     num_gpus = 1 if start_ray().get("GPU") else 0
-    work = ray.remote(read_out).options(max_retries=3, num_cpus=1, num_gpus=num_gpus)
-    running = {work.remote(root, reading): reading for reading in readings}
+    work = ray.remote(score_probe).options(max_retries=3, num_cpus=1, num_gpus=num_gpus)
+    running = {work.remote(root, probe_trial): probe_trial for probe_trial in probe_trials}
     try:
         while running:
             (ref,), _ = ray.wait(list(running), num_returns=1)

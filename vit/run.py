@@ -25,10 +25,10 @@ from infra.provenance import versions
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.journal import Journal
 from infra.runs.run_state import RunState, write_state
-from infra.runs.stopping import StopWatch
+from infra.runs.stopping import StopPoller
 from infra.storage import Store, open_store
 from infra.system_metrics import SystemSampler
-from vit.devices import told_devices
+from vit.devices import devices_text
 from vit.input.batches import Batch, eval_batches, train_batches
 from vit.input.image_contract import ImageContract
 from vit.inspection.inspect_run import inspect_run
@@ -80,13 +80,13 @@ class TrainingRun:
             self.claim.check()
             write_state(self.run, "running", self.attempt, from_step=state.step)
         with (
-            StopWatch(self.run, self.attempt) as stop,
+            StopPoller(self.run, self.attempt) as stop,
             Reporter(
                 self.run,
                 self.attempt,
                 self.recipe.total_steps,
                 active=self.world.rank == 0,
-                devices=told_devices(self.world.device.type, self.world.size),
+                devices=devices_text(self.world.device.type, self.world.size),
             ) as reporter,
             system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step),
         ):
@@ -99,7 +99,7 @@ class TrainingRun:
         return self._end(outcome, detail)
 
     def _train(
-        self, state: TrainState, manifest: Manifest, meta: Mapping[str, Any], stop: StopWatch, reporter: "Reporter"
+        self, state: TrainState, manifest: Manifest, meta: Mapping[str, Any], stop: StopPoller, reporter: "Reporter"
     ) -> RunState:
         saver = CheckpointSaver(
             self.run,

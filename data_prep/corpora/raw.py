@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, JsonValue, NonNegativeInt
 
 from data_prep.config import CorpusRecipe
-from data_prep.labels import ClassInfo
+from data_prep.labels.classes import ClassInfo
 from data_prep.parquet_files import read_parquet
 from data_prep.splits import DrawnSplit
 from infra.config import FrozenConfig
@@ -57,7 +57,7 @@ class Part(FrozenConfig):
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkFolder:
     """Where a source keeps what it needs while its corpus is prepared."""
 
     root: Store
@@ -104,18 +104,18 @@ class RawCorpus(ABC):
         Raises ValueError where the source does not exist."""
 
     @abstractmethod
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         """Every part, without reading images; at least one file or archive member to a part.
         Raises ValueError where the source is not what it should be, FetchUnavailable where it cannot be had."""
 
     @abstractmethod
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         """The examples of a part, those that cannot be read or are none by their name among them as refused.
 
         Whatever is in the source, an example or a refusal comes of it. Raises OSError and StoreFailed of the store.
         """
 
-    def listed(self, part: Part, place: Place) -> pa.Table:
+    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
         """What `examples` gives of a part as EXAMPLE_SCHEMA, in its order, as far as it is known without reading an image.
         Of sources that have `lists_ids`. Raises as `examples`."""
         raise NotImplementedError(
@@ -137,33 +137,33 @@ class ListedCorpus(RawCorpus):
     lists_ids = True
 
     @abstractmethod
-    def listing(self, place: Place) -> Iterator[RawExample]:
+    def listing(self, work: WorkFolder) -> Iterator[RawExample]:
         """Every example, in an order that the source fixes, without `data`. Raises as `parts`."""
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         batch: list[RawExample] = []
         number = 0
-        for example in self.listing(place):
+        for example in self.listing(work):
             batch.append(example)
-            if len(batch) == place.examples_per_part:
-                yield self._kept(place, number, batch)
+            if len(batch) == work.examples_per_part:
+                yield self._kept(work, number, batch)
                 batch, number = [], number + 1
         if batch:
-            yield self._kept(place, number, batch)
+            yield self._kept(work, number, batch)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        yield from examples_of(self.listed(part, place))
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        yield from examples_of(self.listed(part, work))
 
-    def listed(self, part: Part, place: Place) -> pa.Table:
-        with place.work.open(_list_key(part.name)) as file:
+    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
+        with work.work.open(_list_key(part.name)) as file:
             return read_parquet(file)
 
     @staticmethod
-    def _kept(place: Place, number: int, batch: list[RawExample]) -> Part:
+    def _kept(work: WorkFolder, number: int, batch: list[RawExample]) -> Part:
         name = f"{number:06d}"
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(batch), sink, compression="zstd")
-        place.work.write(_list_key(name), sink.getvalue().to_pybytes())
+        work.work.write(_list_key(name), sink.getvalue().to_pybytes())
         num_bytes = sum(example.length or example.num_bytes for example in batch)
         return Part(name=name, num_bytes=num_bytes, num_examples=len(batch))
 
@@ -175,10 +175,10 @@ def _list_key(name: str) -> str:
     return f"{_LISTS}{name}.parquet"
 
 
-def kept_lists(place: Place) -> Iterator[pa.Table]:
+def kept_lists(work: WorkFolder) -> Iterator[pa.Table]:
     """The lists that `ListedCorpus.parts` has kept, as EXAMPLE_SCHEMA; none where a source keeps none."""
-    for listed in place.work.scan(_LISTS):
-        with place.work.open(listed.key) as file:
+    for listed in work.work.scan(_LISTS):
+        with work.work.open(listed.key) as file:
             yield read_parquet(file)
 
 
@@ -240,9 +240,9 @@ class Spill:
     `with Spill(place, part) as spill`: visible at a clean exit; written again whole when the part is read again.
     """
 
-    def __init__(self, place: Place, part: Part) -> None:
+    def __init__(self, work: WorkFolder, part: Part) -> None:
         self.key = f"spill/{part.name}"
-        self.base, self._writer, self._position = place.work.uri, place.work.writer(self.key), 0
+        self.base, self._writer, self._position = work.work.uri, work.work.writer(self.key), 0
 
     def __enter__(self) -> "Spill":
         self._file = self._writer.__enter__()
@@ -280,7 +280,7 @@ class SplitRule:
         self._test_fraction = 0.0 if present & {"val", "test"} else recipe.test_fraction
         self._val_fraction = 0.0 if "val" in present or recipe.val_per_class else recipe.val_fraction
 
-    def place(self, group_key: str, named: str | None = None) -> str:
+    def assign_split(self, group_key: str, named: str | None = None) -> str:
         """The split of an example: as named, or a `DrawnSplit`. `group_key` is the example id unless several examples
         belong together."""
         if named in ("val", "test"):

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from data_prep.corpora.raw import SplitRule
-from data_prep.label_texts import plain_text
+from data_prep.labels.label_texts import plain_text
 from infra.storage import Listed, Store, open_store
 
 

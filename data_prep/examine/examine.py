@@ -60,7 +60,7 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
     if listing := chunks.load_listing():
         return listing
     source = open_source(config)
-    listing = chunks.save_listing(source.parts(chunks.place(root)))
+    listing = chunks.save_listing(source.parts(chunks.work_folder(root)))
     if not listing.num_chunks:
         raise ValueError(
             f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
@@ -83,7 +83,7 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
             num_refused=len(records) - records["reason"].null_count,
             num_bytes=pc.sum(records["num_bytes"]).as_py() or 0,
         )
-    examples = open_source(config).examples(chunks.part(task.chunk), chunks.place(open_store(task.root)))
+    examples = open_source(config).examples(chunks.part(task.chunk), chunks.work_folder(open_store(task.root)))
     if task.any_merged and (merged := chunks.merged_positions(task.chunk)):
         examples = (example for position, example in enumerate(examples) if position not in merged)
     with chunks.records_writer(task.chunk) as writer:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.partitions import bucket_of, read_partition, write_partitions
 from data_prep.records import read_table
 from data_prep.shard_format import (

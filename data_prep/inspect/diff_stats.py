@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.corpus_stats import CorpusStats
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.shard_format import Manifest
 from infra.config import flatten
 
@@ -22,7 +22,7 @@ class CorpusFacts:
     stats: CorpusStats
 
 
-class Difference(NamedTuple):
+class StatDifference(NamedTuple):
     """One thing that is not equal, and what it is in each corpus; None where it lacks it."""
 
     what: str
@@ -30,11 +30,11 @@ class Difference(NamedTuple):
     b: str | int | float | bool | None
 
 
-def diff_stats(a: CorpusFacts, b: CorpusFacts) -> list[Difference]:
+def diff_stats(a: CorpusFacts, b: CorpusFacts) -> list[StatDifference]:
     """What differs between two corpora: digests, source and recipe, classes, numbers by split, refusals, likenesses."""
     ours, theirs = (dict(_facts(each)) for each in (a, b))
     rows = [
-        Difference(name, ours.get(name), theirs.get(name))
+        StatDifference(name, ours.get(name), theirs.get(name))
         for name in dict.fromkeys(itertools.chain(ours, theirs))
         if ours.get(name) != theirs.get(name)
     ]
@@ -67,24 +67,24 @@ def _facts(corpus: CorpusFacts) -> Iterator[tuple[str, Any]]:
 _MAX_NAMED = 5
 
 
-def _class_differences(a: CorpusFacts, b: CorpusFacts) -> list[Difference]:
+def _class_differences(a: CorpusFacts, b: CorpusFacts) -> list[StatDifference]:
     ids = [{info.source_id: i for i, info in enumerate(each.class_map.classes)} for each in (a, b)]
     common = [source_id for source_id in ids[0] if source_id in ids[1]]
     only = [[source_id for source_id in ids[i] if source_id not in ids[1 - i]] for i in (0, 1)]
     rows = []
     if len(ids[0]) != len(ids[1]):
-        rows.append(Difference("classes", len(ids[0]), len(ids[1])))
+        rows.append(StatDifference("classes", len(ids[0]), len(ids[1])))
     if only[0] or only[1]:
-        rows.append(Difference("classes that the other lacks", _named(only[0]), _named(only[1])))
+        rows.append(StatDifference("classes that the other lacks", _named(only[0]), _named(only[1])))
     renumbered = [source_id for source_id in common if ids[0][source_id] != ids[1][source_id]]
     if renumbered:
         numbers = [_named([f"{source_id} = {own[source_id]}" for source_id in renumbered]) for own in ids]
-        rows.append(Difference("classes with another label id", *numbers))
+        rows.append(StatDifference("classes with another label id", *numbers))
     names = [{info.source_id: info.name for info in each.class_map.classes} for each in (a, b)]
     renamed = [source_id for source_id in common if names[0][source_id] != names[1][source_id]]
     if renamed:
         rows.append(
-            Difference(
+            StatDifference(
                 "classes with another name", *(_named([own[source_id] for source_id in renamed]) for own in names)
             )
         )
@@ -94,7 +94,7 @@ def _class_differences(a: CorpusFacts, b: CorpusFacts) -> list[Difference]:
     moved = moved[pairs[moved, 0] != pairs[moved, 1]]
     if len(moved):
         said = [_named([f"{common[i]}: {pairs[i, side]:,}" for i in moved.tolist()]) for side in (0, 1)]
-        rows.append(Difference("classes with another number of pictures", *said))
+        rows.append(StatDifference("classes with another number of pictures", *said))
     return rows
 
 

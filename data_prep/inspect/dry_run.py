@@ -13,15 +13,15 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig, CorpusRecipe
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Place, RawCorpus, kept_lists
+from data_prep.corpora.raw import RawCorpus, WorkFolder, kept_lists
 from data_prep.corpus_stats import CorpusStats, SampleRule
 from data_prep.inspect.dry_run_report import Cores, DryRun, Number, render
 from data_prep.inspect.expected_rows import Kept, kept_rows, shares
 from data_prep.inspect.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
-from data_prep.labels import ClassMap
+from data_prep.labels.class_maps import load_class_map
+from data_prep.labels.classes import ClassMap
 from data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, known_shards, plan_corpus
 from data_prep.plan.sort_records import ROW_SCHEMA, Selected, with_label_ids
 from data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
@@ -42,11 +42,11 @@ def dry_run(
     or has no picture among those tried; and what the store raises.
     """
     with tempfile.TemporaryDirectory(prefix="vitline-dry-run-", ignore_cleanup_errors=True) as folder:
-        work, source = open_store(folder), open_source(config)
-        place = Place(work.child("root"), work.child("source"), config.execution.examples_per_chunk)
-        listed = list_parts(source, place, config, known_shards(base) if base else (), budget)
-        sample = take_sample(source, place, listed, config, budget)
-        found = _estimate(config, source, cores, base, listed, sample, place)
+        scratch, source = open_store(folder), open_source(config)
+        work = WorkFolder(scratch.child("root"), scratch.child("source"), config.execution.examples_per_chunk)
+        listed = list_parts(source, work, config, known_shards(base) if base else (), budget)
+        sample = take_sample(source, work, listed, config, budget)
+        found = _estimate(config, source, cores, base, listed, sample, work)
         return found, render(found, config)
 
 
@@ -57,7 +57,7 @@ def _estimate(
     base: Base | None,
     listed: ListedSource,
     sample: Sample,
-    place: Place,
+    work: WorkFolder,
 ) -> DryRun:
     sample.rows = list({row["example_id"]: row for row in reversed(sample.rows)}.values())[::-1]  # what repeats, once
     records = pa.Table.from_pylist(sample.rows, schema=RECORD_SCHEMA)
@@ -73,7 +73,7 @@ def _estimate(
     distinct = Number(found.value - listed.num_merged, found.exact)
     complete = found.exact and len(records) == distinct.value
     readable_rows = records.filter(pc.is_null(records["reason"]))
-    kept = _kept(config, source, base, listed, place, readable_rows if complete else None)
+    kept = _kept(config, source, base, listed, work, readable_rows if complete else None)
     refused = _refused(listed, distinct, rejects, sample)
     if complete:
         refused = {reason: Number(round(number.value), True) for reason, number in refused.items()}
@@ -106,7 +106,7 @@ def _estimate(
     plan = plan_corpus(selection, source.views, config.recipe.sharding, base)
     layouts = {name: plan.layouts[name] for name in splits}
     write_seconds, share_out = _write(
-        accepted, selection, source, max(layout.rows_per_row_group for layout in layouts.values()), place.work
+        accepted, selection, source, max(layout.rows_per_row_group for layout in layouts.values()), work.work
     )
     bytes_out = num_accepted * mean_bytes * share_out
     examined_per_s, written_per_s = (
@@ -166,10 +166,10 @@ def _verdicts(config: CorpusConfig, source: RawCorpus, records: pa.Table) -> tup
     rows = with_label_ids(good, class_map)
     outside = pc.equal(pc.list_value_length(rows["labels"]), 0)
     lost = good.filter(outside)
-    place = ["example_id", "reason", "detail", "base", "key", "offset", "length"]
+    work = ["example_id", "reason", "detail", "base", "key", "offset", "length"]
     unknown = lost.set_column(lost.column_names.index("reason"), "reason", pa.repeat("unknown_class", len(lost)))
     rejects = pa.concat_tables([records.filter(pc.is_valid(records["reason"])), unknown.cast(RECORD_SCHEMA)]).select(
-        place
+        work
     )
     accepted = rows.filter(pc.invert(outside)).select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
     return accepted, rejects, class_map
@@ -203,7 +203,7 @@ def _kept(
     source: RawCorpus,
     base: Base | None,
     listed: ListedSource,
-    place: Place,
+    work: WorkFolder,
     every: pa.Table | None,
 ) -> Kept | None:
     """What the recipe keeps: of all readable pictures where the sample is `every` one of them, else of those that are
@@ -214,7 +214,7 @@ def _kept(
         return None
 
     def readable() -> Iterable[pa.Table]:
-        return (rows.filter(pc.is_null(rows["reason"])) for rows in kept_lists(place))
+        return (rows.filter(pc.is_null(rows["reason"])) for rows in kept_lists(work))
 
     return kept_rows(readable, config, source, base, examined=False)
 

@@ -8,7 +8,7 @@ from typing import Any
 from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import CorpusStats, SampleRow
 from data_prep.examine.examine import read_located
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.report.report import formats_section, refused_section, sample_sheet, sizes_section
 from data_prep.report.report_html import duration, num_bytes, page, table, text
 from data_prep.report.report_pictures import load_pictures

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from data_prep.config import CorpusConfig
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, kept_lists
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
 from data_prep.examine.decode_child import Examiner
 from data_prep.examine.examine import Row, examine_examples
 from data_prep.plan.listed_ids import Shard, check_repeats, keys_of, known_keys, repeats
@@ -61,12 +61,12 @@ class ListedSource:
 
 
 def list_parts(
-    source: RawCorpus, place: Place, config: CorpusConfig, known: Sequence[Shard] = (), budget: Budget = BUDGET
+    source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[Shard] = (), budget: Budget = BUDGET
 ) -> ListedSource:
     """The source, listed. Raises ValueError where it holds nothing, and where ids repeat, or are in the shards `known`,
     as far as that is seen within the seconds of the budget."""
-    found, stride, ids = ListedSource(), 1, _Ids(source, place, known, budget.seconds)
-    for number, part in enumerate(source.parts(place)):
+    found, stride, ids = ListedSource(), 1, _Ids(source, work, known, budget.seconds)
+    for number, part in enumerate(source.parts(work)):
         ids.add(number, part)
         found.num_parts, found.num_bytes = number + 1, found.num_bytes + part.num_bytes
         found.num_known += part.num_examples
@@ -84,7 +84,7 @@ def list_parts(
     step = -(-len(found.chosen) // _NUM_PARTS)
     found.chosen = found.chosen[::step]
     found.unknown = {part.name: part.num_bytes for part in found.chosen if not part.num_examples}
-    for rows in kept_lists(place):
+    for rows in kept_lists(work):
         found.listed = True
         found.refused.update(_counts(rows["reason"].drop_null()))
         readable = rows.filter(pc.is_null(rows["reason"]))
@@ -96,8 +96,8 @@ def list_parts(
 class _Ids:
     """Looks for repeated ids among listed examples, as many as memory and time of a dry run allow."""
 
-    def __init__(self, source: RawCorpus, place: Place, known: Sequence[Shard], seconds: float) -> None:
-        self._source, self._place, self._left_s = source, place, seconds
+    def __init__(self, source: RawCorpus, work: WorkFolder, known: Sequence[Shard], seconds: float) -> None:
+        self._source, self._place, self._left_s = source, work, seconds
         self._parts, self._num_rows, self._whole = dict[int, Part](), 0, True
         self._keys = [*known_keys(known)] if source.lists_ids else []
 
@@ -146,9 +146,9 @@ class _Taking(threading.Thread):
     """Takes the first examples of a part, or some of a list. In a thread of its own: a source that has to read a
     compressed archive to its end first cannot be stopped, but can be left behind."""
 
-    def __init__(self, source: RawCorpus, part: Part, place: Place, step: int, limit: int, max_bytes: int) -> None:
+    def __init__(self, source: RawCorpus, part: Part, work: WorkFolder, step: int, limit: int, max_bytes: int) -> None:
         super().__init__(name=f"sample of {part.name}", daemon=True)
-        self._source, self._part, self._place = source, part, place
+        self._source, self._part, self._place = source, part, work
         self._step, self._limit, self._max_bytes = step, limit, max_bytes
         self.examples: list[RawExample] = []
         self.count: int | None = None
@@ -179,7 +179,9 @@ class _Taking(threading.Thread):
         self.count = count
 
 
-def take_sample(source: RawCorpus, place: Place, listed: ListedSource, config: CorpusConfig, budget: Budget) -> Sample:
+def take_sample(
+    source: RawCorpus, work: WorkFolder, listed: ListedSource, config: CorpusConfig, budget: Budget
+) -> Sample:
     """Records of examples of the chosen parts, examined within the budget. Raises what the source raises."""
     _start_decoder(config)
     sample, deadline = Sample(), time.monotonic() + budget.seconds
@@ -189,12 +191,12 @@ def take_sample(source: RawCorpus, place: Place, listed: ListedSource, config: C
         if left_s <= 0 or num_bytes >= budget.num_bytes:
             break
         step = max(1, part.num_examples // per_part) if listed.listed else 1
-        taking = _Taking(source, part, place, step, per_part, budget.num_bytes - num_bytes)
+        taking = _Taking(source, part, work, step, per_part, budget.num_bytes - num_bytes)
         taking.start()
         taking.join(left_s if i == len(listed.chosen) else left_s / 2)  # one part must not cost all others
         if taking.error:
             raise taking.error
-        examples = [_kept(example, place) for example in taking.examples[:]]
+        examples = [_kept(example, work) for example in taking.examples[:]]
         if taking.is_alive() and not examples:
             sample.late.append(part.name)
         if taking.count is not None:
@@ -222,11 +224,11 @@ def _start_decoder(config: CorpusConfig) -> None:
         list(examiner.run([(None, b"")]))
 
 
-def _kept(example: RawExample, place: Place) -> RawExample:
+def _kept(example: RawExample, work: WorkFolder) -> RawExample:
     """The example; where its place is a spill, which is not kept of a part that is not read to its end, with a place
     of its own."""
-    if example.data is None or example.refused or example.base != place.work.uri:
+    if example.data is None or example.refused or example.base != work.work.uri:
         return example
     key = f"sample/{order_key(0, example.example_id):016x}"
-    place.work.write(key, example.data)
+    work.work.write(key, example.data)
     return replace(example, key=key, offset=0, length=len(example.data))

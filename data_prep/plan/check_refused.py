@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import RawCorpus
 from data_prep.corpus_stats import Findings
 from data_prep.find_corpus import prepared_corpus
-from data_prep.label_texts import told_apart
+from data_prep.labels.class_maps import load_class_map
+from data_prep.labels.label_texts import distinguishable
 from data_prep.records import DENIED, NOT_COUNTED, PLAN, UNCOUNTED
 from data_prep.shard_format import REJECTS_KEY, Manifest, load_manifest
 from infra.storage import Store
@@ -131,7 +131,7 @@ def repeated_ids_error(
     source: RawCorpus, rows: Sequence[Mapping[str, Any]], num_rows: int, num_ids: int, at_least: str = ""
 ) -> ValueError:
     """That different examples have one id: the first `rows` of `num_rows` of one of `num_ids` such ids."""
-    files = told_apart([f"{row['base']}/{row['key']}" for row in rows[:SHOWN]])
+    files = distinguishable([f"{row['base']}/{row['key']}" for row in rows[:SHOWN]])
     where = "; ".join(f"{file}, labelled {', '.join(row['labels'])}" for file, row in zip(files, rows, strict=False))
     return ValueError(
         f"{'two' if num_rows == 2 else f'{num_rows:,}'} examples have the id {rows[0]['example_id']!r}: {where}"
@@ -148,7 +148,7 @@ def ids_there_error(first: str, num_ids: int) -> ValueError:
     )
 
 
-def told_loss(manifest: Manifest) -> str:
+def loss_text(manifest: Manifest) -> str:
     """What a corpus lacks without anybody knowing how much, as a sentence; empty where it is whole."""
     num = manifest.counts.refused.get(UNCOUNTED, 0)
     if not num:

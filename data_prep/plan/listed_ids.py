@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Part, Place, RawCorpus
+from data_prep.corpora.raw import Part, RawCorpus, WorkFolder
 from data_prep.executors import Executor, in_process
 from data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
 from data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
@@ -93,17 +93,17 @@ def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[
     found = list(run(find_repeats, tasks))
     for task in tasks:
         corpus.delete(task.key)
-    check_repeats(source, found, chunks.part, chunks.place(root))
+    check_repeats(source, found, chunks.part, chunks.work_folder(root))
     chunks.save_merged(pa.concat_tables([each.merged for each in found]), len(sizes))
 
 
-def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], place: Place) -> None:
+def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], work: WorkFolder) -> None:
     """Raises ValueError where different examples have one id, or the corpus that is added to has it: with the first."""
     if first := min((each.first for each in found if each.first), default=None):
-        rows = [_row_at(source, part(chunk), place, position) for chunk, position in first[: SHOWN + 1]]
+        rows = [_row_at(source, part(chunk), work, position) for chunk, position in first[: SHOWN + 1]]
         raise repeated_ids_error(source, rows, len(first), sum(each.num_clashing for each in found))
     if there := min((each.there for each in found if each.there), default=None):
-        row = _row_at(source, part(there[0]), place, there[1])
+        row = _row_at(source, part(there[0]), work, there[1])
         raise ids_there_error(row["example_id"], sum(each.num_there for each in found))
 
 
@@ -112,9 +112,9 @@ def deal_ids(task: IdTask) -> None:
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     chunks, source = Chunks(corpus, config), open_source(config)
-    place, tables = chunks.place(open_store(task.root)), [_KEYS_SCHEMA.empty_table()]
+    work, tables = chunks.work_folder(open_store(task.root)), [_KEYS_SCHEMA.empty_table()]
     for chunk in range(*task.chunks):
-        tables.append(keys_of(source.listed(chunks.part(chunk), place), chunk))
+        tables.append(keys_of(source.listed(chunks.part(chunk), work), chunk))
     tables += known_keys(task.known)
     keys = pa.concat_tables(tables)
     write_partitions(corpus, task.key, keys, bucket_of(hash_prefixes(keys["id"]), task.num_tasks), task.num_tasks)
@@ -169,17 +169,17 @@ def repeats(keys: pa.Table) -> Repeats:
     rows = keys.filter(pc.is_in(keys["id"], several))
     rows = rows.sort_by([(name, "ascending") for name in ("id", "chunk", "position")])
     sets: dict[bytes, list[tuple[bytes, tuple[int, int]]]] = {}
-    for example_id, content, *place in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-        sets.setdefault(example_id, []).append((content, (place[0], place[1])))
+    for example_id, content, *work in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        sets.setdefault(example_id, []).append((content, (work[0], work[1])))
     for members in sets.values():
-        new = [(content, place) for content, place in members if place[0] != _KNOWN]
+        new = [(content, work) for content, work in members if work[0] != _KNOWN]
         if len(new) < len(members) and new:
             there.append(new[0][1])
         if len({content for content, _ in new}) > 1:
-            clashing.append([place for _, place in new])
+            clashing.append([work for _, work in new])
         else:
-            merged += [place for _, place in new[1:]]
-    columns = [pa.array([place[i] for place in sorted(merged)], pa.int32()) for i in range(2)]
+            merged += [work for _, work in new[1:]]
+    columns = [pa.array([work[i] for work in sorted(merged)], pa.int32()) for i in range(2)]
     return Repeats(
         merged=pa.table(columns, schema=MERGED_SCHEMA),
         num_clashing=len(clashing),
@@ -189,6 +189,6 @@ def repeats(keys: pa.Table) -> Repeats:
     )
 
 
-def _row_at(source: RawCorpus, part: Part, place: Place, position: int) -> dict[str, Any]:
+def _row_at(source: RawCorpus, part: Part, work: WorkFolder, position: int) -> dict[str, Any]:
     """A listed example, as a row of EXAMPLE_SCHEMA."""
-    return source.listed(part, place).slice(position, 1).to_pylist()[0]
+    return source.listed(part, work).slice(position, 1).to_pylist()[0]

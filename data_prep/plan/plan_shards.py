@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from data_prep.class_maps import applied, extended, load_class_map
 from data_prep.config import CorpusConfig, ShardingConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import FirstRows, RawCorpus
 from data_prep.corpus_stats import CorpusStats, merged
 from data_prep.executors import Executor, for_records
-from data_prep.labels import ClassMap
+from data_prep.labels.class_maps import applied, extended, load_class_map
+from data_prep.labels.classes import ClassMap
 from data_prep.partitions import in_groups
 from data_prep.plan.check_refused import check_left, check_refused
 from data_prep.plan.leakage import save_decontamination
@@ -24,11 +24,11 @@ from data_prep.plan.near_records import NearTask, deal_bands, find_near
 from data_prep.plan.sort_records import (
     CLASSES_FILE,
     VAL_FILE,
-    DealtOut,
+    PartitionedRecords,
     Selected,
     SortTask,
-    deal_out,
     find_duplicates,
+    partition_records,
     select,
     val_candidates,
 )
@@ -137,7 +137,7 @@ class ShardPlan:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """How the rows of a split become row groups and shards."""
 
     rows_per_row_group: int
@@ -154,7 +154,7 @@ class CorpusPlan:
 
     shards: list[ShardPlan]
     segments: dict[str, tuple[SegmentInfo, ...]]
-    layouts: dict[str, Layout]
+    layouts: dict[str, ShardLayout]
     views: dict[str, tuple[str | FirstRows, ...]]
 
 
@@ -170,7 +170,7 @@ def select_examples(
     run = for_records(executor, len(tasks))
     if config.recipe.decontaminate:
         save_decontamination(config, corpus, root)
-    dealt = list(run(deal_out, tasks))
+    dealt = list(run(partition_records, tasks))
     buckets = [SortTask(corpus=t.corpus, number=t.number, num_files=len(tasks), num_buckets=len(tasks)) for t in tasks]
     has_weights = _has_weights(dealt, base)
     dropped = sorted(run(find_duplicates, buckets), key=lambda drops: drops.key)
@@ -280,7 +280,7 @@ def _last_val_hashes(candidates: Iterator[dict[str, list[int]]], per_class: int)
     return {label: values[per_class - 1] for label, values in smallest.items() if len(values) >= 2 * per_class}
 
 
-def _has_weights(dealt: Sequence[DealtOut], base: Base | None) -> bool:
+def _has_weights(dealt: Sequence[PartitionedRecords], base: Base | None) -> bool:
     num_weighted, num_accepted = sum(d.num_weighted for d in dealt), sum(d.num_accepted for d in dealt)
     if num_weighted not in (0, num_accepted):
         raise ValueError(
@@ -316,7 +316,7 @@ def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, ba
     layouts = _layouts(selection, present, views, sharding)
     if base:
         splits = base.manifest.splits
-        kept = {name: Layout(s.rows_per_row_group, s.row_groups_per_shard) for name, s in splits.items()}
+        kept = {name: ShardLayout(s.rows_per_row_group, s.row_groups_per_shard) for name, s in splits.items()}
         layouts |= {name: layout for name, layout in kept.items() if name in SPLIT_ORDER}
         # A base that is older than a view may have splits of different layouts, which cannot be joined.
         views = {name: m for name, m in views.items() if len({layouts[split_of(member)] for member in m}) == 1}
@@ -346,12 +346,14 @@ def _pieces(starts: np.ndarray, start: int, stop: int) -> tuple[tuple[int, int, 
     return tuple(pieces)
 
 
-def _layouts(selection: Selection, present: Sequence[str], views: Views, sharding: ShardingConfig) -> dict[str, Layout]:
+def _layouts(
+    selection: Selection, present: Sequence[str], views: Views, sharding: ShardingConfig
+) -> dict[str, ShardLayout]:
     """R and row groups per shard of every split. Splits that a view joins share both, as one split has one R."""
     joined = {split_of(member) for members in views.values() if len(members) > 1 for member in members}
     rows = {name: selection.num_rows(name) for name in present}
     mean_bytes = {name: max(1.0, selection.num_bytes(name) / rows[name]) for name in present}
-    layouts: dict[str, Layout] = {}
+    layouts: dict[str, ShardLayout] = {}
     for name in present:
         family = sorted(joined & set(present)) if name in joined else [name]
         sizes = [(rows[member], mean_bytes[member]) for member in family]
@@ -361,7 +363,7 @@ def _layouts(selection: Selection, present: Sequence[str], views: Views, shardin
         asking = [size for size in sizes if size[0] >= sharding.min_row_groups] or sizes
         per_group = min(_rows_per_row_group(num, each, sharding) for num, each in asking)
         per_shard = int(sharding.shard_bytes // (per_group * largest))
-        layouts[name] = Layout(per_group, min(max(1, per_shard), _MAX_ROW_GROUPS_PER_SHARD))
+        layouts[name] = ShardLayout(per_group, min(max(1, per_shard), _MAX_ROW_GROUPS_PER_SHARD))
     return layouts
 
 

@@ -1,6 +1,6 @@
 """Records -> rows of shards, on storage: the tasks of planning. Each holds one bucket of the records, never all.
 
-    records --deal_out--> buckets by order key -----------------------select--> rows of every split, in order
+    records --partition_records--> buckets by order key -----------------------select--> rows of every split, in order
                      \\--> buckets by pixel hash --find_duplicates--> drops --/
 
 Everything is a function of the records alone, so every attempt and every machine plans the same shards.
@@ -19,7 +19,7 @@ from pydantic import Field
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
 from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.partitions import bucket_of, hash_prefixes, read_partition, write_partitions
 from data_prep.plan.check_refused import ids_there_error, repeated_ids_error
 from data_prep.plan.leakage import leaked_rows
@@ -87,7 +87,7 @@ class SortTask(FrozenConfig):
         return f"{self.number:05d}.bin"
 
 
-class DealtOut(FrozenConfig):
+class PartitionedRecords(FrozenConfig):
     """What dealing out saw among the accepted examples."""
 
     label_counts: dict[str, int]
@@ -132,7 +132,7 @@ def rejects_key(bucket: int) -> str:
     return f"{PLAN}/rejects/{bucket:05d}.parquet"
 
 
-def deal_out(task: SortTask) -> DealtOut:
+def partition_records(task: SortTask) -> PartitionedRecords:
     """Deal some records into buckets by order key, and the accepted ones by pixel hash and by group."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
@@ -158,7 +158,7 @@ def deal_out(task: SortTask) -> DealtOut:
     grouped = accepted.filter(pc.is_valid(accepted["group"])).select(_GROUPS_SCHEMA.names)
     grouped = grouped.group_by(["group", "split"]).aggregate([]).cast(_GROUPS_SCHEMA)
     write("by-group", grouped, np.array([split_hash(group) for group in grouped["group"].to_pylist()], dtype=np.uint64))
-    return DealtOut(
+    return PartitionedRecords(
         label_counts=label_counts(accepted),
         num_accepted=len(accepted),
         num_weighted=len(accepted) - accepted["weights"].null_count,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.shard_format import Manifest, SplitInfo
 
 _LABELS = ("label", "labels")

@@ -17,8 +17,8 @@ from data_prep.corpus_stats import (
     SampleRow,
 )
 from data_prep.decode import DecodePolicy
-from data_prep.labels import ClassMap
-from data_prep.plan.check_refused import told_loss
+from data_prep.labels.classes import ClassMap
+from data_prep.plan.check_refused import loss_text
 from data_prep.plan.leakage import own_splits_said
 from data_prep.report.report_html import (
     Axis,
@@ -76,7 +76,7 @@ def render_report(
     ]
     body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
     head = f'<h1>{text(title)}</h1><div class="soft">digest {manifest.digest}<br>{text(credit)}</div>'
-    lost = told_loss(manifest)
+    lost = loss_text(manifest)
     banner = f'<p class="banner bad"><strong>{text(lost)}</strong></p>' if lost else ""
     return page(title, head + banner + _tiles(manifest, stats) + body)
 
@@ -330,7 +330,7 @@ def _times(manifest: Manifest) -> str:
     for step, seconds in manifest.provenance.get("seconds", {}).items():
         number = counts.num_found if step in ("list", "examine") else counts.num_accepted
         rate = f"{number / seconds:,.0f}/s" if seconds > 0 else ""
-        moved = f"{num_bytes(counts.num_bytes / seconds)}/s" if step in ("examine", "gather") and seconds > 0 else ""
+        moved = f"{num_bytes(counts.num_bytes / seconds)}/s" if step in ("examine", "write") and seconds > 0 else ""
         rows.append((step, duration(seconds), rate, moved))
     return table(rows, ("step", "time", "pictures", "bytes of pictures"))
 

@@ -15,7 +15,7 @@ from data_prep.corpus_stats import STATS_KEY, CorpusStats
 from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_child import Examiner
 from data_prep.executors import Executor, in_process
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.records import WORK, read_table
 from data_prep.shard_format import (
     CLASSES_KEY,

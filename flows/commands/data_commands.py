@@ -86,12 +86,12 @@ def data_ls(root: Root = None, json: Json = False) -> None:
 @app.command("show")
 def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
     """The manifest of a corpus. Example: `vitline data show birds`"""
-    from flows.catalog import find_corpus, show_corpus, told_segment
+    from flows.catalog import find_corpus, segment_text, show_corpus
 
     shown = show_corpus(find_corpus(settings(root).root, name))
     if not json:
         for split in shown["splits"].values():
-            split["segments"] = list(map(told_segment, split["segments"]))
+            split["segments"] = list(map(segment_text, split["segments"]))
     show_one(shown, json)
 
 

@@ -11,10 +11,10 @@ from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import SIDE_PX, CorpusStats
 from data_prep.find_corpus import prepared_corpus
 from data_prep.inspect.diff_corpora import ChangeKind, ExampleDiff, diff_examples
-from data_prep.inspect.diff_stats import CorpusFacts, Difference, diff_stats
+from data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
 from data_prep.inspect.dry_run import dry_run
 from data_prep.inspect.dry_run_report import Cores
-from data_prep.labels import ClassMap
+from data_prep.labels.classes import ClassMap
 from data_prep.plan.leakage import own_splits_said
 from data_prep.plan.plan_shards import Base
 from data_prep.report.report_html import num_bytes
@@ -133,7 +133,7 @@ def _title(manifest: Manifest) -> str:
     return f"{manifest.name}/{manifest.version}"
 
 
-def _as_json(titles: list[str], of: list[str], corpora: list[Difference], examples: ExampleDiff) -> dict[str, Any]:
+def _as_json(titles: list[str], of: list[str], corpora: list[StatDifference], examples: ExampleDiff) -> dict[str, Any]:
     changes = {
         kind: {"count": found.count, "first": [each._asdict() for each in found.first]}
         for kind, found in examples.changes.items()

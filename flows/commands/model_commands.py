@@ -52,7 +52,7 @@ def model_variants(json: Json = False) -> None:
     from vit.models.variant_sizes import SIZES
     from vit.models.variants import REGISTERED, network_variant
 
-    rows = [{"variant": name, **told_sizes(network_variant(name), *SIZES[name])} for name in REGISTERED]
+    rows = [{"variant": name, **size_fields(network_variant(name), *SIZES[name])} for name in REGISTERED]
     columns = ["variant", "network", "parameters", "forward_gflop_per_image"]
     show_rows("variants", rows, columns, json, "")
 
@@ -241,10 +241,10 @@ def sizes(config: Any, num_classes: int) -> dict[str, Any]:
     from vit.models.flops import forward_flops
 
     count = sum(p.numel() for p in meta_network(config, num_classes).parameters())
-    return told_sizes(config, count, forward_flops(config, num_classes))
+    return size_fields(config, count, forward_flops(config, num_classes))
 
 
-def told_sizes(config: Any, parameters: int, forward_flops: int) -> dict[str, Any]:
+def size_fields(config: Any, parameters: int, forward_flops: int) -> dict[str, Any]:
     return {
         "network": config.summary,
         "parameters": parameters,

@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from flows.ops.collect_garbage import collect_garbage
-from flows.ops.reconcile import Finding, FlowRuns, NoFlowRuns, reconcile
+from flows.ops.reconcile import FlowRuns, Inconsistency, NoFlowRuns, reconcile
 from flows.requests.forms import CollectGarbageRequest, ReconcileRequest
-from flows.stages.engines import engines
+from flows.stages.engines import open_engines
 from infra.settings import Settings
 
 
-def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) -> list[Finding]:
+def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) -> list[Inconsistency]:
     """What disagrees, mended unless `dry_run`. Without PREFECT_API_URL there are no flow runs to ask about."""
     request = ReconcileRequest(dry_run=dry_run, quiet_minutes=quiet_minutes)
-    with engines(settings) as at_hand:
-        return reconcile(request, at_hand, flow_runs(settings))
+    with open_engines(settings) as engines:
+        return reconcile(request, engines, flow_runs(settings))
 
 
 def flow_runs(settings: Settings) -> FlowRuns:
@@ -26,7 +26,7 @@ def flow_runs(settings: Settings) -> FlowRuns:
     return PrefectFlowRuns(FLOW_NAMES)
 
 
-def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Finding]:
+def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
     """What is garbage, deleted unless `dry_run`. Asks no engine but the store."""
-    with engines(settings) as at_hand:
-        return collect_garbage(CollectGarbageRequest.model_validate(request), at_hand)
+    with open_engines(settings) as engines:
+        return collect_garbage(CollectGarbageRequest.model_validate(request), engines)

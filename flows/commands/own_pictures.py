@@ -9,13 +9,13 @@ import typer
 from data_prep.shard_format import ShardReader
 from flows import console
 from flows.requests.plan_training import plan_training
-from flows.stages.engines import engines
+from flows.stages.engines import open_engines
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora, refusals, source_request
-from flows.stages.pretrain import pretrain
+from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.devices import told_devices
+from vit.devices import devices_text
 from vit.recipes.own_pictures import own_pictures
 
 # Decoding, cropping and waiting beside the arithmetic, measured on 2 cores with small images.
@@ -27,8 +27,8 @@ def run_own_pictures(
     settings: Settings, source: Path, name: str, *, steps: int | None, confirm: bool, as_json: bool
 ) -> None:
     """Prepares `source`, says what training will take, trains, and prints the score on the held-out pictures."""
-    with engines(settings) as at_hand:
-        (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], at_hand)
+    with open_engines(settings) as engines:
+        (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], engines)
         counts = corpus.manifest.counts
         console.say(
             f"{name}: {counts.num_accepted:,} pictures in {corpus.manifest.num_classes:,} classes, {counts.num_refused:,} refused"
@@ -44,7 +44,7 @@ def run_own_pictures(
         console.say(
             f"recipe: {config.recipe.model.summary}; {plan['steps']:,} steps = {plan['epochs']:.0f} passes; "
             f"estimated {console.duration(seconds)} here on "
-            f"{told_devices('cuda' if gpus else 'cpu', config.execution.num_workers)}, {config.recipe.precision}"
+            f"{devices_text('cuda' if gpus else 'cpu', config.execution.num_workers)}, {config.recipe.precision}"
         )
         if (
             confirm
@@ -53,7 +53,7 @@ def run_own_pictures(
             and not typer.confirm("Start?", default=True, err=True)
         ):
             raise typer.Exit(0)
-        spec, result = pretrain(config, at_hand)
+        spec, result = train_model(config, engines)
     if as_json:
         console.emit({"run": spec.run_key, "reused": result.reused, "estimated_s": seconds, **result.state})
         return

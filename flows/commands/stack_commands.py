@@ -113,10 +113,10 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     joined = settings_of()
     from flows.on_prefect.registration import (  # Prefect reads its settings when it is imported: not before joining
         register,
-        told_registered,
+        registration_lines,
     )
 
-    for text in told_registered(register(joined)):
+    for text in registration_lines(register(joined)):
         console.say(f"  {text}")
     return joined
 
@@ -128,7 +128,7 @@ def join_stack(arguments: Sequence[str]) -> None:
     no library reports home.
     """
     asked = {argument.split("=")[0] for argument in arguments}
-    if not arguments or asked & {"--help", "-h"}:
+    if not arguments or asked & {"--help", "-h", "--version"}:
         return
     from infra.settings import NO_TELEMETRY, join_environment
 
@@ -136,37 +136,37 @@ def join_stack(arguments: Sequence[str]) -> None:
     settings = settings_of()
     if "--root" in asked or arguments[0] in ("stack", "demo"):
         return
-    from infra.local.at_hand import stack_at_hand, told_down
+    from infra.local.running_stack import find_running_stack, stopped_message
 
-    if (directory := stack_at_hand(settings)) is None:
+    if (directory := find_running_stack(settings)) is None:
         return
-    from infra.local.place import load_place
     from infra.local.stack import find_stack
+    from infra.local.stack_config import load_stack_config
 
-    place = load_place(directory)
+    config = load_stack_config(directory)
     if find_stack(directory):
         join(directory)
-    elif place and place.root:
-        join_environment({"VITLINE_ROOT": place.root, **place.root_settings})
-        console.say(f"the local stack in {directory} is down; `vitline stack up` starts it. Its store is {place.root}")
+    elif config and config.root:
+        join_environment({"VITLINE_ROOT": config.root, **config.root_settings})
+        console.say(f"the local stack in {directory} is down; `vitline stack up` starts it. Its store is {config.root}")
     else:
-        console.say(told_down(directory))
+        console.say(stopped_message(directory))
 
 
 def join(directory: Path) -> None:
-    from infra.local.at_hand import foreign_to
-    from infra.local.place import load_place
+    from infra.local.running_stack import foreign_to
     from infra.local.stack import stack_environment
+    from infra.local.stack_config import load_stack_config
     from infra.settings import join_environment
 
-    join_environment(stack_environment(directory), instead_of=foreign_to(load_place(directory)))
+    join_environment(stack_environment(directory), instead_of=foreign_to(load_stack_config(directory)))
 
 
 def stack_dir(settings: "Settings") -> Path:
     """Where the stack of this folder keeps its things."""
-    from infra.local import at_hand
+    from infra.local import running_stack
 
-    return at_hand.stack_dir(settings)
+    return running_stack.stack_dir(settings)
 
 
 def show_stack(settings: "Settings", as_json: bool) -> bool:
@@ -205,7 +205,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
             console.tell(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
     for what, url in {"Store": root, **links}.items():
         console.tell(f"{what:<14} {url}")
-    for line in told_ports(open_ports):
+    for line in port_lines(open_ports):
         console.tell(line)
     console.tell(f"{'Logs':<14} {Path(state.services[0].log).parent}")
     console.tell(f"{'Ends with':<14} vitline stack down")
@@ -228,7 +228,7 @@ def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
     return found
 
 
-def told_ports(open_ports: Sequence[Any]) -> list[str]:
+def port_lines(open_ports: Sequence[Any]) -> list[str]:
     """Which ports listen where, a line for each service and reach."""
     from infra.local.stack import reached_ports
 

@@ -9,8 +9,8 @@ from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
 from flows.requests.plan_training import plan_training
 from flows.requests.resolve import resolve_pretrain
-from flows.stages.engines import engines
-from flows.stages.pretrain import pretrain
+from flows.stages.engines import open_engines
+from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
@@ -28,8 +28,8 @@ def requested_training(root: str, corpus: str, recipe: str, overrides: Sequence[
 def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:
     """Runs a training to its end and prints where the model lies and how it scored."""
     plan_training(config)  # what cannot be read as asked is refused before a cluster is started
-    with engines(settings) as at_hand:
-        spec, result = pretrain(config, at_hand)
+    with open_engines(settings) as engines:
+        spec, result = train_model(config, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
     if as_json:
         console.emit(shown)

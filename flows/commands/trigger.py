@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_UI_URL
 from flows import console
 from flows.on_prefect.deployments import Deployment, deployment_named
 from flows.on_prefect.flow_run import read_request
-from flows.on_prefect.prefect_watch import AWAY_PATIENCE_S, client
+from flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
 from flows.requests.resolve import (
     resolve_evaluate,
     resolve_finetune,

@@ -112,7 +112,7 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
 
 def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list[TaskState]:
     """Prepare every task whose files are there, one after another; a failure ends its own task only."""
-    from flows.stages.engines import engines  # `vtab files` needs neither
+    from flows.stages.engines import open_engines  # `vtab files` needs neither
     from flows.stages.prepare_corpus import prepare_corpora
 
     base, states = open_store(settings.root), list[TaskState]()
@@ -128,8 +128,8 @@ def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list
             continue
         console.say(f"{task}: preparing from {request.source.path}")  # type: ignore[union-attr]
         try:
-            with engines(settings) as at_hand:
-                (corpus,), _, _ = prepare_corpora([request], at_hand)
+            with open_engines(settings) as engines:
+                (corpus,), _, _ = prepare_corpora([request], engines)
             states.append(TaskState(task, "prepared", corpus.uri))
         except (ValueError, RuntimeError, OSError) as error:
             states.append(TaskState(task, "failed", str(error)))

@@ -9,7 +9,7 @@ from uuid import UUID
 from prefect import runtime
 from pydantic import ValidationError
 
-from flows.on_prefect.prefect_watch import client
+from flows.on_prefect.prefect_observer import client
 from flows.on_prefect.run_names import given_name
 from flows.records import Origin
 from flows.requests.refusals import told

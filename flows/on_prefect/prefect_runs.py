@@ -21,7 +21,7 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from flows.on_prefect.flow_states import prefect_state
-from flows.on_prefect.prefect_watch import client
+from flows.on_prefect.prefect_observer import client
 from flows.ops.reconcile import SeenFlowRun
 from infra.runs.run_state import RunState
 

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
-from flows.on_prefect.prefect_watch import client
+from flows.on_prefect.prefect_observer import client
 from flows.requests.overrides import override_paths
 from flows.requests.refusals import told
 from infra.config import FrozenConfig
@@ -68,7 +68,7 @@ def register(
     with client() as api:
         found = {deployment.full_name: find(api, deployment) for deployment in DEPLOYMENTS}
         there = [deployment for deployment in found.values() if deployment is not None]
-        place = Place(pool or common_pool(there), {**common_variables(there), **(job_variables or {})})
+        place = PoolSettings(pool or common_pool(there), {**common_variables(there), **(job_variables or {})})
         if pool or len(there) < len(DEPLOYMENTS):
             check_pool(api, place.pool, settings)
         done = []
@@ -81,7 +81,7 @@ def register(
     return done
 
 
-def told_registered(done: Iterable[Registered]) -> list[str]:
+def registration_lines(done: Iterable[Registered]) -> list[str]:
     """What was done, a line for each thing that people want to know; those left as they were are counted."""
     done, lines = list(done), []
     for count, what in (
@@ -100,7 +100,7 @@ def told_registered(done: Iterable[Registered]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class PoolSettings:
     """Where a new deployment runs: its work pool, and what its owner wants of the pool's jobs."""
 
     pool: str = WORK_POOL
@@ -136,7 +136,9 @@ def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
         ) from error
 
 
-def create(api: SyncPrefectClient, deployment: Deployment, place: Place, nightly_active: bool = False) -> Registered:
+def create(
+    api: SyncPrefectClient, deployment: Deployment, place: PoolSettings, nightly_active: bool = False
+) -> Registered:
     """A deployment that is not registered yet."""
     schedules = []
     if schedule := own_schedule(deployment):
@@ -279,14 +281,14 @@ def update_schedule(
             times = now
         own = times == now and not schedule.slug and not schedule.parameters
         if not (own and schedule.active == deployment.always_active):
-            touched.append(told_schedule(schedule, times))
+            touched.append(schedule_text(schedule, times))
     if touched:
         done.kept += touched
     elif ours is not None and not known.schedules:
         done.kept.append("no schedule")
 
 
-def told_schedule(schedule: Any, times: Mapping[str, Any]) -> str:
+def schedule_text(schedule: Any, times: Mapping[str, Any]) -> str:
     when = times.get("cron") or times.get("rrule") or f"every {times.get('interval')} s"
     extra = [schedule.slug] if schedule.slug else []
     extra += [f"{name} {shown(value)}" for name, value in schedule.parameters.items()]

@@ -11,7 +11,7 @@ from datetime import datetime
 
 from data_prep.records import WORK
 from data_prep.shard_format import MANIFEST_KEY, load_manifest
-from flows.ops.reconcile import Finding, utc
+from flows.ops.reconcile import Inconsistency, utc
 from flows.requests.forms import CollectGarbageRequest
 from flows.stages.engines import Engines
 from flows.stages.heartbeat import PREFIX, beats
@@ -25,7 +25,7 @@ COMMITTED = re.compile(r"^(checkpoints/step-(\d+)-a(\d+))/manifest\.json$")
 PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")
 
 
-def collect_garbage(request: CollectGarbageRequest, engines: Engines) -> list[Finding]:
+def collect_garbage(request: CollectGarbageRequest, engines: Engines) -> list[Inconsistency]:
     """What is garbage below the root, a finding for each heap; deleted unless `dry_run`."""
     root, before = open_store(engines.root), time.time() - DAY_S * request.older_than_days
     findings = list(leftovers(root, request))
@@ -34,7 +34,7 @@ def collect_garbage(request: CollectGarbageRequest, engines: Engines) -> list[Fi
         if not request.dry_run:
             for key in keys:
                 store.delete(key)
-        findings.append(Finding(subject, problem, f"{'would be: ' * request.dry_run}deleted, {what}"))
+        findings.append(Inconsistency(subject, problem, f"{'would be: ' * request.dry_run}deleted, {what}"))
     return findings
 
 
@@ -42,13 +42,13 @@ Heap = tuple[str, str, Store, Keys]
 """What it belongs to, why nobody wants it, and the keys, in the order in which they are to go."""
 
 
-def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Finding]:
+def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Inconsistency]:
     """Unfinished writes of killed writers. One that is younger than a day may be at work, whatever was asked for."""
     age_s = max(DAY_S, DAY_S * request.older_than_days)
     found = root.leftovers(age_s) if request.dry_run else root.discard_leftovers(age_s)
     if found:
         action = f"{'would be: ' * request.dry_run}deleted, {len(found)} unfinished writes"
-        yield Finding(root.uri, "killed writers have left what no reader sees", action)
+        yield Inconsistency(root.uri, "killed writers have left what no reader sees", action)
 
 
 def heaps(root: Store, keep_checkpoints: int, before: float) -> Iterator[Heap]:

@@ -24,9 +24,9 @@ from flows.ops import schedule_checks, service_checks
 from flows.ops.check import Check
 from flows.ops.service_checks import BUSY_ADVICE, installed, patience
 from infra.local.paths import local_dir
-from infra.local.place import WELL_KNOWN, weed
 from infra.local.processes import is_busy, is_free, load
 from infra.local.stack import find_stack, listeners, reached_ports
+from infra.local.stack_config import WELL_KNOWN, weed
 from infra.settings import Settings
 
 MIN_FREE_DISK_BYTES = 5 * 10**9

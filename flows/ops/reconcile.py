@@ -19,12 +19,12 @@ from flows.stages.engines import Engines
 from flows.stages.heartbeat import beats, forget
 from flows.stages.stage import FLOW_CLAIM_S, exclusively, run_store, stop_jobs_of
 from flows.to_mlflow import outbox
-from flows.to_mlflow.run_views import list_pipelines
 from flows.to_mlflow.shipper import sync_runs
+from flows.to_mlflow.stage_snapshots import list_pipelines
 from infra.config import replace
 from infra.ray_jobs import Job
 from infra.runs.claims import Claim, read_claim
-from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, write_verdict
+from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, write_reconciled_state
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ READERS = 16
 SYNCED = "ops/synced.json"
 
 
-class Finding(NamedTuple):
+class Inconsistency(NamedTuple):
     """What disagrees, and what was done about it; in a dry run, what would be."""
 
     subject: str
@@ -93,7 +93,7 @@ class SeenRun(NamedTuple):
     state: dict[str, Any] | None
 
 
-def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) -> list[Finding]:
+def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) -> list[Inconsistency]:
     """What disagrees between Prefect, Ray, the store and MLflow, each mended unless `dry_run`.
 
     What fails for one of them is said in its finding and holds up no other. Raises where an engine does not answer at
@@ -119,7 +119,7 @@ class Reconciler:
     prefect: FlowRuns
 
     def __post_init__(self) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[Inconsistency] = []
         self.root = open_store(self.engines.root)
         self.quiet_s = 60 * self.request.quiet_minutes
         # A command without a cluster of its own would start one by asking.
@@ -145,7 +145,9 @@ class Reconciler:
                 continue
             ids = [job.id for job in self._living() if job.metadata.get("flow_run_id") == flow_run_id]
             stopped = self._mend(
-                Finding(f"job {', '.join(ids)}", f"at work for flow run {run.name}, which is {run.state}", "stopped"),
+                Inconsistency(
+                    f"job {', '.join(ids)}", f"at work for flow run {run.name}, which is {run.state}", "stopped"
+                ),
                 partial(stop_jobs_of, self.engines, flow_run_id),
             )
             if stopped:
@@ -167,10 +169,10 @@ class Reconciler:
             if self.now - last < patience_s:
                 continue
             store, attempt = run_store(self.engines.root, run.key), run.claim.attempt
-            state, reason = verdict_of(store, attempt, job)
+            state, reason = reconciled_state(store, attempt, job)
             problem = f"says that it runs, but {reason}"
             mended = self._mend(
-                Finding(f"run {run.key}", problem, f"attempt {attempt} is {state}"),
+                Inconsistency(f"run {run.key}", problem, f"attempt {attempt} is {state}"),
                 partial(judge, store, run.claim, state, reason),
             )
             if mended:
@@ -192,7 +194,7 @@ class Reconciler:
             state: RunState = "cancelled" if run is not None and self._cancelled(run) else "preempted"
             reason = f"nobody has driven it since {utc(max(heartbeat, record.updated_at))}; the same request goes on"
             mended = self._mend(
-                Finding(f"pipeline {record.key}", f"says that it runs, but {reason}", f"is {state}"),
+                Inconsistency(f"pipeline {record.key}", f"says that it runs, but {reason}", f"is {state}"),
                 partial(self._end_pipeline, record.key, state, reason),
             )
             if mended:
@@ -231,7 +233,7 @@ class Reconciler:
             self.changed.add(job.metadata["run_key"])
             problem = f"at work without a flow: {f'flow run {run.name} is gone' if run else 'Prefect has no such run'}"
             action = "left at work; the same request follows it again"
-            self.findings.append(Finding(f"job {job.id}", problem, action))
+            self.findings.append(Inconsistency(f"job {job.id}", problem, action))
 
     def send_to_mlflow(self) -> None:
         """What has ended since the last look, and what nobody ships; what MLflow could not take waits for the next."""
@@ -239,7 +241,7 @@ class Reconciler:
             return
         since = self._synced_until() - max(self.quiet_s, LIFE_S)
         lacking = self.changed | {entry.key for entry in outbox.left(self.root)}
-        keys = [run.key for run in self.runs if run.key in lacking or (spoke(run) and told_at(run) >= since)]
+        keys = [run.key for run in self.runs if run.key in lacking or (spoke(run) and reported_at(run) >= since)]
         for record in self.pipelines:
             if record.key in lacking or (record.state != "running" and record.updated_at >= since):
                 keys.append(record.key)
@@ -247,18 +249,18 @@ class Reconciler:
             return
         problem = f"may lack something of {listed(keys)}"
         if self.request.dry_run:
-            self.findings.append(Finding("MLflow", problem, "would be sent what it lacks"))
+            self.findings.append(Inconsistency("MLflow", problem, "would be sent what it lacks"))
             return
         try:
             report = sync_runs(self.engines.settings, keys)
         except (RuntimeError, OSError, ValueError) as error:
-            self.findings.append(Finding("MLflow", problem, f"not done: {error}"))
+            self.findings.append(Inconsistency("MLflow", problem, f"not done: {error}"))
             return
         if report.sent:
-            self.findings.append(Finding("MLflow", f"lacked something of {listed(report.sent)}", "sent"))
+            self.findings.append(Inconsistency("MLflow", f"lacked something of {listed(report.sent)}", "sent"))
         for why in dict.fromkeys(report.left.values()):
             left = [key for key, reason in report.left.items() if reason == why]
-            self.findings.append(Finding("MLflow", f"lacks something of {listed(left)}", f"not done: {why}"))
+            self.findings.append(Inconsistency("MLflow", f"lacks something of {listed(left)}", f"not done: {why}"))
         if not report.left:
             self.root.write_json(SYNCED, {"schema_version": 1, "until": self.now})
 
@@ -307,7 +309,7 @@ class Reconciler:
 
     # What is done.
 
-    def _mend(self, finding: Finding, action: Callable[[], object]) -> bool:
+    def _mend(self, finding: Inconsistency, action: Callable[[], object]) -> bool:
         """Records a finding and does what it says, unless this is a dry run. Whether it was done."""
         if self.request.dry_run:
             self.findings.append(finding._replace(action=f"would be: {finding.action}"))
@@ -328,7 +330,7 @@ class Reconciler:
 
     def _end_flow_run(self, run: SeenFlowRun, problem: str, state: RunState, message: str) -> bool:
         outcome = OUTCOMES[state]
-        finding = Finding(f"flow run {run.name}", problem, f"is {outcome.prefect_type} ({message})")
+        finding = Inconsistency(f"flow run {run.name}", problem, f"is {outcome.prefect_type} ({message})")
         done = self._mend(finding, lambda: self.prefect.end(run.id, state, message))
         if done:
             forget(self.root, run.id)
@@ -360,11 +362,11 @@ def spoke(run: SeenRun) -> bool:
     return state["state"] != "running" and state["attempt"] >= attempt
 
 
-def told_at(run: SeenRun) -> float:
+def reported_at(run: SeenRun) -> float:
     return run.state["updated_at"] if run.state else 0.0
 
 
-def verdict_of(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str]:
+def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str]:
     """How an attempt ended that did not say so, and why we think so."""
     stop = read_stop(run)
     asked = stop if stop is not None and stop["attempt"] == attempt else None
@@ -384,7 +386,7 @@ def judge(run: Store, claim: Claim, state: RunState, reason: str) -> None:
     """Writes the verdict. Raises RuntimeError where the attempt beats after all, has spoken or was followed by another."""
     if read_claim(run) != claim or spoke(SeenRun(claim.run_key, claim, read_state(run))):
         raise RuntimeError("it showed life in this moment.")
-    write_verdict(run, state, claim.attempt, reason)
+    write_reconciled_state(run, state, claim.attempt, reason)
 
 
 def utc(at: float) -> str:

@@ -8,7 +8,7 @@ from flows.stages.prepare_corpus import PreparedCorpus
 from flows.stages.stage import run_store
 from infra.runs.journal import read_journal
 from infra.storage import Store, open_store
-from vit.vtab.evaluate import EvaluationSpec, Score, plan_contests
+from vit.vtab.evaluate import EvaluationSpec, Score, plan_task_sweeps
 from vit.vtab.probes import Probe
 from vit.vtab.trained.trials import finished_result
 
@@ -63,14 +63,14 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
         return []
     trials = root.child("trials")
     curves: dict[str, list[Curve]] = {}
-    for contest in plan_contests(evaluation):
+    for task_sweep in plan_task_sweeps(evaluation):
         selected = [
-            result for trial in contest.select_trials() if (result := finished_result(trials, trial)) is not None
+            result for trial in task_sweep.select_trials() if (result := finished_result(trials, trial)) is not None
         ]
-        if len(selected) < len(contest.settings):
+        if len(selected) < len(task_sweep.settings):
             continue  # a score of an earlier run, whose trials were tidied away
-        final = finished_result(trials, contest.final_trial(selected))
+        final = finished_result(trials, task_sweep.final_trial(selected))
         if final is not None:
-            name = "pre-trained" if contest.model else "from scratch"
-            curves.setdefault(contest.task.name, []).append(Curve(name, final.train_losses))
+            name = "pre-trained" if task_sweep.model else "from scratch"
+            curves.setdefault(task_sweep.task.name, []).append(Curve(name, final.train_losses))
     return [Plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

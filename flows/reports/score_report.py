@@ -8,6 +8,7 @@ from flows.catalog import list_corpora
 from flows.reports.scored_models import ModelFacts, model_facts
 from infra.storage import open_store
 from vit.vtab.evaluate import Score
+from vit.vtab.published.published_checks import PublishedCheck, check_score, matching_row, targets_of
 from vit.vtab.published.published_scores import GROUP_COLUMNS, ROWS, PublishedRow, published_named
 from vit.vtab.published.report import (
     TRANSFER_CORPORA,
@@ -23,7 +24,6 @@ from vit.vtab.published.report import (
     table_of,
     vtab_means,
 )
-from vit.vtab.published.ruler import Check, check_score, matching_row, targets_of
 
 Extent = Literal["compared", "usual", "every"]
 TABLES: tuple[Table, ...] = ("vtab", "transfer", "own", "frozen")
@@ -65,7 +65,7 @@ class ScoreReport:
                 rows.setdefault(row.arm, []).append(row)
         return rows
 
-    def checks(self) -> list[tuple[ModelScores, Check]]:
+    def checks(self) -> list[tuple[ModelScores, PublishedCheck]]:
         """Scores on weights that others have published and measured: the self-check of the ruler."""
         return [
             (row, check_score(target, corpus, cell.value, cell.num_examples, self.facts[row.arm].image_size_px))

@@ -10,7 +10,7 @@ from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
 from vit.models.config import network_config
 from vit.models.flops import forward_flops
-from vit.vtab.published.ruler import architecture_of, data_of_corpus, data_of_weights
+from vit.vtab.published.published_checks import architecture_of, data_of_corpus, data_of_weights
 
 DAY_S = 86_400
 CHAIN = 8

@@ -8,16 +8,16 @@ from typing import Any
 from data_prep.shard_format import load_manifest
 from flows import console
 from flows.requests.forms import EvaluateRequest
-from flows.requests.resolve import EvaluationPlan, resolve_evaluate, told_tasks
+from flows.requests.resolve import EvaluationPlan, resolve_evaluate, tasks_text
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import AnyNetworkConfig, NetworkConfig, network_config
 from vit.models.flops import forward_flops
-from vit.vtab.evaluate import Contest, EvaluationSpec, plan_contests, stored_score
+from vit.vtab.evaluate import EvaluationSpec, TaskSweep, plan_task_sweeps, stored_score
 from vit.vtab.frozen.features import missing_parts
-from vit.vtab.frozen.readings import Reading, feature_splits, plan_readings, stored_reading
+from vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
 from vit.vtab.probes import Probe
 from vit.vtab.trained.packing import micro_batch_size, trials_per_gpu
 from vit.vtab.trained.trials import finished_result
@@ -53,54 +53,56 @@ def plan_tasks(root: str, plan: EvaluationPlan) -> list[TaskPlan]:
     store = open_store(root)
     if isinstance(plan.protocol, Probe):
         return [
-            probe_plan(store, list(readings), plan)
-            for _, readings in groupby(plan_readings(spec), key=lambda reading: reading.source)
+            probe_plan(store, list(probe_trials), plan)
+            for _, probe_trials in groupby(plan_probe_trials(spec), key=lambda probe_trial: probe_trial.source)
         ]
-    return [task_plan(store, contest) for contest in plan_contests(spec)]
+    return [task_plan(store, task_sweep) for task_sweep in plan_task_sweeps(spec)]
 
 
-def task_plan(root: Store, contest: Contest) -> TaskPlan:
+def task_plan(root: Store, task_sweep: TaskSweep) -> TaskPlan:
     """What the store says is done is not counted."""
-    splits = load_manifest(open_store(contest.task.corpus)).splits
-    results = [finished_result(root.child("trials"), trial) for trial in contest.select_trials()]
-    todo = [recipe for recipe, result in zip(contest.settings, results, strict=True) if result is None]
-    scored = stored_score(root, contest) is not None
-    finals = [] if scored else [_longest(contest.settings)]
+    splits = load_manifest(open_store(task_sweep.task.corpus)).splits
+    results = [finished_result(root.child("trials"), trial) for trial in task_sweep.select_trials()]
+    todo = [recipe for recipe, result in zip(task_sweep.settings, results, strict=True) if result is None]
+    scored = stored_score(root, task_sweep) is not None
+    finals = [] if scored else [_longest(task_sweep.settings)]
     if scored:
         todo = []
     trained = sum(recipe.total_steps * recipe.input.global_batch_size for recipe in (*todo, *finals))
-    looked_at = len(todo) * splits[contest.splits.val].num_rows + len(finals) * splits[contest.splits.test].num_rows
-    recipe = contest.settings[0]
-    total = len(contest.settings) + 1
+    looked_at = (
+        len(todo) * splits[task_sweep.splits.val].num_rows + len(finals) * splits[task_sweep.splits.test].num_rows
+    )
+    recipe = task_sweep.settings[0]
+    total = len(task_sweep.settings) + 1
     return TaskPlan(
-        task=contest.task.name,
-        start="pre-trained" if contest.model else "from scratch",
-        seed=contest.seed,
+        task=task_sweep.task.name,
+        start="pre-trained" if task_sweep.model else "from scratch",
+        seed=task_sweep.seed,
         trainings=total,
         finished=total - len(todo) - len(finals),
         trained_images=trained,
         scored_images=looked_at,
-        flop=forward_flops(recipe.model, contest.num_classes) * (3 * trained + looked_at),
+        flop=forward_flops(recipe.model, task_sweep.num_classes) * (3 * trained + looked_at),
         network=recipe.model,
         average=recipe.average_decay is not None,
     )
 
 
-def probe_plan(root: Store, readings: Sequence[Reading], plan: EvaluationPlan) -> TaskPlan:
+def probe_plan(root: Store, probe_trials: Sequence[ProbeTrial], plan: EvaluationPlan) -> TaskPlan:
     """One forward pass over the splits that are read; features that are kept already are not computed again."""
-    todo = [reading for reading in readings if stored_reading(root, reading) is None]
+    todo = [probe_trial for probe_trial in probe_trials if stored_probe_score(root, probe_trial) is None]
     parts = {part.key: part for _, planned in feature_splits(todo) for part in planned}
-    folder = root.child(readings[0].source.folder)
+    folder = root.child(probe_trials[0].source.folder)
     images = sum(len(part.rows) for part in missing_parts(folder, list(parts.values())))
     return TaskPlan(
-        task=readings[0].task.name,
+        task=probe_trials[0].task.name,
         start="pre-trained",
-        seed=readings[0].seed,
+        seed=probe_trials[0].seed,
         trainings=0,
         finished=0,
         trained_images=0,
         scored_images=images,
-        flop=forward_flops(plan.architecture, readings[0].num_classes) * images,
+        flop=forward_flops(plan.architecture, probe_trials[0].num_classes) * images,
         network=plan.architecture,
     )
 
@@ -110,7 +112,7 @@ def plan_and_show(
 ) -> None:
     """Prints the plan. Without `tflops`, a device's sustained TFLOP/s, a few real updates are timed on this machine."""
     plan = resolve_evaluate(settings.root, request)
-    if missing := told_tasks(settings.root, request.tasks):
+    if missing := tasks_text(settings.root, request.tasks):
         console.say(missing)
     tasks = plan_tasks(settings.root, plan)
     rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])

@@ -311,7 +311,7 @@ def named_tasks(root: str, tasks: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for task in tasks for name in (of_vtab if task == VTAB else [task])))
 
 
-def told_tasks(root: str, tasks: Sequence[str]) -> str | None:
+def tasks_text(root: str, tasks: Sequence[str]) -> str | None:
     """What `vtab` stands for here and what of it is missing, as a sentence; None where it is not asked for, or whole."""
     of_vtab = _prepared_of_vtab(root) if VTAB in tasks else []
     missing = [task.corpus_name for task in VTAB_TASKS if task.corpus_name not in of_vtab]

@@ -31,7 +31,7 @@ Show = Callable[[Progress | None], None]
 
 
 class StopRequested(Exception):
-    """Raised by `Watch.check` in the middle of a stage: stop its job for this reason. The text says who wants it."""
+    """Raised by `Observer.check` in the middle of a stage: stop its job for this reason. The text says who wants it."""
 
     def __init__(self, reason: StopReason, text: str):
         super().__init__(text)
@@ -43,7 +43,7 @@ class Suspended(StopRequested):
     run goes on from there once it is resumed."""
 
 
-class Watch(Protocol):
+class Observer(Protocol):
     """Who looks on while stages run, and may stop them: a terminal, or a Prefect flow run."""
 
     def say(self, text: str) -> None:
@@ -168,7 +168,7 @@ class Engines:
 
     settings: Settings
     cluster: Cluster
-    watch: Watch
+    observer: Observer
     shipper: Shipper
     origin: Origin = field(default_factory=Origin)
     """Who asked."""
@@ -188,17 +188,19 @@ def _logs(settings: Settings) -> Path:
 
 
 @contextlib.contextmanager
-def engines(settings: Settings, watch: Watch | None = None, origin: Origin | None = None) -> Iterator[Engines]:
+def open_engines(
+    settings: Settings, observer: Observer | None = None, origin: Origin | None = None
+) -> Iterator[Engines]:
     """The engines of one command or flow run; what was started for it ends with it, and MLflow is sent the rest."""
-    looking, logs = watch or Terminal(), _logs(settings)
-    with Cluster(settings, logs, looking.say) as cluster, Shipper(settings, logs) as shipper:
+    observer, logs = observer or Terminal(), _logs(settings)
+    with Cluster(settings, logs, observer.say) as cluster, Shipper(settings, logs) as shipper:
         try:
-            yield Engines(settings, cluster, looking, shipper, origin or Origin())
+            yield Engines(settings, cluster, observer, shipper, origin or Origin())
         except BaseException:
             shipper.close(HURRY_S)
             raise
         if left := shipper.close():
-            looking.say(
+            observer.say(
                 f"MLflow has not got all of {', '.join(left)} yet; the stack's shipper sends the rest, as does "
                 "`vitline runs sync`."
             )

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 from flows import console
 from flows.requests.forms import EvaluateRequest
-from flows.requests.resolve import EvaluationPlan, resolve_evaluate, told_tasks
-from flows.stages.engines import Engines, engines
+from flows.requests.resolve import EvaluationPlan, resolve_evaluate, tasks_text
+from flows.stages.engines import Engines, open_engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.config import digest_of, replace
 from infra.keys import run_key
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.run_spec import read_progress
-from vit.vtab.evaluate import Contest, EvaluationSpec, Score, plan_contests
-from vit.vtab.frozen.readings import Reading, plan_readings
+from vit.vtab.evaluate import EvaluationSpec, Score, TaskSweep, plan_task_sweeps
+from vit.vtab.frozen.probe_trials import ProbeTrial, plan_probe_trials
 from vit.vtab.probes import Probe
 
 
@@ -60,9 +60,9 @@ def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpe
     return replace(draft, run_key=run_key(name, "evaluate", config_digest, inputs))
 
 
-def planned_scores(spec: EvaluationSpec) -> Sequence[Contest | Reading]:
+def planned_scores(spec: EvaluationSpec) -> Sequence[TaskSweep | ProbeTrial]:
     """What an evaluation will give a score each. Raises ValueError for a task or model that the protocol cannot use."""
-    return plan_readings(spec) if isinstance(spec.protocol, Probe) else plan_contests(spec)
+    return plan_probe_trials(spec) if isinstance(spec.protocol, Probe) else plan_task_sweeps(spec)
 
 
 def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
@@ -76,10 +76,10 @@ def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
     """Scores one published model on tasks and prints the records."""
     plan = resolve_evaluate(settings.root, request)
-    if missing := told_tasks(settings.root, request.tasks):
+    if missing := tasks_text(settings.root, request.tasks):
         console.say(missing)
-    with engines(settings) as at_hand:
-        _, result, scores = evaluate_tasks("scores", plan, at_hand)
+    with open_engines(settings) as engines:
+        _, result, scores = evaluate_tasks("scores", plan, engines)
     if as_json:
         console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
         return

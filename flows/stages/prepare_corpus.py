@@ -14,7 +14,7 @@ from data_prep.corpora.sources.emoji import PACKAGES, STYLES, fetch_style
 from data_prep.corpus_stats import CorpusStats, Findings, Leak
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
-from data_prep.plan.check_refused import check_reused, told_loss
+from data_prep.plan.check_refused import check_reused, loss_text
 from data_prep.plan.leakage import own_splits_said
 from data_prep.prepare import PrepareSpec
 from data_prep.progress import preparation_progress
@@ -26,7 +26,7 @@ from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.requests.forms import PrepareRequest
 from flows.requests.resolve import resolve_prepare
-from flows.stages.engines import Engines, Here, engines
+from flows.stages.engines import Engines, Here, open_engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.config import digest_of
 from infra.keys import run_key
@@ -73,17 +73,17 @@ def prepare_corpora(
             check_reused(request, store, base)
     key, result = None, None
     if missing:
-        fetch_sources(missing, base, engines.watch.say)
+        fetch_sources(missing, base, engines.observer.say)
         key, result = run_preparation(missing, [s for s in stores if not s.exists(MANIFEST_KEY)], engines, take_rows)
     prepared = [
         PreparedCorpus(store.uri, load_manifest(store), request not in missing)
         for request, store in zip(requests, stores, strict=True)
     ]
     for corpus in prepared:
-        if lost := told_loss(corpus.manifest):
-            engines.watch.say(f"warning: {corpus.manifest.name}: {lost}")
+        if lost := loss_text(corpus.manifest):
+            engines.observer.say(f"warning: {corpus.manifest.name}: {lost}")
         for leak in leaks_of(corpus.uri) or ():
-            engines.watch.say(f"warning: {corpus.manifest.name}: {leak}")
+            engines.observer.say(f"warning: {corpus.manifest.name}: {leak}")
     return prepared, key, result
 
 
@@ -160,8 +160,8 @@ def prepare_and_show(
 ) -> None:
     """Prepares and prints counts, splits and what was refused with its reasons; `take_rows` also makes a view."""
     started = time.monotonic()
-    with engines(settings) as at_hand:
-        corpora, _, _ = prepare_corpora(requests, at_hand, take_rows)
+    with open_engines(settings) as engines:
+        corpora, _, _ = prepare_corpora(requests, engines, take_rows)
     views = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
     if as_json:
         shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
@@ -174,7 +174,7 @@ def prepare_and_show(
         for line in refusals(corpus, limit=20):
             console.tell(f"  {console.visible(line)}")
     for view in views:
-        console.tell(told_view(view))
+        console.tell(subset_text(view))
 
 
 def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
@@ -184,10 +184,10 @@ def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, a
     if as_json:
         console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{view.version}", **view.model_dump(mode="json")})
     else:
-        console.tell(told_view(view))
+        console.tell(subset_text(view))
 
 
-def told_view(view: Manifest) -> str:
+def subset_text(view: Manifest) -> str:
     """A view as a sentence."""
     of, rows = view.provenance["view_of"], view.splits[view.provenance["view_of"]["split"]].num_rows
     without = f" without {', '.join(of['without'])}," if of.get("without") else ""

@@ -9,14 +9,14 @@ from vit.config import TrainConfig
 from vit.run_spec import START_TRIES, RunSpec, make_spec, read_progress
 
 
-def pretrain(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
+def train_model(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
     """Trains the config's network, or returns the finished run of the same key. Also for fine-tuning of whole corpora.
 
     Raises ValueError for a config that does not fit its corpus, before anything is spent; StageFailed, Skipped.
     """
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
-    execution, left_s = config.execution, engines.watch.time_left()
+    execution, left_s = config.execution, engines.observer.time_left()
     # Waiting for another training is no failure: it lasts to the deadline, where there is one.
     queue_s = max(execution.queue_timeout_s, left_s or 0)
     result = run_stage(

@@ -22,7 +22,7 @@ from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost
 from infra.redact import cleaned
 from infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
-from infra.runs.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_verdict
+from infra.runs.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_reconciled_state
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
@@ -123,14 +123,14 @@ def run_stage(
         try:
             job = follow(engines, run, claim, title, news(progress, left), grace_s)
         except JobLost as lost:
-            engines.watch.say(f"{lost} The next attempt resumes {key}.")
+            engines.observer.say(f"{lost} The next attempt resumes {key}.")
             engines.cluster.restart()
             continue
         if (state := finished()) is not None:
             return result(state, False)
         if job.exit_code != OUTCOMES["preempted"].exit_code:
             raise failure(engines, run, claim, job)
-        engines.watch.say(f"attempt {claim.attempt} of {key} was preempted; the next one resumes it")
+        engines.observer.say(f"attempt {claim.attempt} of {key} was preempted; the next one resumes it")
     raise StageFailed(
         f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to go on.",
         "preempted",
@@ -161,7 +161,7 @@ def tell_of(engines: Engines, run: Store, claim: Claim) -> None:
     """Tells MLflow's shipper and whoever looks on of an attempt that is followed from here."""
     engines.shipper.follow(claim.run_key)
     page, url = engines.cluster.jobs.page(claim.job_id), engines.shipper.run_url(claim.run_key)
-    engines.watch.submitted(claim.run_key, page, run.uri, url)
+    engines.observer.submitted(claim.run_key, page, run.uri, url)
 
 
 def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:
@@ -170,7 +170,7 @@ def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:
     record = next((r for r in attempt_records(run) if claim is not None and r.job_id == claim.job_id), None)
     if claim is None or record is None or is_followed(engines, record.origin):
         raise skipped
-    engines.watch.say(f"{claim.job_id} is at work, but the flow that started it is gone; following it from here")
+    engines.observer.say(f"{claim.job_id} is at work, but the flow that started it is gone; following it from here")
     adopted = replace(record, origin=engines.origin)
     run.write_json(f"attempts/a{claim.attempt}.json", adopted.model_dump(mode="json"))
     tell_of(engines, run, claim)
@@ -188,7 +188,7 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
     root, deadline = open_store(engines.root), time.monotonic() + 3 * heartbeat.BEAT_S
     first = now = heartbeat.beat_of(root, origin.flow_run_id)
     while now is not None and now == first and time.monotonic() < deadline:
-        engines.watch.check()
+        engines.observer.check()
         time.sleep(POLL_S)
         now = heartbeat.beat_of(root, origin.flow_run_id)
     return now is not None and now != first
@@ -240,9 +240,9 @@ def claim_or_skip(
                 where = f": {held.claim.page}" if held.claim.page else "."
                 raise Skipped(f"{held} It goes on there{where}", held.claim) from held
             if last_beat is None:
-                engines.watch.say(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
+                engines.observer.say(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
             last_beat = held.claim.heartbeat
-            engines.watch.check()
+            engines.observer.check()
             time.sleep(POLL_S)
 
 
@@ -271,7 +271,7 @@ def follow(
 ) -> Job:
     """The job once it has ended. What interrupts the following stops the job first, where the one who looks on says so."""
     look_at, waits = time.monotonic() + WAITING_S, ""
-    with engines.watch.stage(title) as show:
+    with engines.observer.stage(title) as show:
 
         def on_poll(job: Job) -> None:
             nonlocal look_at, waits
@@ -281,17 +281,17 @@ def follow(
             elif time.monotonic() > look_at:
                 found, look_at = at_work(engines, claim.job_id), time.monotonic() + LOOK_S
                 if found != waits:
-                    engines.watch.say(f"{title} has not begun; {found}")
+                    engines.observer.say(f"{title} has not begun; {found}")
                 waits = found
             show({"waits": waits} if waits else now)
-            engines.watch.check()
+            engines.observer.check()
 
         try:
             return engines.cluster.jobs.follow(claim.job_id, on_poll, poll_s=POLL_S)
         except BaseException as error:
             if waits and isinstance(error, StopRequested) and error.reason == "out_of_time":
                 error.args = (f"{error}, and {title} had not begun; {waits}",)
-            stop = engines.watch.stop(error)
+            stop = engines.observer.stop(error)
             if stop is not None:
                 stop_attempt(engines, run, claim, stop.reason, by=str(stop), grace_s=grace_s)
             raise
@@ -323,7 +323,7 @@ def has_begun(engines: Engines, job: Job) -> bool:
 def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason, by: str, grace_s: float) -> None:
     """Ends an attempt: `stop.json`, then a signal to its driver, then Ray's SIGKILL; and a verdict where it said nothing."""
     hint = " (Ctrl-C again to stop at once)" if engines.origin.flow_run_id is None else ""
-    engines.watch.say(f"stopping {claim.job_id}: {by}{hint}")
+    engines.observer.say(f"stopping {claim.job_id}: {by}{hint}")
     request_stop(run, reason, by=by, attempt=claim.attempt)
     jobs = engines.cluster.jobs
     patience_s = min(grace_s, CANCEL_PATIENCE_S) if reason == "cancelled" else grace_s
@@ -335,11 +335,11 @@ def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason,
             # The driver of a training has its grace to save once more: a longer one than a cancelled flow has to end.
             job = jobs.stop(claim.job_id, wait_s=STOP_MARGIN_S + (0 if reason == "cancelled" else grace_s))
         except TimeoutError as late:
-            engines.watch.say(f"{late} `vitline ops reconcile` looks again.")
+            engines.observer.say(f"{late} `vitline ops reconcile` looks again.")
             return
     state = read_state(run)
     if state is None or state["attempt"] < claim.attempt or state["state"] == "running":
-        write_verdict(run, reason, claim.attempt, by)
+        write_reconciled_state(run, reason, claim.attempt, by)
 
 
 def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
@@ -374,9 +374,9 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
         if job.exit_code in NO_COMMAND or lacks:
             problem = f"has no {lacks[1]}" if lacks else "cannot be run"
             reason += f". {engines.cluster.python} {problem} there; name a Python with vitline by VITLINE_JOB_PYTHON"
-        write_verdict(run, ended, claim.attempt, reason)
+        write_reconciled_state(run, ended, claim.attempt, reason)
         text = f"{key}: {reason} ({where}); the same command goes on. Its last lines:\n" + "\n".join(
             tail.splitlines()[-15:]
         )
-    engines.watch.failed(key, reason, tail)
+    engines.observer.failed(key, reason, tail)
     return StageFailed(text, ended)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from flows.to_mlflow import outbox
-from flows.to_mlflow.outbox import Entry, Kind
-from flows.to_mlflow.run_views import pipeline_view, run_view
-from flows.to_mlflow.view import Child, Published, View
+from flows.to_mlflow.outbox import Kind, OutboxEntry
+from flows.to_mlflow.run_snapshot import Child, Published, RunSnapshot
+from flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from infra.config import digest_of
 from infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
@@ -48,7 +48,7 @@ class Sender:
 
     def send(self, kind: Kind, key: str) -> Outcome:
         """What is missing of a run or pipeline; of one that had ended nothing is left to send, and its entry goes."""
-        entry = Entry(kind, key)
+        entry = OutboxEntry(kind, key)
         mark = outbox.mark_of(self.root, entry)
         ended = mark is not None and outbox.ended_at(self.root, entry) is not None  # before it is read
         outcome = self.send_run(key) if kind == "run" else self.send_pipeline(key)
@@ -58,63 +58,65 @@ class Sender:
 
     def send_run(self, key: str) -> Outcome:
         """Everything of a run that MLflow does not have yet."""
-        view = run_view(self.root, key)
-        if view is None:
+        snapshot = stage_snapshot(self.root, key)
+        if snapshot is None:
             return "absent"
-        makers = {digest: maker for digest, maker in view.model_inputs.items() if maker != key}
+        makers = {digest: maker for digest, maker in snapshot.model_inputs.items() if maker != key}
         for maker in makers.values():  # the models that it reads are to be there before it
             self.send_run(maker)
         store = self.root.child(f"runs/{key}")
         ids = TrackingIds(store, self.tracking.uri)
-        parent = self._parent(view.pipeline)
-        run = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, view.tags, view.name)
+        parent = self._parent(snapshot.pipeline)
+        run = self.tracking.run(
+            ids, snapshot.experiment, key, snapshot.store_uri, snapshot.start_ms, snapshot.tags, snapshot.name
+        )
         if run is None:
             return "deleted"
-        segments, digest = list_segments(store), digest_of([view.digest, parent and parent.run_id])[:16]
-        curves = self._curves_of(key, run, store, segments, view.total_steps)
+        segments, digest = list_segments(store), digest_of([snapshot.digest, parent and parent.run_id])[:16]
+        curves = self._curves_of(key, run, store, segments, snapshot.total_steps)
         fresh = [s for s in segments if s.number >= curves.done.get(journal_name(s), 0)]
         if not fresh and shipped(run).get("view") == digest:
             return "unchanged"
-        self.tracking.put_tags(run, view.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
-        self.tracking.put_params(run, view.params)
-        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
-        self._send_curves(run, store, fresh, curves, view.total_steps)
-        self.tracking.put_files(run, view.files)
+        self.tracking.put_tags(run, snapshot.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
+        self.tracking.put_params(run, snapshot.params)
+        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
+        self._send_curves(run, store, fresh, curves, snapshot.total_steps)
+        self.tracking.put_files(run, snapshot.files)
         models = self._models(makers)
-        self._send_values(run, view, [model_id for model_id, _ in models])
-        facts = [*view.facts, *(link for _, link in models)]
-        if view.model:
-            ref = self.tracking.publish(run, ids, self._model(view.model, store, segments))
-            facts.append(f"**Model:** [{view.model.name} version {ref.version}]({ref.url}), `{view.model.uri}`")
+        self._send_values(run, snapshot, [model_id for model_id, _ in models])
+        facts = [*snapshot.facts, *(link for _, link in models)]
+        if snapshot.model:
+            ref = self.tracking.publish(run, ids, self._model(snapshot.model, store, segments))
+            facts.append(f"**Model:** [{snapshot.model.name} version {ref.version}]({ref.url}), `{snapshot.model.uri}`")
         if parent:
-            facts.append(f"**Part of:** [{view.pipeline}]({parent.url})")
-        pages = [self._send_child(child, view, run, store) for child in view.children]
-        self._offer_columns(run, view)
-        self._finish(run, view, facts, digest, curves, children_table(view, pages))
+            facts.append(f"**Part of:** [{snapshot.pipeline}]({parent.url})")
+        pages = [self._send_child(child, snapshot, run, store) for child in snapshot.children]
+        self._offer_columns(run, snapshot)
+        self._finish(run, snapshot, facts, digest, curves, children_table(snapshot, pages))
         return "sent"
 
-    def _send_child(self, child: Child, view: View, run: TrackedRun, store: Store) -> str | None:
+    def _send_child(self, child: Child, snapshot: RunSnapshot, run: TrackedRun, store: Store) -> str | None:
         """A part of a run, as an MLflow run below it; its page, or None where somebody has deleted it in MLflow."""
         ids = TrackingIds(store, self.tracking.uri, child_ids_key(child.slug))
-        tags = {name: view.tags[name] for name in INHERITED if name in view.tags} | child.tags
+        tags = {name: snapshot.tags[name] for name in INHERITED if name in snapshot.tags} | child.tags
         tags |= {"mlflow.parentRunId": run.run_id}
-        key = f"{view.key}/{child.slug}"
-        part = self.tracking.run(ids, view.experiment, key, view.store_uri, view.start_ms, tags, child.name)
+        key = f"{snapshot.key}/{child.slug}"
+        part = self.tracking.run(ids, snapshot.experiment, key, snapshot.store_uri, snapshot.start_ms, tags, child.name)
         if part is None:
             return None
-        digest = digest_of([child.digest, tags, view.status, view.end_ms])[:16]
+        digest = digest_of([child.digest, tags, snapshot.status, snapshot.end_ms])[:16]
         if shipped(part).get("view") == digest:
             return part.url
         self.tracking.put_tags(part, tags)
         self.tracking.put_params(part, child.params)
         self.tracking.put_data(part, [DataUse(**vars(corpus)) for corpus in child.corpora])
-        at = view.end_ms or int(time.time() * 1000)
+        at = snapshot.end_ms or int(time.time() * 1000)
         points = [Point(metric, value, step, at) for metric, (value, step) in child.values.items()]
         points += [Point(metric, value, step, at) for metric, value, step in child.curves]
         self.tracking.put_points_once(part, points)
         self.tracking.put_files(part, self._files(child))
-        facts = [*child.facts, f"**Part of:** [{view.key}]({run.url})"]
-        self._finish(part, view, facts, digest, None, child.table)
+        facts = [*child.facts, f"**Part of:** [{snapshot.key}]({run.url})"]
+        self._finish(part, snapshot, facts, digest, None, child.table)
         return part.url
 
     def _files(self, child: Child) -> dict[str, bytes]:
@@ -127,47 +129,55 @@ class Sender:
     def send_pipeline(self, key: str) -> Outcome:
         """The parent run of a pipeline, after the runs of its stages."""
         try:
-            view, record = pipeline_view(self.root, key)
+            snapshot, record = pipeline_snapshot(self.root, key)
         except FileNotFoundError:
             return "absent"
         stages = [stage for stage in record.stages if stage.run_key]
         for stage in stages:
             self.send_run(str(stage.run_key))
-        run = self._tracked_parent(view)
+        run = self._tracked_parent(snapshot)
         if run is None:
             return "deleted"
         links = {s.stage: TrackingIds(self.root.child(f"runs/{s.run_key}"), self.tracking.uri).read() for s in stages}
-        digest = digest_of([view.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
+        digest = digest_of([snapshot.digest, links, [s.model_dump(mode="json") for s in record.stages]])[:16]
         if shipped(run).get("view") == digest:
             return "unchanged"
         runs = {f"vitline.run.{stage}": found[RUN] for stage, found in links.items() if RUN in found}
-        self.tracking.put_tags(run, view.tags | runs)
-        self.tracking.put_params(run, view.params)
-        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in view.corpora])
-        self.tracking.put_files(run, view.files)
-        self._send_values(run, view, [])
+        self.tracking.put_tags(run, snapshot.tags | runs)
+        self.tracking.put_params(run, snapshot.params)
+        self.tracking.put_data(run, [DataUse(**vars(corpus)) for corpus in snapshot.corpora])
+        self.tracking.put_files(run, snapshot.files)
+        self._send_values(run, snapshot, [])
         table = ["| stage | run | what | |", "|---|---|---|---|"]
         for stage in record.stages:
             url = links.get(stage.stage, {}).get("url")
             name = f"[{stage.run_key}]({url})" if url else stage.run_key or ""
             time_spent = "reused" if stage.reused else f"{stage.wall_s:,.0f} s"
             table.append(f"| {stage.stage} | {name} | {stage.what} | {time_spent} |")
-        facts = [*view.facts, *(link for _, link in self._models(view.model_inputs))]
-        self._offer_columns(run, view)
-        self._finish(run, view, facts, digest, None, "\n".join(table) if record.stages else "")
+        facts = [*snapshot.facts, *(link for _, link in self._models(snapshot.model_inputs))]
+        self._offer_columns(run, snapshot)
+        self._finish(run, snapshot, facts, digest, None, "\n".join(table) if record.stages else "")
         return "sent"
 
     def _parent(self, pipeline: str | None) -> TrackedRun | None:
         if pipeline is None:
             return None
         try:
-            return self._tracked_parent(pipeline_view(self.root, pipeline)[0])
+            return self._tracked_parent(pipeline_snapshot(self.root, pipeline)[0])
         except FileNotFoundError:
             return None
 
-    def _tracked_parent(self, view: View) -> TrackedRun | None:
-        ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(view.key))
-        return self.tracking.run(ids, view.experiment, view.key, view.store_uri, view.start_ms, view.tags, view.name)
+    def _tracked_parent(self, snapshot: RunSnapshot) -> TrackedRun | None:
+        ids = TrackingIds(self.root, self.tracking.uri, pipeline_ids_key(snapshot.key))
+        return self.tracking.run(
+            ids,
+            snapshot.experiment,
+            snapshot.key,
+            snapshot.store_uri,
+            snapshot.start_ms,
+            snapshot.tags,
+            snapshot.name,
+        )
 
     def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:
         """As MLflow has them; what this process remembers is right unless another shipper was here, or a new server."""
@@ -202,9 +212,9 @@ class Sender:
                 found.append((model_id, f"**Model:** [{name} version {version}]({url}) of [{maker}]({names['url']})"))
         return found
 
-    def _send_values(self, run: TrackedRun, view: View, models: list[str]) -> None:
-        at = view.end_ms or int(time.time() * 1000)
-        points = [Point(key, value, step, at) for key, (value, step) in view.values.items()]
+    def _send_values(self, run: TrackedRun, snapshot: RunSnapshot, models: list[str]) -> None:
+        at = snapshot.end_ms or int(time.time() * 1000)
+        points = [Point(key, value, step, at) for key, (value, step) in snapshot.values.items()]
         of_model = [p for p in points if len(models) == 1 and p.step and not p.key.startswith("time/")]
         self.tracking.put_points_once(run, of_model, models[0] if models else None)
         self.tracking.put_points_once(run, [p for p in points if p not in of_model])
@@ -216,30 +226,38 @@ class Sender:
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
         return Model(**vars(model), points=scores)
 
-    def _offer_columns(self, run: TrackedRun, view: View) -> None:
-        if view.end_ms is not None:
-            self.tracking.offer_view(run.experiment_id, view.values.keys())
+    def _offer_columns(self, run: TrackedRun, snapshot: RunSnapshot) -> None:
+        if snapshot.end_ms is not None:
+            self.tracking.offer_view(run.experiment_id, snapshot.values.keys())
 
     def _finish(
-        self, run: TrackedRun, view: View, facts: list[str], digest: str, curves: Curves | None, more: str = ""
+        self,
+        run: TrackedRun,
+        snapshot: RunSnapshot,
+        facts: list[str],
+        digest: str,
+        curves: Curves | None,
+        more: str = "",
     ) -> None:
         """The note, the state, and last how far this was: what was cut off before is sent again."""
-        state = f"**{view.state}**" + (f": {view.tags['vitline.reason']}" if view.tags.get("vitline.reason") else "")
-        lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{view.store_uri}`"])
+        state = f"**{snapshot.state}**" + (
+            f": {snapshot.tags['vitline.reason']}" if snapshot.tags.get("vitline.reason") else ""
+        )
+        lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{snapshot.store_uri}`"])
         self.tracking.put_tags(run, {"mlflow.note.content": "\n\n".join(filter(None, (state, more, lines)))})
-        self.tracking.put_status(run, view.status, view.end_ms)
+        self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
         done = {"segments": curves.done} if curves else {}
         self.tracking.put_tags(run, {SHIPPED: json.dumps({**done, "view": digest}, sort_keys=True)})
 
 
-def children_table(view: View, pages: Sequence[str | None]) -> str:
+def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
     """The parts of a run with their headline metrics and pages, as Markdown; nothing where it has none."""
     lines = ["| part | |", "|---|---|"]
-    for child, page in zip(view.children, pages, strict=True):
+    for child, page in zip(snapshot.children, pages, strict=True):
         values = {name: value for name, (value, _) in child.values.items() if name.endswith("/top1")}
         shown = ", ".join(f"`{name}` {100 * value:.1f} %" for name, value in values.items())
         lines.append(f"| {f'[{child.name}]({page})' if page else child.name} | {shown} |")
-    return "\n".join(lines) if view.children else ""
+    return "\n".join(lines) if snapshot.children else ""
 
 
 def choose_points(store: Store, segments: list[Segment], curves: Curves, total_steps: int) -> list[Point]:

@@ -35,7 +35,7 @@ class Keeper:
             raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to.")
         self._settings, self._uri = settings, settings.mlflow_tracking_uri
         self._root: Store = open_store(settings.root)
-        self._tries: dict[outbox.Entry, tuple[int, float]] = {}
+        self._tries: dict[outbox.OutboxEntry, tuple[int, float]] = {}
         """How often an entry was tried in vain, and when it is tried again."""
 
     def look(self) -> dict[str, str]:

@@ -24,8 +24,8 @@ from typing import Any
 from flows.records import list_run_keys
 from flows.to_mlflow import outbox
 from flows.to_mlflow.outbox import Kind
-from flows.to_mlflow.run_views import list_pipelines
 from flows.to_mlflow.send_run import Sender
+from flows.to_mlflow.stage_snapshots import list_pipelines
 from infra.mlflow.tracking import Tracking
 from infra.redact import log_to_stderr
 from infra.runs.journal import list_segments

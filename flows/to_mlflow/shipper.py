@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from flows.to_mlflow import outbox
-from flows.to_mlflow.outbox import Entry, Kind
+from flows.to_mlflow.outbox import Kind, OutboxEntry
 from infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 from infra.settings import Settings, inherited_environment
 from infra.storage import open_store
@@ -117,7 +117,7 @@ class Shipper:
         if self._settings.mlflow_tracking_uri is None:
             return
         try:
-            outbox.put(open_store(self._settings.root), Entry(kind, key))
+            outbox.put(open_store(self._settings.root), OutboxEntry(kind, key))
         except (OSError, RuntimeError):  # MLflow holds nothing up, and the child may yet send it
             log.warning("%s %s is not noted as one that MLflow may lack", kind, key, exc_info=True)
         line: dict[str, str] = {kind: key}
@@ -163,7 +163,7 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
         raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to; `vitline stack up`.")
     root = open_store(settings.root)
     from flows.records import list_run_keys
-    from flows.to_mlflow.run_views import list_pipelines
+    from flows.to_mlflow.stage_snapshots import list_pipelines
 
     known = [*list_run_keys(root), *list_pipelines(root)]
     if keys is not None and not keys:

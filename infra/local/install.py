@@ -58,14 +58,14 @@ def main() -> int:
 
 def prepare_databases() -> bool:
     """Tables of the servers' databases, made here once: the first start of the local stack would wait for them."""
-    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.prepared"], cwd=ROOT, check=False)
+    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.first_start"], cwd=ROOT, check=False)
     if made.returncode:
         print("The databases of MLflow and Prefect could not be prepared; the reason is above. Next: the same again.")
     return made.returncode == 0
 
 
 def fingerprint() -> str:
-    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "infra" / "local" / "prepared.py")
+    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "infra" / "local" / "first_start.py")
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 

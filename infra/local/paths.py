@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from infra.settings import Settings
-from infra.storage import told_unwritable
+from infra.storage import raising_unwritable
 
 
 def local_dir(settings: Settings) -> Path:
@@ -26,6 +26,6 @@ def download_dir(settings: Settings) -> Path:
 
 
 def _made(path: Path) -> Path:
-    with told_unwritable(f"the folder {path}"):
+    with raising_unwritable(f"the folder {path}"):
         path.mkdir(parents=True, exist_ok=True)
     return path

@@ -4,23 +4,23 @@ import secrets
 import urllib.request
 from pathlib import Path
 
-from infra.local.place import BUCKET, S3_INTERNAL, TWIN, Place, weed
+from infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed
 
 _TEMPORARY = Path("/tmp")  # compiled in
 _KEY = f"{BUCKET}/.stack/sentinel"
 
 
-def command(place: Place) -> list[str]:
+def command(config: StackConfig) -> list[str]:
     """Everything on loopback, nothing sent home, and S3's own rules about buckets."""
-    ports = {name.removeprefix("s3."): place.ports[name] for name in S3_INTERNAL}
+    ports = {name.removeprefix("s3."): config.ports[name] for name in S3_INTERNAL}
     return [
         str(weed()),
         "-logtostderr=true",
         "mini",
-        f"-dir={place.directory / 's3'}",
+        f"-dir={config.directory / 's3'}",
         "-ip=127.0.0.1",
         "-ip.bind=127.0.0.1",
-        f"-s3.port={place.ports['s3']}",
+        f"-s3.port={config.ports['s3']}",
         *(f"-{name}.port={port}" for name, port in ports.items()),
         "-s3.port.iceberg=0",
         "-s3.port.lance=0",
@@ -29,8 +29,8 @@ def command(place: Place) -> list[str]:
         "-master.telemetry=false",  # on by default: it reports to an outside server
         "-s3.autoCreateBucket=false",  # a PUT to a mistyped bucket would make it
         "-s3.allowDeleteBucketNotEmpty=false",
-        f"-filer.localSocket={place.folder / 'filer.sock'}",
-        f"-s3.localSocket={place.folder / 's3.sock'}",
+        f"-filer.localSocket={config.folder / 'filer.sock'}",
+        f"-s3.localSocket={config.folder / 's3.sock'}",
         f"-bucket={BUCKET}",
     ]
 
@@ -38,34 +38,34 @@ def command(place: Place) -> list[str]:
 ENVIRONMENT = {"GOMEMLIMIT": "300MiB"}  # without it: 840-930 MB while 64 MiB objects are uploaded
 
 
-def problem(place: Place, timeout_s: float = 5.0) -> str:
+def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
     """Empty when an object that was stored once can be read. After a restart the port, and even listings, answer
     before objects do."""
     try:
-        if not place.sentinel.exists():
+        if not config.sentinel.exists():
             told = secrets.token_bytes(16)
-            _request(place, "PUT", told, timeout_s)
-            place.sentinel.write_bytes(told)
-        found = _request(place, "GET", None, timeout_s)
+            _request(config, "PUT", told, timeout_s)
+            config.sentinel.write_bytes(told)
+        found = _request(config, "GET", None, timeout_s)
     except OSError as error:  # those of urllib are OSErrors
-        return f"an object cannot be read at {place.url('s3')} ({error})"
-    return "" if found == place.sentinel.read_bytes() else f"an object at {place.url('s3')} is not as it was stored"
+        return f"an object cannot be read at {config.url('s3')} ({error})"
+    return "" if found == config.sentinel.read_bytes() else f"an object at {config.url('s3')} is not as it was stored"
 
 
-def remove_sockets(place: Place) -> None:
+def remove_sockets(config: StackConfig) -> None:
     """What it leaves in the temporary folder, named after its second ports."""
     for name in ("s3", *S3_INTERNAL):
-        for path in _TEMPORARY.glob(f"seaweedfs-*-{place.ports[name] + TWIN}.sock"):
+        for path in _TEMPORARY.glob(f"seaweedfs-*-{config.ports[name] + TWIN}.sock"):
             path.unlink(missing_ok=True)
 
 
-def _request(place: Place, method: str, data: bytes | None, timeout_s: float) -> bytes:
+def _request(config: StackConfig, method: str, data: bytes | None, timeout_s: float) -> bytes:
     from botocore.auth import S3SigV4Auth  # a tenth of a second, which most commands need not spend
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
-    keys = place.credentials()
-    signed = AWSRequest(method=method, url=place.url("s3", f"/{_KEY}"), data=data)
+    keys = config.credentials()
+    signed = AWSRequest(method=method, url=config.url("s3", f"/{_KEY}"), data=data)
     credentials = Credentials(keys["AWS_ACCESS_KEY_ID"], keys["AWS_SECRET_ACCESS_KEY"])
     S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(signed)
     request = urllib.request.Request(signed.url, data=data, headers=dict(signed.headers), method=method)

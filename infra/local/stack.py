@@ -21,9 +21,9 @@ from typing import NamedTuple
 import psutil
 
 from infra.local import seaweed
-from infra.local.place import ALL, MARK, Place, load_place, refuse_unknown, same_root, settle
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
 from infra.local.services import links, programs
+from infra.local.stack_config import ALL, MARK, StackConfig, load_stack_config, refuse_unknown, same_root, settle
 from infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
@@ -92,12 +92,12 @@ def start_stack(
             return running
         if stop_stack(directory):
             announce("ended what an earlier stack had left")
-        place, notes = settle(directory, _needed_ports(ports), root)
+        config, notes = settle(directory, _needed_ports(ports), root)
         for note in notes:
             announce(note)
-        wanted = [name for name in ALL if name in services and (name != "s3" or place.object_store)]
+        wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
         try:
-            _run_supervisor(place, log_dir, wanted, num_cpus, ends_with_caller, announce)
+            _run_supervisor(config, log_dir, wanted, num_cpus, ends_with_caller, announce)
             state = find_stack(directory)
             if state is None:
                 raise RuntimeError(f"the stack ended at once:\n{tail(log_dir / 'stack.log')}\nMore in {log_dir}.")
@@ -115,18 +115,18 @@ def stop_stack(directory: Path) -> bool:
     RuntimeError if a process cannot be ended.
     """
     directory = directory.absolute()
-    place, state = load_place(directory), read_state(directory)
-    if place is None:
+    config, state = load_stack_config(directory), read_state(directory)
+    if config is None:
         return False
     supervisor = find_process(state.supervisor_pid, state.supervisor_birth) if state else None
     if supervisor:
         with contextlib.suppress(psutil.NoSuchProcess):
             supervisor.terminate()
         _wait(lambda: not is_running(supervisor), _END_TIMEOUT_S)
-    left = {p for p in read_processes(directory) | processes_with(MARK, f"{place.id}/") if is_running(p)}
+    left = {p for p in read_processes(directory) | processes_with(MARK, f"{config.id}/") if is_running(p)}
     end_strangers(left)
-    seaweed.remove_sockets(place)
-    shutil.rmtree(place.folder, ignore_errors=True)
+    seaweed.remove_sockets(config)
+    shutil.rmtree(config.folder, ignore_errors=True)
     for path in (*directory.glob("restart-*"), directory / "stack.json", directory / "processes.json"):
         path.unlink(missing_ok=True)
     return state is not None or bool(left)
@@ -171,10 +171,10 @@ def restart_service(directory: Path, name: str) -> None:
 
 def check_services(directory: Path) -> dict[str, str]:
     """What is wrong with each service of the stack that runs below `directory`, tried now; empty where it works."""
-    place, state = _place(directory), find_stack(directory)
+    config, state = _place(directory), find_stack(directory)
     every, names = programs(), [service.name for service in state.services] if state else []
     with ThreadPoolExecutor(len(ALL)) as pool:
-        return dict(zip(names, pool.map(lambda name: every[name].check(place, 0.0), names), strict=True))
+        return dict(zip(names, pool.map(lambda name: every[name].check(config, 0.0), names), strict=True))
 
 
 def listeners(directory: Path) -> list[Listener]:
@@ -210,7 +210,7 @@ def memory_bytes(directory: Path) -> dict[str, int]:
 
 
 def _run_supervisor(
-    place: Place,
+    config: StackConfig,
     log_dir: Path,
     services: Sequence[str],
     num_cpus: int | None,
@@ -221,14 +221,14 @@ def _run_supervisor(
     for name in ("stack", *services):
         with contextlib.suppress(FileNotFoundError):
             os.replace(log_dir / f"{name}.log", log_dir / f"{name}.log.1")
-    command = [sys.executable, "-P", "-m", "infra.local.supervisor", "--directory", str(place.directory)]
+    command = [sys.executable, "-P", "-m", "infra.local.supervisor", "--directory", str(config.directory)]
     command += ["--log-dir", str(log_dir), "--parent", str(os.getpid()), "--services", ",".join(services)]
     command += ["--num-cpus", str(num_cpus)] if num_cpus else []
     command += ["--ends-with-parent"] if ends_with_caller else []
     with open(log_dir / "stack.log", "ab") as log:
         supervisor = subprocess.Popen(
             command,
-            env=child_environment({MARK: f"{place.id}/supervisor"}),
+            env=child_environment({MARK: f"{config.id}/supervisor"}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -270,18 +270,18 @@ def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:
 def _check_same(
     directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int], root: str | None
 ) -> None:
-    place = _place(directory)
-    same_root(place, root)
+    config = _place(directory)
+    same_root(config, root)
     there = {service.name for service in running.services}
-    missing = [name for name in services if name not in there and (name != "s3" or place.object_store)]
+    missing = [name for name in services if name not in there and (name != "s3" or config.object_store)]
     if missing:
         raise RuntimeError(
             f"the stack in {directory} runs without {', '.join(missing)}. `vitline stack down` first, then up again."
         )
     for name, port in _needed_ports(ports).items():
-        if place.ports.get(name) != port:
+        if config.ports.get(name) != port:
             raise RuntimeError(
-                f"{name} runs on port {place.ports.get(name)}, not {port}. `vitline stack down` first, then up again."
+                f"{name} runs on port {config.ports.get(name)}, not {port}. `vitline stack down` first, then up again."
             )
 
 
@@ -320,11 +320,11 @@ def _service(directory: Path, name: str) -> Service:
     raise RuntimeError(f"{name} is not part of the stack in {directory}, which runs without it.")
 
 
-def _place(directory: Path) -> Place:
-    place = load_place(directory.absolute())
-    if place is None:
+def _place(directory: Path) -> StackConfig:
+    config = load_stack_config(directory.absolute())
+    if config is None:
         raise RuntimeError(f"there is no stack in {directory}. `vitline stack up` makes one.")
-    return place
+    return config
 
 
 def _wait(condition: Callable[[], bool], patience_s: float) -> bool:

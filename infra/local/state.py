@@ -9,8 +9,8 @@ from typing import Literal
 import psutil
 
 from infra.config import FrozenConfig, replace
-from infra.local.place import write_whole
 from infra.local.processes import birth_of, find_process
+from infra.local.stack_config import write_whole
 
 
 class Service(FrozenConfig):

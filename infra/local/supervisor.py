@@ -21,7 +21,6 @@ from pathlib import Path
 
 import psutil
 
-from infra.local.place import MARK, Place, load_place, write_whole
 from infra.local.processes import (
     adopt_orphans,
     birth_of,
@@ -35,6 +34,7 @@ from infra.local.processes import (
     tail,
 )
 from infra.local.services import Program, programs
+from infra.local.stack_config import MARK, StackConfig, load_stack_config, write_whole
 from infra.local.state import Service, StackState, restart_request, write_processes
 from infra.plain_text import last_words
 
@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("--num-cpus", type=int)
     parser.add_argument("--ends-with-parent", action="store_true", help="also once everything is up")
     arguments = parser.parse_args()
-    place = load_place(arguments.directory)
-    assert place, "start_stack settles the place first"
-    supervisor = Supervisor(place, arguments.log_dir, arguments.services.split(","), arguments.num_cpus)
+    config = load_stack_config(arguments.directory)
+    assert config, "start_stack settles the place first"
+    supervisor = Supervisor(config, arguments.log_dir, arguments.services.split(","), arguments.num_cpus)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: supervisor.asked_to_end.append(number))
     supervisor.wake_at_signals()
@@ -106,8 +106,8 @@ def say(text: str) -> None:
 class Supervisor:
     """Everything happens in the main thread; only the checks of services that start run beside it."""
 
-    def __init__(self, place: Place, log_dir: Path, names: Sequence[str], num_cpus: int | None) -> None:
-        self.place, self.log_dir, self.asked_to_end = place, log_dir, list[int]()
+    def __init__(self, config: StackConfig, log_dir: Path, names: Sequence[str], num_cpus: int | None) -> None:
+        self.config, self.log_dir, self.asked_to_end = config, log_dir, list[int]()
         every = programs(num_cpus)
         self.running = {name: Running(every[name], log_dir / f"{name}.log") for name in names}
         self._recorded: tuple[Service, ...] = ()
@@ -130,7 +130,7 @@ class Supervisor:
 
     def start(self, parent: int) -> str:
         """Start everything; empty once all of it works, else what did not. Ends early when `parent` is gone."""
-        self.place.folder.mkdir(mode=0o700)
+        self.config.folder.mkdir(mode=0o700)
         began, told = time.monotonic(), set[str]()
         while True:
             self._step(first=True)
@@ -155,13 +155,13 @@ class Supervisor:
         """Watch until told to end, or until `parent` is gone."""
         say("all services are up")
         while not self.asked_to_end and (parent is None or os.getppid() == parent):
-            if not (self.place.directory / "place.json").exists():
-                say(f"{self.place.directory} was removed, so nobody could find this stack any more")
+            if not (self.config.directory / "place.json").exists():
+                say(f"{self.config.directory} was removed, so nobody could find this stack any more")
                 return
             try:
                 self._step(first=False)
             except OSError as error:  # a full disk is no reason to end what runs
-                say(f"could not keep {self.place.directory} up to date: {error}")
+                say(f"could not keep {self.config.directory} up to date: {error}")
             self._rest(_LOOK_EVERY_S)
 
     def end(self) -> None:
@@ -177,9 +177,9 @@ class Supervisor:
         end_descendants(children)
         for running in self.running.values():
             self._after(running)
-        shutil.rmtree(self.place.folder, ignore_errors=True)
+        shutil.rmtree(self.config.folder, ignore_errors=True)
         for name in ("stack.json", "processes.json"):
-            (self.place.directory / name).unlink(missing_ok=True)
+            (self.config.directory / name).unlink(missing_ok=True)
         say("ended")
 
     def _step(self, first: bool) -> None:
@@ -195,7 +195,7 @@ class Supervisor:
             elif running.process is None and running.state != "failed" and time.monotonic() >= running.try_again_at:
                 if all(self.running[n].state == "up" for n in running.program.needs if n in self.running):
                     self._launch(running, first)
-            elif not first and restart_request(self.place.directory, running.program.name).exists():
+            elif not first and restart_request(self.config.directory, running.program.name).exists():
                 self._restart(running)
         self._record()
 
@@ -211,11 +211,11 @@ class Supervisor:
         threading.Thread(target=self._watch_start, args=(running, running.process), daemon=True).start()
 
     def _popen(self, running: Running) -> subprocess.Popen[bytes]:
-        running.program.before(self.place)
+        running.program.before(self.config)
         with open(running.log, "ab") as log:
             return subprocess.Popen(
-                running.program.command(self.place),
-                env=running.program.full_environment(self.place),
+                running.program.command(self.config),
+                env=running.program.full_environment(self.config),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -225,7 +225,7 @@ class Supervisor:
 
     def _watch_start(self, running: Running, process: subprocess.Popen[bytes]) -> None:
         while running.process is process and process.returncode is None:
-            problem = running.program.check(self.place, running.began) or self._answers_elsewhere(running, process)
+            problem = running.program.check(self.config, running.began) or self._answers_elsewhere(running, process)
             if not problem:
                 running.healthy = process
                 return
@@ -237,7 +237,7 @@ class Supervisor:
         """Empty when it is `process`, or one below it, that listens on the port of the service: what an earlier one has
         left, or a stranger, may answer there as well, and will not stay."""
         name = running.program.name
-        port = self.place.ports.get(name)
+        port = self.config.ports.get(name)
         if port is None or port in listening_ports(process.pid):
             return ""
         return f"another process than {name}'s answers on port {port}"
@@ -267,7 +267,7 @@ class Supervisor:
         running.restarts += 1
         self._launch(running)
         self._record(now=True)
-        restart_request(self.place.directory, running.program.name).unlink(missing_ok=True)
+        restart_request(self.config.directory, running.program.name).unlink(missing_ok=True)
 
     def _clear(self, running: Running) -> None:
         """End what a service has left, so that its next process finds its ports free."""
@@ -282,7 +282,7 @@ class Supervisor:
 
     def _after(self, running: Running) -> None:
         try:
-            running.program.after(self.place, self.log_dir)
+            running.program.after(self.config, self.log_dir)
         except OSError as error:
             say(f"could not clear up after {running.program.name}: {error}")
 
@@ -290,7 +290,7 @@ class Supervisor:
         found = set()
         for process in psutil.Process().children():
             with contextlib.suppress(psutil.Error):
-                if process.environ().get(MARK) == f"{self.place.id}/{name}":
+                if process.environ().get(MARK) == f"{self.config.id}/{name}":
                     found.add(process)
         return found
 
@@ -306,15 +306,15 @@ class Supervisor:
                 supervisor_pid=me,
                 supervisor_birth=birth_of(me),
                 services=services,
-                env=self.place.open_environment(),
+                env=self.config.open_environment(),
             )
-            write_whole(self.place.directory / "stack.json", state.model_dump_json(indent=1))
+            write_whole(self.config.directory / "stack.json", state.model_dump_json(indent=1))
             self._recorded = services
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY_S or now:
             self._recorded_at = time.monotonic()
             everyone = psutil.Process().children(recursive=True)  # reads all of /proc, so once
             self._note_families(everyone)
-            write_processes(self.place.directory, [psutil.Process(), *everyone])
+            write_processes(self.config.directory, [psutil.Process(), *everyone])
 
     def _note_families(self, everyone: Sequence[psutil.Process]) -> None:
         """Whose each process is; one whose parent has ended stays where it was seen."""
@@ -330,10 +330,10 @@ class Supervisor:
                     owners.setdefault(process.pid, owner)
 
     def _service(self, running: Running) -> Service:
-        name, ports = running.program.name, self.place.ports
+        name, ports = running.program.name, self.config.ports
         return Service(
             name=name,
-            url=self.place.url(name) if name in ports else None,
+            url=self.config.url(name) if name in ports else None,
             ports=tuple(port for key, port in ports.items() if key == name or key.startswith(f"{name}.")),
             pid=running.process.pid if running.process else None,
             birth=running.birth,

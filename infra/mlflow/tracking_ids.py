@@ -7,7 +7,7 @@ made an MLflow run at once one finds its own here; the others delete theirs. Imp
 import json
 
 from infra.redact import redact
-from infra.storage import Lost, Store, json_bytes
+from infra.storage import PreconditionFailed, Store, json_bytes
 
 RUN = "run"
 IDS_KEY = "mlflow.json"
@@ -47,8 +47,8 @@ class TrackingIds:
             changed = ({} if kind == RUN else mine) | {kind: name, **beside}
             data = json_bytes({"schema_version": 1, "servers": document["servers"] | {self._server: changed}})
             try:
-                _ = self._store.swap(self._key, data, tag) if tag else self._store.create(self._key, data)
-            except Lost:
+                _ = self._store.compare_and_swap(self._key, data, tag) if tag else self._store.create(self._key, data)
+            except PreconditionFailed:
                 continue  # someone else wrote in this moment, or our own write whose reply was lost: look again
             return name
 

@@ -18,7 +18,7 @@ from typing import Self
 from pydantic import PositiveInt
 
 from infra.config import FrozenConfig, replace
-from infra.storage import Lost, Store, json_bytes
+from infra.storage import PreconditionFailed, Store, json_bytes
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +93,8 @@ def take_claim(
             nonce=nonce,
             counter=held.counter + 1 if held else 0,
         )
-        with contextlib.suppress(Lost):
-            _ = run.swap(_KEY, json_bytes(claim), tag) if tag else run.create(_KEY, json_bytes(claim))
+        with contextlib.suppress(PreconditionFailed):
+            _ = run.compare_and_swap(_KEY, json_bytes(claim), tag) if tag else run.create(_KEY, json_bytes(claim))
             return claim
     raise RuntimeError(f"{run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Does a stopped attempt still beat?")
 
@@ -124,8 +124,10 @@ class ClaimHolder:
             if claim.nonce == nonce:
                 return claim
             beaten = replace(claim, heartbeat=time.time(), nonce=nonce, counter=claim.counter + 1)
-            with contextlib.suppress(Lost):  # another thread of this attempt, or a successor: read who it was
-                self._run.swap(_KEY, json_bytes(beaten), tag)
+            with contextlib.suppress(
+                PreconditionFailed
+            ):  # another thread of this attempt, or a successor: read who it was
+                self._run.compare_and_swap(_KEY, json_bytes(beaten), tag)
                 return beaten
         raise RuntimeError(f"{self._run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Do two processes beat?")
 
@@ -134,9 +136,9 @@ class ClaimHolder:
         self._stop.set()
         for _ in range(_MAX_RACES):
             claim, tag = self._read_own()
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(PreconditionFailed):
                 let_go = replace(claim, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=claim.counter + 1)
-                self._run.swap(_KEY, json_bytes(let_go), tag)
+                self._run.compare_and_swap(_KEY, json_bytes(let_go), tag)
                 return
 
     def __enter__(self) -> Self:

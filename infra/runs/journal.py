@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from infra.storage import Lost, Store
+from infra.storage import PreconditionFailed, Store
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _SEGMENT = re.compile(r"journal/a(\d+)/(?:([a-z0-9-]+)/)?segment-(\d+)\.jsonl")
 _READERS = 16  # three days of 30 s segments are 8,640 small objects, and each costs a round trip
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """One value of one metric. `seq` counts through all that its writer recorded; `value` may be nan or infinite."""
 
     seq: int
@@ -89,7 +89,7 @@ class Journal:
                 steps = self._known.setdefault(key, set())
                 if step not in steps:
                     steps.add(step)
-                    lines.append(_line(Record(self._next_seq, key, float(value), int(step), now_ms)))
+                    lines.append(_line(JournalRecord(self._next_seq, key, float(value), int(step), now_ms)))
                     self._next_seq += 1
             if lines:
                 self._local.write(b"".join(lines))
@@ -121,7 +121,7 @@ class Journal:
             try:
                 self._run.create(key, data)
                 data = b""
-            except Lost:
+            except PreconditionFailed:
                 # Sealed already: by an earlier try whose reply was lost, or by a worker of this attempt that was
                 # replaced and lived on. What was sealed first stays, the rest goes into the next segment.
                 there = {(record.key, record.step) for record in _parse(self._run, key)}
@@ -130,9 +130,9 @@ class Journal:
             self._next_segment += 1
 
 
-def read_journal(run: Store) -> list[Record]:
+def read_journal(run: Store) -> list[JournalRecord]:
     """Every sealed (key, step) of a run once, the value sealed first, in the order of attempts, writers and segments."""
-    first: dict[tuple[str, int], Record] = {}
+    first: dict[tuple[str, int], JournalRecord] = {}
     for _, record in _records_of(run, list_segments(run)):
         first.setdefault((record.key, record.step), record)
     return list(first.values())
@@ -144,13 +144,13 @@ def list_segments(run: Store) -> list[Segment]:
     return sorted(Segment(int(match[1]), match[2] or "", int(match[3])) for match in found if match)
 
 
-def read_segments(run: Store, segments: Sequence[Segment]) -> list[list[Record]]:
+def read_segments(run: Store, segments: Sequence[Segment]) -> list[list[JournalRecord]]:
     """The records of each segment. Raises ValueError naming one that is none."""
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(lambda segment: list(_parse(run, segment.key)), segments))
 
 
-def _records_of(run: Store, segments: Sequence[Segment]) -> Iterator[tuple[Segment, Record]]:
+def _records_of(run: Store, segments: Sequence[Segment]) -> Iterator[tuple[Segment, JournalRecord]]:
     for segment, records in zip(segments, read_segments(run, segments), strict=True):
         for record in records:
             yield segment, record
@@ -160,20 +160,20 @@ def _folder(attempt: int, writer: str) -> str:
     return f"journal/a{attempt}/{writer}" if writer else f"journal/a{attempt}"
 
 
-def _parse(run: Store, key: str) -> Iterator[Record]:
+def _parse(run: Store, key: str) -> Iterator[JournalRecord]:
     try:
         yield from _records(run.read(key))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{run.uri_of(key)} is no journal segment: {error!r}. Move it away to go on.") from error
 
 
-def _records(data: bytes) -> Iterator[Record]:
+def _records(data: bytes) -> Iterator[JournalRecord]:
     for line in data.splitlines():
         fields = json.loads(line)
-        yield Record(**{**fields, "value": float(fields["value"])})
+        yield JournalRecord(**{**fields, "value": float(fields["value"])})
 
 
-def _line(record: Record) -> bytes:
+def _line(record: JournalRecord) -> bytes:
     # JSON knows no nan and no inf; as strings they survive every reader, and float() takes them back.
     value = record.value if math.isfinite(record.value) else str(record.value)
     return json.dumps(record._asdict() | {"value": value}).encode() + b"\n"

@@ -7,7 +7,7 @@ import time
 from typing import Any, Literal, NamedTuple, get_args
 
 from infra.redact import cleaned
-from infra.storage import Lost, Store, json_bytes
+from infra.storage import PreconditionFailed, Store, json_bytes
 
 RunState = Literal["running", "finished", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
 StopReason = Literal["preempted", "out_of_time", "cancelled"]
@@ -65,7 +65,7 @@ def read_state(run: Store) -> dict[str, Any] | None:
     return state if spoke else {**(state or {}), **verdict}
 
 
-def write_verdict(run: Store, state: RunState, attempt: int, reason: str) -> None:
+def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
     """Says how an attempt ended that cannot say so any more. For use only once its job is terminal or unknown to Ray."""
     verdict = {
         "schema_version": 1,
@@ -91,13 +91,13 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
             found = json.loads(data)
             if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
                 return
-            run.swap("stop.json", json_bytes(request), tag)
+            run.compare_and_swap("stop.json", json_bytes(request), tag)
             return
         except FileNotFoundError:
-            with contextlib.suppress(Lost):
+            with contextlib.suppress(PreconditionFailed):
                 run.create("stop.json", json_bytes(request))
                 return
-        except Lost:
+        except PreconditionFailed:
             pass  # someone else asked in this moment: look at what they asked
 
 

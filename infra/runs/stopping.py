@@ -60,7 +60,7 @@ def handlers_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class StopWatch:
+class StopPoller:
     """Reads `stop.json` once a second in a thread; `asked()` is the latest answer for one attempt."""
 
     def __init__(self, run: Store, attempt: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
-from infra.stores.store import LOCK, TEMPORARY, Keys, Listed, Lost, Store, checked_key, told_unwritable
+from infra.stores.store import LOCK, TEMPORARY, Keys, Listed, PreconditionFailed, Store, checked_key, raising_unwritable
 
 
 class FileStore(Store):
@@ -68,21 +68,21 @@ class FileStore(Store):
             try:
                 os.link(temporary, path)  # O_EXCL and a write would show readers a half-written file
             except FileExistsError as error:
-                raise Lost(f"{self.uri_of(key)} exists already.") from error
+                raise PreconditionFailed(f"{self.uri_of(key)} exists already.") from error
         return hashlib.sha256(data).hexdigest()
 
-    def swap(self, key: str, data: bytes, tag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
         path = self._path(key)
         if not path.parent.is_dir():
-            raise Lost(f"{self.uri_of(key)} does not exist.")
+            raise PreconditionFailed(f"{self.uri_of(key)} does not exist.")
         with open(path.with_name(LOCK + path.name), "ab") as lock:  # never unlinked: the next one may hold it open
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 found = self.read_tagged(key)[1]
             except FileNotFoundError as error:
-                raise Lost(f"{self.uri_of(key)} does not exist.") from error
+                raise PreconditionFailed(f"{self.uri_of(key)} does not exist.") from error
             if found != tag:
-                raise Lost(f"{self.uri_of(key)} was changed: its tag is {found[:12]}, not {tag[:12]}.")
+                raise PreconditionFailed(f"{self.uri_of(key)} was changed: its tag is {found[:12]}, not {tag[:12]}.")
             self.write(key, data)
         return hashlib.sha256(data).hexdigest()
 
@@ -152,7 +152,7 @@ class FileStore(Store):
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
         temporary = path.with_name(TEMPORARY + uuid.uuid4().hex)  # mkstemp would hide it from other users: mode 0600
-        with told_unwritable(self.uri):
+        with raising_unwritable(self.uri):
             path.parent.mkdir(parents=True, exist_ok=True)
             file = open(temporary, "xb")  # noqa: SIM115 - only the opening is judged
         try:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import BinaryIO, Self
 
-from infra.stores.store import Keys, Listed, Lost, Store, checked_key
+from infra.stores.store import Keys, Listed, PreconditionFailed, Store, checked_key
 
 _OBJECTS: dict[str, bytes] = {}
 _OBJECTS_LOCK = threading.Lock()
@@ -48,15 +48,15 @@ class MemoryStore(Store):
     def create(self, key: str, data: bytes) -> str:
         with _OBJECTS_LOCK:
             if self.uri_of(key) in _OBJECTS:
-                raise Lost(f"{self.uri_of(key)} exists already.")
+                raise PreconditionFailed(f"{self.uri_of(key)} exists already.")
             _OBJECTS[self.uri_of(key)] = bytes(data)
         return hashlib.sha256(data).hexdigest()
 
-    def swap(self, key: str, data: bytes, tag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
         with _OBJECTS_LOCK:
             found = _OBJECTS.get(self.uri_of(key))
             if found is None or hashlib.sha256(found).hexdigest() != tag:
-                raise Lost(f"{self.uri_of(key)} was changed or does not exist.")
+                raise PreconditionFailed(f"{self.uri_of(key)} was changed or does not exist.")
             _OBJECTS[self.uri_of(key)] = bytes(data)
         return hashlib.sha256(data).hexdigest()
 

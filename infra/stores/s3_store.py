@@ -23,7 +23,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from infra.settings import Settings
-from infra.stores.store import Keys, Listed, Lost, Store, StoreFailed, StoreRefused, checked_key
+from infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFailed, StoreRefused, checked_key
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class S3Store(Store):
     def create(self, key: str, data: bytes) -> str:
         return self._put_if(key, data, IfNoneMatch="*")
 
-    def swap(self, key: str, data: bytes, tag: str) -> str:
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
         return self._put_if(key, data, IfMatch=tag)
 
     @contextlib.contextmanager
@@ -186,7 +186,7 @@ class S3Store(Store):
                 there = self._call("head_object", key)
                 if there["Metadata"].get("writer") == signature:
                     return there["ETag"]
-            raise Lost(f"{self.uri_of(key)} exists already, was changed or is gone.") from error
+            raise PreconditionFailed(f"{self.uri_of(key)} exists already, was changed or is gone.") from error
 
 
 class _Upload(io.RawIOBase):

@@ -22,7 +22,7 @@ Keys = list[str]  # inside Store the name `list` is the operation
 TEMPORARY, LOCK = ".tmp-", ".lock-"  # hidden from list() and refused as names in keys
 
 
-class Lost(RuntimeError):
+class PreconditionFailed(RuntimeError):
     """A conditional write was refused: the object exists already, or is not the one that the tag names."""
 
 
@@ -71,7 +71,7 @@ _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT
 
 
 @contextlib.contextmanager
-def told_unwritable(what: str) -> Iterator[None]:
+def raising_unwritable(what: str) -> Iterator[None]:
     """Raises Unwritable where a place is not ours to write to. A full disk stays what it is: no other setting helps it."""
     try:
         yield
@@ -132,11 +132,11 @@ class Store(ABC):
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> str:
-        """Write an object that must not exist yet and give its tag. Raises Lost: of many creators one wins."""
+        """Write an object that must not exist yet and give its tag. Raises PreconditionFailed: of many creators one wins."""
 
     @abstractmethod
-    def swap(self, key: str, data: bytes, tag: str) -> str:
-        """Replace the object that `tag` names and give the new tag. Raises Lost if another stands there, or none."""
+    def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
+        """Replace the object that `tag` names and give the new tag. Raises PreconditionFailed if another stands there, or none."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Keys:

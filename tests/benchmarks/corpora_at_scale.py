@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from data_prep.config import CorpusConfig, ImageNet21k, LabelTable, PrepareExecution, ShardingConfig
 from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.labels.classes import ClassInfo, ClassMap
 from data_prep.plan.plan_shards import Selection, plan_corpus
 from data_prep.plan.sort_records import (
     CLASSES_FILE,
@@ -28,8 +28,8 @@ from data_prep.plan.sort_records import (
     VAL_FILE,
     Selected,
     SortTask,
-    deal_out,
     find_duplicates,
+    partition_records,
     rows_key,
     select,
 )
@@ -76,9 +76,9 @@ def simulate(config: CorpusConfig, num_images: int, num_classes: int, labels: fl
     seconds = {}
     # Dealt into the real number of buckets, which costs most; then into one, so that a bucket is as large as a real one.
     task = SortTask(corpus=corpus.uri, number=0, num_files=1, num_buckets=num_tasks, chunks=(0,))
-    seconds["deal out"] = timed(lambda: deal_out(task))
+    seconds["deal out"] = timed(lambda: partition_records(task))
     task = task.model_copy(update={"num_buckets": 1})
-    deal_out(task)
+    partition_records(task)
     seconds["find duplicates"] = timed(lambda: find_duplicates(task))
     task = task.model_copy(update={"drops": (f"{PLAN}/drops/pixels-00000.bin",)})
     seconds["select"] = timed(lambda: select(task))

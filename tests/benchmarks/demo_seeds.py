@@ -21,7 +21,7 @@ from flows.commands.stack_commands import join_stack
 from flows.end_to_end import pretrain_then_transfer
 from flows.requests.forms import PipelineRequest
 from flows.requests.resolve import resolve_pipeline
-from flows.stages.engines import engines
+from flows.stages.engines import open_engines
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.input.augment import evaluation_pixels
@@ -57,10 +57,10 @@ def main() -> None:
     seeds = parser.parse_args().seeds
     join_stack(["demo-seeds"])
     settings, scores = Settings(), {}
-    with engines(settings) as at_hand:
+    with open_engines(settings) as engines:
         for seed in seeds:
             plan = resolve_pipeline(settings.root, PipelineRequest(seed=seed))
-            result = pretrain_then_transfer(plan, at_hand)
+            result = pretrain_then_transfer(plan, engines)
             for score in result.scores:
                 scores[score.task, seed, score.model_digest is not None] = score
     tasks = sorted({task for task, _, _ in scores})

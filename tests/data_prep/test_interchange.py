@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.decode import DecodePolicy, decode
 from data_prep.find_corpus import corpus_store
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.labels.classes import ClassInfo, ClassMap
 from data_prep.prepare import prepare
 from data_prep.report.dataset_card import dataset_card
 from data_prep.shard_format import Counts, Manifest, ShardReader, load_class_names, load_manifest, segment_keys

@@ -8,8 +8,8 @@ import urllib.parse
 import psutil
 import pytest
 
-from infra.local.place import MARK, load_place
 from infra.local.processes import processes_with
+from infra.local.stack_config import MARK, load_stack_config
 from infra.ray_jobs import RayJobs
 from infra.storage import open_store
 
@@ -32,7 +32,7 @@ def forms_of(secret: str) -> list[bytes]:
 
 
 def test_processes_have_secrets_in_their_environment_and_nowhere_else(stack, planted):
-    processes = processes_with(MARK, load_place(stack.directory).id)
+    processes = processes_with(MARK, load_stack_config(stack.directory).id)
     words = " ".join(" ".join(process.cmdline()) for process in processes if psutil.pid_exists(process.pid))
     assert len(processes) > 5
     assert "mlflow" in words
@@ -42,7 +42,7 @@ def test_processes_have_secrets_in_their_environment_and_nowhere_else(stack, pla
 
 
 def test_no_record_of_a_pipeline_holds_a_secret(stack, pipelines, in_stack, secrets):
-    root, place = open_store(in_stack.root), load_place(stack.directory)
+    root, config = open_store(in_stack.root), load_stack_config(stack.directory)
     records = {f"store: {key}": root.read(key) for key in root.list("")}
     jobs = RayJobs(in_stack.ray_address)
     for job in jobs.list():
@@ -50,7 +50,7 @@ def test_no_record_of_a_pipeline_holds_a_secret(stack, pipelines, in_stack, secr
     for database in ("mlflow/mlflow.db", "prefect/prefect.db"):
         with sqlite3.connect(stack.directory / database) as connection:
             records[database] = "\n".join(connection.iterdump()).encode()
-    for folder in (stack.log_dir, place.folder):
+    for folder in (stack.log_dir, config.folder):
         records |= {
             str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()
         }

@@ -29,7 +29,7 @@ from infra.ray_jobs import RayJobs
 from infra.runs.claims import ClaimHolder, read_claim, take_claim
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state, request_stop
-from infra.runs.stopping import StopWatch
+from infra.runs.stopping import StopPoller
 from infra.storage import StoreFailed, open_store
 from infra.stores import s3_store
 from vit.config import TrainConfig
@@ -254,7 +254,7 @@ def test_a_store_that_stays_away_is_named_and_what_was_saved_goes_on(
         return None
 
     with monkeypatch.context() as patch:
-        patch.setattr(StopWatch, "asked", asked)
+        patch.setattr(StopPoller, "asked", asked)
         with pytest.raises(StoreFailed) as failed:
             TrainingRun(run, attempt, World()).execute()
     assert failed.value.status == 503
@@ -278,7 +278,7 @@ def expected_with(expected, run):
 def test_a_stop_is_heard_once_the_store_is_back(proxy, s3_uri):
     run = open_store(s3_uri).child("runs/a")
     proxy.down = True
-    with StopWatch(run, 1) as watch:
+    with StopPoller(run, 1) as watch:
         assert watch.asked() is None
         proxy.down = False
         request_stop(run, "cancelled", by="test", attempt=1)
@@ -291,7 +291,7 @@ def test_a_store_killed_in_mid_training_is_waited_for(own_store, own_uri, on_dis
     corpus = copied(on_disk[0], own_uri)
     run, attempt = start(at(train_config("stores"), corpus), own_uri)
     steps = itertools.count(1)
-    monkeypatch.setattr(StopWatch, "asked", lambda watch: kill_store(own_store) if next(steps) == 8 else None)
+    monkeypatch.setattr(StopPoller, "asked", lambda watch: kill_store(own_store) if next(steps) == 8 else None)
     with ClaimHolder(run, attempt, every_s=0.1) as claim:
         assert TrainingRun(run, attempt, World()).execute() == "finished"
         assert claim.beat().attempt == attempt

@@ -59,6 +59,7 @@ print(json.dumps([said.getvalue(), sorted(sys.modules)]))
     ("command", "not_loaded"),
     [
         ("--help", (*HEAVY, *DATA, *SETTINGS)),
+        ("--version", (*HEAVY, *DATA, "rich", "psutil")),
         ("flows ls", (*HEAVY, *DATA)),
         ("vtab protocols", (*HEAVY, *DATA)),
         ("pretrain recipes", (*HEAVY, *DATA)),
@@ -76,6 +77,15 @@ def test_what_is_slow_to_import_is_not_imported_for_a_list(command, not_loaded, 
     said, loaded = json.loads(done.stdout)
     assert said or done.stderr
     assert [name for name in not_loaded if name in loaded] == []
+
+
+@pytest.mark.parametrize(
+    ("commit", "printed"), [("abc1234" + 33 * "0", "vitline 0.1.0 (commit abc1234)\n"), (None, "vitline 0.1.0\n")]
+)
+def test_the_version_is_printed_with_the_commit_of_a_checkout(vitline, monkeypatch, commit, printed):
+    monkeypatch.setattr("importlib.metadata.version", {"vitline": "0.1.0"}.__getitem__)
+    monkeypatch.setattr("infra.provenance.checkout_commit", lambda folder: commit)
+    assert vitline("--version") == (0, printed, "")
 
 
 def test_the_list_of_deployments_tells_them_apart(vitline):

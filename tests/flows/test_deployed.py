@@ -177,26 +177,26 @@ class TestNights:
     def test_one_never_overlaps_another_or_its_jobs(self, in_stack, scheduled):
         from flows.deployed import one_at_a_time
         from flows.on_prefect.flow_run import FlowRun
-        from flows.stages.engines import engines
+        from flows.stages.engines import open_engines
         from flows.stages.stage import Skipped
 
         now = datetime.now(UTC)
         night = FlowRun(None, "pretrain-then-transfer/nightly", True, now, {})
         by_hand = FlowRun(None, "pretrain-then-transfer/nightly", False, now, {})
         scheduled(now)
-        with engines(in_stack) as at_hand:
-            with one_at_a_time(at_hand, night), one_at_a_time(at_hand, by_hand):
+        with open_engines(in_stack) as engines:
+            with one_at_a_time(engines, night), one_at_a_time(engines, by_hand):
                 state = self.run(corpus="digits-0-to-4", tasks=["digits-5-to-9"], recipe="digits")
                 assert (state.type, state.name) == ("COMPLETED", "Skipped")
                 assert "pretrain-then-transfer-nightly is held by attempt " in state.message
             job = f"sleep-{now:%H%M%S%f}"
-            jobs = at_hand.cluster.jobs
+            jobs = engines.cluster.jobs
             jobs.submit(job, ["sleep", "600"], env={}, metadata={"deployment": "pretrain-then-transfer/nightly"})
             try:
                 with pytest.raises(Skipped, match=f"{job} of an earlier scheduled run is still at work"):  # noqa: SIM117
-                    with one_at_a_time(at_hand, night):
+                    with one_at_a_time(engines, night):
                         pass
             finally:
                 jobs.stop(job, wait_s=30)
-            with one_at_a_time(at_hand, night):
+            with one_at_a_time(engines, night):
                 pass

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from data_prep.config import CorpusConfig, Vtab
-from data_prep.corpora.official.carving import CARVINGS
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
 from data_prep.decode import DecodePolicy
 from data_prep.prepare import prepare
 from data_prep.shard_format import Manifest, shard_schema
@@ -34,7 +34,7 @@ from vit.models.build import build_network
 from vit.models.config import ViTConfig
 from vit.published import publish
 from vit.run_spec import make_spec
-from vit.vtab.evaluate import plan_contests
+from vit.vtab.evaluate import plan_task_sweeps
 from vit.vtab.trained.trials import TrialResult
 
 VALUES = Path(__file__).with_name("values.json")
@@ -56,7 +56,7 @@ def found(folder: Path) -> JSON:
     return {
         "corpora": {name: [manifest.version, manifest.digest] for name, manifest in corpora.items()},
         "splits": {name: split.digest for name, split in corpora["vtab-dtd"].splits.items()},
-        "official splits of VTAB": digest_of({name: list(splits) for name, splits in CARVINGS.items()}),
+        "official splits of VTAB": digest_of({name: list(splits) for name, splits in OFFICIAL_SPLITS.items()}),
         "run keys": run_keys(root, folder / "sources"),
         "model": open_store(model).read_json("config.json")["digest"],
         "score": score_record(root),
@@ -168,12 +168,15 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
 def score_record(root: str) -> JSON:
     """A score as it is stored, of trials that are made up, and where."""
     request = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper", from_scratch=False)
-    contest = plan_contests(evaluation_spec("birds-vtab", resolve_evaluate(root, request), root))[0]
-    trials = contest.select_trials()
+    task_sweep = plan_task_sweeps(evaluation_spec("birds-vtab", resolve_evaluate(root, request), root))[0]
+    trials = task_sweep.select_trials()
     results = [made_up(trial.key, i) for i, trial in enumerate(trials)]
-    final = contest.final_trial(results)
-    record = contest.score(results, made_up(final.key, 9), final).model_dump(mode="json")
-    return {"key": contest.score_key, "record": record | {"model": record["model"].removeprefix(open_store(root).uri)}}
+    final = task_sweep.final_trial(results)
+    record = task_sweep.score(results, made_up(final.key, 9), final).model_dump(mode="json")
+    return {
+        "key": task_sweep.score_key,
+        "record": record | {"model": record["model"].removeprefix(open_store(root).uri)},
+    }
 
 
 def made_up(key: str, number: int) -> TrialResult:

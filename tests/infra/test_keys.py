@@ -3,14 +3,14 @@ from datetime import date
 import pytest
 
 from infra.keys import run_key
-from infra.semantics import SEMANTICS
+from infra.result_versions import RESULT_VERSIONS
 
 
 def test_keys_of_known_inputs():
     # First 12 digits of `printf '%s' JSON | sha256sum`, JSON being
     # {"config_digest":"dd","inputs":{"a":"1","b":"2"},"night":"2026-01-31","semantics":1,"stage":"pretrain"} and
     # {"config_digest":"dd","inputs":{},"night":null,"semantics":1,"stage":"pretrain"}.
-    # A change here orphans every finished run: raise an integer in SEMANTICS instead.
+    # A change here orphans every finished run: raise an integer in RESULT_VERSIONS instead.
     night = date(2026, 1, 31)
     assert run_key("vit-b16", "pretrain", "dd", {"b": "2", "a": "1"}, night) == "vit-b16-0f603dbc39d3"
     assert run_key("vit-b16", "pretrain", "dd", {}) == "vit-b16-6c7d70d1f485"
@@ -29,7 +29,7 @@ def test_the_key_changes_with_everything_that_changes_results(monkeypatch):
         key(inputs={"model": "c"}),
         key(night=date(2026, 1, 31)),
     ]
-    monkeypatch.setitem(SEMANTICS, "pretrain", 2)
+    monkeypatch.setitem(RESULT_VERSIONS, "pretrain", 2)
     assert len({*variants, key()}) == len(variants) + 1
 
 

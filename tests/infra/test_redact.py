@@ -7,7 +7,7 @@ import pytest
 
 from flows.requests.forms import PipelineRequest, PrepareRequest
 from infra.redact import CleanFormatter, holds_credentials, redact
-from infra.runs.run_state import read_state, write_state, write_verdict
+from infra.runs.run_state import read_state, write_reconciled_state, write_state
 from infra.settings import secret_values
 from infra.storage import open_store
 
@@ -46,7 +46,7 @@ def test_an_error_that_quotes_a_secret_is_kept_without_it(monkeypatch, root):
     run = open_store(root).child("runs/r")
     write_state(run, "failed", 1, reason="denied for hunter2hunter2")
     assert read_state(run)["reason"] == "denied for ***"
-    write_verdict(run, "failed", 2, "denied for hunter2hunter2 at s3://a:b@c")
+    write_reconciled_state(run, "failed", 2, "denied for hunter2hunter2 at s3://a:b@c")
     assert read_state(run)["reason"] == "denied for *** at s3://c"
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)

@@ -12,7 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from infra.storage import Lost, Unwritable, check_writable, open_store, probe_conditional_writes, told_unwritable
+from infra.storage import (
+    PreconditionFailed,
+    Unwritable,
+    check_writable,
+    open_store,
+    probe_conditional_writes,
+    raising_unwritable,
+)
 
 BACKENDS = ["file", "memory", pytest.param("s3", marks=pytest.mark.s3)]
 
@@ -61,7 +68,7 @@ def test_list_takes_a_flat_prefix_and_shows_objects_only(store):
     for key in reversed(keys):
         store.create(key, b"{}")
     _, tag = store.read_tagged("top")
-    store.swap("top", b"swapped", tag)
+    store.compare_and_swap("top", b"swapped", tag)
     with store.writer("half") as file:
         file.write(b"not yet")
         assert store.list() == keys
@@ -118,7 +125,7 @@ def test_pyarrow_writes_and_reads_through_the_store(store):
 
 def test_a_created_object_is_not_created_again(store):
     store.create("claim", b"mine")
-    with pytest.raises(Lost, match="claim"):
+    with pytest.raises(PreconditionFailed, match="claim"):
         store.create("claim", b"yours")
     assert store.read("claim") == b"mine"
 
@@ -126,16 +133,16 @@ def test_a_created_object_is_not_created_again(store):
 def test_a_swap_wants_the_object_that_was_read(store):
     tag = store.create("claim", b"1")
     assert store.read_tagged("claim") == (b"1", tag)
-    second = store.swap("claim", b"2", tag)
-    with pytest.raises(Lost):
-        store.swap("claim", b"3", tag)
-    third = store.swap("claim", b"3", second)
+    second = store.compare_and_swap("claim", b"2", tag)
+    with pytest.raises(PreconditionFailed):
+        store.compare_and_swap("claim", b"3", tag)
+    third = store.compare_and_swap("claim", b"3", second)
     assert store.read_tagged("claim") == (b"3", third)
-    with pytest.raises(Lost):
-        store.swap("absent", b"1", third)
+    with pytest.raises(PreconditionFailed):
+        store.compare_and_swap("absent", b"1", third)
     store.delete("claim")
-    with pytest.raises(Lost):
-        store.swap("claim", b"4", third)
+    with pytest.raises(PreconditionFailed):
+        store.compare_and_swap("claim", b"4", third)
     assert store.list() == []
 
 
@@ -143,7 +150,7 @@ def test_of_many_creators_one_wins(store):
     def create(n):
         try:
             store.create("claim", str(n).encode())
-        except Lost:
+        except PreconditionFailed:
             return None
         return n
 
@@ -157,9 +164,9 @@ def count_up(uri, times):
     while done < times:
         value, tag = store.read_tagged("counter")
         try:
-            store.swap("counter", str(int(value) + 1).encode(), tag)
+            store.compare_and_swap("counter", str(int(value) + 1).encode(), tag)
             done += 1
-        except Lost:
+        except PreconditionFailed:
             continue
 
 
@@ -219,7 +226,7 @@ def test_the_probe_passes_an_honest_store_and_names_a_dishonest_one(store, monke
         store.write(key, data)
         return "tag"
 
-    monkeypatch.setattr(store, "swap", swap_blindly)
+    monkeypatch.setattr(store, "compare_and_swap", swap_blindly)
     with pytest.raises(RuntimeError, match="swap with a stale tag"):
         probe_conditional_writes(store)
     assert store.list() == []
@@ -255,6 +262,6 @@ def test_a_place_that_cannot_be_written_says_what_names_it(tmp_path):
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
     with pytest.raises(Unwritable):
         check_writable(open_store(tmp_path / "file/store"))
-    with pytest.raises(OSError, match="No space left") as full, told_unwritable("the root"):
+    with pytest.raises(OSError, match="No space left") as full, raising_unwritable("the root"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert full.type is OSError

@@ -200,7 +200,7 @@ def test_a_model_is_loaded_by_name_as_the_commands_find_it(network, in_folder, m
 def test_in_the_folder_of_a_stack_that_is_down_its_store_is_read_or_the_next_step_named(
     network, in_folder, monkeypatch
 ):
-    from infra.local.place import Place
+    from infra.local.stack_config import StackConfig
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     directory, before = in_folder / ".vitline" / "stack", dict(os.environ)
@@ -208,8 +208,10 @@ def test_in_the_folder_of_a_stack_that_is_down_its_store_is_read_or_the_next_ste
 
     def stack(object_store):
         ports = dict.fromkeys(("s3", "mlflow", "prefect", "ray"), 9)
-        place = Place(id="0a", directory=directory, ports=ports, object_store=object_store, artifacts_in_store=False)
-        (directory / "place.json").write_text(place.model_dump_json(exclude={"directory"}))
+        config = StackConfig(
+            id="0a", directory=directory, ports=ports, object_store=object_store, artifacts_in_store=False
+        )
+        (directory / "place.json").write_text(config.model_dump_json(exclude={"directory"}))
 
     stack(object_store=True)
     with pytest.raises(CheckpointError, match=r"'birds' is no .* is down, .* `vitline stack up` starts it"):

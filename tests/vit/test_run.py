@@ -10,7 +10,7 @@ from infra.config import replace
 from infra.runs.claims import take_claim
 from infra.runs.journal import list_segments, read_journal
 from infra.runs.run_state import read_state, request_stop
-from infra.runs.stopping import StopWatch
+from infra.runs.stopping import StopPoller
 from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
@@ -111,7 +111,7 @@ def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_con
     run, attempt = start(config)
     asked = itertools.count(1)  # once a step
     with monkeypatch.context() as patch:
-        patch.setattr(StopWatch, "asked", lambda watch: "preempted" if next(asked) == 7 else None)
+        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 7 else None)
         assert TrainingRun(run, attempt, World()).execute() == "preempted"
     assert read_state(run)["step"] == 7
     run, attempt = start(config, run)

@@ -210,7 +210,7 @@ def _positions(config: TransformerConfig, weights: Mapping[str, Tensor], report:
 # What each of our parameters is made of.
 
 
-class Recipe(NamedTuple):
+class TensorRule(NamedTuple):
     """One of our parameters: the entries it is made of, and how."""
 
     name: str
@@ -218,31 +218,31 @@ class Recipe(NamedTuple):
     make: Callable[..., Tensor]
 
 
-def _recipes(config: NetworkConfig) -> Iterator[Recipe]:
+def _recipes(config: NetworkConfig) -> Iterator[TensorRule]:
     if isinstance(config, BiTConfig):
         yield from _bit_recipes(config)
     elif isinstance(config, TransformerConfig):
         yield from _transformer_recipes(config)
-    yield Recipe("head.weight", ("head/kernel",), lambda k: _dense(k.reshape(k.shape[-2:])))
-    yield Recipe("head.bias", ("head/bias",), _same)
+    yield TensorRule("head.weight", ("head/kernel",), lambda k: _dense(k.reshape(k.shape[-2:])))
+    yield TensorRule("head.bias", ("head/bias",), _same)
 
 
-def _transformer_recipes(config: TransformerConfig) -> Iterator[Recipe]:
+def _transformer_recipes(config: TransformerConfig) -> Iterator[TensorRule]:
     if isinstance(config, HybridConfig):
         yield from _resnet_recipes(config)
-    yield Recipe("patch_embed.weight", ("embedding/kernel",), _conv)
-    yield Recipe("patch_embed.bias", ("embedding/bias",), _same)
+    yield TensorRule("patch_embed.weight", ("embedding/kernel",), _conv)
+    yield TensorRule("patch_embed.bias", ("embedding/bias",), _same)
     if config.pool == "token":
-        yield Recipe("cls_token", ("cls",), _same)
+        yield TensorRule("cls_token", ("cls",), _same)
     if config.pos_embed == "learned-1d":
-        yield Recipe("pos_embed", ("pos_embedding",), _same)
+        yield TensorRule("pos_embed", ("pos_embedding",), _same)
     for i in range(config.depth):
         theirs, ours = f"{BLOCK}{i}", f"blocks.{i}"
         attention = f"{theirs}/MultiHeadDotProductAttention_0"
         parts = [f"{attention}/{part}" for part in ("query", "key", "value")]
         yield from _norm(f"{ours}.norm1", f"{theirs}/LayerNorm_0")
-        yield Recipe(f"{ours}.attention.qkv.weight", tuple(f"{p}/kernel" for p in parts), _stack(_projection))
-        yield Recipe(f"{ours}.attention.qkv.bias", tuple(f"{p}/bias" for p in parts), _stack(_flat))
+        yield TensorRule(f"{ours}.attention.qkv.weight", tuple(f"{p}/kernel" for p in parts), _stack(_projection))
+        yield TensorRule(f"{ours}.attention.qkv.bias", tuple(f"{p}/bias" for p in parts), _stack(_flat))
         yield from _out(f"{ours}.attention.out", f"{attention}/out")
         yield from _norm(f"{ours}.norm2", f"{theirs}/LayerNorm_1")
         yield from _mlp(ours, f"{theirs}/MlpBlock_0")
@@ -250,21 +250,21 @@ def _transformer_recipes(config: TransformerConfig) -> Iterator[Recipe]:
     if config.pool == "map":
         attention = "MAPHead_0/MultiHeadDotProductAttention_0"
         pair = [f"{attention}/{part}" for part in ("key", "value")]
-        yield Recipe("pool.probe", ("MAPHead_0/probe",), _same)
-        yield Recipe("pool.query.weight", (f"{attention}/query/kernel",), _projection)
-        yield Recipe("pool.query.bias", (f"{attention}/query/bias",), _flat)
-        yield Recipe("pool.key_value.weight", tuple(f"{p}/kernel" for p in pair), _stack(_projection))
-        yield Recipe("pool.key_value.bias", tuple(f"{p}/bias" for p in pair), _stack(_flat))
+        yield TensorRule("pool.probe", ("MAPHead_0/probe",), _same)
+        yield TensorRule("pool.query.weight", (f"{attention}/query/kernel",), _projection)
+        yield TensorRule("pool.query.bias", (f"{attention}/query/bias",), _flat)
+        yield TensorRule("pool.key_value.weight", tuple(f"{p}/kernel" for p in pair), _stack(_projection))
+        yield TensorRule("pool.key_value.bias", tuple(f"{p}/bias" for p in pair), _stack(_flat))
         yield from _out("pool.out", f"{attention}/out")
         yield from _norm("pool.norm", "MAPHead_0/LayerNorm_0")
         yield from _mlp("pool", "MAPHead_0/MlpBlock_0")
     if config.pre_logits:
-        yield Recipe("pre_logits.weight", ("pre_logits/kernel",), _dense)
-        yield Recipe("pre_logits.bias", ("pre_logits/bias",), _same)
+        yield TensorRule("pre_logits.weight", ("pre_logits/kernel",), _dense)
+        yield TensorRule("pre_logits.bias", ("pre_logits/bias",), _same)
 
 
-def _resnet_recipes(config: HybridConfig) -> Iterator[Recipe]:
-    yield Recipe("resnet.conv_root.weight", ("conv_root/kernel",), _conv)
+def _resnet_recipes(config: HybridConfig) -> Iterator[TensorRule]:
+    yield TensorRule("resnet.conv_root.weight", ("conv_root/kernel",), _conv)
     yield from _norm("resnet.norm_root", "gn_root")
     for i, blocks in enumerate(config.stages):
         for j in range(blocks):
@@ -273,38 +273,38 @@ def _resnet_recipes(config: HybridConfig) -> Iterator[Recipe]:
             )
 
 
-def _bit_recipes(config: BiTConfig) -> Iterator[Recipe]:
-    yield Recipe("conv_root.weight", ("root_block/conv_root/kernel",), _conv)
+def _bit_recipes(config: BiTConfig) -> Iterator[TensorRule]:
+    yield TensorRule("conv_root.weight", ("root_block/conv_root/kernel",), _conv)
     for i, blocks in enumerate(config.stages):
         for j in range(blocks):
             yield from _unit(f"stages.{i}.{j}", f"block{i + 1}/unit{j + 1:02d}", projects=j == 0, projection_norm=False)
     yield from _norm("norm", "norm-pre-head")
 
 
-def _unit(ours: str, theirs: str, projects: bool, projection_norm: bool) -> Iterator[Recipe]:
+def _unit(ours: str, theirs: str, projects: bool, projection_norm: bool) -> Iterator[TensorRule]:
     for n in (1, 2, 3):
-        yield Recipe(f"{ours}.conv{n}.weight", (f"{theirs}/conv{n}/kernel",), _conv)
+        yield TensorRule(f"{ours}.conv{n}.weight", (f"{theirs}/conv{n}/kernel",), _conv)
         yield from _norm(f"{ours}.norm{n}", f"{theirs}/gn{n}")
     if projects:
-        yield Recipe(f"{ours}.conv_proj.weight", (f"{theirs}/conv_proj/kernel",), _conv)
+        yield TensorRule(f"{ours}.conv_proj.weight", (f"{theirs}/conv_proj/kernel",), _conv)
         if projection_norm:
             yield from _norm(f"{ours}.norm_proj", f"{theirs}/gn_proj")
 
 
-def _norm(ours: str, theirs: str) -> Iterator[Recipe]:
-    yield Recipe(f"{ours}.weight", (f"{theirs}/scale",), _same)
-    yield Recipe(f"{ours}.bias", (f"{theirs}/bias",), _same)
+def _norm(ours: str, theirs: str) -> Iterator[TensorRule]:
+    yield TensorRule(f"{ours}.weight", (f"{theirs}/scale",), _same)
+    yield TensorRule(f"{ours}.bias", (f"{theirs}/bias",), _same)
 
 
-def _mlp(ours: str, theirs: str) -> Iterator[Recipe]:
+def _mlp(ours: str, theirs: str) -> Iterator[TensorRule]:
     for n in (1, 2):
-        yield Recipe(f"{ours}.fc{n}.weight", (f"{theirs}/Dense_{n - 1}/kernel",), _dense)
-        yield Recipe(f"{ours}.fc{n}.bias", (f"{theirs}/Dense_{n - 1}/bias",), _same)
+        yield TensorRule(f"{ours}.fc{n}.weight", (f"{theirs}/Dense_{n - 1}/kernel",), _dense)
+        yield TensorRule(f"{ours}.fc{n}.bias", (f"{theirs}/Dense_{n - 1}/bias",), _same)
 
 
-def _out(ours: str, theirs: str) -> Iterator[Recipe]:
-    yield Recipe(f"{ours}.weight", (f"{theirs}/kernel",), lambda k: _dense(k.reshape(-1, k.shape[-1])))
-    yield Recipe(f"{ours}.bias", (f"{theirs}/bias",), _same)
+def _out(ours: str, theirs: str) -> Iterator[TensorRule]:
+    yield TensorRule(f"{ours}.weight", (f"{theirs}/kernel",), lambda k: _dense(k.reshape(-1, k.shape[-1])))
+    yield TensorRule(f"{ours}.bias", (f"{theirs}/bias",), _same)
 
 
 def _same(array: np.ndarray) -> Tensor:

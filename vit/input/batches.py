@@ -17,8 +17,8 @@ from vit.input.decoded_cache import DecodedCache, Label
 from vit.input.load_queue import NOW, Load, LoadQueue
 from vit.input.mixture import Mixture
 from vit.input.order import Order, RowGroups
+from vit.input.prefetch import Prefetcher, Work
 from vit.input.read_shards import Example, LaneReader, RowGroup, SplitReader
-from vit.input.run_ahead import RunAhead, Work
 from vit.input.schedule import Schedule, Share
 
 _LOADER_THREADS = 2
@@ -68,7 +68,7 @@ def train_batches(
     decoded_cache_bytes: int = 0,
     cache: DecodedCache | None = None,
     prefetch_steps: int = 2,
-) -> RunAhead[list[Batch]]:
+) -> Prefetcher[list[Batch]]:
     """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: for ever).
 
     Every rank yields the same number of micro-batches in a step, each of `micro_batch_size` examples, padding included;
@@ -99,7 +99,7 @@ def mixture_batches(
     threads: int = 1,
     decoded_cache_bytes: int = 0,
     prefetch_steps: int = 2,
-) -> RunAhead[list[Batch]]:
+) -> Prefetcher[list[Batch]]:
     """As `train_batches`, from several corpora by weight, with labels of one class map of `num_classes`.
 
     Of every `block_slots` slots each source has its exact share. Labels are class ids if all corpora are single-label.
@@ -136,7 +136,7 @@ def eval_batches(
     decoded_cache_bytes: int = 0,
     cache: DecodedCache | None = None,
     prefetch_batches: int = 2,
-) -> RunAhead[Batch]:
+) -> Prefetcher[Batch]:
     """Iterates this rank's part of a split, every example exactly once over all ranks, in row order.
 
     Rank r has rows [N r // W, N (r + 1) // W); every rank yields the same number of batches, padding masked. The row of
@@ -153,7 +153,7 @@ def eval_batches(
         reader.close()
 
     work = _eval_work(reader, assembly, loads, rank, world_size)
-    return RunAhead(work, threads=threads, depth=prefetch_batches, on_close=close)
+    return Prefetcher(work, threads=threads, depth=prefetch_batches, on_close=close)
 
 
 def row_batches(
@@ -166,7 +166,7 @@ def row_batches(
     batch_size: int,
     threads: int = 1,
     prefetch_batches: int = 2,
-) -> RunAhead[Batch]:
+) -> Prefetcher[Batch]:
     """Iterates the evaluation views of some rows of a split, range after range.
 
     A batch never reaches over the end of its range, where it is smaller: nothing is padded. Raises as `train_batches`.
@@ -187,7 +187,7 @@ def row_batches(
                 batch, tasks = assembly.batch(part, [view] * len(part), start)
                 yield tasks, batch
 
-    return RunAhead(work(), threads=threads, depth=prefetch_batches, on_close=close)
+    return Prefetcher(work(), threads=threads, depth=prefetch_batches, on_close=close)
 
 
 def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Order:
@@ -210,7 +210,7 @@ def _train(
     num_steps: int | None,
     threads: int,
     prefetch_steps: int,
-) -> RunAhead[list[Batch]]:
+) -> Prefetcher[list[Batch]]:
     loads = LoadQueue(_LOADER_THREADS)
     lanes = [LaneReader(split, order, loads, _READ_AHEAD_BYTES // len(sources)) for split, order in sources]
 
@@ -234,7 +234,7 @@ def _train(
                 tasks += of_batch
             yield tasks, batches
 
-    return RunAhead(work(), threads=threads, depth=prefetch_steps, on_close=close)
+    return Prefetcher(work(), threads=threads, depth=prefetch_steps, on_close=close)
 
 
 def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:

@@ -48,9 +48,12 @@ RECIPES: dict[str, Recipe] = {
     ),
     **{f"{prefixed(variant)}-jft": _jft(variant) for variant in paper.JFT},
     "digits": Recipe(
-        "the same network on digits, where the emoji cannot be fetched", lambda: (digits.pretrain(), emoji.execution())
+        "the same network on digits, where the emoji cannot be fetched",
+        lambda: (digits.pretrain_recipe(), emoji.execution()),
     ),
-    "emoji": Recipe("the demo's small ViT, minutes on two CPU cores", lambda: (emoji.pretrain(), emoji.execution())),
+    "emoji": Recipe(
+        "the demo's small ViT, minutes on two CPU cores", lambda: (emoji.pretrain_recipe(), emoji.execution())
+    ),
 }
 
 

@@ -5,6 +5,6 @@ from vit.config import TrainRecipe
 from vit.recipes import emoji
 
 
-def pretrain() -> TrainRecipe:
+def pretrain_recipe() -> TrainRecipe:
     """About 51 passes over the 750 training images of the digits 0 to 4."""
-    return replace(emoji.pretrain(), **{"input.augment.flip": False, "total_steps": 300})
+    return replace(emoji.pretrain_recipe(), **{"input.augment.flip": False, "total_steps": 300})

@@ -14,7 +14,7 @@ def network() -> ViTConfig:
     )
 
 
-def pretrain(seed: int = 0) -> TrainRecipe:
+def pretrain_recipe(seed: int = 0) -> TrainRecipe:
     """About 86 passes over the emoji of the training groups."""
     return TrainRecipe(
         model=network(),

@@ -12,8 +12,8 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from data_prep.shard_format import Manifest, ShardReader, load_manifest
 from infra.config import FrozenConfig, digest_of
-from infra.semantics import SEMANTICS
-from infra.storage import Lost, Store, open_store
+from infra.result_versions import RESULT_VERSIONS
+from infra.storage import PreconditionFailed, Store, open_store
 from vit.config import TrainRecipe
 from vit.models.config import AnyNetworkConfig
 from vit.vtab.probes import Probe
@@ -100,7 +100,7 @@ class Score(FrozenConfig):
         return f"{metric_group(self.task)}/{benchmark_name(self.task)}/top1"
 
 
-class Contest(FrozenConfig):
+class TaskSweep(FrozenConfig):
     """All trials of one model on one task with one seed."""
 
     task: TaskRef
@@ -157,7 +157,7 @@ class Contest(FrozenConfig):
     def score_key(self) -> str:
         """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
         model = self.model_digest[:12] if self.model_digest else f"scratch-{digest_of(self.settings[0].model)[:12]}"
-        semantics = [SEMANTICS[stage] for stage in ("finetune", "evaluate")]
+        semantics = [RESULT_VERSIONS[stage] for stage in ("finetune", "evaluate")]
         depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, semantics]
         identity = digest_of(depends_on)[:6]
         return (
@@ -193,22 +193,22 @@ def replaced(score_key: str) -> str | None:
     return f"{match[1]}{again(int(match[2]) - 1)}.json" if match else None
 
 
-def plan_contests(spec: EvaluationSpec) -> list[Contest]:
+def plan_task_sweeps(spec: EvaluationSpec) -> list[TaskSweep]:
     """The contests of an evaluation.
 
     Raises ValueError for a corpus that is no task and for a model that is none, before anything is trained.
     """
     assert isinstance(spec.protocol, Protocol)
     digests = [published_digest(model) for model in spec.models]
-    contests = []
+    task_sweeps = []
     for task in spec.tasks:
         corpus = open_store(task.corpus)
         manifest = load_manifest(corpus)
         splits = find_task_splits(manifest.splits, task.corpus, spec.protocol.splits)
         facts = task_facts(corpus, manifest, splits)
         for model, digest in zip(spec.models, digests, strict=True):
-            contests += [
-                Contest(
+            task_sweeps += [
+                TaskSweep(
                     task=task,
                     corpus_digest=manifest.digest,
                     decode_digest=digest_of(manifest.decode_policy),
@@ -224,7 +224,7 @@ def plan_contests(spec: EvaluationSpec) -> list[Contest]:
                 )
                 for seed in spec.seeds
             ]
-    return contests
+    return task_sweeps
 
 
 def task_facts(corpus: Store, manifest: Manifest, splits: TaskSplits) -> TaskFacts:
@@ -251,30 +251,30 @@ def published_digest(model: str | None) -> str | None:
         ) from error
 
 
-def next_trials(contest: Contest, trials: Store) -> tuple[list[Trial], Score | None]:
+def next_trials(task_sweep: TaskSweep, trials: Store) -> tuple[list[Trial], Score | None]:
     """What is left to run for a contest, from what the store holds; the score once nothing is."""
-    select = contest.select_trials()
+    select = task_sweep.select_trials()
     results = [finished_result(trials, trial) for trial in select]
     if todo := [trial for trial, result in zip(select, results, strict=True) if result is None]:
         return todo, None
     done = [result for result in results if result is not None]
-    final = contest.final_trial(done)
+    final = task_sweep.final_trial(done)
     result = finished_result(trials, final)
-    return ([final], None) if result is None else ([], contest.score(done, result, final))
+    return ([final], None) if result is None else ([], task_sweep.score(done, result, final))
 
 
-def record_score(root: Store, contest: Contest, score: Score) -> Score:
+def record_score(root: Store, task_sweep: TaskSweep, score: Score) -> Score:
     """Stores a score; where one is stored already, that one holds and is returned."""
     try:
-        root.create(contest.score_key, score.model_dump_json(indent=1).encode())
+        root.create(task_sweep.score_key, score.model_dump_json(indent=1).encode())
         return score
-    except Lost:
-        return Score.model_validate(root.read_json(contest.score_key))
+    except PreconditionFailed:
+        return Score.model_validate(root.read_json(task_sweep.score_key))
 
 
-def stored_score(root: Store, contest: Contest) -> Score | None:
+def stored_score(root: Store, task_sweep: TaskSweep) -> Score | None:
     try:
-        return Score.model_validate(root.read_json(contest.score_key))
+        return Score.model_validate(root.read_json(task_sweep.score_key))
     except FileNotFoundError:
         return None
 
@@ -285,5 +285,5 @@ def list_scores(root: Store) -> Iterator[Score]:
         yield Score.model_validate(root.read_json(key))
 
 
-def total_trials(contests: Iterable[Contest]) -> int:
-    return sum(len(contest.settings) + 1 for contest in contests)
+def total_trials(task_sweeps: Iterable[TaskSweep]) -> int:
+    return sum(len(task_sweep.settings) + 1 for task_sweep in task_sweeps)

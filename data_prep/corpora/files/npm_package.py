@@ -19,7 +19,7 @@ from infra.storage import Store
 _FETCH_TIMEOUT_S = 600
 
 
-class Member(FrozenConfig):
+class PackageFile(FrozenConfig):
     """A file of the package: where it lies in the object of all members."""
 
     name: str
@@ -32,7 +32,7 @@ class PackageIndex(FrozenConfig):
     """What is kept of a package; written after the members."""
 
     package_sha256: str
-    members: tuple[Member, ...]
+    members: tuple[PackageFile, ...]
 
 
 class NpmPackage(FrozenConfig):
@@ -46,7 +46,7 @@ class NpmPackage(FrozenConfig):
     def members_key(self) -> str:
         return f"{self.name}-{self.version}/members.bin"
 
-    def fetched(self, cache: Store, wanted: Callable[[str], bool]) -> dict[str, Member]:
+    def fetched(self, cache: Store, wanted: Callable[[str], bool]) -> dict[str, PackageFile]:
         """The members whose name inside the package is `wanted`, from the cache or by `npm pack` into it.
 
         An archive `<name>-<version>.tgz` that lies in the cache is used instead of fetching. Raises FetchUnavailable
@@ -121,7 +121,7 @@ class NpmPackage(FrozenConfig):
                 data = content.read()
                 kept.write(data)
                 sha256 = hashlib.sha256(data).hexdigest()
-                members.append(Member(name=name, offset=offset, length=len(data), sha256=sha256))
+                members.append(PackageFile(name=name, offset=offset, length=len(data), sha256=sha256))
                 offset += len(data)
         index = PackageIndex(package_sha256=self.sha256, members=tuple(members))
         cache.write_json(self._index_key, index.model_dump(mode="json"))

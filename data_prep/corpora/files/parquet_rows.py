@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.label_texts import plain_text
+from data_prep.labels.label_texts import plain_text
 from infra.storage import Store
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO, cast
 
 from data_prep.corpora.files.parquet_rows import Refusal
-from data_prep.label_texts import short
+from data_prep.labels.label_texts import short
 from infra.storage import Store
 
 DELIMITERS = {"CSV": ",", "TSV": "\t"}

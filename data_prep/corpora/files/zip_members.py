@@ -23,7 +23,7 @@ _UNLIKE_DIRECTORY = "size or checksum differ from the directory"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ZipEntry:
     """An entry of the directory: the member, and where and how its bytes are kept."""
 
     member: Member
@@ -76,7 +76,7 @@ class ZipDirectory:
                 return position, disk, first_disk, num, length, offset
         raise ArchiveDamaged(self.archive, end, "no zip64 directory where there should be one")
 
-    def entries(self, start: int = 0, end: int | None = None) -> Iterator[Entry]:
+    def entries(self, start: int = 0, end: int | None = None) -> Iterator[ZipEntry]:
         """Entries whose place in the archive is in [start, end), by default all. Raises ArchiveDamaged."""
         first, last = max(self.begin, start), self.end if end is None else min(self.end, end)
         source, number, claimed = Ranges(self._store, self._key, first, last), 0, 0
@@ -91,7 +91,7 @@ class ZipDirectory:
             what = f"{number:,} entries in a directory of {self.num_entries:,}"
             raise ArchiveDamaged(self.archive, last, what)
 
-    def _next_entry(self, source: Ranges) -> Entry:
+    def _next_entry(self, source: Ranges) -> ZipEntry:
         at = source.position
         fixed = source.take(_ENTRY.size)
         if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\1\2":
@@ -117,7 +117,7 @@ class ZipDirectory:
         if not refused and kind != "folder":
             refused = self._refused(flags, method, self._shift + start + _LOCAL.size + n + packed)
         member = Member(path, size, None, kind, None, refused, at)
-        entry = Entry(member, name, self._shift + start, packed, method == 8, crc)
+        entry = ZipEntry(member, name, self._shift + start, packed, method == 8, crc)
         return self._with_target(entry) if kind == "link" and not refused else entry
 
     def _refused(self, flags: int, method: int, end: int) -> tuple[str, str] | None:
@@ -129,14 +129,14 @@ class ZipDirectory:
             return "damaged_archive", f"claims bytes up to {end:,}; the zip directory begins at {self.begin:,}"
         return None
 
-    def _with_target(self, entry: Entry) -> Entry:
+    def _with_target(self, entry: ZipEntry) -> ZipEntry:
         member, data = self.read(entry, self._link_source, _MAX_LINK_BYTES)
         if data is not None and len(data) > _MAX_LINK_BYTES:
             member, data = replace(member, refused=("damaged_archive", "a link of many bytes")), None
         target = None if data is None else data.decode(errors="replace")
         return replace(entry, member=replace(member, target=target, offset=None))
 
-    def read(self, entry: Entry, source: Ranges, max_bytes: int) -> tuple[Member, bytes | None]:
+    def read(self, entry: ZipEntry, source: Ranges, max_bytes: int) -> tuple[Member, bytes | None]:
         """The member with its offset, if it has one, and its first `max_bytes` + 1 bytes; or refused."""
         if refused := self._go_to(entry, source):
             return replace(entry.member, refused=refused), None
@@ -149,7 +149,7 @@ class ZipDirectory:
             return replace(entry.member, refused=("damaged_archive", _UNLIKE_DIRECTORY)), None
         return replace(entry.member, offset=None if entry.deflated else offset), data
 
-    def pieces(self, entry: Entry) -> Iterator[bytes]:
+    def pieces(self, entry: ZipEntry) -> Iterator[bytes]:
         """All bytes of a member in order, some MiB at a time, however many they are. Raises ArchiveDamaged where they are
         not what the directory says; what is found at their end, as by the checksum, is raised behind the last piece."""
         source, size, crc = Ranges(self._store, self._key, 0, self.begin), 0, 0
@@ -164,7 +164,7 @@ class ZipDirectory:
         if (size, crc) != (entry.member.size, entry.crc):
             raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {_UNLIKE_DIRECTORY}")
 
-    def _go_to(self, entry: Entry, source: Ranges) -> tuple[str, str] | None:
+    def _go_to(self, entry: ZipEntry, source: Ranges) -> tuple[str, str] | None:
         """Leave the source at the member's first byte, or say why there is none."""
         source.skip_to(entry.start)
         fixed = source.take(_LOCAL.size)
@@ -198,9 +198,9 @@ def read_zip(
             yield member, data
 
 
-def _batches(entries: Iterator[Entry], size: int) -> Iterator[list[Entry]]:
+def _batches(entries: Iterator[ZipEntry], size: int) -> Iterator[list[ZipEntry]]:
     """Lists of `size`; what damage is raised comes after all entries before it."""
-    batch: list[Entry] = []
+    batch: list[ZipEntry] = []
     try:
         for entry in entries:
             batch.append(entry)
@@ -213,7 +213,7 @@ def _batches(entries: Iterator[Entry], size: int) -> Iterator[list[Entry]]:
     yield batch
 
 
-def _unpacked(entry: Entry, source: Ranges, at_most: int) -> Iterator[bytes]:
+def _unpacked(entry: ZipEntry, source: Ranges, at_most: int) -> Iterator[bytes]:
     """The first bytes of a member, of which the source stands at the first. Raises zlib.error."""
     packed = _packed(source, entry.packed_size if entry.deflated else min(entry.packed_size, at_most))
     yield from _inflated(packed, at_most) if entry.deflated else packed

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.corpora.files.archives import archive_kind, read_members
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.parquet_files import read_parquet
 from infra.storage import Store
 
@@ -42,7 +42,7 @@ def _files(store: Store, key: str, wanted: Callable[[str], bool]) -> Iterator[tu
         yield key, uri, store.read(key, 0, _MAX_TEXT_BYTES + 1)
 
 
-def keep_labels(place: Place, labels: Mapping[str, Mapping[str, int]]) -> None:
+def keep_labels(work: WorkFolder, labels: Mapping[str, Mapping[str, int]]) -> None:
     """Keep labels, by split and key, for the workers: they need not read all annotations again for a few pictures."""
     rows = [(split, key, label) for split, of_split in labels.items() for key, label in of_split.items()]
     splits, keys, classes = zip(*rows, strict=True) if rows else ((), (), ())
@@ -53,12 +53,12 @@ def keep_labels(place: Place, labels: Mapping[str, Mapping[str, int]]) -> None:
     }
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd")
-    place.work.write(_LABELS, sink.getvalue().to_pybytes())
+    work.work.write(_LABELS, sink.getvalue().to_pybytes())
 
 
-def kept_labels(place: Place) -> dict[tuple[str, str], int]:
+def kept_labels(work: WorkFolder) -> dict[tuple[str, str], int]:
     """What `keep_labels` has kept, by split and key."""
-    with place.work.open(_LABELS) as file:
+    with work.work.open(_LABELS) as file:
         table = read_parquet(file)
     splits, keys, labels = (table[name].to_pylist() for name in ("split", "key", "label"))
     return dict(zip(zip(splits, keys, strict=True), labels, strict=True))

@@ -5,18 +5,18 @@ from typing import Any
 
 from data_prep.corpora.files.archive_members import Member
 from data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from infra.storage import Store
 
 
-def picture_parts(store: Store, key: str, place: Place) -> Iterator[Part]:
+def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
     """Parts of an archive, or of a folder (`key` ends with /)."""
     if key.endswith("/"):
         batch: list[Any] = []
         number = 0
         for found in store.scan(key):
             batch.append(found.key)
-            if len(batch) == place.examples_per_part:
+            if len(batch) == work.examples_per_part:
                 yield Part(name=f"{key}{number:06d}", num_examples=len(batch), where={"key": key, "files": batch})
                 batch, number = [], number + 1
         if batch:
@@ -24,7 +24,7 @@ def picture_parts(store: Store, key: str, place: Place) -> Iterator[Part]:
     elif archive_kind(key) == "tar.gz":  # what is inside is read from its beginning
         yield Part(name=key, num_bytes=store.size(key), where={"key": key})
     else:
-        for number, stretch in enumerate(stretches(index(store, key), place.examples_per_part)):
+        for number, stretch in enumerate(stretches(index(store, key), work.examples_per_part)):
             where: dict[str, Any] = {
                 "key": key,
                 "stretch": {"start": stretch.start, "end": stretch.end, "whole": stretch.whole},

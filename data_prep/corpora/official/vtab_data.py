@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from data_prep.corpora.official.official_files import OfficialFiles
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from infra.storage import Listed, Store
 
 Key = str | int
@@ -52,9 +52,9 @@ class VtabData(ABC):
         """In the order of the classes."""
 
     @abstractmethod
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         """As `RawCorpus.parts`."""
 
     @abstractmethod
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         """Every picture of a part; those of keys that `keys` lacks are left out later."""

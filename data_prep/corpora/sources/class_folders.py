@@ -15,9 +15,9 @@ from typing import Any, cast
 from data_prep.config import ClassFolders, CorpusRecipe
 from data_prep.corpora.files.archive_members import Member, link_target
 from data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
-from data_prep.corpora.raw import ListedCorpus, Part, Place, RawExample, Spill, SplitRule
+from data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
 from data_prep.corpora.sources.folder_layout import (
-    Layout,
+    FolderLayout,
     Links,
     Names,
     Refused,
@@ -28,14 +28,14 @@ from data_prep.corpora.sources.folder_layout import (
     readable_id,
     refusal_by_name,
 )
-from data_prep.labels import ClassInfo
+from data_prep.labels.classes import ClassInfo
 from infra.storage import checked_key, open_store
 
 _SURVEY_KEY = "archive.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """A file found: its path below the folder as the disk spells it, and why it is refused, if so."""
 
     path: str
@@ -75,15 +75,15 @@ class ClassFolderCorpus(ListedCorpus):
             digest.update(text.encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def parts(self, place: Place) -> Iterator[Part]:
-        return self._archive.parts(place) if self._archive else super().parts(place)
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        return self._archive.parts(work) if self._archive else super().parts(work)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        return self._archive.examples(part, place) if self._archive else super().examples(part, place)
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        return self._archive.examples(part, work) if self._archive else super().examples(part, work)
 
-    def listing(self, place: Place) -> Iterator[RawExample]:
+    def listing(self, work: WorkFolder) -> Iterator[RawExample]:
         entries = self._walk()
-        layout = Layout(self._split_folders(), only_splits=self._top_folders == "splits")
+        layout = FolderLayout(self._split_folders(), only_splits=self._top_folders == "splits")
         split_rule = SplitRule(self._recipe, frozenset(layout.splits.values()))
         with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
         links = Links({entry.path: entry.target for entry in with_targets if entry.target})
@@ -139,7 +139,7 @@ class ClassFolderCorpus(ListedCorpus):
             if any(True for _ in self._store.scan(f"{name}/")):
                 yield name, True
 
-    def _walk(self) -> Iterator[Entry]:
+    def _walk(self) -> Iterator[FolderEntry]:
         if self._folder is None:
             return self._objects()
         if not self._folder.is_dir():
@@ -149,38 +149,38 @@ class ClassFolderCorpus(ListedCorpus):
             )
         return self._below(self._folder, "", frozenset({os.path.realpath(self._folder)}))
 
-    def _objects(self) -> Iterator[Entry]:
+    def _objects(self) -> Iterator[FolderEntry]:
         """The objects of a store, in its order."""
         found = False
         for listed in self._store.scan():
             found = True
-            yield Entry(listed.key, listed.size, listed.tag, refusal_by_name(listed.key) or _no_key(listed.key))
+            yield FolderEntry(listed.key, listed.size, listed.tag, refusal_by_name(listed.key) or _no_key(listed.key))
         if not found:
             raise ValueError(
                 f"{self.origin} holds no objects; name a prefix that holds a folder of pictures per class."
             )
 
-    def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[Entry]:
+    def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[FolderEntry]:
         try:
             children = sorted(os.scandir(folder), key=lambda child: child.name)
         except PermissionError as error:
-            yield Entry(prefix.rstrip("/"), refused=("uncounted_loss", f"folder: {error.strerror}"))
+            yield FolderEntry(prefix.rstrip("/"), refused=("uncounted_loss", f"folder: {error.strerror}"))
             return
         for child in children:
             path = prefix + child.name
             if refused := self._refused(child, path):
-                yield Entry(path, refused=refused)
+                yield FolderEntry(path, refused=refused)
             elif child.is_symlink() and self._links == "second_label":
                 yield self._second_label(child, path)
             elif child.is_dir():
                 real = os.path.realpath(child.path)
                 if real in above:
-                    yield Entry(path, refused=("ignored_file", f"link to {real}, a folder that holds this one"))
+                    yield FolderEntry(path, refused=("ignored_file", f"link to {real}, a folder that holds this one"))
                 else:
                     yield from self._below(Path(child.path), path + "/", above | {real})
             else:
                 status = child.stat()
-                yield Entry(path, status.st_size, str(status.st_mtime_ns))
+                yield FolderEntry(path, status.st_size, str(status.st_mtime_ns))
 
     def _refused(self, child: os.DirEntry[str], path: str) -> Refused | None:
         if is_hidden(child.name):
@@ -196,13 +196,15 @@ class ClassFolderCorpus(ListedCorpus):
             return "ignored_file", "neither file nor folder"
         return refusal_by_name(path) or _no_key(path)
 
-    def _second_label(self, child: os.DirEntry[str], path: str) -> Entry:
+    def _second_label(self, child: os.DirEntry[str], path: str) -> FolderEntry:
         target = os.path.relpath(os.path.realpath(child.path), os.path.realpath(self._folder or ""))
         if target == ".." or target.startswith("../"):
-            return Entry(path, refused=("ignored_file", f"link to {os.readlink(child.path)!r}, outside of the folder"))
+            return FolderEntry(
+                path, refused=("ignored_file", f"link to {os.readlink(child.path)!r}, outside of the folder")
+            )
         if target == "." or path.startswith(f"{target}/"):
-            return Entry(path, refused=("ignored_file", f"link to {target}, a folder that holds this one"))
-        return Entry(path, refused=("ignored_file", f"second label of {readable_id(target)}"), target=target)
+            return FolderEntry(path, refused=("ignored_file", f"link to {target}, a folder that holds this one"))
+        return FolderEntry(path, refused=("ignored_file", f"second label of {readable_id(target)}"), target=target)
 
 
 class _Archive:
@@ -222,7 +224,7 @@ class _Archive:
             f"{self._store.uri_of(self._key)} does not exist; name a folder or an archive of class folders."
         )
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.fingerprint()  # raises where there is none
         if self._kind == "tar.gz":
             # No random access: one worker reads it, once for the layout (and once for links), once for the bytes.
@@ -231,21 +233,21 @@ class _Archive:
             )
             return
         survey = self._empty_survey()
-        cut = list(stretches(survey.through(index(self._store, self._key)), place.examples_per_part))
+        cut = list(stretches(survey.through(index(self._store, self._key)), work.examples_per_part))
         if not survey.num_members:
             raise ValueError(
                 f"{self._store.uri_of(self._key)} holds no members{survey.damage and ': '}{survey.damage}. "
                 "Name a folder, or an archive of class folders."
             )
         survey.find_targets(index(self._store, self._key))
-        place.work.write_json(_SURVEY_KEY, survey.as_json())
+        work.work.write_json(_SURVEY_KEY, survey.as_json())
         for number, stretch in enumerate(cut):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield Part(name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        survey = self._survey(place)
-        with contextlib.nullcontext() if self._kind == "tar" else Spill(place, part) as spill:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        survey = self._survey(work)
+        with contextlib.nullcontext() if self._kind == "tar" else Spill(work, part) as spill:
             damage = survey.damage_path if part.where["whole"] else ""
             stretch: Any = part.where
             for member, data in read_members(
@@ -259,9 +261,9 @@ class _Archive:
     def _empty_survey(self) -> "Survey":
         return Survey(self._links != "skip", self._top_folders, self._store.uri_of(self._key))
 
-    def _survey(self, place: Place) -> "Survey":
+    def _survey(self, work: WorkFolder) -> "Survey":
         if self._kind != "tar.gz":
-            return Survey.from_json(place.work.read_json(_SURVEY_KEY))
+            return Survey.from_json(work.work.read_json(_SURVEY_KEY))
         survey = self._empty_survey()
         for _ in survey.through(index(self._store, self._key)):
             pass

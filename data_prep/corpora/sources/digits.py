@@ -8,7 +8,7 @@ import numpy as np
 
 from data_prep.config import CorpusRecipe, Digits
 from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
 from data_prep.splits import filled_splits
 
 
@@ -28,13 +28,13 @@ class DigitsCorpus(RawCorpus):
             raise ValueError("The digits come with scikit-learn, which is not installed: pip install scikit-learn.")
         return "1797 digits of 8 x 8"  # the data set is fixed; a release of the library does not change it
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         _, splits = self._load()
         yield Part(name="digits", num_examples=len(splits))
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         data, splits = self._load()
-        with Spill(place, part) as spill:
+        with Spill(work, part) as spill:
             for i, (example_id, split) in splits.items():
                 file = lossless_png(_levels(data.images[i]))
                 yield RawExample(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from data_prep.config import CorpusRecipe, Emoji
-from data_prep.corpora.files.npm_package import Member, NpmPackage
-from data_prep.corpora.raw import ListedCorpus, Place, RawExample
-from data_prep.labels import ClassInfo
+from data_prep.corpora.files.npm_package import NpmPackage, PackageFile
+from data_prep.corpora.raw import ListedCorpus, RawExample, WorkFolder
+from data_prep.labels.classes import ClassInfo
 from data_prep.splits import filled_splits
 from infra.storage import Store, open_store
 
@@ -88,9 +88,9 @@ class EmojiCorpus(ListedCorpus):
     def fingerprint(self) -> str:
         return " ".join(PACKAGES[style].sha256 for style in STYLES)
 
-    def listing(self, place: Place) -> Iterator[RawExample]:
+    def listing(self, work: WorkFolder) -> Iterator[RawExample]:
         source = self._source
-        cache = open_store(source.cache) if source.cache else place.root.child("sources")
+        cache = open_store(source.cache) if source.cache else work.root.child("sources")
         members = {style: fetch_style(style, cache) for style in STYLES}
         bases = read_bases(cache, members["google"][_DATA])
         pictures = {style: {name: kept.sha256 for name, kept in members[style].items()} for style in STYLES}
@@ -122,12 +122,12 @@ class EmojiCorpus(ListedCorpus):
         return ClassInfo(name=source_id, source_id=source_id, parents=(CATEGORY_OF[source_id],))
 
 
-def fetch_style(style: str, cache: Store) -> dict[str, Member]:
+def fetch_style(style: str, cache: Store) -> dict[str, PackageFile]:
     """Pictures and data of a style, by name in the package. Raises FetchUnavailable where they cannot be had."""
     return PACKAGES[style].fetched(cache, lambda name: name == _DATA or name.startswith(f"img/{style}/64/"))
 
 
-def read_bases(cache: Store, data: Member) -> list[BaseEmoji]:
+def read_bases(cache: Store, data: PackageFile) -> list[BaseEmoji]:
     """All base emoji of emoji.json, ordered by code."""
     offset, package = data.offset, PACKAGES["google"]
     entries: list[dict[str, Any]] = json.loads(cache.read(package.members_key, offset, offset + data.length))

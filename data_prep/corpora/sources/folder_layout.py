@@ -30,7 +30,7 @@ _MAX_LINK_STEPS = 40
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """How paths are read: the folder around everything, if there is one, and the folders below it that are splits."""
 
     splits: dict[str, str]
@@ -47,7 +47,7 @@ class Layout:
             refused = ("ignored_file", f"in none of the split folders {', '.join(self.splits)}")
         if not labels and not refused:
             refused = ("no_label", "lies in no class folder")
-        split = split_rule.place(example_id, named)
+        split = split_rule.assign_split(example_id, named)
         return RawExample(example_id=example_id, labels=labels, split=split, base="", key="", refused=refused)
 
     def _read(self, example_id: str) -> tuple[str | None, list[str]]:
@@ -163,7 +163,7 @@ class Survey:
 
     def __init__(self, with_links: bool, top_folders: TopFolders = "auto", uri: str = "") -> None:
         self.num_members, self.damage, self.damage_path = 0, "", ""
-        self.layout, self.links = Layout({}), Links({})
+        self.layout, self.links = FolderLayout({}), Links({})
         self._with_links, self._top_folders, self._uri = with_links, top_folders, uri
         self._outer, self._inner, self._bare = Tops(top_folders), Tops(top_folders), ""
 
@@ -183,16 +183,16 @@ class Survey:
         self.links = Links(targets)
         self.layout = self._found_layout()
 
-    def _found_layout(self) -> Layout:
+    def _found_layout(self) -> FolderLayout:
         """Raises ValueError where it is not certain."""
         only_splits, named = self._top_folders == "splits", self._top_folders != "classes"
         wrapped = bool(self._outer.first and self._inner.first and not self._outer.several)
         if not wrapped or (named and "train" in self._outer.splits.values()):
-            return Layout(self._outer.splits_at(self._uri), only_splits=only_splits)
+            return FolderLayout(self._outer.splits_at(self._uri), only_splits=only_splits)
         if self._bare:
             self._inner.add_picture(self._bare)
         splits = self._inner.splits_at(f"{self._uri}!{self._outer.first}")
-        return Layout(splits, self._outer.first if splits or not self._bare else "", only_splits)
+        return FolderLayout(splits, self._outer.first if splits or not self._bare else "", only_splits)
 
     def find_targets(self, members: Iterable[Member]) -> None:
         """Which targets of links there are, by a second pass; none is made where there are no links."""
@@ -218,7 +218,7 @@ class Survey:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "Survey":
         survey = cls(True)
-        survey.layout = Layout(value["splits"], value["wrapper"], value.get("only_splits", False))
+        survey.layout = FolderLayout(value["splits"], value["wrapper"], value.get("only_splits", False))
         survey.links = Links(value["targets"], value["existing"])
         survey.damage, survey.damage_path = value["damage"], value["damage_path"]
         return survey

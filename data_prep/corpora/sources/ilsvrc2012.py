@@ -11,11 +11,11 @@ from typing import Any
 from data_prep.config import CorpusRecipe, Ilsvrc2012
 from data_prep.corpora.files.archive_members import Member
 from data_prep.corpora.files.archives import index, read_members, stretches
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder
 from data_prep.corpora.sources.folder_layout import is_picture, readable_id, refusal_by_name
 from data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit, read_kit
 from data_prep.corpora.sources.imagenet21k import SynsetTars, refused_tars, synset_examples, synset_part
-from data_prep.labels import ClassInfo
+from data_prep.labels.classes import ClassInfo
 from infra.storage import open_store
 
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -48,11 +48,11 @@ class Ilsvrc2012Corpus(RawCorpus):
             )
         return digest.hexdigest()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.fingerprint()  # raises where a file is missing
         _ = self.kit  # raises where it is damaged, before the archives are read
         yield from self.training_parts()
-        yield from self.validation_parts(place)
+        yield from self.validation_parts(work)
 
     def training_parts(self) -> Iterator[Part]:
         """The tar of each synset, as `synset_part`, and last what else is in the archive. Raises ValueError where there is
@@ -67,15 +67,15 @@ class Ilsvrc2012Corpus(RawCorpus):
         if others:
             yield Part(name=_OTHERS)
 
-    def validation_parts(self, place: Place) -> Iterator[Part]:
+    def validation_parts(self, work: WorkFolder) -> Iterator[Part]:
         """Stretches of the validation archive."""
-        for number, stretch in enumerate(stretches(index(self._store, VAL), place.examples_per_part)):
+        for number, stretch in enumerate(stretches(index(self._store, VAL), work.examples_per_part)):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield Part(
                 name=f"val-{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where
             )
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         if part.name.startswith("val-"):
             stretch: Any = part.where
             for member, data in read_members(self._store, VAL, self._max_bytes, **stretch, wanted=is_picture):
@@ -87,7 +87,7 @@ class Ilsvrc2012Corpus(RawCorpus):
         else:
             found = synset_examples(self._store, part, self._max_bytes, f"{TRAIN}!")
         for example in found:
-            yield replace(example, split=self._split_rule.place(example.example_id, "train"))
+            yield replace(example, split=self._split_rule.assign_split(example.example_id, "train"))
 
     def class_info(self, source_id: str) -> ClassInfo:
         return self.kit.class_info(source_id)

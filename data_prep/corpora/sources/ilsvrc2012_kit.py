@@ -13,7 +13,7 @@ import numpy as np
 
 from data_prep.corpora.files.archives import read_members
 from data_prep.corpora.files.matlab_file import read_mat
-from data_prep.labels import ClassInfo
+from data_prep.labels.classes import ClassInfo
 from infra.storage import Store
 
 KIT = "ILSVRC2012_devkit_t12.tar.gz"

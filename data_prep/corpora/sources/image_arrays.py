@@ -13,10 +13,10 @@ from typing import Any
 from data_prep.config import CorpusRecipe, ImageArrays
 from data_prep.corpora.files.array_layouts import Arrays, Picture
 from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
 from data_prep.corpora.sources.cifar_archive import Cifar
 from data_prep.corpora.sources.paired_arrays import Idx, Npz
-from data_prep.labels import ClassInfo, number_label
+from data_prep.labels.classes import ClassInfo, number_label
 from infra.storage import open_store
 
 _LAYOUTS: Mapping[str, type[Arrays]] = {
@@ -41,13 +41,13 @@ class ImageArraysCorpus(RawCorpus):
             digest.update(f"{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         yield from self._arrays.parts(self._recipe.decode.max_pixels)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         present: Any = part.where["present"]
         rule = SplitRule(self._recipe, frozenset(present))
-        with Spill(place, part) as spill:
+        with Spill(work, part) as spill:
             for picture in self._arrays.pictures(part):
                 yield _as_example(picture, rule, spill, self._arrays.num_classes)
 
@@ -58,7 +58,7 @@ class ImageArraysCorpus(RawCorpus):
 
 def _as_example(picture: Picture, rule: SplitRule, spill: Spill, num_classes: int | None) -> RawExample:
     example_id = f"{picture.split or 'images'}/{picture.number:05d}"
-    split = rule.place(example_id, picture.split)
+    split = rule.assign_split(example_id, picture.split)
     if picture.label < 0 or (num_classes is not None and picture.label >= num_classes):
         refused = ("no_label", f"label {picture.label} of {num_classes or 'some'} classes")
         return RawExample(example_id, (), split, spill.base, spill.key, refused=refused)

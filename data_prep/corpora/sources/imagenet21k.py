@@ -12,7 +12,7 @@ from typing import Any
 from data_prep.config import CorpusRecipe, ImageNet21k
 from data_prep.corpora.files.archive_members import Member, checked_path
 from data_prep.corpora.files.archives import archive_kind, index, read_members, read_tars_inside
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
 from data_prep.corpora.sources.folder_layout import is_picture, readable_id, refusal_by_name
 from infra.storage import Store, open_store
 
@@ -48,7 +48,7 @@ class ImageNet21kCorpus(RawCorpus):
             )
         return digest.hexdigest()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.fingerprint()  # raises where there is none
         if self._kind == "tar.gz":
             yield Part(name=_STREAM, num_bytes=self._store.size(self._archive))
@@ -63,15 +63,15 @@ class ImageNet21kCorpus(RawCorpus):
         if others:
             yield Part(name=_OTHERS)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         if part.name == _STREAM:
-            found = self._streamed(part, place)
+            found = self._streamed(part, work)
         elif part.name == _OTHERS:
             found = refused_tars(self._store, self._archive, self._members())
         else:
             found = synset_examples(self._store, part, self._max_bytes)
         for example in found:
-            yield replace(example, split=self._split_rule.place(example.example_id))
+            yield replace(example, split=self._split_rule.assign_split(example.example_id))
 
     def _members(self) -> Iterator[Member]:
         """The members of the archive, or the files of the folder as if they were members."""
@@ -81,10 +81,10 @@ class ImageNet21kCorpus(RawCorpus):
             for listed in self._store.scan():
                 yield Member(listed.key, listed.size, refused=checked_path(listed.key)[1])
 
-    def _streamed(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def _streamed(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         tars, name, num_inside = SynsetTars(), "", 0
         found = read_tars_inside(self._store, self._archive, self._max_bytes, lambda _: bool(tars.opened), is_picture)
-        with Spill(place, part) as spill:
+        with Spill(work, part) as spill:
             for member, inner, data in found:
                 if inner is not None:
                     num_inside += 1

@@ -13,14 +13,14 @@ from typing import Any, cast
 import pyarrow as pa
 from pydantic import JsonValue
 
-from data_prep.class_maps import load_class_map
 from data_prep.config import CorpusRecipe, LabelTable
 from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
 from data_prep.corpora.files.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, SplitRule, table_of
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, table_of
 from data_prep.corpora.source_files import SourceFiles
-from data_prep.label_texts import distinct_labels, label_texts, plain_text, short
-from data_prep.labels import number_label
+from data_prep.labels.class_maps import load_class_map
+from data_prep.labels.classes import number_label
+from data_prep.labels.label_texts import distinct_labels, label_texts, plain_text, short
 from infra.storage import Listed, Store, checked_key, open_store
 
 _KINDS = {
@@ -71,13 +71,13 @@ class LabelTableCorpus(RawCorpus):
         are replaced under an unchanged table are not noticed."""
         return self._files.fingerprint()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         present: list[JsonValue] = [*sorted(self._present_splits())]
         for file in self._tables():
-            for part in self._parts_of(file, place.examples_per_part):
+            for part in self._parts_of(file, work.examples_per_part):
                 yield Part(**{**dict(part), "where": {**part.where, "key": file.key, "present": present}})
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         rows = _Rows(self._source, self._recipe, self._files.store, where["key"], frozenset(where["present"]))
         try:
@@ -90,8 +90,8 @@ class LabelTableCorpus(RawCorpus):
         except Refusal as error:
             yield rows.refused(f"{part.name}!damaged", *error.refused)
 
-    def listed(self, part: Part, place: Place) -> pa.Table:
-        return table_of(self.examples(part, place))
+    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
+        return table_of(self.examples(part, work))
 
     def _tables(self) -> Iterator[Listed]:
         first = None
@@ -267,7 +267,7 @@ class _Rows:
                     return
 
     def refused(self, example_id: str, reason: str, detail: str) -> RawExample:
-        split = self._rule.place(example_id)
+        split = self._rule.assign_split(example_id)
         return RawExample(example_id, (), split, self._store.uri, self._key, refused=(reason, detail))
 
     def _example(self, row: Mapping[str, Any], number: int, unit: str) -> RawExample:
@@ -285,7 +285,7 @@ class _Rows:
         except ValueError as error:
             reason, detail = "unreadable", str(error)
         else:
-            split = self._rule.place(group or example_id, named)
+            split = self._rule.assign_split(group or example_id, named)
             return RawExample(example_id, labels, split, base, key, group=group, weights=weights)
         detail = f"{unit} {number} of {self._key}, image {short(row.get(source.image_column))}: {detail}"
         return self.refused(f"{self._id}!{number}", reason, detail)

@@ -15,10 +15,10 @@ from pydantic import JsonValue
 
 from data_prep.config import CorpusRecipe, ParquetImages
 from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule, table_of
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder, table_of
 from data_prep.corpora.source_files import SourceFiles, named_split
-from data_prep.label_texts import distinct_labels, label_texts, labelled_number, short
-from data_prep.labels import ClassInfo, number_label
+from data_prep.labels.classes import ClassInfo, number_label
+from data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, short
 from data_prep.shard_format import CLASSES_KEY, MANIFEST_KEY, Manifest, load_manifest, segment_keys, segment_store
 from infra.storage import Store, open_store
 
@@ -68,7 +68,7 @@ class ParquetCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return self._own.digest if self._own else self._files.fingerprint()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         present: list[JsonValue] = [*sorted({split for file in self._listed() if (split := file.split)})]
         first: tuple[str, list[str]] | None = None
         for file, footer in self._footers():
@@ -86,7 +86,7 @@ class ParquetCorpus(RawCorpus):
                     f"{uri} declares other class names for {self._columns.label!r} than {first[0]}, so that a number "
                     "would mean two things. Prepare them as two corpora, or write them again with equal names."
                 )
-            for begin, end, num_rows, num_bytes in _stretches(footer, file.num_rows, place.examples_per_part):
+            for begin, end, num_rows, num_bytes in _stretches(footer, file.num_rows, work.examples_per_part):
                 yield Part(
                     name=f"{file.key}.{begin:06d}-{end:06d}",
                     num_bytes=num_bytes,
@@ -94,20 +94,20 @@ class ParquetCorpus(RawCorpus):
                     where={**where, "groups": [begin, end], "rows": file.num_rows},
                 )
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         file = _File(open_store(where["base"]), where["key"], where["split"], where.get("rows"))
         reader = _Reader(file, self._columns, self._label_of, self.single_label, self._rule(where["present"]))
         try:
             if "damaged" in where:
                 raise Refusal(*where["damaged"])
-            with ParquetRows(file.store, file.key) as rows, Spill(place, part) as spill:
+            with ParquetRows(file.store, file.key) as rows, Spill(work, part) as spill:
                 for group in range(*where["groups"]):
                     yield from reader.group(rows, group, spill)
         except Refusal as error:
             yield reader.refused(f"{part.name}!footer", *error.refused)
 
-    def listed(self, part: Part, place: Place) -> pa.Table:
+    def listed(self, part: Part, work: WorkFolder) -> pa.Table:
         """Of the rows of a part the ids that a column holds; rows are told apart by their numbers."""
         where, found = cast(dict[str, Any], part.where), list[RawExample]()
         with contextlib.suppress(Refusal), ParquetRows(open_store(where["base"]), where["key"]) as rows:
@@ -282,7 +282,7 @@ class _Reader:
             yield self.refused(f"{self._id}!row group {group}", *error.refused)
 
     def refused(self, example_id: str, reason: str, detail: str) -> RawExample:
-        split = self._rule.place(example_id, self._file.split)
+        split = self._rule.assign_split(example_id, self._file.split)
         return RawExample(example_id, (), split, self._file.store.uri, self._file.key, refused=(reason, detail))
 
     def _example(self, number: int, row: Mapping[str, Any], num_classes: int | None, spill: Spill) -> RawExample:
@@ -301,7 +301,7 @@ class _Reader:
         return RawExample(
             example_id=example_id,
             labels=labels,
-            split=self._rule.place(group or example_id, self._file.split),
+            split=self._rule.assign_split(group or example_id, self._file.split),
             base=spill.base,
             key=spill.key,
             offset=spill.keep(data),

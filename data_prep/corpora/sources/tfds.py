@@ -21,8 +21,8 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from data_prep.config import CorpusRecipe, TfdsDirectory
 from data_prep.corpora.files.tfrecord import DamagedFile, Feature, frames, read_example
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
-from data_prep.labels import ClassInfo, number_label
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
+from data_prep.labels.classes import ClassInfo, number_label
 from infra.storage import Store, open_store
 
 _INFO, _FEATURES = "dataset_info.json", "features.json"
@@ -78,7 +78,7 @@ class TfdsCorpus(RawCorpus):
             digest.update(f"{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         info, taken = self._info, self._taken()
         self._check_features()
         if info.file_format not in _SMALLEST_RECORD_BYTES:
@@ -101,13 +101,13 @@ class TfdsCorpus(RawCorpus):
                 yield Part(name=key, num_bytes=size, num_examples=num_examples, where=where)
                 first += num_examples
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         rule = SplitRule(self._recipe, frozenset(part.where["present"]))  # type: ignore[arg-type]
         shard = _Shard(self, part, rule)
         if self._info.file_format == "tfrecord":
             yield from shard.tfrecord_examples()
         else:
-            yield from shard.array_record_examples(place)
+            yield from shard.array_record_examples(work)
 
     def class_info(self, source_id: str) -> ClassInfo:
         number = int(source_id)
@@ -270,10 +270,10 @@ class _Shard:
         for missing in range(index, self._part.num_examples):
             yield self._refused(missing, "damaged_archive", why)
 
-    def array_record_examples(self, place: Place) -> Iterator[RawExample]:
+    def array_record_examples(self, work: WorkFolder) -> Iterator[RawExample]:
         from array_record.python.array_record_module import ArrayRecordReader
 
-        with _local_file(self._store, self._part.name) as path, Spill(place, self._part) as spill:
+        with _local_file(self._store, self._part.name) as path, Spill(work, self._part) as spill:
             # Without reading ahead a record that is damaged takes no other with it.
             reader = ArrayRecordReader(str(path), options="readahead_buffer_size:0,max_parallelism:0")
             held = reader.num_records()
@@ -319,7 +319,7 @@ class _Shard:
         return RawExample(
             example_id=example_id,
             labels=labels,
-            split=self._rule.place(example_id, self._named),
+            split=self._rule.assign_split(example_id, self._named),
             base=base,
             key=key,
             offset=start,
@@ -334,7 +334,7 @@ class _Shard:
 
     def _refused(self, index: int, reason: str, detail: str) -> RawExample:
         example_id = self._id(index)
-        split = self._rule.place(example_id, self._named)
+        split = self._rule.assign_split(example_id, self._named)
         return RawExample(example_id, (), split, self._store.uri, self._part.name, refused=(reason, detail))
 
 

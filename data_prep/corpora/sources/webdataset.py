@@ -12,10 +12,10 @@ from pydantic import JsonValue
 from data_prep.config import CorpusRecipe, WebDataset
 from data_prep.corpora.files.archive_members import Member
 from data_prep.corpora.files.archives import archive_kind, index, read_members
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill, SplitRule
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule, WorkFolder
 from data_prep.corpora.source_files import SourceFiles, named_split
-from data_prep.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
-from data_prep.labels import ClassInfo
+from data_prep.labels.classes import ClassInfo
+from data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, plain_text, short
 from infra.storage import Listed, Store
 
 _ENDINGS = (".tar", ".tar.gz", ".tgz")
@@ -43,7 +43,7 @@ class WebDatasetCorpus(RawCorpus):
     def fingerprint(self) -> str:
         return self._files.fingerprint()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         where: dict[str, JsonValue] = {"present": [*sorted(self._files.splits())]}
         for file in self._files.files():
             where["key"] = file.key
@@ -51,16 +51,16 @@ class WebDatasetCorpus(RawCorpus):
                 whole: dict[str, JsonValue] = {"start": 0, "end": None}
                 yield Part(name=file.key, num_bytes=file.size, where={**where, **whole})
                 continue
-            for start, end in _stretches(self._files.store, file, place.examples_per_part):
+            for start, end in _stretches(self._files.store, file, work.examples_per_part):
                 name, num_bytes = f"{file.key}.{start:015d}", (file.size if end is None else end) - start
                 yield Part(name=name, num_bytes=num_bytes, where={**where, "start": start, "end": end})
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
         reader = _Reader(self._source, self._recipe, self._files.store, where["key"], frozenset(where["present"]))
         with ExitStack() as stack:
             spilled = archive_kind(where["key"]) == "tar.gz"
-            spill = stack.enter_context(Spill(place, part)) if spilled else None
+            spill = stack.enter_context(Spill(work, part)) if spilled else None
             try:
                 for group in reader.groups(where["start"], where["end"]):
                     yield reader.example(group, spill) if isinstance(group, _Group) else group
@@ -150,12 +150,12 @@ class _Reader:
         if spill is not None:
             base, key, offset = spill.base, spill.key, spill.keep(data)
         assert offset is not None
-        split = self._rule.place(example_id, self._split)
+        split = self._rule.assign_split(example_id, self._split)
         return RawExample(example_id, labels, split, base, key, offset, len(data), data=data)
 
     def refused(self, member: str, reason: str, detail: str) -> RawExample:
         example_id = plain_text(f"{self._id}!{member.encode(errors='replace').decode()}")
-        split = self._rule.place(example_id, self._split)
+        split = self._rule.assign_split(example_id, self._split)
         return RawExample(example_id, (), split, self._store.uri, self._key, refused=(reason, detail))
 
     def _is_wanted(self, member: Member) -> bool:

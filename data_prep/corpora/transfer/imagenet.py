@@ -16,10 +16,10 @@ from data_prep.config import CorpusRecipe
 from data_prep.corpora.files.archives import index
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.tfds_order import order_prefix
-from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.raw import Part, RawExample, WorkFolder
 from data_prep.corpora.sources.folder_layout import is_picture
-from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
 from infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"
@@ -48,20 +48,20 @@ class Imagenet(ImagenetTask):
     )
 
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
-        self._carving = CARVINGS["imagenet"]
+        self._carving = OFFICIAL_SPLITS["imagenet"]
         super().__init__(store, recipe, self._carving.num_rows)
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.files()  # raises where one is missing
-        validation, train = self.validation_parts(place), list(self.archives.training_parts())
-        place.work.write_json(_VAL_BEGINS, self._val_begins(train))
+        validation, train = self.validation_parts(work), list(self.archives.training_parts())
+        work.work.write_json(_VAL_BEGINS, self._val_begins(train))
         yield from train
         yield from validation
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         is_train = "synset" in part.where
-        tfds_split, val_begins = ("train", place.work.read_json(_VAL_BEGINS)) if is_train else ("validation", 0)
-        for example in self.archives.examples(part, place):
+        tfds_split, val_begins = ("train", work.work.read_json(_VAL_BEGINS)) if is_train else ("validation", 0)
+        for example in self.archives.examples(part, work):
             if example.refused:
                 yield example
                 continue

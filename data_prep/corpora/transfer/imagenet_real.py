@@ -14,10 +14,10 @@ from functools import cached_property
 from data_prep.config import CorpusRecipe
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.tfds_order import order_prefix
-from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.raw import Part, RawExample, WorkFolder
 from data_prep.corpora.sources.ilsvrc2012 import validation_number
-from data_prep.corpora.transfer.carving import TEST_SETS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, VALIDATION_FILE, ImagenetTask, file_name
+from data_prep.corpora.transfer.transfer_splits import TEST_SETS
 from infra.storage import Store
 
 REAL_SHA256 = "d83e9bff374c631aae8439eb064c7019acc56e1b3bc3f56b8380c2a710b0220b"
@@ -40,13 +40,13 @@ class ImagenetReal(ImagenetTask):
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-real"]})
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         self.files()  # raises where one is missing
         _ = self._labels  # raises where they are not those of ReaL
-        yield from self.validation_parts(place)
+        yield from self.validation_parts(work)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        for example in self.archives.examples(part, place):
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        for example in self.archives.examples(part, work):
             if example.refused:
                 yield example
                 continue

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
-from data_prep.class_maps import RELEASES
 from data_prep.config import CorpusRecipe, Ilsvrc2012
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
-from data_prep.corpora.raw import Part, Place, RawCorpus
+from data_prep.corpora.raw import Part, RawCorpus, WorkFolder
 from data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
 from data_prep.corpora.sources.ilsvrc2012_kit import KIT, Kit
-from data_prep.corpora.transfer.carving import CARVINGS
-from data_prep.labels import ClassInfo
+from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS
+from data_prep.labels.class_maps import RELEASES
+from data_prep.labels.classes import ClassInfo
 from infra.storage import Listed, Store
 
 KIT_FILE = OfficialFile(name=KIT)
@@ -63,10 +63,10 @@ class ImagenetTask(RawCorpus):
             )
         return kit
 
-    def validation_parts(self, place: Place) -> Sequence[Part]:
+    def validation_parts(self, work: WorkFolder) -> Sequence[Part]:
         """Of the validation archive. Raises ValueError where it has not the images that the kit has labels of."""
-        parts = list(self.archives.validation_parts(place))
-        there, expected = sum(part.num_examples for part in parts), CARVINGS["imagenet"].sizes["validation"]
+        parts = list(self.archives.validation_parts(work))
+        there, expected = sum(part.num_examples for part in parts), OFFICIAL_SPLITS["imagenet"].sizes["validation"]
         if not there == expected == len(self.kit.truth):
             raise self.not_whole(
                 f"{there:,} validation images, {KIT} {len(self.kit.truth):,} labels of them", f"{expected:,}"

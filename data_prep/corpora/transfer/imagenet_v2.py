@@ -12,10 +12,10 @@ from data_prep.config import CorpusRecipe
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.picture_files import picture_members, picture_parts
 from data_prep.corpora.official.tfds_order import order_prefix
-from data_prep.corpora.raw import Part, Place, RawExample, Spill
+from data_prep.corpora.raw import Part, RawExample, Spill, WorkFolder
 from data_prep.corpora.sources.folder_layout import readable_id, refusal_by_name
-from data_prep.corpora.transfer.carving import TEST_SETS
 from data_prep.corpora.transfer.imagenet_task import KIT_FILE, ImagenetTask
+from data_prep.corpora.transfer.transfer_splits import TEST_SETS
 from infra.storage import Store
 
 _IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)
@@ -42,12 +42,12 @@ class ImagenetV2(ImagenetTask):
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-v2"]})
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         _ = self.kit  # raises where its classes are others
-        yield from picture_parts(self.store, self.files()[self.official.files[0].name].key, place)
+        yield from picture_parts(self.store, self.files()[self.official.files[0].name].key, work)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        with Spill(place, part) as spill:
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        with Spill(work, part) as spill:
             for member, data, where in picture_members(self.store, part, self.max_bytes, _is_image):
                 if member.refused:
                     example_id = readable_id(member.path)

@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 
 from data_prep.config import CorpusRecipe, Transfer
-from data_prep.corpora.official.carved_corpus import CarvedCorpus
+from data_prep.corpora.official.official_corpus import OfficialCorpus
 from data_prep.corpora.official.official_files import OfficialFiles
 from data_prep.corpora.official.vtab_data import VtabData
 from data_prep.corpora.raw import RawCorpus
-from data_prep.corpora.transfer.carving import CARVINGS, VIEWS
 from data_prep.corpora.transfer.imagenet import Imagenet
 from data_prep.corpora.transfer.imagenet_real import ImagenetReal
 from data_prep.corpora.transfer.imagenet_v2 import ImagenetV2
+from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
 from data_prep.corpora.vtab.listed_archives import Flowers102, Pets
 from data_prep.corpora.vtab.pixel_arrays import Cifar10, Cifar100
-from data_prep.corpora.vtab.vtab_tfds import CarvedTfdsCorpus, is_tfds_directory
+from data_prep.corpora.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
 from infra.storage import open_store
 
 _OF_IMAGENET: Mapping[str, type[Imagenet] | type[ImagenetReal] | type[ImagenetV2]] = {
@@ -36,8 +36,8 @@ def open_task(source: Transfer, recipe: CorpusRecipe) -> RawCorpus:
     if task in _OF_IMAGENET:
         return _OF_IMAGENET[task](store, recipe)
     if is_tfds_directory(source.path):
-        return CarvedTfdsCorpus(source.path, recipe, task, CARVINGS[task], VIEWS, _NUM_CLASSES[task])
-    return CarvedCorpus(_READERS[task](store, task, recipe.decode.max_bytes), CARVINGS[task], VIEWS)
+        return OfficialTfdsCorpus(source.path, recipe, task, OFFICIAL_SPLITS[task], VIEWS, _NUM_CLASSES[task])
+    return OfficialCorpus(_READERS[task](store, task, recipe.decode.max_bytes), OFFICIAL_SPLITS[task], VIEWS)
 
 
 def data_set_of(task: str) -> str:

@@ -21,12 +21,12 @@ from data_prep.corpora.files.archive_bytes import Gunzipped, Ranges
 from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
 from data_prep.corpora.files.archives import archive_kind, member_pieces, read_members
 from data_prep.corpora.files.tar_members import read_tar, tar_members
-from data_prep.corpora.official.carving import CARVINGS
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
 from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.folder_layout import refusal_by_name
 from data_prep.decode import DecodePolicy, decode
 from data_prep.images import pixel_sha256
@@ -79,16 +79,16 @@ class Caltech101(VtabData):
     def class_names(self) -> Sequence[str]:
         return self._class_names
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         told = {split: list(keys) for split, keys in self.keys().items()}
-        place.work.write_json(_SPLITS, {**told, "classes": self._class_names})
+        work.work.write_json(_SPLITS, {**told, "classes": self._class_names})
         if archive_kind(self._archive) == "zip":  # of one tar.gz, which is read from its beginning
             yield Part(name=self._archive, num_bytes=self.store.size(self._archive), where={"key": self._archive})
         else:
-            yield from picture_parts(self.store, self._archive, place)
+            yield from picture_parts(self.store, self._archive, work)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
-        told = place.work.read_json(_SPLITS)
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        told = work.work.read_json(_SPLITS)
         numbers, test = {name: number for number, name in enumerate(told["classes"])}, set(told["test"])
         for member, data, where in self._members(part):
             key = _key(member.path)
@@ -117,11 +117,11 @@ class Caltech101(VtabData):
     @cached_property
     def _vtab_splits(self) -> dict[str, str]:
         """train, val or test, by key."""
-        published, carving = (
+        published, official_splits = (
             {split: Counter(self._published(split)) for split in ("train", "test")},
-            CARVINGS["caltech101"],
+            OFFICIAL_SPLITS["caltech101"],
         )
-        for split, expected in (("train", carving.train.stop), ("test", carving.test.stop)):
+        for split, expected in (("train", official_splits.train.stop), ("test", official_splits.test.stop)):
             if (there := published[split].total()) != expected:
                 raise ValueError(
                     f"{self.store.uri}/{split} has {there:,} pictures, expected are {expected:,}. Copy all its tars again "
@@ -135,7 +135,7 @@ class Caltech101(VtabData):
                 f"{self.official.home}."
             )
         trainval = [key for key, split in splits.items() if split != "test"]
-        begin = {trainval[i] for i in tfds_order("train", trainval)[: carving.train.stop]}
+        begin = {trainval[i] for i in tfds_order("train", trainval)[: official_splits.train.stop]}
         if wrong := [key for key in trainval if (splits[key] == "train") != (key in begin)]:
             raise ValueError(
                 f"{len(wrong):,} pictures contradict the order of TensorFlow Datasets, as {wrong[0]}: {self.store.uri}/train "

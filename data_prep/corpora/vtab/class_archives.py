@@ -6,7 +6,7 @@ from functools import cached_property
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.folder_layout import refusal_by_name
 from infra.config import replace
 from infra.storage import Listed
@@ -21,10 +21,10 @@ class ClassArchive(VtabData):
     def class_names(self) -> Sequence[str]:
         return sorted({path.split("/")[-2] for path in self._paths})
 
-    def parts(self, place: Place) -> Iterator[Part]:
-        yield from picture_parts(self.store, self._archive, place)
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        yield from picture_parts(self.store, self._archive, work)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         numbers = {name: number for number, name in enumerate(self.class_names())}
         for member, data, where in picture_members(self.store, part, self.max_bytes, _is_of_class):
             if member.refused:

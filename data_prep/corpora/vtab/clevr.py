@@ -14,7 +14,7 @@ from data_prep.corpora.official.label_rules import clevr_count, clevr_distance
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.folder_layout import refusal_by_name
 
 _SPLITS = {"train": "train", "val": "validation"}
@@ -51,12 +51,12 @@ class Clevr(VtabData):
         beyond = [f"nearest object beyond {a} and up to {b}" for a, b in itertools.pairwise(ends)]
         return [f"nearest object up to {ends[0]}", *beyond, f"nearest object beyond {ends[-1]}"]
 
-    def parts(self, place: Place) -> Iterator[Part]:
-        keep_labels(place, self._labels)
-        yield from picture_parts(self.store, self._archive, place)
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        keep_labels(work, self._labels)
+        yield from picture_parts(self.store, self._archive, work)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
-        labels = kept_labels(place)
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        labels = kept_labels(work)
         for member, data, where in picture_members(self.store, part, self.max_bytes, lambda path: bool(_picture(path))):
             split, key = _picture(member.path) or ("train", member.path)
             if member.refused:

@@ -14,7 +14,7 @@ from data_prep.corpora.official.official_files import OfficialFile, OfficialFile
 from data_prep.corpora.official.opencv import opencv
 from data_prep.corpora.official.picture_files import picture_members, picture_parts
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.folder_layout import refusal_by_name
 from data_prep.decode import DEFAULT_POLICY, ImageRejected
 from infra.storage import Listed
@@ -63,11 +63,11 @@ class DiabeticRetinopathy(VtabData):
     def class_names(self) -> Sequence[str]:
         return _LEVELS
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         for name in ("train.zip", "test.zip"):
-            yield from picture_parts(self.store, self.file(name), place)
+            yield from picture_parts(self.store, self.file(name), work)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         splits = ("train",) if part.where["key"] == self.file("train.zip") else tuple(_USAGES.values())
         of_keys = {key: (split, label) for split in splits for key, label in self._labels[split].items()}
         for member, data, _ in picture_members(self.store, part, self.max_bytes, lambda path: _key(path) in of_keys):

@@ -8,7 +8,7 @@ from data_prep.corpora.files.archives import archive_kind, open_members
 from data_prep.corpora.files.tfrecord import DamagedFile, Feature, Frame, frames, frames_inside, read_example
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from infra.storage import Listed
 
 _SHARD = re.compile(r"(?:^|/)dmlab-(train|validation|test)\.tfrecord[^/]*\Z")
@@ -54,11 +54,11 @@ class DmLab(VtabData):
     def class_names(self) -> Sequence[str]:
         return [f"{reward} reward, {how_far}" for reward in ("positive", "negative") for how_far in _HOW_FAR]
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         for file in self.files().values():
             yield Part(name=file.key, num_bytes=file.size, where={"key": file.key})
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         key = str(part.where["key"])
         try:
             for split, name, records in self._shards(key):

@@ -13,7 +13,7 @@ from data_prep.corpora.files.lossless_png import lossless_png
 from data_prep.corpora.official.label_rules import dsprites_location, dsprites_orientation
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.paired_arrays import Npz
 from infra.storage import Store
 
@@ -73,7 +73,7 @@ class DSprites(VtabData):
             f"{latent.name} {alike[0]} to {alike[-1]} of {latent.num_values}" for _, alike in sorted(values.items())
         ]
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         file = self._file
         count, step = file.count(_IMAGES, (64, 64), "uint8"), file.rows_per_part
         for number, start in enumerate(range(0, count, step)):
@@ -83,7 +83,7 @@ class DSprites(VtabData):
                 name=f"rows-{number:04d}", num_bytes=(stop - start) << 12, num_examples=stop - start, where=where
             )
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         start, stop = int(str(part.where["start"])), int(str(part.where["stop"]))
         labels, row = self._labels(start, stop), start
         for block in self._file.blocks(_IMAGES, start, stop):

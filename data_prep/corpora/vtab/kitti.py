@@ -12,7 +12,7 @@ from data_prep.corpora.official.label_rules import kitti_distance
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.picture_files import picture_members, picture_parts, picture_paths
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.folder_layout import refusal_by_name
 
 _PICTURE = re.compile(r"(?:^|/)training/image_2/([0-9]{6})\.png\Z")
@@ -57,12 +57,12 @@ class Kitti(VtabData):
     def class_names(self) -> Sequence[str]:
         return ["vehicle up to 8 m ahead", "vehicle beyond 8 m", "vehicle beyond 20 m", "no vehicle"]
 
-    def parts(self, place: Place) -> Iterator[Part]:
-        keep_labels(place, self._labels)
-        yield from picture_parts(self.store, self._pictures, place)
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        keep_labels(work, self._labels)
+        yield from picture_parts(self.store, self._pictures, work)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
-        of_keys = {key: (split, label) for (split, key), label in kept_labels(place).items()}
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        of_keys = {key: (split, label) for (split, key), label in kept_labels(work).items()}
         for member, data, where in picture_members(self.store, part, self.max_bytes, lambda path: bool(_number(path))):
             key = member.path.rpartition("/")[2]
             split, label = of_keys.get(key, ("train", -1))

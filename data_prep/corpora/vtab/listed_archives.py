@@ -12,7 +12,7 @@ from data_prep.corpora.files.matlab_file import read_mat
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.picture_files import picture_members, picture_parts
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 
 _LISTING = "listing.json"
 _MAX_LIST_BYTES = 64 << 20
@@ -35,12 +35,12 @@ class ListedArchive(VtabData):
             keys.setdefault(split, []).append(key)
         return keys
 
-    def parts(self, place: Place) -> Iterator[Part]:
-        place.work.write_json(_LISTING, self._listing)
-        yield from picture_parts(self.store, self.file(self.official.files[0].name), place)
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
+        work.work.write_json(_LISTING, self._listing)
+        yield from picture_parts(self.store, self.file(self.official.files[0].name), work)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
-        listing = place.work.read_json(_LISTING)
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
+        listing = work.work.read_json(_LISTING)
         for member, data, where in picture_members(
             self.store, part, self.max_bytes, lambda path: self._key(path) in listing
         ):

@@ -13,7 +13,7 @@ from data_prep.corpora.files.hdf5_file import Hdf5Array, open_hdf5
 from data_prep.corpora.files.lossless_png import lossless_png
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from infra.storage import Store
 
 _NAMES = {"train": "train", "validation": "valid", "test": "test"}
@@ -51,13 +51,13 @@ class PatchCamelyon(VtabData):
     def class_names(self) -> Sequence[str]:
         return ["no tumour tissue", "tumour tissue"]
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         for split in _NAMES:
             key, count = self._key(split, "x"), len(self._labels(split))
             step = count
             if not key.endswith(".gz"):
                 with self.store.open(key) as file, self._patches(split, file) as patches:
-                    step = -(-place.examples_per_part // patches.rows_together) * patches.rows_together
+                    step = -(-work.examples_per_part // patches.rows_together) * patches.rows_together
             for number, start in enumerate(range(0, count, step)):
                 stop = min(count, start + step)
                 yield Part(
@@ -67,12 +67,12 @@ class PatchCamelyon(VtabData):
                     where={"split": split, "start": start, "stop": stop},
                 )
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         where: Any = part.where
         split, start, stop = where["split"], where["start"], where["stop"]
         labels, key, store = self._labels(split), self._key(split, "x"), self.store
         if packed := key.endswith(".gz"):
-            store, key = place.work, _unpacked(self.store, key, place.work, 2 * len(labels) * 96 * 96 * 3)
+            store, key = work.work, _unpacked(self.store, key, work.work, 2 * len(labels) * 96 * 96 * 3)
         with store.open(key) as file, self._patches(split, file) as patches:
             row = start
             for block in patches.blocks(start, stop):

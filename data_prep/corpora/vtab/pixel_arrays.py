@@ -10,7 +10,7 @@ from data_prep.corpora.files.matlab_file import read_mat
 from data_prep.corpora.official.label_rules import svhn_digit
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.cifar_archive import Cifar
 from infra.storage import Store
 
@@ -31,10 +31,10 @@ class _CifarArchive(VtabData):
     def class_names(self) -> Sequence[str]:
         return self._arrays.class_names()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         yield from self._arrays.parts(max_pixels=32 * 32)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         for picture in self._arrays.pictures(part):
             yield Found(str(picture.split), picture.number, picture.label, lossless_png(picture.pixels))
 
@@ -107,11 +107,11 @@ class Svhn(VtabData):
     def class_names(self) -> Sequence[str]:
         return [str(digit) for digit in range(10)]
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         for split, name in _SVHN_FILES.items():
             yield Part(name=split, num_bytes=self.files()[name].size)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         pixels, labels = self._arrays(part.name)
         for number, label in enumerate(labels):
             yield Found(part.name, number, label, lossless_png(pixels[number].transpose(2, 1, 0)))

@@ -15,7 +15,7 @@ from data_prep.corpora.files.lossless_png import lossless_png
 from data_prep.corpora.official.label_rules import smallnorb_azimuth
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.paired_arrays import StreamedArray
 
 _TRAIN, _TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x9x18x6x2x96x96-testing"
@@ -55,7 +55,7 @@ class SmallNorb(VtabData):
             return [f"elevation {30 + 5 * i} degrees" for i in range(_NUM_ELEVATIONS)]
         return [f"azimuth {20 * i} degrees" for i in range(_NUM_AZIMUTHS)]
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         for split in _STEMS:
             with self._open(split, "dat") as (pictures, uri):
                 count = len(self._labels(split))
@@ -66,7 +66,7 @@ class SmallNorb(VtabData):
                     )
             yield Part(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         labels = self._labels(part.name)
         with self._open(part.name, "dat") as (pictures, uri):
             for row, (left, _) in enumerate(pictures.rows(uri)):

@@ -28,7 +28,7 @@ from PIL import Image
 from data_prep.corpora.official.official_files import OfficialFile, OfficialFiles
 from data_prep.corpora.official.opencv import opencv
 from data_prep.corpora.official.vtab_data import Found
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.vtab.listed_archives import ListedArchive
 from data_prep.decode import PILLOW_FAULTS, DecodePolicy, ImageRejected, decode
 from infra.config import replace
@@ -87,9 +87,9 @@ class Sun397(ListedArchive):
     def class_names(self) -> Sequence[str]:
         return [name.split("/", 2)[2] for name in self._folders]
 
-    def pictures(self, part: Part, place: Place) -> Iterator[Found]:
+    def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
         policy = DecodePolicy(max_bytes=self.max_bytes)
-        for found in super().pictures(part, place):
+        for found in super().pictures(part, work):
             if found.data is None:
                 yield found
                 continue

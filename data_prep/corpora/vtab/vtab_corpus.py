@@ -3,12 +3,12 @@
 import importlib
 
 from data_prep.config import CorpusRecipe, Vtab
-from data_prep.corpora.official.carved_corpus import CarvedCorpus
-from data_prep.corpora.official.carving import CARVINGS, VIEWS
 from data_prep.corpora.official.label_rules import NUM_CLASSES
+from data_prep.corpora.official.official_corpus import OfficialCorpus
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, VIEWS
 from data_prep.corpora.official.vtab_data import VtabData
 from data_prep.corpora.raw import RawCorpus
-from data_prep.corpora.vtab.vtab_tfds import CarvedTfdsCorpus, is_tfds_directory
+from data_prep.corpora.vtab.vtab_tfds import OfficialTfdsCorpus, is_tfds_directory
 from infra.storage import Store, open_store
 
 _READERS = {
@@ -56,8 +56,10 @@ def open_data(task: str, store: Store, max_bytes: int) -> VtabData:
 
 def open_task(source: Vtab, recipe: CorpusRecipe) -> RawCorpus:
     """A task from the official files in a folder, or from the directory of one version that TFDS prepared."""
-    carving = CARVINGS[data_set_of(source.task)]
+    official_splits = OFFICIAL_SPLITS[data_set_of(source.task)]
     if is_tfds_directory(source.path):
         num_classes = NUM_CLASSES[source.task]
-        return CarvedTfdsCorpus(source.path, recipe, source.task, carving, VIEWS, num_classes)
-    return CarvedCorpus(open_data(source.task, open_store(source.path), recipe.decode.max_bytes), carving, VIEWS)
+        return OfficialTfdsCorpus(source.path, recipe, source.task, official_splits, VIEWS, num_classes)
+    return OfficialCorpus(
+        open_data(source.task, open_store(source.path), recipe.decode.max_bytes), official_splits, VIEWS
+    )

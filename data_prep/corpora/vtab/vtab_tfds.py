@@ -10,10 +10,10 @@ from typing import Any
 from data_prep.config import CorpusRecipe, TfdsDirectory
 from data_prep.corpora.files.tfrecord import Feature
 from data_prep.corpora.official import label_rules
-from data_prep.corpora.official.carving import Carving, Views, order_key
-from data_prep.corpora.raw import Part, Place, RawExample
+from data_prep.corpora.official.official_splits import OfficialSplits, Views, order_key
+from data_prep.corpora.raw import Part, RawExample, WorkFolder
 from data_prep.corpora.sources.tfds import LabelRefused, TfdsCorpus
-from data_prep.labels import ClassInfo, number_label
+from data_prep.labels.classes import ClassInfo, number_label
 from infra.storage import open_store
 
 Values = Mapping[str, list[Any]]
@@ -53,21 +53,27 @@ def is_tfds_directory(path: str) -> bool:
     return open_store(path).exists("dataset_info.json")
 
 
-class CarvedTfdsCorpus(TfdsCorpus):
-    """As `CarvedCorpus`. Parts are the shards of the directory."""
+class OfficialTfdsCorpus(TfdsCorpus):
+    """As `OfficialCorpus`. Parts are the shards of the directory."""
 
     def __init__(
-        self, path: str, recipe: CorpusRecipe, task: str, carving: Carving, views: Views, num_classes: int
+        self,
+        path: str,
+        recipe: CorpusRecipe,
+        task: str,
+        official_splits: OfficialSplits,
+        views: Views,
+        num_classes: int,
     ) -> None:
-        self._carving, self._task, self._num_classes = carving, task, num_classes
+        self._carving, self._task, self._num_classes = official_splits, task, num_classes
         # Which of train, val and test an example is in follows from its position; these are only not hashed again.
-        splits: Any = dict.fromkeys(carving.sizes, "train")
+        splits: Any = dict.fromkeys(official_splits.sizes, "train")
         super().__init__(TfdsDirectory(path=path, splits=splits), recipe)
-        self.views, self.benchmark_rows = views, carving.num_rows
+        self.views, self.benchmark_rows = views, official_splits.num_rows
         if self._task in _RULES:
             self.label_features = frozenset(_RULES[self._task][0])
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         there = self.num_examples()
         for split, expected in self._carving.sizes.items():
             if there.get(split, 0) != expected:
@@ -75,10 +81,10 @@ class CarvedTfdsCorpus(TfdsCorpus):
                     f"{self.origin} has {there.get(split, 0):,} examples of {split}, {self._task} expects "
                     f"{expected:,}. Name the directory of the version that the benchmark takes."
                 )
-        yield from super().parts(place)
+        yield from super().parts(work)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        for example in super().examples(part, place):
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        for example in super().examples(part, work):
             if example.refused:
                 yield example
                 continue

@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 
 from data_prep.config import CorpusConfig
-from data_prep.corpora.raw import Part, Place
+from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader
 from infra.storage import open_store
@@ -26,9 +26,9 @@ def read():
         runs = []
         for _ in range(2):
             work = open_store(f"memory://{uuid.uuid4().hex}")
-            place, found = Place(work, work, examples_per_part), []
-            for part in source.parts(place):
-                of_part = [*source.examples(Part.model_validate_json(part.model_dump_json()), place)]
+            work, found = WorkFolder(work, work, examples_per_part), []
+            for part in source.parts(work):
+                of_part = [*source.examples(Part.model_validate_json(part.model_dump_json()), work)]
                 for example in of_part:
                     if not example.refused:
                         end = example.offset + example.length

@@ -27,7 +27,7 @@ from data_prep.config import (
     WebDataset,
 )
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.class_folders import ClassFolderCorpus
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
@@ -37,8 +37,8 @@ from infra.storage import open_store
 def ids_of(config, each=5):
     """The ids that a source gives, read part by part."""
     work = open_store(f"memory://{uuid.uuid4().hex}")
-    source, place = open_source(config), Place(work, work, each)
-    return [example.example_id for part in source.parts(place) for example in source.examples(part, place)]
+    source, work = open_source(config), WorkFolder(work, work, each)
+    return [example.example_id for part in source.parts(work) for example in source.examples(part, work)]
 
 
 def archive_of(members, kind, path):
@@ -110,8 +110,8 @@ def test_names_that_links_to_folders_multiply_are_told(tmp_path):
     path = archive_of(members, "tar", tmp_path / "a.tar")
     source = ClassFolderCorpus(ClassFolders(path=str(path)), CorpusConfig(name="x", source=Digits()).recipe)
     work = open_store(f"memory://{uuid.uuid4().hex}")
-    place = Place(work, work, 500)
-    found = [example for part in source.parts(place) for example in source.examples(part, place)]
+    work = WorkFolder(work, work, 500)
+    found = [example for part in source.parts(work) for example in source.examples(part, work)]
     assert sum(example.refused is None for example in found) == 65
     (refused,) = [example for example in found if example.refused]
     assert refused.refused[0] == "ignored_file"

@@ -5,8 +5,8 @@ import pytest
 
 from data_prep.corpus_stats import CorpusStats, Findings, SampleRule, SplitStats
 from data_prep.decode import DecodePolicy
-from data_prep.inspect.diff_stats import CorpusFacts, Difference, diff_stats
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
+from data_prep.labels.classes import ClassInfo, ClassMap
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 
 
@@ -77,4 +77,6 @@ def test_what_differs_is_said(corpus):
 def test_long_lists_are_cut(corpus):
     many = corpus({f"c{i:03d}": 1 for i in range(1200)}, {})
     lacking = next(row for row in diff_stats(many, corpus({"z": 1}, {})) if row.what == "classes that the other lacks")
-    assert lacking == Difference("classes that the other lacks", "1,200 (c000, c001, c002, c003, c004, ...)", "1 (z)")
+    assert lacking == StatDifference(
+        "classes that the other lacks", "1,200 (c000, c001, c002, c003, c004, ...)", "1 (z)"
+    )

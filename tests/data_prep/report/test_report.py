@@ -14,7 +14,7 @@ from PIL import Image
 from data_prep.corpus_stats import CorpusStats, Finding, Findings, Leak, SampleRow, SampleRule, SplitStats
 from data_prep.decode import DecodePolicy
 from data_prep.examine.decode_child import Examiner
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.labels.classes import ClassInfo, ClassMap
 from data_prep.report import report_pictures
 from data_prep.report.report import render_report
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
@@ -80,7 +80,7 @@ def manifest_of(stats):
         splits={name: split(name, own) for name, own in stats.splits.items() if own.num_rows},
         decode_policy=DecodePolicy(),
         counts=Counts(num_found=7, num_accepted=7, num_refused=0, num_bytes=3000, refused={}),
-        provenance={"request": {"name": HOSTILE}, "credit": HOSTILE, "seconds": {"examine": 3.5, "gather": 0.0}},
+        provenance={"request": {"name": HOSTILE}, "credit": HOSTILE, "seconds": {"examine": 3.5, "write": 0.0}},
     )
 
 

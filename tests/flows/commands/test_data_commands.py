@@ -18,7 +18,7 @@ from flows.commands.data_commands import number_of
 from flows.console import line
 from flows.deployed import corpus_links
 from flows.stages.prepare_corpus import PreparedCorpus, leak_lines, source_request
-from flows.to_mlflow.run_views import run_view
+from flows.to_mlflow.stage_snapshots import stage_snapshot
 from infra.runs.run_state import write_state
 from infra.storage import open_store
 
@@ -364,8 +364,8 @@ def test_progress_is_of_the_stage_that_is_not_done_yet():
         ("examine", 1, 4, 0.5, None, 6 + 8 * 0.4),
         ("plan", 0, 1, 0.0, 100.0, 100 * 0.4),
         ("plan", 0, 1, 0.0, None, None),  # an earlier attempt had examined everything
-        ("gather", 1, 2, 0.1, 8.0, 10 + 8 * 0.05),
-        ("gather", 1, 2, 0.1, None, 10),
+        ("write", 1, 2, 0.1, 8.0, 10 + 8 * 0.05),
+        ("write", 1, 2, 0.1, None, 10),
     ],
 )
 def test_time_left_is_that_to_the_end_of_all_stages(stage, done, total, rate, examine_s, left_s):
@@ -383,7 +383,7 @@ def test_mlflow_gets_report_and_counts_of_a_preparation_and_prefect_the_links(co
     run.write_json("config.json", spec.model_dump(mode="json"))
     done = {"birds": {"version": manifest["version"], "digest": manifest["digest"]}}
     write_state(run, "finished", 1, corpora=done)
-    view = run_view(open_store(root), "prepare-birds-0")
+    view = stage_snapshot(open_store(root), "prepare-birds-0")
     assert view.experiment == "vitline/prepare"
     assert view.files["report.html"] == corpus.read("report.html")
     assert json.loads(view.files["stats.json"])["num_classes"] == 2

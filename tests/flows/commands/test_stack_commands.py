@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.local.place import ALL, settle
+from infra.local.stack_config import ALL, settle
 
 ROOT = Path(__file__).parents[3]
 OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from data_prep.corpora.official.carving import CARVINGS, Carving, Slice
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, OfficialSplits, Slice
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.prepare import prepare
 from flows.cli import app
@@ -30,7 +30,9 @@ def vitline(*arguments):
 def eurosat(tmp_path, monkeypatch):
     """A folder of official files, of which only EuroSAT's are there: 1,100 pictures."""
     parts = (Slice("train", 0, 820), Slice("train", 820, 1040), Slice("train", 1040, 1100))
-    monkeypatch.setitem(CARVINGS, "eurosat", Carving(**dict(zip(("train", "val", "test"), parts, strict=True))))
+    monkeypatch.setitem(
+        OFFICIAL_SPLITS, "eurosat", OfficialSplits(**dict(zip(("train", "val", "test"), parts, strict=True)))
+    )
     (tmp_path / "files/eurosat").mkdir(parents=True)
     rng = np.random.default_rng(0)
     with zipfile.ZipFile(tmp_path / "files/eurosat/EuroSAT.zip", "w") as archive:
@@ -50,7 +52,7 @@ def test_the_tasks_are_those_of_the_benchmark_and_of_the_paper():
 
 def test_files_says_what_to_get_for_every_data_set():
     rows = vitline("vtab", "files", "--json")["files"]
-    assert {row["folder"] for row in rows} == {*CARVINGS, "imagenet", "cifar10"}
+    assert {row["folder"] for row in rows} == {*OFFICIAL_SPLITS, "imagenet", "cifar10"}
     assert all(row["from"].startswith("http") and row["terms"] for row in rows)
     needed = {row["file"]: row["tasks"] for row in rows if row["folder"] in ("imagenet", "cifar100")}
     assert needed == {

@@ -116,7 +116,7 @@ def test_what_people_edit_in_a_page_outlives_every_registration(deploy, page):
 def test_new_defaults_reach_what_nobody_has_edited(page, in_stack, monkeypatch):
     from flows.on_prefect import registration
     from flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
-    from flows.on_prefect.prefect_watch import client
+    from flows.on_prefect.prefect_observer import client
     from flows.requests.forms import PipelineRequest
 
     def register(request, cron="0 2 * * *"):

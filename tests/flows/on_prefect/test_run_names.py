@@ -7,7 +7,7 @@ from prefect.utilities.names import generate_slug
 
 from flows.on_prefect.run_names import given_name, telling_name
 from flows.records import Origin
-from flows.to_mlflow.run_views import origin_tags
+from flows.to_mlflow.stage_snapshots import origin_tags
 
 NOW = datetime(2026, 11, 21, 3)
 

@@ -29,8 +29,8 @@ def collect(root):
 
     def call(**request):
         settings = Settings(root=root, mlflow_tracking_uri=None)
-        at_hand = Engines(settings, None, Terminal(), Shipper(settings, Path()))
-        return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), at_hand)
+        engines = Engines(settings, None, Terminal(), Shipper(settings, Path()))
+        return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), engines)
 
     return call
 

@@ -12,8 +12,8 @@ import pytest
 
 from flows.ops import doctor, service_checks
 from flows.ops.doctor import examine
-from infra.local.place import ALL
 from infra.local.stack import Listener, find_stack, listeners
+from infra.local.stack_config import ALL
 from infra.settings import Settings
 from infra.storage import open_store
 from infra.stores import s3_store

@@ -83,8 +83,8 @@ class Place:
 
     def look(self, mlflow=None, **request):
         settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
-        at_hand = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
-        return reconcile(ReconcileRequest.model_validate(request), at_hand, self.prefect)
+        engines = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
+        return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect)
 
     def attempt(self, silent_s=HOUR, state="running"):
         """An attempt that has claimed the run and was heard last so long ago."""

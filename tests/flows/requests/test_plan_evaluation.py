@@ -20,7 +20,7 @@ from vit.models.build import build_network
 from vit.models.config import ViTConfig
 from vit.models.flops import forward_flops
 from vit.published import load_model, publish
-from vit.vtab.evaluate import EvaluationSpec, plan_contests
+from vit.vtab.evaluate import EvaluationSpec, plan_task_sweeps
 from vit.vtab.trained.trials import TrialResult
 
 NETWORK = ViTConfig(image_size_px=8, patch_size_px=4, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
@@ -50,7 +50,7 @@ def test_a_plan_counts_what_is_left(root, plan, digits):
     assert pretrained.flop == flop * (3 * pretrained.trained_images + pretrained.scored_images)
 
     spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump(exclude={"rescore"}))
-    done = plan_contests(spec)[0].select_trials()[1]
+    done = plan_task_sweeps(spec)[0].select_trials()[1]
     result = TrialResult(
         key=done.key, top1=0.5, loss=1.0, num_examples=200, majority_fraction=0.1, train_losses=(), wall_s=1.0, cpu_s=1.0,
         diverged=False,

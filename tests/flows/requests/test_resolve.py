@@ -15,7 +15,7 @@ from flows.requests.resolve import (
     resolve_pipeline,
     resolve_prepare,
     resolve_pretrain,
-    told_tasks,
+    tasks_text,
 )
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
@@ -119,12 +119,12 @@ def test_vtab_means_its_prepared_tasks_wherever_tasks_are_taken(some_of_vtab, di
     assert [uri.split("/")[-2] for uri in plan.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
     scored = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=asked))
     assert [task.name for task in scored.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
-    told = told_tasks(some_of_vtab, asked)
+    told = tasks_text(some_of_vtab, asked)
     assert told.startswith(
         "vtab means 2 of its 19 tasks here; not prepared: vtab-caltech101, vtab-cifar100, vtab-flowers102"
     )
     assert told.endswith("`vitline vtab prepare` makes them.")
-    assert told_tasks(some_of_vtab, ("pets",)) is None
+    assert tasks_text(some_of_vtab, ("pets",)) is None
     with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"tasks": ("vtab",)}))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flows.stages.engines import engines
-from flows.stages.pretrain import pretrain
+from flows.stages.engines import open_engines
+from flows.stages.pretrain import train_model
 from flows.stages.stage import StageFailed
 from infra.local.ray_node import LocalRay
 from infra.settings import Settings
@@ -46,10 +46,10 @@ def train(foreign, train_config, root, tmp_path, monkeypatch):
 
     def run(name, python=None):
         settings = Settings(root=root, home=tmp_path, job_python=python)
-        with engines(settings) as at_hand:
-            result = pretrain(train_config(name, steps=3), at_hand)
+        with open_engines(settings) as engines:
+            result = train_model(train_config(name, steps=3), engines)
             job = f"{result[0].run_key}-a1"
-            return result[1].state, at_hand.cluster.jobs.logs(job)
+            return result[1].state, engines.cluster.jobs.logs(job)
 
     return run
 

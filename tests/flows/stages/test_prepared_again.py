@@ -28,7 +28,7 @@ def test_what_nobody_counted_is_said_each_time_and_refused_without_the_option(tm
     accepting = replace(request, **{"execution.uncounted_losses": "accept"})
     prepare([accepting], root)
     said: list[str] = []
-    engines = SimpleNamespace(root=root, watch=SimpleNamespace(say=said.append))
+    engines = SimpleNamespace(root=root, observer=SimpleNamespace(say=said.append))
     (corpus,), key, _ = prepare_corpora([accepting], engines)
     assert (corpus.reused, key) == (True, None)
     assert "warning: cut: 1 file could not be read to its end" in said[0]

@@ -235,20 +235,20 @@ def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
 def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run, monkeypatch):
     """That one is still writing its checkpoint, and beats: nobody else is at work."""
     cluster, page = ScriptedCluster(run), "http://prefect/runs/1"
-    at_hand = Engines(
+    engines = Engines(
         Settings(root=run.uri), cluster, Onlooker([]), None, Origin(flow_run_id="1", flow_run_url=page)
     )  # fmt: skip
     monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a beat each 0.1 s
     before = contextlib.ExitStack()
-    before.enter_context(stage.exclusively(at_hand, "night"))
+    before.enter_context(stage.exclusively(engines, "night"))
     threading.Timer(1.5, before.close).start()
-    with stage.exclusively(at_hand, "night") as claim:
+    with stage.exclusively(engines, "night") as claim:
         assert claim.check().attempt == 2
-    stranger = replace(at_hand.origin, flow_run_id="2", flow_run_url="http://prefect/runs/2")
+    stranger = replace(engines.origin, flow_run_id="2", flow_run_url="http://prefect/runs/2")
     with (
-        stage.exclusively(at_hand, "night"),
+        stage.exclusively(engines, "night"),
         pytest.raises(stage.Skipped),
-        stage.exclusively(Engines(at_hand.settings, cluster, Onlooker([]), None, stranger), "night"),
+        stage.exclusively(Engines(engines.settings, cluster, Onlooker([]), None, stranger), "night"),
     ):
         pass
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 
 from flows.records import Origin, PipelineRecord, StageRecord, write_pipeline
 from flows.to_mlflow import outbox
-from flows.to_mlflow.outbox import Entry
+from flows.to_mlflow.outbox import OutboxEntry
 from flows.to_mlflow.shipper import Shipper
 from infra.local.stack import find_stack
 from infra.runs.run_state import write_state
@@ -103,7 +103,7 @@ def test_a_shipper_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_
 
 def test_an_entry_goes_when_the_end_was_sent_and_not_before(root):
     store, run = open_store(root), open_store(root).child("runs/a")
-    entry = Entry("run", "a")
+    entry = OutboxEntry("run", "a")
     run.write_json("config.json", {})
     outbox.put(store, entry)
     assert outbox.left(store) == []
@@ -120,6 +120,6 @@ def test_an_entry_goes_when_the_end_was_sent_and_not_before(root):
     outbox.clear(store, entry, outbox.mark_of(store, entry))
     outbox.clear(store, entry, None)
     assert outbox.entries(store) == []
-    outbox.put(store, Entry("run", "gone"))
-    outbox.put(store, Entry("pipeline", "gone"))
+    outbox.put(store, OutboxEntry("run", "gone"))
+    outbox.put(store, OutboxEntry("pipeline", "gone"))
     assert sorted(outbox.left(store)) == [("pipeline", "gone"), ("run", "gone")]

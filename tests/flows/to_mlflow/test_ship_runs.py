@@ -345,8 +345,8 @@ def test_a_pipeline_is_the_parent_of_what_it_made_and_links_what_it_reused(sync,
     assert (parent.info.status, parent.info.end_time) == ("FINISHED", 1_700_000_100_000)
     experiment = client.get_experiment(parent.info.experiment_id)
     assert experiment.name == "vitline/pretrain-then-transfer"
-    view = json.loads(experiment.tags["mlflow.sharedViewState.vitlinescores"])
-    assert {"val/top1", "tasks/digits/top1"} <= set(view["vitline"]["metrics"])
+    snapshot = json.loads(experiment.tags["mlflow.sharedViewState.vitlinescores"])
+    assert {"val/top1", "tasks/digits/top1"} <= set(snapshot["vitline"]["metrics"])
     assert child.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert "mlflow.parentRunId" not in found.data.tags
     assert parent.data.tags["vitline.run.finetune"] == found.info.run_id

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from infra.local.place import load_place, settle
 from infra.local.processes import free_ports
 from infra.local.stack import check_services, find_stack, stack_environment, start_stack, stop_stack
+from infra.local.stack_config import load_stack_config, settle
 from infra.storage import open_store
 
 pytestmark = pytest.mark.servers
@@ -52,8 +52,8 @@ def test_mlflow_keeps_its_artifacts_in_the_store_that_is_there(start, s3_uri):
 
 def test_a_folder_is_served_as_well_and_a_stack_stays_with_its_store(tmp_path, monkeypatch):
     directory, root = tmp_path / "stack", tmp_path / "data" / "store"
-    place, notes = settle(directory, {}, f"file://{root}/")
-    assert (place.root, place.artifacts, place.object_store) == (str(root), f"{root}/mlflow-artifacts", False)
+    config, notes = settle(directory, {}, f"file://{root}/")
+    assert (config.root, config.artifacts, config.object_store) == (str(root), f"{root}/mlflow-artifacts", False)
     assert f"serves the store {root}, with the credentials of this environment" in notes
     assert not (directory / "credentials.json").exists()
     monkeypatch.chdir(tmp_path)
@@ -76,4 +76,4 @@ def test_a_stack_with_a_store_of_its_own_keeps_it(tmp_path, monkeypatch):
     for name, value in own.environment().items():
         monkeypatch.setenv(name, value)
     assert settle(tmp_path / "own", {}, own.store_root)[0].root is None  # in a shell with this stack's own environment
-    assert load_place(tmp_path / "own").object_store == own.object_store
+    assert load_stack_config(tmp_path / "own").object_store == own.object_store

@@ -19,7 +19,6 @@ import httpx
 import psutil
 import pytest
 
-from infra.local.place import ALL, MARK, load_place, settle
 from infra.local.processes import birth_of, free_ports, is_running, processes_with
 from infra.local.stack import (
     check_services,
@@ -31,6 +30,7 @@ from infra.local.stack import (
     start_stack,
     stop_stack,
 )
+from infra.local.stack_config import ALL, MARK, load_stack_config, settle
 
 pytestmark = pytest.mark.servers
 
@@ -47,7 +47,7 @@ def service(directory, name):
 
 
 def processes_of(directory):
-    return processes_with(MARK, f"{load_place(directory).id}/")
+    return processes_with(MARK, f"{load_stack_config(directory).id}/")
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ def test_a_stack_whose_folder_is_removed_ends(own):
 
 def test_nothing_is_left_after_the_supervisor_was_killed(own):
     directory = own()
-    place, state, store = load_place(directory), find_stack(directory), service(directory, "s3")
+    config, state, store = load_stack_config(directory), find_stack(directory), service(directory, "s3")
     os.kill(store.pid, signal.SIGSTOP)  # so that it cannot end by itself
     os.kill(state.supervisor_pid, signal.SIGKILL)
     wait_for(lambda: find_stack(directory) is None, "the stack is still taken for a living one")
@@ -213,7 +213,7 @@ def test_nothing_is_left_after_the_supervisor_was_killed(own):
         assert stop_stack(directory)
         assert not psutil.pid_exists(store.pid) or psutil.Process(store.pid).status() == psutil.STATUS_ZOMBIE
         assert processes_of(directory) == set()
-        assert not place.folder.exists()
+        assert not config.folder.exists()
         assert stranger.poll() is None
     finally:
         stranger.kill()
@@ -253,7 +253,7 @@ def test_nothing_is_left_when_a_start_is_broken_off(tmp_path, number):
         starter.send_signal(number)
     wait_for(lambda: not processes_of(tmp_path / "stack"), "something is left")
     assert not (tmp_path / "stack" / "stack.json").exists()
-    assert not load_place(tmp_path / "stack").folder.exists()
+    assert not load_stack_config(tmp_path / "stack").folder.exists()
 
 
 def test_two_starts_at_once_make_one_stack(own):
@@ -264,18 +264,18 @@ def test_two_starts_at_once_make_one_stack(own):
 
 
 def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path):
-    place, _ = settle(tmp_path / "stack", {})
-    (place.directory / "mlflow").mkdir()
-    (place.directory / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1000)
+    config, _ = settle(tmp_path / "stack", {})
+    (config.directory / "mlflow").mkdir()
+    (config.directory / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1000)
     with pytest.raises(RuntimeError, match=r"(?s)mlflow ended with code 1:.*file is not a database.*More in .*logs"):
-        start_stack(place.directory, log_dir=tmp_path / "logs", services=("s3", "mlflow"), announce=lambda text: None)
-    assert processes_of(place.directory) == set()
+        start_stack(config.directory, log_dir=tmp_path / "logs", services=("s3", "mlflow"), announce=lambda text: None)
+    assert processes_of(config.directory) == set()
 
 
 HELD = """
 import pathlib, socket, sys, time
 from infra.local import supervisor
-from infra.local.place import settle
+from infra.local.stack_config import settle
 from infra.local.services import Program
 
 place, _ = settle(pathlib.Path(sys.argv[1]), {})
@@ -312,7 +312,7 @@ def test_a_service_is_up_when_a_process_of_its_own_answers(tmp_path):
 HOPELESS = """
 import sys, pathlib
 from infra.local import supervisor
-from infra.local.place import settle
+from infra.local.stack_config import settle
 from infra.local.services import Program
 
 supervisor._FIRST_WAIT_S = 0.01
@@ -338,7 +338,7 @@ def test_a_service_that_dies_again_and_again_is_left_alone(tmp_path):
 def test_a_port_that_is_taken(tmp_path):
     # Not the well-known ports, which another stack on this machine may take in the meantime.
     settle(tmp_path, dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True)))
-    before = load_place(tmp_path)
+    before = load_stack_config(tmp_path)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", before.ports["mlflow"]))
         taken.listen()

@@ -8,7 +8,7 @@ import pytest
 
 from infra.runs import claims
 from infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
-from infra.storage import Lost, open_store
+from infra.storage import PreconditionFailed, open_store
 
 
 @pytest.fixture
@@ -108,29 +108,29 @@ def test_an_attempt_that_lost_its_claim_can_neither_check_nor_beat(run):
 
 def test_a_takeover_between_read_and_write_of_a_heartbeat_wins(run, monkeypatch):
     first = take(run)
-    swap = run.swap
+    compare_and_swap = run.compare_and_swap
 
     def taken_over(key, data, tag):
         monkeypatch.undo()
         take(run, {first.job_id: "stopped"})
-        return swap(key, data, tag)
+        return compare_and_swap(key, data, tag)
 
-    monkeypatch.setattr(run, "swap", taken_over)
+    monkeypatch.setattr(run, "compare_and_swap", taken_over)
     with pytest.raises(ClaimLost):
         ClaimHolder(run, 1).beat()
     assert read_claim(run).attempt == 2
 
 
-@pytest.mark.parametrize("operation", ["create", "swap"])
+@pytest.mark.parametrize("operation", ["create", "compare_and_swap"])
 def test_a_refused_write_that_had_arrived_is_a_win(run, monkeypatch, operation):
     states = {}
-    if operation == "swap":
+    if operation == "compare_and_swap":
         states[take(run).job_id] = "failed"
     write = getattr(run, operation)
 
     def lose_the_reply(*arguments):
         write(*arguments)
-        raise Lost("the retry met its own object")
+        raise PreconditionFailed("the retry met its own object")
 
     monkeypatch.setattr(run, operation, lose_the_reply)
     claim = take(run, states, owner="the other flow")
@@ -159,15 +159,15 @@ def take_over(run):
 
 def test_a_heartbeat_outlives_a_store_that_is_away(run, monkeypatch):
     take(run)
-    swap, failures = run.swap, iter([OSError("away"), OSError("away")])
+    compare_and_swap, failures = run.compare_and_swap, iter([OSError("away"), OSError("away")])
 
     def flaky(*arguments):
         for failure in failures:
             raise failure
-        return swap(*arguments)
+        return compare_and_swap(*arguments)
 
     with ClaimHolder(run, 1, every_s=0.01) as holder:
-        monkeypatch.setattr(run, "swap", flaky)
+        monkeypatch.setattr(run, "compare_and_swap", flaky)
         before = read_claim(run).counter
         while read_claim(run).counter == before:
             time.sleep(0.01)

@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 
 from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, request_stop, write_state
-from infra.storage import Lost, open_store
+from infra.storage import PreconditionFailed, open_store
 
 
 @pytest.fixture
@@ -63,5 +63,5 @@ def test_a_request_that_loses_a_race_looks_again(run, monkeypatch):
     monkeypatch.setattr(run, "create", cancelled_in_between)
     request_stop(run, "preempted", "the flow", 1)
     assert read_stop(run)["by"] == "a person"
-    with pytest.raises(Lost):
+    with pytest.raises(PreconditionFailed):
         create("stop.json", b"")

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from infra.runs.run_state import read_stop, request_stop
-from infra.runs.stopping import StopWatch
+from infra.runs.stopping import StopPoller
 from infra.storage import open_store
 
 DEAF_JOB = """
@@ -37,7 +37,7 @@ def test_a_signal_is_written_down_and_ends_a_deaf_job_with_75(tmp_path, number):
 
 def test_a_watch_answers_for_its_own_attempt(tmp_path):
     run = open_store(str(tmp_path))
-    with StopWatch(run, 1) as first, StopWatch(run, 2) as second:
+    with StopPoller(run, 1) as first, StopPoller(run, 2) as second:
         request_stop(run, "cancelled", by="test", attempt=2)
         deadline = time.monotonic() + 30
         while second.asked() is None and time.monotonic() < deadline:

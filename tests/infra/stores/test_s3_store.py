@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("s3fs", reason="the extra `prep` is not installed")
 
-from infra.storage import Lost, StoreFailed, open_store
+from infra.storage import PreconditionFailed, StoreFailed, open_store
 from infra.stores import s3_store
 
 
@@ -126,27 +126,27 @@ def test_a_conditional_write_whose_reply_was_lost_has_won(store, service):
     tag = store.create("claim", b"nonce 1")
     assert store.read_tagged("claim") == (b"nonce 1", tag)
     service.faults = ["reply lost"]
-    tag = store.swap("claim", b"nonce 2", tag)
+    tag = store.compare_and_swap("claim", b"nonce 2", tag)
     assert store.read_tagged("claim") == (b"nonce 2", tag)
 
 
-@pytest.mark.parametrize("operation", ["create", "swap"])
+@pytest.mark.parametrize("operation", ["create", "compare_and_swap"])
 def test_a_repeated_write_that_someone_else_won_is_lost(store, service, operation):
-    before = store.create("swap", b"before")
+    before = store.create("compare_and_swap", b"before")
 
     def someone_else_wins():
         service.objects[f"/bucket/runs/{operation}"] = b"someone else"
         service.writers[f"/bucket/runs/{operation}"] = "someone else"
 
     service.faults = [503, someone_else_wins]
-    with pytest.raises(Lost):
-        store.create("create", b"mine") if operation == "create" else store.swap("swap", b"mine", before)
+    with pytest.raises(PreconditionFailed):
+        store.create("create", b"mine") if operation == "create" else store.compare_and_swap(operation, b"mine", before)
     assert store.read(operation) == b"someone else"
 
 
 def test_equal_bytes_of_another_writer_are_no_victory(store):
     store.create("claim", b"same")
-    with pytest.raises(Lost):
+    with pytest.raises(PreconditionFailed):
         store.create("claim", b"same")
 
 

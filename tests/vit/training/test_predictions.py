@@ -20,8 +20,8 @@ from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 from vit.training.evaluate import evaluate
 from vit.training.predictions import Predictions
-from vit.vtab.trained import hardest as hardest_module
 from vit.vtab.trained import run_trial as running
+from vit.vtab.trained import top_losses as hardest_module
 from vit.vtab.trained import trial_files
 from vit.vtab.trained.confusion import (
     confused_pairs_csv,
@@ -31,8 +31,8 @@ from vit.vtab.trained.confusion import (
     draw_confusion,
     per_class_csv,
 )
-from vit.vtab.trained.hardest import MAX_SHOWN, Shown, hardest, hardest_page, load_shown, suspicious
 from vit.vtab.trained.run_trial import ensure_trial
+from vit.vtab.trained.top_losses import MAX_SHOWN, Shown, load_shown, suspicious, top_losses, top_losses_page
 from vit.vtab.trained.trial_files import shown_files
 from vit.vtab.trained.trials import Trial, finished_result
 
@@ -123,7 +123,7 @@ def test_the_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, 
     trials, _, result = trained
     predictions, names = kept(trained), load_class_names(digits)
     files = {key.rpartition("/")[2]: trials.read(key) for key in result.files}
-    assert list(files) == ["predictions.parquet", "per_class.csv", "hardest.html", "confusion.csv", "confusion.png"]
+    assert list(files) == ["predictions.parquet", "per_class.csv", "top_losses.html", "confusion.csv", "confusion.png"]
     head, *rows = rows_of(files["confusion.csv"].decode())
     assert head[1:] == names == [row[0] for row in rows]
     counts = np.array([row[1:] for row in rows], int)
@@ -136,7 +136,7 @@ def test_the_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, 
         wrong = counts[i] - np.diag(np.diag(counts))[i]
         assert int(times) == wrong.max() == wrong[names.index(other)]
     assert Image.open(io.BytesIO(files["confusion.png"])).size[0] > 300
-    page = files["hardest.html"].decode()
+    page = files["top_losses.html"].decode()
     assert "<h1>digits from scratch</h1>" in page
     worst = int(predictions.row[predictions.loss.argmax()])
     assert load_shown(digits, load_manifest(digits), "test", [worst])[worst].example_id in page
@@ -220,7 +220,7 @@ def test_of_many_classes_the_most_confused_pairs_are_listed(digits, monkeypatch)
     ]
     monkeypatch.setattr(trial_files, "load_class_names", lambda corpus: names)
     files = shown_files(found, digits, load_manifest(digits), "test", "x")
-    assert list(files) == ["per_class.csv", "hardest.html", "confused_pairs.csv"]
+    assert list(files) == ["per_class.csv", "top_losses.html", "confused_pairs.csv"]
 
 
 def test_classes_of_one_name_are_told_apart():
@@ -229,8 +229,8 @@ def test_classes_of_one_name_are_told_apart():
 
 def test_the_largest_loss_is_the_hardest_and_nan_is_larger():
     found = said([0] * 4, [0] * 4, loss=[1.0, 3.0, float("nan"), 3.0], row=[5, 9, 7, 6])
-    assert found.row[hardest(found)].tolist() == [7, 6, 9, 5]
-    assert found.row[hardest(found, 2)].tolist() == [7, 6]
+    assert found.row[top_losses(found)].tolist() == [7, 6, 9, 5]
+    assert found.row[top_losses(found, 2)].tolist() == [7, 6]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_label_is_suspicious_where_sure_predictions_of_that_class_are_right(ri
 
 def test_names_of_classes_are_text_and_no_page(digits):
     names = ["<script>alert(1)</script>", "a & b", *"23456789"]
-    page = hardest_page(said([0], [1]), digits, load_manifest(digits), "test", names, "<i>x</i>")
+    page = top_losses_page(said([0], [1]), digits, load_manifest(digits), "test", names, "<i>x</i>")
     assert "<script" not in page
     assert "<i>" not in page
     assert all(html.escape(text) in page for text in (*names[:2], "<i>x</i>"))
@@ -296,7 +296,7 @@ def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monke
     assert opened(400, 200) == ("JPEG", (80, 160))
     shown = Shown("an id", (0, 2, 3, 4, 5, 6, 7), "cannot be decoded: it is gone", False)
     monkeypatch.setattr(hardest_module, "load_shown", lambda *args: {0: shown})
-    page = hardest_page(said([0], [1]), digits, load_manifest(digits), "test", "abcdefgh", "x")
+    page = top_losses_page(said([0], [1]), digits, load_manifest(digits), "test", "abcdefgh", "x")
     assert "a, c, d, e, f and 2 more" in page
     assert "it is gone" in page
 
@@ -305,7 +305,7 @@ def test_a_picture_that_fails_costs_no_score(trained, digits, tmp_path, monkeypa
     def broken(*args):
         raise RuntimeError("no picture")
 
-    monkeypatch.setattr(trial_files, "hardest_page", broken)
+    monkeypatch.setattr(trial_files, "top_losses_page", broken)
     trials = open_store(str(tmp_path))
     keys = trial_files.write_trial_files(trials, "k", kept(trained), digits.uri, "test", "x")
     assert [key.rpartition("/")[2] for key in keys] == [

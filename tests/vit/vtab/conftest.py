@@ -20,7 +20,7 @@ from vit.vtab.evaluate import EvaluationSpec, TaskRef
 from vit.vtab.frozen import extract_features
 from vit.vtab.frozen.extract_features import Extractor
 from vit.vtab.frozen.frozen import frozen_scores
-from vit.vtab.frozen.read_out import read_out
+from vit.vtab.frozen.score_probes import score_probe
 from vit.vtab.probes import PROBES
 
 VIEW = AugmentConfig(image_size_px=8)
@@ -114,7 +114,7 @@ def score(root):
             return Extractor(root, batch_size=100).ensure(parts)
 
         run = open_store(root).child(f"runs/{spec.run_key}")
-        readings = lambda root, todo: ((reading, read_out(root, reading)) for reading in todo)  # noqa: E731
-        return frozen_scores(run, spec, Stop(stop_after), compute, readings)
+        probe_trials = lambda root, todo: ((probe_trial, score_probe(root, probe_trial)) for probe_trial in todo)  # noqa: E731
+        return frozen_scores(run, spec, Stop(stop_after), compute, probe_trials)
 
     return go

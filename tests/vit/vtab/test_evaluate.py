@@ -18,7 +18,7 @@ from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import publish
 from vit.vtab import evaluate
-from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_contests, record_score, stored_score
+from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_task_sweeps, record_score, stored_score
 from vit.vtab.protocols import Protocol
 from vit.vtab.published.report import latest_records, read_records
 from vit.vtab.tasks import find_task_splits
@@ -79,13 +79,13 @@ def scored(monkeypatch):
     return seen
 
 
-def hold(contest, root):
+def hold(task_sweep, root):
     """What the sweep does for one contest, in this process."""
     uri = open_store(root).uri_of("trials")
     while True:
-        todo, score = next_trials(contest, open_store(uri))
+        todo, score = next_trials(task_sweep, open_store(uri))
         if score is not None:
-            return record_score(open_store(root), contest, score)
+            return record_score(open_store(root), task_sweep, score)
         for trial in todo:
             ensure_trial(uri, trial)
 
@@ -104,13 +104,13 @@ def made_up(trial, top1, diverged=False):
     )
 
 
-def chosen(contest, *outcomes):
-    results = [made_up(trial, *outcome) for trial, outcome in zip(contest.select_trials(), outcomes, strict=True)]
-    return contest.final_trial(results).recipe.optim.peak_lr
+def chosen(task_sweep, *outcomes):
+    results = [made_up(trial, *outcome) for trial, outcome in zip(task_sweep.select_trials(), outcomes, strict=True)]
+    return task_sweep.final_trial(results).recipe.optim.peak_lr
 
 
 def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, root, digits, scored):
-    pretrained, scratch = plan_contests(spec_of((model, None)))
+    pretrained, scratch = plan_task_sweeps(spec_of((model, None)))
     score = hold(pretrained, root)
     assert scored == ["val200", "val200", "val200", "test"]
     assert score.num_examples == load_manifest(digits).splits["test"].num_rows == 797
@@ -127,33 +127,33 @@ def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, 
 
 
 def test_what_is_finished_is_not_run_again_and_a_record_stays_as_it_is(spec_of, root, scored, monkeypatch):
-    (contest,) = plan_contests(spec_of())
-    first = hold(contest, root)
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    first = hold(task_sweep, root)
     monkeypatch.setattr(running, "run_trial", lambda trial, **_: pytest.fail(f"{trial.key} was run again"))
-    assert hold(contest, root) == first
+    assert hold(task_sweep, root) == first
     other = first.model_copy(update={"value": 1.0})
-    assert record_score(open_store(root), contest, other) == first
-    assert stored_score(open_store(root), contest) == first
+    assert record_score(open_store(root), task_sweep, other) == first
+    assert stored_score(open_store(root), task_sweep) == first
     assert list(evaluate.list_scores(open_store(root))) == [first]
 
 
 def test_a_rescoring_trains_again_and_names_the_record_that_it_replaces(spec_of, root):
-    (contest,) = plan_contests(spec_of())
-    first = hold(contest, root)
-    (repeated,) = plan_contests(spec_of().model_copy(update={"repetition": 1}))
-    assert set(t.key for t in contest.select_trials()).isdisjoint(t.key for t in repeated.select_trials())
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    first = hold(task_sweep, root)
+    (repeated,) = plan_task_sweeps(spec_of().model_copy(update={"repetition": 1}))
+    assert set(t.key for t in task_sweep.select_trials()).isdisjoint(t.key for t in repeated.select_trials())
     second = hold(repeated, root)
-    assert (first.replaces, second.replaces) == (None, contest.score_key)
+    assert (first.replaces, second.replaces) == (None, task_sweep.score_key)
     assert (second.value, second.chosen, second.split_digest) == (first.value, first.chosen, first.split_digest)
-    assert repeated.score_key == contest.score_key.replace(".json", "-r1.json")
+    assert repeated.score_key == task_sweep.score_key.replace(".json", "-r1.json")
     kept, left_out = latest_records(read_records(open_store(root)), {first.corpus_digest})
     assert ([record.score for record in kept], left_out) == ([second], 1)
     assert len({record.arm for record in read_records(open_store(root))}) == 1
 
 
 def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec_of, root, monkeypatch):
-    (contest,) = plan_contests(spec_of())
-    store, trial = open_store(root).child("trials"), contest.select_trials()[0]
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    store, trial = open_store(root).child("trials"), task_sweep.select_trials()[0]
     theirs = made_up(trial, 0.9)
 
     def overtaken(trial, **_):
@@ -165,31 +165,31 @@ def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec
 
 
 def test_validation_alone_chooses_and_the_first_of_equals_wins(spec_of):
-    (contest,) = plan_contests(spec_of())
-    assert chosen(contest, (0.2,), (0.4,), (0.3,)) == 0.3
-    assert chosen(contest, (0.4,), (0.4,), (0.4,)) == 1e-3
-    assert chosen(contest, (0.2,), (0.4,), (0.4,)) == 0.3
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    assert chosen(task_sweep, (0.2,), (0.4,), (0.3,)) == 0.3
+    assert chosen(task_sweep, (0.4,), (0.4,), (0.4,)) == 1e-3
+    assert chosen(task_sweep, (0.2,), (0.4,), (0.4,)) == 0.3
 
 
 def test_a_diverged_setting_never_wins_against_one_that_did_not(spec_of):
-    (contest,) = plan_contests(spec_of())
-    assert chosen(contest, (0.99, True), (0.1,), (0.05,)) == 0.3
-    assert chosen(contest, (0.2, True), (0.3, True), (0.1, True)) == 0.3
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    assert chosen(task_sweep, (0.99, True), (0.1,), (0.05,)) == 0.3
+    assert chosen(task_sweep, (0.2, True), (0.3, True), (0.1, True)) == 0.3
 
 
 def test_selection_never_sees_test_and_the_final_training_sees_all_thousand(spec_of):
-    (contest,) = plan_contests(spec_of())
-    select = contest.select_trials()
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    select = task_sweep.select_trials()
     assert {(t.train_split, t.score_split) for t in select} == {("train800", "val200")}
-    final = contest.final_trial([made_up(trial, 0.5) for trial in select])
+    final = task_sweep.final_trial([made_up(trial, 0.5) for trial in select])
     assert (final.train_split, final.score_split) == ("train800val200", "test")
     assert final.recipe == select[0].recipe
     assert final.key not in {trial.key for trial in select}
 
 
 def test_trials_are_named_by_what_they_depend_on(spec_of, model):
-    pretrained, scratch = plan_contests(spec_of((model, None)))
-    keys = [trial.key for contest in (pretrained, scratch) for trial in contest.select_trials()]
+    pretrained, scratch = plan_task_sweeps(spec_of((model, None)))
+    keys = [trial.key for task_sweep in (pretrained, scratch) for trial in task_sweep.select_trials()]
     assert len(set(keys)) == 6
     trial = pretrained.select_trials()[0]
     moved = trial.model_copy(update={"model": "s3://elsewhere/model", "corpus": "s3://elsewhere/corpus"})
@@ -197,8 +197,8 @@ def test_trials_are_named_by_what_they_depend_on(spec_of, model):
 
 
 def test_a_corpus_or_model_that_was_replaced_since_planning_is_refused(spec_of, model):
-    (contest,) = plan_contests(spec_of((model,)))
-    trial = contest.select_trials()[0]
+    (task_sweep,) = plan_task_sweeps(spec_of((model,)))
+    trial = task_sweep.select_trials()[0]
     with pytest.raises(RuntimeError, match="planned on 000000000000"):
         run_trial(trial.model_copy(update={"corpus_digest": "0" * 64}))
     with pytest.raises(RuntimeError, match="planned on 000000000000"):
@@ -211,12 +211,12 @@ def test_a_corpus_without_the_splits_is_refused_by_their_names(spec_of, digits, 
     copy = open_store(root).child("corpora/lacking/1")
     copy.write_json("manifest.json", manifest)
     with pytest.raises(ValueError, match=r"has splits test, train, train800, val, val200; .* train800val200"):
-        plan_contests(spec_of(corpora=(copy.uri,)))
+        plan_task_sweeps(spec_of(corpora=(copy.uri,)))
 
 
 def test_a_model_that_is_none_is_refused_before_anything_is_trained(spec_of, root):
     with pytest.raises(ValueError, match="no published model"):
-        plan_contests(spec_of((f"{root}/models/absent/1",)))
+        plan_task_sweeps(spec_of((f"{root}/models/absent/1",)))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from vit.input.order import Order
 from vit.models.build import build_network
 from vit.models.config import ViTConfig
 from vit.published import publish
-from vit.vtab.evaluate import EvaluationSpec, TaskRef, plan_contests
+from vit.vtab.evaluate import EvaluationSpec, TaskRef, plan_task_sweeps
 from vit.vtab.protocols import Protocol
 from vit.vtab.trained.run_trial import run_trial
 
@@ -90,8 +90,8 @@ def test_a_trial_is_a_plain_fine_tuning(timm, source, digits, root):
         run_key="plain", tasks=(TaskRef(name="digits", corpus=digits.uri),), models=(uri,),
         architecture=NETWORK, protocol=PROTOCOL, root=root, seed=5,
     )  # fmt: skip
-    (contest,) = plan_contests(spec)
-    trial = contest._trial("final", contest.settings[0])
+    (task_sweep,) = plan_task_sweeps(spec)
+    trial = task_sweep._trial("final", task_sweep.settings[0])
     result = run_trial(trial)
 
     manifest = load_manifest(digits)

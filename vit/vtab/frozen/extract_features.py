@@ -17,7 +17,7 @@ from vit.input.image_contract import ImageContract
 from vit.models.network import Network
 from vit.published import PublishedModel, load_model
 from vit.training.world import World
-from vit.vtab.frozen.feature_plan import FeatureSource, Part
+from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
 from vit.vtab.frozen.features import Features, missing_parts, write_part
 
 BATCH_SIZE = 128
@@ -37,7 +37,7 @@ class Extractor:
         self._device = World.current().device
         self._model: PublishedModel | None = None
 
-    def ensure(self, parts: Sequence[Part]) -> Iterator[Part]:
+    def ensure(self, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
         """Yields each part once it is kept: those that are kept already first, the others as they are computed.
 
         Raises RuntimeError where model or corpus are not those that were planned on, ShardError or ValueError naming
@@ -50,7 +50,7 @@ class Extractor:
             if todo:
                 yield from self._compute(source, split, todo)
 
-    def _compute(self, source: FeatureSource, split: str, parts: Sequence[Part]) -> Iterator[Part]:
+    def _compute(self, source: FeatureSource, split: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
         model, corpus = self.model(source), open_store(source.corpus)
         manifest = load_manifest(corpus)
         found = (manifest.digest, digest_of(manifest.decode_policy))
@@ -73,7 +73,7 @@ class Extractor:
             ) as batches,
             ThreadPoolExecutor(1, thread_name_prefix="feature-writer") as writer,
         ):
-            behind: tuple[Part, Future[None]] | None = None
+            behind: tuple[FeaturePart, Future[None]] | None = None
             for part in parts:
                 features = part_features(model.network, model.contract, batches, len(part.rows), self._device)
                 check_finite(features, part)
@@ -98,7 +98,7 @@ class Extractor:
         return self._model
 
 
-def _settled(part: Part, written: Future[None]) -> Part:
+def _settled(part: FeaturePart, written: Future[None]) -> FeaturePart:
     written.result()
     return part
 
@@ -132,7 +132,7 @@ def part_features(
     )
 
 
-def check_finite(features: Features, part: Part) -> None:
+def check_finite(features: Features, part: FeaturePart) -> None:
     """Raises ValueError naming the model and the first row whose features are not finite."""
     bad = (~features.values.isfinite().all(dim=1)).nonzero()
     if len(bad):

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from data_prep.shard_format import Manifest
 from infra.config import FrozenConfig, digest_of
-from infra.semantics import SEMANTICS
+from infra.result_versions import RESULT_VERSIONS
 
 # Large enough that writing a part is cheap beside computing it, small enough that a kill loses seconds of a GPU.
 PART_ROWS = 512
@@ -34,13 +34,13 @@ class FeatureSource(FrozenConfig):
     @property
     def folder(self) -> str:
         """`features/<12 hex>`, below the root; equal features have equal folders, wherever model and corpus lie."""
-        identity = [self.model_digest, self.corpus_digest, self.decode_digest, SEMANTICS["evaluate"]]
+        identity = [self.model_digest, self.corpus_digest, self.decode_digest, RESULT_VERSIONS["evaluate"]]
         identity += [self.repetition] if self.repetition else []
         return f"features/{digest_of(identity)[:12]}"
 
 
 @dataclass(frozen=True)
-class Part:
+class FeaturePart:
     """Some rows of a split, and the key below the source's folder under which their features are kept."""
 
     source: FeatureSource
@@ -49,7 +49,7 @@ class Part:
     key: str
 
 
-def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[Part]:
+def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[FeaturePart]:
     """The parts of a split in row order: whole row groups of one segment, about PART_ROWS rows each."""
     info = manifest.split(split)
     step = -(-PART_ROWS // info.rows_per_row_group) * info.rows_per_row_group
@@ -59,12 +59,12 @@ def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[Pa
         for start in range(0, segment.num_rows, step):
             stop = min(start + step, segment.num_rows)
             rows = range(first_row + start, first_row + stop)
-            parts.append(Part(source, split, rows, f"{place}/{start:09d}-{stop:09d}.safetensors"))
+            parts.append(FeaturePart(source, split, rows, f"{place}/{start:09d}-{stop:09d}.safetensors"))
         first_row += segment.num_rows
     return parts
 
 
-def errands(parts: Sequence[Part], num_workers: int, most: int = 16) -> list[list[Part]]:
+def work_chunks(parts: Sequence[FeaturePart], num_workers: int, most: int = 16) -> list[list[FeaturePart]]:
     """Parts in the portions that workers take: following ones of one split, through which a worker runs without a pause.
 
     There are 16 for each worker, so that all end at about the same time, or smaller ones of `most` parts.

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from data_prep.shard_format import Manifest
 from infra.config import FrozenConfig
-from infra.storage import Lost, Store
+from infra.storage import PreconditionFailed, Store
 from vit.training.tensor_file import raw_bytes
-from vit.vtab.frozen.feature_plan import FeatureSource, Part
+from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
 
 # Parts read ahead of the one in use.
 READ_AHEAD = 4
@@ -62,7 +62,7 @@ def write_part(folder: Store, key: str, features: Features) -> None:
     about = {"sha256": _digest(tensors), "wall_s": f"{features.wall_s:.4f}", "cpu_s": f"{features.cpu_s:.4f}"}
     try:
         folder.create(key, safetensors.torch.save(tensors, metadata=about))
-    except Lost:
+    except PreconditionFailed:
         return
 
 
@@ -113,13 +113,13 @@ def split_manifest(folder: Store, split: str) -> SplitManifest | None:
         return None
 
 
-def missing_parts(folder: Store, parts: Sequence[Part]) -> list[Part]:
+def missing_parts(folder: Store, parts: Sequence[FeaturePart]) -> list[FeaturePart]:
     """Those of a plan that nobody has written."""
     written = set(folder.list())
     return [part for part in parts if part.key not in written]
 
 
-def finish_split(folder: Store, manifest: Manifest, parts: Sequence[Part]) -> None:
+def finish_split(folder: Store, manifest: Manifest, parts: Sequence[FeaturePart]) -> None:
     """Declares the features of a split whole. Raises RuntimeError where a part is missing or a row would not count once."""
     split, source = parts[0].split, parts[0].source
     num_rows = manifest.split(split).num_rows
@@ -141,11 +141,11 @@ def finish_split(folder: Store, manifest: Manifest, parts: Sequence[Part]) -> No
     )
     try:
         folder.create(f"{split}.json", whole.model_dump_json(indent=1).encode())
-    except Lost:
+    except PreconditionFailed:
         return
 
 
-def _fence(parts: Sequence[Part], num_rows: int) -> list[int]:
+def _fence(parts: Sequence[FeaturePart], num_rows: int) -> list[int]:
     """Starts and stops of parts that follow on each other from row 0 to `num_rows`."""
     inner = [part.rows.stop for part in parts[:-1]]
     return [0, *(stop for stop in inner for _ in range(2)), num_rows]

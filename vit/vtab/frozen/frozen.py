@@ -7,51 +7,55 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from infra.runs.stopping import StopWatch
+from infra.runs.stopping import StopPoller
 from infra.storage import Store, open_store
 from vit.vtab.evaluate import EvaluationSpec, Score
-from vit.vtab.frozen.feature_plan import Part
+from vit.vtab.frozen.feature_plan import FeaturePart
 from vit.vtab.frozen.features import finish_split, missing_parts, split_manifest
-from vit.vtab.frozen.readings import Reading, feature_splits, plan_readings, stored_reading
+from vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_trials, stored_probe_score
 
 log = logging.getLogger(__name__)
 
-ComputeParts = Callable[[str, Sequence[Part]], Iterator[Part]]
+ComputeParts = Callable[[str, Sequence[FeaturePart]], Iterator[FeaturePart]]
 """(root, parts) -> the same parts, in any order, each once it is kept."""
-ReadOut = Callable[[str, Sequence[Reading]], Iterator[tuple[Reading, Score]]]
+ReadOut = Callable[[str, Sequence[ProbeTrial]], Iterator[tuple[ProbeTrial, Score]]]
 """(root, readings) -> the same readings, in any order, each with its recorded score."""
 
 
 def frozen_scores(
-    run: Store, spec: EvaluationSpec, stop: StopWatch, compute_parts: ComputeParts, read_out: ReadOut
+    run: Store, spec: EvaluationSpec, stop: StopPoller, compute_parts: ComputeParts, score_probe: ReadOut
 ) -> list[Score] | None:
-    """The scores in the order of `plan_readings`, or None when a stop was asked for; what was finished by then stays.
+    """The scores in the order of `plan_probe_trials`, or None when a stop was asked for; what was finished by then stays.
 
     What is recorded is only looked up, and where all is, nothing is computed or started. Raises ValueError as
-    `plan_readings`, and what the two callables raise.
+    `plan_probe_trials`, and what the two callables raise.
     """
-    root, readings = open_store(spec.root), plan_readings(spec)
-    scores = {r.score_key: score for r in readings if (score := stored_reading(root, r)) is not None}
-    todo = [reading for reading in readings if reading.score_key not in scores]
-    if todo and not ensure_features(root, todo, Progress(run, "images"), stop, compute_parts):
+    root, probe_trials = open_store(spec.root), plan_probe_trials(spec)
+    scores = {r.score_key: score for r in probe_trials if (score := stored_probe_score(root, r)) is not None}
+    todo = [probe_trial for probe_trial in probe_trials if probe_trial.score_key not in scores]
+    if todo and not ensure_features(root, todo, EvaluationProgress(run, "images"), stop, compute_parts):
         return None
-    progress = Progress(run, "scores")
-    progress.begin(len(readings), len(readings) - len(todo))
+    progress = EvaluationProgress(run, "scores")
+    progress.begin(len(probe_trials), len(probe_trials) - len(todo))
     if todo:
-        for reading, score in read_out(root.uri, todo):
-            scores[reading.score_key] = score
+        for probe_trial, score in score_probe(root.uri, todo):
+            scores[probe_trial.score_key] = score
             progress.add(1)
-            log.info("score=%s top1=%.4f examples=%d", reading.score_key, score.value, score.num_examples)
+            log.info("score=%s top1=%.4f examples=%d", probe_trial.score_key, score.value, score.num_examples)
             if stop.asked() is not None:
                 return None
-    return [scores[reading.score_key] for reading in readings]
+    return [scores[probe_trial.score_key] for probe_trial in probe_trials]
 
 
 def ensure_features(
-    root: Store, readings: Sequence[Reading], progress: "Progress", stop: StopWatch, compute_parts: ComputeParts
+    root: Store,
+    probe_trials: Sequence[ProbeTrial],
+    progress: "EvaluationProgress",
+    stop: StopPoller,
+    compute_parts: ComputeParts,
 ) -> bool:
     """Has every missing part of the features that the readings read computed; False when a stop was asked for."""
-    splits = feature_splits(readings)
+    splits = feature_splits(probe_trials)
     # Splits share parts: each is computed once, by way of the first split that has it.
     parts = {(part.source.folder, part.key): part for _, planned in reversed(splits) for part in planned}
     todo = [
@@ -73,7 +77,7 @@ def ensure_features(
     return True
 
 
-class Progress:
+class EvaluationProgress:
     """`progress.json` of a run, written at most once a second while it lasts."""
 
     def __init__(self, run: Store, unit: str) -> None:

@@ -27,7 +27,7 @@ _READERS = 16
 FROZEN_METHODS = ("fewshot", "linear", "knn", "head")
 
 
-class Record(NamedTuple):
+class ScoreRecord(NamedTuple):
     """A stored score, and whose it is: the record of a control does not say which network was trained, its key does."""
 
     arm: str
@@ -102,10 +102,10 @@ def table_of(protocol: str, corpus: str) -> Table:
     return "vtab" if vtab_task(corpus) else "transfer" if corpus in TRANSFER_CORPORA else "own"
 
 
-def read_records(root: Store) -> list[Record]:
+def read_records(root: Store) -> list[ScoreRecord]:
     """Every stored score below a root. Raises ValueError naming what is stored among them and is none."""
 
-    def read(key: str) -> Record:
+    def read(key: str) -> ScoreRecord:
         try:
             score = Score.model_validate(root.read_json(key))
         except ValidationError as error:
@@ -113,14 +113,14 @@ def read_records(root: Store) -> list[Record]:
                 f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}); delete it, or score that task again."
             ) from error
         named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+(-r\d+)?\.json", key.rpartition("/")[2])
-        return Record(named[1] if named else score.model_digest or "scratch", score)
+        return ScoreRecord(named[1] if named else score.model_digest or "scratch", score)
 
     # Nineteen tasks with three seeds of thirty models are 1,710 small objects, and each costs a round trip.
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, root.list("scores/")))
 
 
-def latest_records(records: Iterable[Record], current_digests: Collection[str]) -> tuple[list[Record], int]:
+def latest_records(records: Iterable[ScoreRecord], current_digests: Collection[str]) -> tuple[list[ScoreRecord], int]:
     """One record for every model, protocol, task and seed, and how many were left out.
 
     Of several, one on a corpus that is still there holds, then the last repetition, then the one listed last.
@@ -130,7 +130,7 @@ def latest_records(records: Iterable[Record], current_digests: Collection[str]) 
     return list(chosen.values()), len(every) - len(chosen)
 
 
-def scores_by_model(records: Iterable[Record]) -> list[ModelScores]:
+def scores_by_model(records: Iterable[ScoreRecord]) -> list[ModelScores]:
     """One entry per model and protocol; several seeds are put together as the authors of the protocol do."""
     grouped: dict[tuple[str, str], list[Score]] = {}
     for arm, score in records:

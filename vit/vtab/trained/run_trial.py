@@ -9,7 +9,7 @@ import torch
 
 from data_prep.shard_format import Manifest, load_manifest
 from infra.config import replace
-from infra.storage import Lost, open_store
+from infra.storage import PreconditionFailed, open_store
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.input.batches import eval_batches, train_batches
 from vit.input.decoded_cache import DecodedCache
@@ -45,7 +45,7 @@ def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult
         result = replace(result, files=files)
     try:
         trials.create(f"{trial.key}.json", result.model_dump_json(indent=1).encode())
-    except Lost:
+    except PreconditionFailed:
         result = finished_result(trials, trial) or result
     return result
 

@@ -4,7 +4,7 @@
                                                          /per_class.csv
                                                          /confusion.csv, or confused_pairs.csv above 200 classes
                                                          /confusion.png           up to 50 classes
-                                                         /hardest.html
+                                                         /top_losses.html
 
 The folder is named by its content: of two workers that ran one trial at once, the result that stays names its own.
 """
@@ -25,7 +25,7 @@ from vit.vtab.trained.confusion import (
     draw_confusion,
     per_class_csv,
 )
-from vit.vtab.trained.hardest import hardest_page
+from vit.vtab.trained.top_losses import top_losses_page
 
 log = logging.getLogger(__name__)
 PREDICTIONS = "predictions.parquet"
@@ -62,7 +62,7 @@ def shown_files(
     caption = f"{title}: {len(predictions):,} of {split}, {100 * predictions.right.mean():.1f} % right"
     files = {
         "per_class.csv": lambda: per_class_csv(predictions, names).encode(),
-        "hardest.html": lambda: hardest_page(predictions, corpus, manifest, split, names, title).encode(),
+        "top_losses.html": lambda: top_losses_page(predictions, corpus, manifest, split, names, title).encode(),
     }
     if len(names) > MAX_CLASSES_IN_FULL:
         return files | {"confused_pairs.csv": lambda: confused_pairs_csv(predictions, names).encode()}

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.config import ClassFolders, CorpusRecipe
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.class_folders import ClassFolderCorpus
 from infra.storage import open_store
 
@@ -23,14 +23,14 @@ def opened(path, links="follow", top_folders="auto", **recipe):
 
 
 def a_place(work=None, each=3):
-    return Place(open_store("memory://root"), open_store(work or f"memory://{uuid.uuid4().hex}"), each)
+    return WorkFolder(open_store("memory://root"), open_store(work or f"memory://{uuid.uuid4().hex}"), each)
 
 
 def listed(path, links="follow", each=3, **recipe):
     """Every example of a source by its id, read part by part by workers that share nothing but the store."""
-    place, found = a_place(each=each), {}
-    for part in opened(path, links, **recipe).parts(place):
-        for example in opened(path, links, **recipe).examples(part, place):
+    work, found = a_place(each=each), {}
+    for part in opened(path, links, **recipe).parts(work):
+        for example in opened(path, links, **recipe).examples(part, work):
             assert example.example_id not in found
             found[example.example_id] = example
     return found
@@ -424,8 +424,8 @@ def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, k
     (tmp_path / "a.tar").write_bytes(out.getvalue()[:-5000])  # and cut
     (tmp_path / "a.tgz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
     before = {path for path in tmp_path.rglob("*")}
-    place = a_place(str(tmp_path / "work"))
-    found = [e for part in opened(tmp_path / kind).parts(place) for e in opened(tmp_path / kind).examples(part, place)]
+    work = a_place(str(tmp_path / "work"))
+    found = [e for part in opened(tmp_path / kind).parts(work) for e in opened(tmp_path / kind).examples(part, work)]
     after = {path for path in tmp_path.rglob("*")} - before
     assert {path.relative_to(tmp_path).parts[0] for path in after} == {"work"}
     assert [e.example_id for e in found if not e.refused] == ["cat/1.jpg", "cat/2.jpg", "cat/out/3.jpg"]

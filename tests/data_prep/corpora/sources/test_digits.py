@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data_prep.config import CorpusRecipe, Digits
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.digits import DigitsCorpus
 from data_prep.decode import decode
 from infra.storage import open_store
@@ -13,12 +13,12 @@ from infra.storage import open_store
 @pytest.fixture
 def read(memory_root):
     def make(**source):
-        place = Place(open_store(memory_root), open_store(f"{memory_root}/work"), 100)
+        work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/work"), 100)
         corpus = DigitsCorpus(Digits(**source), CorpusRecipe())
-        (part,) = corpus.parts(place)
-        examples = list(corpus.examples(part, place))
+        (part,) = corpus.parts(work)
+        examples = list(corpus.examples(part, work))
         assert len(examples) == part.num_examples
-        return examples, place.work
+        return examples, work.work
 
     return make
 

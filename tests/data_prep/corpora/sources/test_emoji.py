@@ -4,7 +4,7 @@ import pytest
 
 from data_prep.config import CorpusRecipe, Emoji
 from data_prep.corpora.presets import noto_emoji, twitter_emoji
-from data_prep.corpora.raw import FetchUnavailable, Place
+from data_prep.corpora.raw import FetchUnavailable, WorkFolder
 from data_prep.corpora.sources.emoji import (
     CATEGORY_OF,
     STYLES,
@@ -64,10 +64,10 @@ def real_packages(request):
 @pytest.mark.slow
 def test_listing_is_in_parts_and_classes_know_their_category_anywhere(real_packages, memory_root):
     source = Emoji(style="google", role="pretrain", cache=real_packages)
-    place = Place(open_store(memory_root), open_store(f"{memory_root}/work"), 500)
-    parts = list(EmojiCorpus(source, CorpusRecipe()).parts(place))
+    work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/work"), 500)
+    parts = list(EmojiCorpus(source, CorpusRecipe()).parts(work))
     fresh = EmojiCorpus(source, CorpusRecipe())
-    examples = [example for part in parts for example in fresh.examples(part, place)]
+    examples = [example for part in parts for example in fresh.examples(part, work)]
     assert [part.num_examples for part in parts[:-1]] == [500] * (len(parts) - 1)
     assert len({example.example_id for example in examples}) == len(examples) > 2000
     assert all(open_store(e.base).read(e.key, e.offset, e.offset + 4) == b"\x89PNG" for e in examples[::100])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from data_prep.config import CorpusRecipe, Ilsvrc2012
 from data_prep.corpora.files.matlab_file import read_mat
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
 from infra.storage import open_store
 
@@ -46,9 +46,9 @@ def opened(path, validation_is="test", **recipe):
 
 
 def listed(path, *args, **recipe):
-    place = Place(open_store("memory://root"), open_store(f"memory://{uuid.uuid4().hex}"), 3)
-    parts = list(opened(path, *args, **recipe).parts(place))
-    found = [example for part in parts for example in opened(path, *args, **recipe).examples(part, place)]
+    work = WorkFolder(open_store("memory://root"), open_store(f"memory://{uuid.uuid4().hex}"), 3)
+    parts = list(opened(path, *args, **recipe).parts(work))
+    found = [example for part in parts for example in opened(path, *args, **recipe).examples(part, work)]
     assert len({example.example_id for example in found}) == len(found)
     return {example.example_id: example for example in found}
 

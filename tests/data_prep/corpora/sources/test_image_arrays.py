@@ -12,7 +12,7 @@ from PIL import Image
 
 from data_prep.config import CorpusRecipe, ImageArrays
 from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.image_arrays import ImageArraysCorpus
 from data_prep.decode import decode
 from infra.storage import open_store
@@ -30,11 +30,11 @@ def read(memory_root):
 
     def make(path, layout, recipe=NO_HASHING):
         source = ImageArrays(path=str(path), layout=layout)
-        place = Place(open_store(memory_root), open_store(f"{memory_root}/work"), 100)
-        parts = list(ImageArraysCorpus(source, recipe).parts(place))
+        work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/work"), 100)
+        parts = list(ImageArraysCorpus(source, recipe).parts(work))
         found, fresh = [], ImageArraysCorpus(source, recipe)
         for part in parts:
-            examples = list(fresh.examples(part, place))
+            examples = list(fresh.examples(part, work))
             assert len(examples) == part.num_examples
             for example in examples:
                 file = open_store(example.base).read(

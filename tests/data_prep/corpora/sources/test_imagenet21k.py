@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from data_prep.config import CorpusRecipe, ImageNet21k
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.imagenet21k import ImageNet21kCorpus
 from data_prep.decode import decode
 from infra.storage import open_store
@@ -21,10 +21,10 @@ def opened(path, **recipe):
 
 def listed(path, **recipe):
     """Parts, and examples by id, read part by part by workers of their own."""
-    place = Place(open_store("memory://root"), open_store(f"memory://{uuid.uuid4().hex}"), 100)
-    parts = list(opened(path, **recipe).parts(place))
+    work = WorkFolder(open_store("memory://root"), open_store(f"memory://{uuid.uuid4().hex}"), 100)
+    parts = list(opened(path, **recipe).parts(work))
     assert len({part.name for part in parts}) == len(parts)
-    found = [example for part in parts for example in opened(path, **recipe).examples(part, place)]
+    found = [example for part in parts for example in opened(path, **recipe).examples(part, work)]
     assert len({example.example_id for example in found}) == len(found)
     return parts, {example.example_id: example for example in found}
 

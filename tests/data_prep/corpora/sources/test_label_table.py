@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from data_prep.config import CorpusRecipe, LabelTable
 from data_prep.corpora.files import text_rows
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.label_table import LabelTableCorpus
 from infra.storage import StoreFailed, open_store
 from infra.stores.file_store import FileStore
@@ -79,11 +79,11 @@ def corpus(folder, path="", **source):
 def read(source, examples_per_part=512):
     """Every example once; equal at a second listing."""
     work = open_store(f"memory://{uuid.uuid4().hex}")
-    place, runs = Place(work, work, examples_per_part), []
+    work, runs = WorkFolder(work, work, examples_per_part), []
     for _ in range(2):
         runs.append([])
-        for part in source.parts(place):
-            of_part = [*source.examples(type(part).model_validate_json(part.model_dump_json()), place)]
+        for part in source.parts(work):
+            of_part = [*source.examples(type(part).model_validate_json(part.model_dump_json()), work)]
             assert part.num_examples in (0, len(of_part)) or any(example.refused for example in of_part)
             runs[-1] += of_part
     assert runs[0] == runs[1]
@@ -117,7 +117,9 @@ def test_large_row_groups_are_read_by_several_workers(memory):
     memory.write("t.parquet", sink.getvalue().to_pybytes())
     source = corpus(memory)
     assert [e.labels for e in read(source, 100)] == [(f"{i:06d}",) for i in range(4000)]
-    assert [part.num_examples for part in source.parts(Place(memory, memory, 100))] == [188] * 15 + [180] + [100] * 10
+    assert [part.num_examples for part in source.parts(WorkFolder(memory, memory, 100))] == [188] * 15 + [180] + [
+        100
+    ] * 10
 
 
 text = st.text(st.sampled_from('a"b,\n\r é'), max_size=6)
@@ -147,8 +149,8 @@ def test_csv_is_cut_where_rows_end_whatever_is_quoted(rows, examples_per_part, e
 def test_broken_quotes_are_read_alike_however_the_table_is_cut(body):
     store = open_store(f"memory://{uuid.uuid4().hex}")
     store.write("t.csv", ("image,labels\n" + "".join(body)).encode())
-    work = Place(store, store, 1), Place(store, store, 512)
-    runs = [[e for part in corpus(store).parts(place) for e in corpus(store).examples(part, place)] for place in work]
+    work = WorkFolder(store, store, 1), WorkFolder(store, store, 512)
+    runs = [[e for part in corpus(store).parts(work) for e in corpus(store).examples(part, work)] for work in work]
     assert runs[0] == runs[1]
 
 
@@ -278,7 +280,7 @@ def test_damaged_tables_cost_what_cannot_be_read(memory):
     memory.write("short/b.jsonl.gz", gzip.compress(as_json_lines(ROWS), 0)[:300])
     memory.write("whole/c.csv", b"")
     memory.write("whole/d.csv", as_csv([{"image": "d.jpg", "labels": "x", "weights": 1}]))
-    work = Place(memory, memory, 512)
+    work = WorkFolder(memory, memory, 512)
     source = corpus(memory, "whole", **COLUMNS)
     examples = [example for part in source.parts(work) for example in source.examples(part, work)]
     refused = refusals(examples)

@@ -14,7 +14,7 @@ from data_prep.config import CorpusRecipe, ParquetImages
 from data_prep.corpora.source_files import named_split
 from data_prep.corpora.sources.parquet_images import ParquetCorpus
 from data_prep.decode import DecodePolicy
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.labels.classes import ClassInfo, ClassMap
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_schema
 from infra.storage import StoreFailed, open_store
 from infra.stores.file_store import FileStore

@@ -11,7 +11,7 @@ from PIL import Image
 
 from data_prep.config import CorpusRecipe, TfdsDirectory
 from data_prep.corpora.files.tfrecord import crc32c
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources import tfds as tfds_reader
 from data_prep.corpora.sources.tfds import TfdsCorpus
 from data_prep.decode import decode
@@ -123,10 +123,10 @@ def read(memory_root):
 
     def make(path, recipe=NO_HASHING, **source):
         corpus = TfdsCorpus(TfdsDirectory(path=str(path), **source), recipe)
-        place = Place(open_store(memory_root), open_store(f"{memory_root}/work"), 100)
-        parts = list(corpus.parts(place))
+        work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/work"), 100)
+        parts = list(corpus.parts(work))
         fresh = TfdsCorpus(TfdsDirectory(path=str(path), **source), recipe)  # as on another worker
-        return parts, [example for part in parts for example in fresh.examples(part, place)]
+        return parts, [example for part in parts for example in fresh.examples(part, work)]
 
     return make
 

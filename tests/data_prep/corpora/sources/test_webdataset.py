@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from data_prep.config import CorpusRecipe, WebDataset
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources import webdataset
 from data_prep.corpora.sources.webdataset import WebDatasetCorpus
 from data_prep.decode import DecodePolicy
@@ -73,7 +73,7 @@ def test_what_the_library_writes_is_read_as_the_library_reads_it(folder, tmp_pat
     monkeypatch.setattr(webdataset, "_LARGEST_WHOLE_BYTES", 0)
     for examples_per_part in (1, 5):
         assert read(corpus(folder), examples_per_part) == rows
-    num_parts = len([*corpus(folder).parts(Place(folder, folder, 5))])
+    num_parts = len([*corpus(folder).parts(WorkFolder(folder, folder, 5))])
     assert num_parts == (6 if ending == "tar" else 3)
 
 
@@ -154,25 +154,25 @@ def test_a_tar_that_cannot_be_opened_is_refused_and_a_failing_store_is_not(tmp_p
     for name in ("a.tar", "b.tar"):
         (tmp_path / name).write_bytes(tar(("1.jpg", b"x"), ("1.cls", b"1")))
     source, work = corpus(open_store(tmp_path)), open_store(f"memory://{uuid.uuid4().hex}")
-    place = Place(work, work, 512)
-    gone, there = source.parts(place)
+    work = WorkFolder(work, work, 512)
+    gone, there = source.parts(work)
     (tmp_path / "a.tar").unlink()
-    assert [e.refused[0] for e in source.examples(gone, place)] == ["uncounted_loss"]
-    assert [e.refused for e in source.examples(there, place)] == [None]
+    assert [e.refused[0] for e in source.examples(gone, work)] == ["uncounted_loss"]
+    assert [e.refused for e in source.examples(there, work)] == [None]
 
     def fail(*_):
         raise StoreFailed("503")
 
     monkeypatch.setattr(type(open_store(tmp_path)), "read", fail)
     with pytest.raises(StoreFailed, match="503"):
-        list(source.examples(there, place))
+        list(source.examples(there, work))
 
 
 def test_what_is_no_webdataset_is_an_error_with_the_next_step(memory, read):
     with pytest.raises(ValueError, match=r"patterns in braces are not supported\. Name the folder"):
         corpus(memory, "train-{0000..0012}.tar")
     with pytest.raises(ValueError, match=r"holds one named \*\.tar"):
-        list(corpus(memory).parts(Place(memory, memory, 1)))
+        list(corpus(memory).parts(WorkFolder(memory, memory, 1)))
     memory.write("a.tar", tar(("1.jpg", b"x")))
     first = corpus(memory).fingerprint()
     memory.write("b.tar", tar())

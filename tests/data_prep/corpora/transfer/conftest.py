@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.class_maps import RELEASES
 from data_prep.config import Transfer
-from data_prep.corpora.official.carving import cut
+from data_prep.corpora.official.official_splits import cut
 from data_prep.corpora.transfer import imagenet_real
-from data_prep.corpora.transfer.carving import CARVINGS, TEST_SETS
+from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS
+from data_prep.labels.class_maps import RELEASES
 from infra.config import replace
 
 # As in the kit, numbers are in no order of the WNIDs. Twelve classes: sorted as text, 10 and 11 come before 2.
@@ -42,7 +42,7 @@ def task_source():
 def imagenet(tmp_path, monkeypatch, ilsvrc):
     """A folder of ImageNet with 12 classes of 5 training images and 26 validation images: classes in turn, 0, 1, 2, ..."""
     num_train = NUM_OF_CLASS * len(WNIDS)
-    monkeypatch.setitem(CARVINGS, "imagenet", cut(num_train - 6, num_train, NUM_TEST, "validation"))
+    monkeypatch.setitem(OFFICIAL_SPLITS, "imagenet", cut(num_train - 6, num_train, NUM_TEST, "validation"))
     digest = hashlib.sha256("\n".join(WNIDS).encode()).hexdigest()
     monkeypatch.setitem(RELEASES, "imagenet1k", replace(RELEASES["imagenet1k"], num_classes=12, sha256=digest))
     train = {

@@ -9,9 +9,9 @@ import pytest
 
 from data_prep.config import CorpusRecipe, Transfer
 from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.transfer.carving import TEST_SETS
 from data_prep.corpora.transfer.imagenet_real import label_lists
 from data_prep.corpora.transfer.transfer_corpus import open_task
+from data_prep.corpora.transfer.transfer_splits import TEST_SETS
 from vit.vtab.tasks import find_task_splits
 
 WNIDS = [f"n{1000 + 17 * i:08d}" for i in range(12)]

@@ -7,9 +7,9 @@ import pytest
 from scipy.io import savemat
 
 from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.carving import cut
+from data_prep.corpora.official.official_splits import cut
 from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.transfer.carving import CARVINGS
+from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS
 
 NUM_TRAIN, NUM_VAL, NUM_TEST = 44, 6, 9
 
@@ -19,7 +19,7 @@ def carved(monkeypatch):
     """carved(data set): its train, val and test are miniature until the test ends."""
 
     def carve(name):
-        monkeypatch.setitem(CARVINGS, name, cut(NUM_TRAIN, NUM_TRAIN + NUM_VAL, NUM_TEST))
+        monkeypatch.setitem(OFFICIAL_SPLITS, name, cut(NUM_TRAIN, NUM_TRAIN + NUM_VAL, NUM_TEST))
 
     return carve
 

@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 from data_prep.config import Vtab
-from data_prep.corpora.official.carving import CARVINGS, Carving, Slice
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS, OfficialSplits, Slice
 
 NUM_TRAIN, NUM_VAL = 900, 250
 
 
 def one_split(total):
     """The carving of a data set of one split of TFDS."""
-    return Carving(
+    return OfficialSplits(
         train=Slice("train", 0, NUM_TRAIN),
         val=Slice("train", NUM_TRAIN, NUM_TRAIN + NUM_VAL),
         test=Slice("train", NUM_TRAIN + NUM_VAL, total),
@@ -24,7 +24,7 @@ def one_split(total):
 
 def train_and_test(num_test, test="test"):
     """Of one whose val is cut off train."""
-    return Carving(
+    return OfficialSplits(
         train=Slice("train", 0, NUM_TRAIN),
         val=Slice("train", NUM_TRAIN, NUM_TRAIN + NUM_VAL),
         test=Slice(test, 0, num_test),
@@ -33,7 +33,7 @@ def train_and_test(num_test, test="test"):
 
 def three_splits(num_test):
     """Of one that comes with three."""
-    return Carving(
+    return OfficialSplits(
         train=Slice("train", 0, NUM_TRAIN), val=Slice("validation", 0, NUM_VAL), test=Slice("test", 0, num_test)
     )
 
@@ -63,8 +63,8 @@ def mini():
 def carved(monkeypatch):
     """carved(data set, carving): until the test ends."""
 
-    def carve(name, carving):
-        monkeypatch.setitem(CARVINGS, name, carving)
+    def carve(name, official_splits):
+        monkeypatch.setitem(OFFICIAL_SPLITS, name, official_splits)
 
     return carve
 

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from data_prep.corpora.official.carving import Carving, Slice
+from data_prep.corpora.official.official_splits import OfficialSplits, Slice
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.kitti import Kitti, drives_of_pictures, splits_of_drives
 from infra.storage import open_store
@@ -62,7 +62,10 @@ def write_kitti(folder, mini):
 
 @pytest.fixture
 def kitti(tmp_path, carved, mini):
-    carved("kitti", Carving(train=Slice("train", 0, 1200), val=Slice("validation", 0, 150), test=Slice("test", 0, 150)))
+    carved(
+        "kitti",
+        OfficialSplits(train=Slice("train", 0, 1200), val=Slice("validation", 0, 150), test=Slice("test", 0, 150)),
+    )
     return tmp_path, write_kitti(tmp_path, mini)
 
 

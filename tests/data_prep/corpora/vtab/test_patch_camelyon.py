@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.corpora.files.lossless_png import lossless_png
 from data_prep.corpora.official.tfds_order import tfds_order
-from data_prep.corpora.raw import Place
+from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.vtab.vtab_corpus import open_data
 from infra.storage import StoreFailed, open_store
 from infra.stores.file_store import FileStore
@@ -58,7 +58,7 @@ def small(folder):
 
 
 def place_of(folder, examples_per_part=512):
-    return Place(open_store(folder / "root"), open_store(folder / "work"), examples_per_part)
+    return WorkFolder(open_store(folder / "root"), open_store(folder / "work"), examples_per_part)
 
 
 def test_keys_say_valid_and_the_order_validation_packed_and_unpacked(pcam, prepared, mini):
@@ -83,22 +83,22 @@ def test_keys_say_valid_and_the_order_validation_packed_and_unpacked(pcam, prepa
 
 
 def test_a_packed_file_is_unpacked_by_its_part_once_and_removed_behind_it(tmp_path):
-    data, place = small(tmp_path), place_of(tmp_path)
-    parts = list(data.parts(place))
+    data, work = small(tmp_path), place_of(tmp_path)
+    parts = list(data.parts(work))
     assert [(part.name, part.num_examples) for part in parts] == [
         ("train-000000", 40),
         ("validation-000000", 40),
         ("test-000000", 40),
     ]
-    assert not place.work.list()
-    begun = data.pictures(parts[0], place)
+    assert not work.work.list()
+    begun = data.pictures(parts[0], work)
     next(begun)
     begun.close()
-    (copy,) = place.work.list()  # of a worker that was stopped
+    (copy,) = work.work.list()  # of a worker that was stopped
     assert copy.startswith("spill/")
     path_of(tmp_path, "train", "x").write_bytes(b"not read again")
-    assert len(list(data.pictures(parts[0], place))) == 40
-    assert not place.work.list()
+    assert len(list(data.pictures(parts[0], work))) == 40
+    assert not work.work.list()
 
 
 def test_parts_of_an_unpacked_file_begin_where_its_chunks_do(tmp_path):
@@ -113,7 +113,7 @@ def test_parts_of_an_unpacked_file_begin_where_its_chunks_do(tmp_path):
 
 
 def test_files_that_are_not_patch_camelyon_say_so(tmp_path):
-    data, place = small(tmp_path), place_of(tmp_path)
+    data, work = small(tmp_path), place_of(tmp_path)
     labels = path_of(tmp_path, "valid", "y")
     for content, said in (
         (gzip.compress(hdf5("y", np.full((40, 1, 1, 1), 2))), r"labels \[2\]; expected are 0 and 1"),
@@ -129,18 +129,18 @@ def test_files_that_are_not_patch_camelyon_say_so(tmp_path):
     path_of(tmp_path, "train", "x").write_bytes(gzip.compress(hdf5("x", pixels_of(39, 1)), 1))
     packed = path_of(tmp_path, "valid", "x")
     packed.write_bytes(packed.read_bytes()[:-3000])
-    train, valid, _ = data.parts(place)
+    train, valid, _ = data.parts(work)
     with pytest.raises(ValueError, match=r"of \(39, 96, 96, 3\) uint8; expected is \(40, 96, 96, 3\)"):
-        list(data.pictures(train, place))
+        list(data.pictures(train, work))
     with pytest.raises(ValueError, match="is damaged: Compressed file ended"):
-        list(data.pictures(valid, place))
-    assert not [key for key in place.work.list() if "valid" in key]
+        list(data.pictures(valid, work))
+    assert not [key for key in work.work.list() if "valid" in key]
 
 
 def test_what_the_store_raises_is_no_damage_of_the_file(tmp_path, monkeypatch):
-    data, place = small(tmp_path), place_of(tmp_path)
-    (part, *_) = data.parts(place)
-    next(data.pictures(part, place))  # it is unpacked now
+    data, work = small(tmp_path), place_of(tmp_path)
+    (part, *_) = data.parts(work)
+    next(data.pictures(part, work))  # it is unpacked now
 
     class Failing(io.RawIOBase):
         def __init__(self, file):
@@ -166,4 +166,4 @@ def test_what_the_store_raises_is_no_damage_of_the_file(tmp_path, monkeypatch):
         FileStore, "open", lambda store, key: Failing(opening(store, key)) if "unpacked" in key else opening(store, key)
     )
     with pytest.raises(StoreFailed, match="the service is away"):
-        list(data.pictures(part, place))
+        list(data.pictures(part, work))

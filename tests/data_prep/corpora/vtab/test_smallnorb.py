@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.carving import Carving, Slice
+from data_prep.corpora.official.official_splits import OfficialSplits, Slice
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import open_data
 from infra.storage import open_store
@@ -36,7 +36,7 @@ def info_of(count):
 def smallnorb(tmp_path, carved, mini):
     """(folder, pairs of both splits)."""
     cut = Slice("test", 0, NUM_VAL), Slice("test", NUM_VAL, NUM_VAL + NUM_TEST)
-    carved("smallnorb", Carving(train=Slice("train", 0, mini.num_train), val=cut[0], test=cut[1]))
+    carved("smallnorb", OfficialSplits(train=Slice("train", 0, mini.num_train), val=cut[0], test=cut[1]))
     rng, arrays = np.random.default_rng(0), {}
     for split, count in (("train", mini.num_train), ("test", NUM_VAL + NUM_TEST)):
         coarse = rng.integers(0, 256, (count, 2, 12, 12), dtype=np.uint8)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.corpora.official.carving import CARVINGS
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab import sun397
 from data_prep.corpora.vtab.vtab_corpus import open_data
@@ -95,7 +95,7 @@ def test_lists_are_those_of_an_installed_tfds_where_none_lie_beside_the_archive(
     data = open_data("sun397", open_store(tmp_path), 1 << 20)
     if sun397._installed_lists():
         keys = data.keys()
-        assert {split: len(keys[split]) for split in keys} == CARVINGS["sun397"].sizes
+        assert {split: len(keys[split]) for split in keys} == OFFICIAL_SPLITS["sun397"].sizes
         assert "/t/track/outdoor/sun_aophkoiosslinihb.jpg" in keys["train"]
         assert len(data.class_names()) == 397
         assert data.files()["sun397_tfds_tr.txt"].size == 3_070_803

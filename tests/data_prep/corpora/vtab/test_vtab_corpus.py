@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.config import CorpusConfig, Vtab
 from data_prep.corpora.files.lossless_png import lossless_png
-from data_prep.corpora.official.carving import CARVINGS
+from data_prep.corpora.official.official_splits import OFFICIAL_SPLITS
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.vtab.vtab_corpus import data_set_of, open_data
 from data_prep.prepare import prepare
@@ -121,5 +121,5 @@ def test_a_benchmark_is_added_to_nothing(cifar, prepared, tmp_path):
 
 def test_every_task_has_a_reader_of_its_data_set():
     for task in VTAB_TASKS:
-        assert data_set_of(task.name) in CARVINGS
+        assert data_set_of(task.name) in OFFICIAL_SPLITS
         assert open_data(task.name, open_store("memory://nothing"), 1 << 20).official.files

@@ -12,7 +12,7 @@ from vit.published import load_model
 from vit.vtab.evaluate import published_digest
 from vit.vtab.frozen import extract_features, feature_plan
 from vit.vtab.frozen.extract_features import Extractor, network_input
-from vit.vtab.frozen.feature_plan import FeatureSource, errands, plan_parts
+from vit.vtab.frozen.feature_plan import FeatureSource, plan_parts, work_chunks
 from vit.vtab.frozen.features import FeatureReader, Features, finish_split, missing_parts, read_part, write_part
 
 from ..conftest import reference
@@ -180,11 +180,11 @@ def test_features_that_are_not_finite_are_refused_by_row(root, source, manifest,
 def test_errands_are_following_parts_of_one_split_and_hold_each_once(source, manifest, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", 10)
     parts = [part for split in ("train", "test") for part in plan_parts(source, manifest, split)]
-    portions = errands(parts, num_workers=3)
+    portions = work_chunks(parts, num_workers=3)
     assert [part for portion in portions for part in portion] == parts
     assert all(len({part.split for part in portion}) == 1 for portion in portions)
     assert len(portions) >= 12
-    assert errands(parts[:1], num_workers=8) == [parts[:1]]
+    assert work_chunks(parts[:1], num_workers=8) == [parts[:1]]
 
 
 def test_a_pre_logits_layer_is_part_of_the_features(digits, manifest):

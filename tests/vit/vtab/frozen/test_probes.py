@@ -23,8 +23,8 @@ from vit.published import load_model
 from vit.run_spec import read_progress
 from vit.training.evaluate import evaluate
 from vit.vtab.evaluate import TaskRef, list_scores
-from vit.vtab.frozen import read_out as reading_out
-from vit.vtab.frozen.readings import ProbeSplits, plan_readings, probe_splits
+from vit.vtab.frozen import score_probes as reading_out
+from vit.vtab.frozen.probe_trials import ProbeSplits, plan_probe_trials, probe_splits
 
 from ..conftest import ARCHITECTURE, published, reference
 
@@ -150,10 +150,10 @@ def test_any_of_several_labels_is_right_for_a_head(root, spec_for, score, tmp_pa
 
 
 def test_only_what_draws_is_read_once_for_each_seed(models, spec_for):
-    few = plan_readings(spec_for("fewshot", models.trained, num_seeds=3))
+    few = plan_probe_trials(spec_for("fewshot", models.trained, num_seeds=3))
     assert [(r.seed, r.shots) for r in few] == [(s, k) for s in range(3) for k in (5, 10, 25)]
     assert len({r.score_key for r in few}) == 9
-    assert [r.seed for r in plan_readings(spec_for("linear", models.trained, seed=4, num_seeds=3))] == [4]
+    assert [r.seed for r in plan_probe_trials(spec_for("linear", models.trained, seed=4, num_seeds=3))] == [4]
 
 
 def test_an_evaluation_that_was_stopped_goes_on_where_it_was(models, spec_for, score, root, forwarded, monkeypatch):
@@ -171,18 +171,18 @@ def test_an_evaluation_that_was_stopped_goes_on_where_it_was(models, spec_for, s
 
 def test_the_control_from_scratch_is_refused(models, spec_for):
     with pytest.raises(ValueError, match=r"'knn' reads the features of a model that is there already"):
-        plan_readings(spec_for("knn", models.trained, None))
+        plan_probe_trials(spec_for("knn", models.trained, None))
 
 
 def test_a_head_of_other_classes_is_refused_with_the_difference(models, spec_for, digits, root):
     network, names = VisionTransformer(ARCHITECTURE, 10), list("0123456789")
     swapped = published(root, "swapped", network, [*names[:3], "4", "3", *names[5:]])
     with pytest.raises(ValueError, match=r"swapped/1 cannot .* class 3 is '4' of the head and '3' of the corpus"):
-        plan_readings(spec_for("head", swapped))
+        plan_probe_trials(spec_for("head", swapped))
     fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), names[:3])
     with pytest.raises(ValueError, match=r"the head has 3 classes, the corpus 10.*take protocol 'linear'"):
-        plan_readings(spec_for("head", fewer))
-    assert plan_readings(spec_for("linear", fewer))
+        plan_probe_trials(spec_for("head", fewer))
+    assert plan_probe_trials(spec_for("linear", fewer))
 
 
 @pytest.fixture
@@ -203,7 +203,7 @@ def corpus_with(digits, root):
 def test_splits_are_those_of_the_protocol_and_a_head_wants_test_alone(models, spec_for, corpus_with):
     def planned(name, *splits, **changes):
         task = TaskRef(name="task", corpus=corpus_with(*splits, **changes))
-        return plan_readings(spec_for(name, models.trained, tasks=(task,)))[0].splits
+        return plan_probe_trials(spec_for(name, models.trained, tasks=(task,)))[0].splits
 
     assert planned("linear", "train", "val", "test") == ProbeSplits(train="train", val="val", joined=("train", "val"))
     assert planned("knn", "train", "val", "trainval", "test").joined == ("trainval",)
@@ -220,10 +220,10 @@ def test_splits_are_those_of_the_protocol_and_a_head_wants_test_alone(models, sp
 def test_train_and_val_are_read_one_after_the_other_where_no_split_joins_them(models, spec_for, score, digits):
     manifest = load_manifest(digits)
     assert probe_splits(manifest, "digits", spec_for("knn").protocol).joined == ("train800val200",)
-    reading = plan_readings(spec_for("knn", models.trained))[0]
-    apart = reading.model_copy(update={"splits": ProbeSplits(train="train", val="val", joined=("train", "val"))})
+    probe_trial = plan_probe_trials(spec_for("knn", models.trained))[0]
+    apart = probe_trial.model_copy(update={"splits": ProbeSplits(train="train", val="val", joined=("train", "val"))})
     assert apart.needed == ("train", "val", "test")
-    assert apart.score_key != reading.score_key
+    assert apart.score_key != probe_trial.score_key
 
 
 def test_a_class_with_fewer_examples_than_shots_is_counted(models, spec_for, score):
@@ -241,13 +241,13 @@ def test_probes_travel_as_json(models, spec_for):
 
 
 def test_planning_needs_no_torch():
-    code = "import sys, vit.vtab.frozen.readings; sys.exit('torch' in sys.modules)"
+    code = "import sys, vit.vtab.frozen.probe_trials; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_score_of_another_number_of_images_is_not_recorded(models, spec_for, score, root, monkeypatch):
     short = reading_out.Counted(hits=1, num_examples=796, largest_class=1, chosen={})
-    monkeypatch.setitem(reading_out.READOUTS, "head", lambda shelf: short)
+    monkeypatch.setitem(reading_out.READOUTS, "head", lambda reader: short)
     with pytest.raises(RuntimeError, match=r"796 test images of .* were counted, the split holds 797"):
         score(spec_for("head", models.trained))
     assert not open_store(root).list("scores/")

@@ -6,7 +6,7 @@ from infra.storage import open_store
 from vit.vtab.evaluate import Score
 from vit.vtab.published.published_scores import ROWS
 from vit.vtab.published.report import (
-    Record,
+    ScoreRecord,
     coverage,
     differences,
     group_means,
@@ -67,7 +67,7 @@ def test_coverage_counts_corpora_of_the_nineteen():
 
 
 def records(*scores, arm="arm"):
-    return [Record(arm if s.model_digest else "scratch-0123456789ab", s) for s in scores]
+    return [ScoreRecord(arm if s.model_digest else "scratch-0123456789ab", s) for s in scores]
 
 
 def test_seeds_of_a_model_are_put_together_and_models_kept_apart():
@@ -94,7 +94,9 @@ def test_bits_protocol_is_summed_up_by_the_median():
 
 
 def test_controls_of_two_networks_are_two_models():
-    rows = scores_by_model([Record("scratch-aaa", score("digits", 0.5)), Record("scratch-bbb", score("digits", 0.7))])
+    rows = scores_by_model(
+        [ScoreRecord("scratch-aaa", score("digits", 0.5)), ScoreRecord("scratch-bbb", score("digits", 0.7))]
+    )
     assert [row.cells["digits"].value for row in rows] == [0.5, 0.7]
 
 

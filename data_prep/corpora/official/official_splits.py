@@ -18,7 +18,7 @@ class Slice(NamedTuple):
     stop: int
 
 
-class Carving(FrozenConfig):
+class OfficialSplits(FrozenConfig):
     """Train, val and test of a data set, as slices of the splits of TFDS."""
 
     train: Slice
@@ -67,24 +67,26 @@ VIEWS: Views = {
 """Further splits of every task. The rows of train, val and test are in the order of TFDS."""
 
 
-def _own(train: int, val: int, test: int) -> Carving:
+def _own(train: int, val: int, test: int) -> OfficialSplits:
     """A data set that comes with three splits."""
-    return Carving(train=Slice("train", 0, train), val=Slice("validation", 0, val), test=Slice("test", 0, test))
+    return OfficialSplits(train=Slice("train", 0, train), val=Slice("validation", 0, val), test=Slice("test", 0, test))
 
 
-def cut(train: int, trainval: int, test: int, test_split: str = "test") -> Carving:
+def cut(train: int, trainval: int, test: int, test_split: str = "test") -> OfficialSplits:
     """One whose val is the end of its train."""
-    return Carving(train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice(test_split, 0, test))
+    return OfficialSplits(
+        train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice(test_split, 0, test)
+    )
 
 
-def _one(train: int, trainval: int, total: int) -> Carving:
+def _one(train: int, trainval: int, total: int) -> OfficialSplits:
     """One of a single split."""
-    return Carving(
+    return OfficialSplits(
         train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice("train", trainval, total)
     )
 
 
-CARVINGS: Mapping[str, Carving] = {
+OFFICIAL_SPLITS: Mapping[str, OfficialSplits] = {
     "caltech101": cut(2754, 3060, 6084),
     "cifar100": cut(45_000, 50_000, 10_000),
     "dtd": _own(1880, 1880, 1880),
@@ -100,7 +102,7 @@ CARVINGS: Mapping[str, Carving] = {
     "dmlab": _own(65_550, 22_628, 22_735),
     "dsprites": _one(589_824, 663_552, 737_280),
     "kitti": _own(6347, 423, 711),
-    "smallnorb": Carving(
+    "smallnorb": OfficialSplits(
         train=Slice("train", 0, 24_300), val=Slice("test", 0, 12_150), test=Slice("test", 12_150, 24_300)
     ),
 }

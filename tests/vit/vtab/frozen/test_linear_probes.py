@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
-from vit.vtab.frozen.linear_readouts import BIAS_FEATURE, RIDGE, Scaling, draw_shots, least_squares, logistic_fits
+from vit.vtab.frozen.linear_probes import BIAS_FEATURE, RIDGE, Scaling, draw_shots, least_squares, logistic_fits
 from vit.vtab.frozen.nearest import nearest
 
 
@@ -71,7 +71,7 @@ def test_where_a_fit_starts_does_not_change_where_it_ends():
 def test_features_in_chunks_give_the_fit_of_all_at_once(monkeypatch):
     features, labels = made_up(300, 12, 4)
     (whole,) = logistic_fits(features, labels, (1e-2,))
-    monkeypatch.setattr("vit.vtab.frozen.linear_readouts._CHUNK_ROWS", 77)
+    monkeypatch.setattr("vit.vtab.frozen.linear_probes._CHUNK_ROWS", 77)
     (chunked,) = logistic_fits(features, labels, (1e-2,))
     torch.testing.assert_close(chunked.readout.weight, whole.readout.weight, atol=1e-5, rtol=0)
     torch.testing.assert_close(Scaling.of(features).scale.numpy(), features.double().numpy().std(axis=0) + 1e-5)

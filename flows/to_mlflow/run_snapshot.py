@@ -81,7 +81,7 @@ class Child:
 
 
 @dataclass
-class View:
+class RunSnapshot:
     """One MLflow run. `values` have the time of the run's end; curves are in the journal."""
 
     key: str

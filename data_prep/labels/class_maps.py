@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.label_texts import labelled_number
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.labels.classes import ClassInfo, ClassMap
+from data_prep.labels.label_texts import labelled_number
 from infra.config import FrozenConfig
 from infra.storage import open_store
 

@@ -1,7 +1,7 @@
 """Empty databases of MLflow and Prefect, made once per installation: making their tables takes a server's first start
 3 to 40 s, a copy takes none.
 
-python -m infra.local.prepared
+python -m infra.local.first_start
 """
 
 import shutil
@@ -31,7 +31,7 @@ def copy_database(package: str, to: Path) -> bool:
     return True
 
 
-def prepare() -> None:
+def make_empty_databases() -> None:
     """Make the databases that are not there yet. Raises RuntimeError with the last lines of the program's output."""
     for package in ("mlflow", "prefect"):
         path = prepared_database(package)
@@ -68,4 +68,4 @@ def _run(command: list[str], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    prepare()
+    make_empty_databases()

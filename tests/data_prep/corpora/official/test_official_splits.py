@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.corpora.official.carving import CARVINGS, NUM_TRAIN, NUM_VAL, VIEWS
+from data_prep.corpora.official.official_splits import NUM_TRAIN, NUM_VAL, OFFICIAL_SPLITS, VIEWS
 from data_prep.corpora.official.tfds_order import tfds_order
 
 SIZES = {
@@ -60,7 +60,7 @@ KEYS = {
 @functools.cache
 def ordered(name, split):
     """Every key of a split, in TFDS's order."""
-    keys = list(KEYS.get(name, lambda split, n: range(n))(split, CARVINGS[name].sizes[split]))
+    keys = list(KEYS.get(name, lambda split, n: range(n))(split, OFFICIAL_SPLITS[name].sizes[split]))
     return [keys[i] for i in tfds_order(split, keys)]
 
 
@@ -82,24 +82,26 @@ def keys_of(name, part):
     ],
 )
 def test_the_thousand_examples_are_those_of_the_paper(name, train800, val200):
-    carving = CARVINGS[name]
-    found = [keys_of(name, carving.train)[:NUM_TRAIN], keys_of(name, carving.val)[:NUM_VAL]]
+    official_splits = OFFICIAL_SPLITS[name]
+    found = [keys_of(name, official_splits.train)[:NUM_TRAIN], keys_of(name, official_splits.val)[:NUM_VAL]]
     digests = [hashlib.sha256("\n".join(map(str, keys)).encode()).hexdigest()[:16] for keys in found]
     assert digests == [train800, val200]
 
 
 def test_first_keys():
-    assert keys_of("cifar100", CARVINGS["cifar100"].train)[:4] == [16399, 1680, 47917, 17307]
-    assert keys_of("clevr", CARVINGS["clevr"].test)[:2] == ["CLEVR_val_011736.png", "CLEVR_val_005989.png"]
-    assert keys_of("dsprites", CARVINGS["dsprites"].test)[:3] == [493443, 195884, 225768]
+    assert keys_of("cifar100", OFFICIAL_SPLITS["cifar100"].train)[:4] == [16399, 1680, 47917, 17307]
+    assert keys_of("clevr", OFFICIAL_SPLITS["clevr"].test)[:2] == ["CLEVR_val_011736.png", "CLEVR_val_005989.png"]
+    assert keys_of("dsprites", OFFICIAL_SPLITS["dsprites"].test)[:3] == [493443, 195884, 225768]
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_splits_have_the_published_sizes_and_views_are_cut_from_their_beginning(name):
-    carving = CARVINGS[name]
-    found = Counter(carving.split_of(split, i) for split, count in carving.sizes.items() for i in range(count))
+    official_splits = OFFICIAL_SPLITS[name]
+    found = Counter(
+        official_splits.split_of(split, i) for split, count in official_splits.sizes.items() for i in range(count)
+    )
     train, val, trainval, test = SIZES[name]
     assert found == {"train": train, "val": val, "test": test}
     assert train + val == trainval
-    assert carving.split_of("extra", 0) is None
+    assert official_splits.split_of("extra", 0) is None
     assert VIEWS["train800val200"] == (*VIEWS["train800"], *VIEWS["val200"]) == (("train", 800), ("val", 200))

@@ -59,7 +59,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-class PrefectWatch:
+class PrefectObserver:
     """Of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
 
     def __init__(self, flow_run_id: UUID):
@@ -71,7 +71,7 @@ class PrefectWatch:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
 
-    def __enter__(self) -> "PrefectWatch":
+    def __enter__(self) -> "PrefectObserver":
         self._run_log = get_run_logger()
         self._thread.start()
         return self

@@ -52,7 +52,7 @@ class Shown:
     """Drawn larger than it is."""
 
 
-def hardest(predictions: Predictions, most: int = MAX_SHOWN) -> np.ndarray:
+def top_losses(predictions: Predictions, most: int = MAX_SHOWN) -> np.ndarray:
     """Places in `predictions` of the largest losses, the largest first; of equals the smaller row. NaN is largest."""
     loss = np.where(np.isnan(predictions.loss), np.inf, predictions.loss)
     return np.lexsort((predictions.row, -loss))[:most]
@@ -98,14 +98,14 @@ def load_shown(corpus: Store, manifest: Manifest, split: str, rows: Iterable[int
             return {row: shown for part in pool.map(load, wanted) for row, shown in part.items()}
 
 
-def hardest_page(
+def top_losses_page(
     predictions: Predictions, corpus: Store, manifest: Manifest, split: str, names: Sequence[str], title: str
 ) -> str:
     """The page: at most 24 examples of the largest loss, and at most 24 whose label may be wrong. Self-contained HTML.
 
     `names` are the classes by label id. Raises ShardError as `load_shown`.
     """
-    worst, doubted = hardest(predictions), suspicious(predictions)
+    worst, doubted = top_losses(predictions), suspicious(predictions)
     shown = load_shown(corpus, manifest, split, predictions.row[np.concatenate([worst, doubted])].tolist())
 
     def cards(places: np.ndarray) -> str:

@@ -5,7 +5,7 @@ import pytest
 from data_prep.corpora.raw import ListedCorpus, RawExample
 from data_prep.corpora.sources import class_folders
 from data_prep.find_corpus import corpus_store
-from data_prep.labels import ClassInfo, ClassMap, number_label
+from data_prep.labels.classes import ClassInfo, ClassMap, number_label
 from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from data_prep.shards.verify_shards import verify_corpus

@@ -10,16 +10,16 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from infra.storage import Lost, Store, open_store
+from infra.storage import PreconditionFailed, Store, open_store
 from vit.published import HEAD
 from vit.training.tensor_file import read_tensors
 from vit.training.world import World
 from vit.vtab.evaluate import Score, replaced
 from vit.vtab.frozen.feature_plan import FeatureSource
 from vit.vtab.frozen.features import FeatureReader, Features
-from vit.vtab.frozen.linear_readouts import RIDGE, draw_shots, least_squares, logistic_fits
+from vit.vtab.frozen.linear_probes import RIDGE, draw_shots, least_squares, logistic_fits
 from vit.vtab.frozen.nearest import NEIGHBOURS, TEMPERATURE, nearest
-from vit.vtab.frozen.readings import Reading, stored_reading
+from vit.vtab.frozen.probe_trials import ProbeTrial, stored_probe_score
 from vit.vtab.probes import Method
 
 
@@ -34,16 +34,16 @@ class Counted:
     tried: tuple[dict[str, Any], ...] = ()
 
 
-class Shelf:
+class ProbeFeatures:
     """The features that one reading may read, on the device that it computes on; keeps account of what they had cost."""
 
-    def __init__(self, root: Store, reading: Reading) -> None:
-        self.reading, self.device = reading, World.current().device
+    def __init__(self, root: Store, probe_trial: ProbeTrial) -> None:
+        self.probe_trial, self.device = probe_trial, World.current().device
         self._root = root
         self._readers: list[FeatureReader] = []
 
     def reader(self, *splits: str) -> FeatureReader:
-        reader = FeatureReader(self._root, self.reading.source, splits)
+        reader = FeatureReader(self._root, self.probe_trial.source, splits)
         self._readers.append(reader)
         return reader
 
@@ -59,7 +59,7 @@ class Shelf:
 
     def predictions(self, predict: Callable[[Tensor], Tensor]) -> Iterator[tuple[Features, Tensor]]:
         """Every part of the test split, with what `predict` makes of it: features (n, D) on the device -> classes (n,)."""
-        for part in self.reader(self.reading.splits.test):
+        for part in self.reader(self.probe_trial.splits.test):
             yield part, predict(part.values.to(self.device))
 
     def count(
@@ -70,67 +70,69 @@ class Shelf:
     ) -> Counted:
         """How many images have the predicted class among their labels."""
         hits = seen = 0
-        per_class = torch.zeros(self.reading.num_classes, dtype=torch.int64)
+        per_class = torch.zeros(self.probe_trial.num_classes, dtype=torch.int64)
         for part, predicted in predictions:
             hits += part.hits(predicted)
             seen += len(part.values)
-            per_class += part.labels.bincount(minlength=self.reading.num_classes)
+            per_class += part.labels.bincount(minlength=self.probe_trial.num_classes)
         return Counted(hits, seen, int(per_class.max()), chosen, tried)
 
 
-def few_shot(shelf: Shelf) -> Counted:
+def few_shot(features: ProbeFeatures) -> Counted:
     """Regularised least squares on the first `shots` examples of each class."""
-    reading = shelf.reading
-    assert reading.shots is not None
-    pool = shelf.reader(*reading.splits.joined)
+    probe_trial = features.probe_trial
+    assert probe_trial.shots is not None
+    pool = features.reader(*probe_trial.splits.joined)
     labels = pool.labels()
-    rows = draw_shots(labels, reading.num_classes, reading.shots, reading.seed)
-    available = labels.bincount(minlength=reading.num_classes)
-    readout = least_squares(pool.rows(rows).to(shelf.device), labels[rows].to(shelf.device), reading.num_classes)
+    rows = draw_shots(labels, probe_trial.num_classes, probe_trial.shots, probe_trial.seed)
+    available = labels.bincount(minlength=probe_trial.num_classes)
+    readout = least_squares(
+        pool.rows(rows).to(features.device), labels[rows].to(features.device), probe_trial.num_classes
+    )
     chosen = {
-        "shots": reading.shots,
+        "shots": probe_trial.shots,
         "ridge": RIDGE,
         "num_examples": len(rows),
-        "classes_with_fewer": int(((available < reading.shots) & (available > 0)).sum()),
+        "classes_with_fewer": int(((available < probe_trial.shots) & (available > 0)).sum()),
         "classes_with_none": int((available == 0).sum()),
     }
-    return shelf.count(shelf.predictions(readout.predict), chosen)
+    return features.count(features.predictions(readout.predict), chosen)
 
 
-def linear_probe(shelf: Shelf) -> Counted:
+def linear_probe(features: ProbeFeatures) -> Counted:
     """Logistic regression: the strength that is best on validation, of equals the strongest, then once on all examples."""
-    splits = shelf.reading.splits
-    val, val_classes = shelf.whole(splits.val)
+    splits = features.probe_trial.splits
+    val, val_classes = features.whole(splits.val)
     tried = []
-    for fit in logistic_fits(*shelf.whole(splits.train)):
+    for fit in logistic_fits(*features.whole(splits.train)):
         top1 = float((fit.readout.predict(val) == val_classes).double().mean())
         tried.append({"strength": fit.strength, "val_top1": top1} | _how_it_ended(fit.iterations, fit.converged))
     best = max(tried, key=lambda setting: setting["val_top1"])
-    (final,) = logistic_fits(*shelf.whole(*splits.joined), strengths=(best["strength"],))
+    (final,) = logistic_fits(*features.whole(*splits.joined), strengths=(best["strength"],))
     chosen = {"strength": best["strength"], "val_top1": best["val_top1"]}
     chosen |= _how_it_ended(final.iterations, final.converged)
-    return shelf.count(shelf.predictions(final.readout.predict), chosen, tuple(tried))
+    return features.count(features.predictions(final.readout.predict), chosen, tuple(tried))
 
 
 def _how_it_ended(iterations: int, converged: bool) -> dict[str, Any]:
     return {"iterations": iterations, "converged": converged}
 
 
-def nearest_neighbours(shelf: Shelf) -> Counted:
+def nearest_neighbours(features: ProbeFeatures) -> Counted:
     """Votes of the nearest training examples, which are streamed; the test split is held."""
-    reading = shelf.reading
-    pool, test = shelf.reader(*reading.splits.joined), shelf.reader(reading.splits.test).whole()
-    examples = ((part.values.to(shelf.device), part.classes) for part in pool)
-    voted = nearest(test.values.to(shelf.device), examples).vote(reading.num_classes)
+    probe_trial = features.probe_trial
+    pool, test = features.reader(*probe_trial.splits.joined), features.reader(probe_trial.splits.test).whole()
+    examples = ((part.values.to(features.device), part.classes) for part in pool)
+    voted = nearest(test.values.to(features.device), examples).vote(probe_trial.num_classes)
     chosen = {"neighbours": min(NEIGHBOURS, pool.num_rows), "temperature": TEMPERATURE}
-    return shelf.count([(test, voted)], chosen)
+    return features.count([(test, voted)], chosen)
 
 
-def own_head(shelf: Shelf) -> Counted:
+def own_head(features: ProbeFeatures) -> Counted:
     """The model's own classes; right where the likeliest is among the labels (ReaL: arXiv:2006.07159)."""
-    weight, bias = (tensor.to(shelf.device) for tensor in head_of(shelf.reading.source))
-    predictions = shelf.predictions(lambda features: F.linear(features, weight, bias).argmax(dim=1))
-    return shelf.count(predictions, {"head": "the model's own"})
+    weight, bias = (tensor.to(features.device) for tensor in head_of(features.probe_trial.source))
+    predictions = features.predictions(lambda features: F.linear(features, weight, bias).argmax(dim=1))
+    return features.count(predictions, {"head": "the model's own"})
 
 
 def head_of(source: FeatureSource) -> list[Tensor]:
@@ -146,7 +148,7 @@ def head_of(source: FeatureSource) -> list[Tensor]:
     return read_tensors(store, "model.safetensors", [pieces[name] for name in HEAD])
 
 
-READOUTS: dict[Method, Callable[[Shelf], Counted]] = {
+READOUTS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
     "least-squares": few_shot,
     "logistic": linear_probe,
     "nearest": nearest_neighbours,
@@ -154,46 +156,46 @@ READOUTS: dict[Method, Callable[[Shelf], Counted]] = {
 }
 
 
-def read_out(root: str, reading: Reading) -> Score:
+def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
     """The score of a reading, stored; where one is stored already, that one holds. Its features must be whole.
 
     `wall_s` and `cpu_s` are the readout's own and those of computing the features that it read, whenever that was. Raises
     RuntimeError if any other number of test images was counted than the split holds.
     """
     store = open_store(root)
-    if (done := stored_reading(store, reading)) is not None:
+    if (done := stored_probe_score(store, probe_trial)) is not None:
         return done
     started, cpu_started = time.perf_counter(), time.process_time()
-    shelf = Shelf(store, reading)
-    counted = READOUTS[reading.method](shelf)
-    if counted.num_examples != reading.num_test:
+    features = ProbeFeatures(store, probe_trial)
+    counted = READOUTS[probe_trial.method](features)
+    if counted.num_examples != probe_trial.num_test:
         raise RuntimeError(
-            f"{counted.num_examples:,} test images of {reading.task.corpus} were counted, the split holds "
-            f"{reading.num_test:,}. The score is not recorded; delete {store.uri_of(reading.source.folder)} and evaluate again."
+            f"{counted.num_examples:,} test images of {probe_trial.task.corpus} were counted, the split holds "
+            f"{probe_trial.num_test:,}. The score is not recorded; delete {store.uri_of(probe_trial.source.folder)} and evaluate again."
         )
-    wall_s, cpu_s = shelf.cost()
+    wall_s, cpu_s = features.cost()
     score = Score(
-        task=reading.task.name,
-        protocol=reading.protocol,
-        seed=reading.seed,
-        model=reading.source.model,
-        model_digest=reading.source.model_digest,
+        task=probe_trial.task.name,
+        protocol=probe_trial.protocol,
+        seed=probe_trial.seed,
+        model=probe_trial.source.model,
+        model_digest=probe_trial.source.model_digest,
         value=counted.hits / counted.num_examples,
         num_examples=counted.num_examples,
         chosen=counted.chosen,
         tried=counted.tried,
         majority_fraction=counted.largest_class / counted.num_examples,
-        num_classes=reading.num_classes,
-        corpus_digest=reading.corpus_digest,
-        split_digest=reading.test_digest,
-        repetition=reading.source.repetition,
-        replaces=replaced(reading.score_key),
+        num_classes=probe_trial.num_classes,
+        corpus_digest=probe_trial.corpus_digest,
+        split_digest=probe_trial.test_digest,
+        repetition=probe_trial.source.repetition,
+        replaces=replaced(probe_trial.score_key),
         wall_s=wall_s + time.perf_counter() - started,
         cpu_s=cpu_s + time.process_time() - cpu_started,
         trials=(),
     )
     try:
-        store.create(reading.score_key, score.model_dump_json(indent=1).encode())
+        store.create(probe_trial.score_key, score.model_dump_json(indent=1).encode())
         return score
-    except Lost:
-        return stored_reading(store, reading) or score
+    except PreconditionFailed:
+        return stored_probe_score(store, probe_trial) or score

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from data_prep.labels import number_label
+from data_prep.labels.classes import number_label
 
 
 def labelled_number(label: str) -> int | None:
@@ -51,7 +51,7 @@ def plain_text(text: str) -> str:
     return unicodedata.normalize("NFC", text)
 
 
-def told_apart(texts: Sequence[str]) -> list[str]:
+def distinguishable(texts: Sequence[str]) -> list[str]:
     """Texts for a message; with escapes where two of them differ and look alike, as a composed and a decomposed umlaut do."""
     if len({unicodedata.normalize("NFC", text.encode(errors="replace").decode()) for text in texts}) == len({*texts}):
         return [*texts]

@@ -4,9 +4,9 @@ import hashlib
 
 import pytest
 
-from data_prep import class_maps
-from data_prep.class_maps import RELEASES, Release, applied, extended, load_class_map, mapping
-from data_prep.labels import ClassInfo, ClassMap
+from data_prep.labels import class_maps
+from data_prep.labels.class_maps import RELEASES, Release, applied, extended, load_class_map, mapping
+from data_prep.labels.classes import ClassInfo, ClassMap
 from infra.storage import open_store
 
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 
 from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
-from flows.to_mlflow.evaluation_view import show_evaluation
-from flows.to_mlflow.view import JSON, MODEL_PARAMS, Published, View, corpus_use, makers, optional, plain
+from flows.to_mlflow.evaluation_snapshot import show_evaluation
+from flows.to_mlflow.run_snapshot import JSON, MODEL_PARAMS, Published, RunSnapshot, corpus_use, makers, optional, plain
 from infra.config import canonical_json, digest_of, flatten
 from infra.runs.journal import list_segments, read_segments
 from infra.runs.run_state import read_state
@@ -55,7 +55,7 @@ EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
 MAX_REQUEST_PARAMS = 20
 
 
-def run_view(root: Store, key: str) -> View | None:
+def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     """The view of a run as it stands; None before it has begun."""
     run = root.child(f"runs/{key}")
     config, state, attempts = optional(run, "config.json"), read_state(run), attempt_records(run)
@@ -69,7 +69,7 @@ def run_view(root: Store, key: str) -> View | None:
     if newer:  # the next attempt has begun and has not said so yet
         state, ended = {"state": "running"}, False
     end_s = state.get("updated_at") if ended else None
-    view = View(
+    snapshot = RunSnapshot(
         key=key,
         stage=stage,
         store_uri=run.uri,
@@ -79,11 +79,13 @@ def run_view(root: Store, key: str) -> View | None:
         tags={"vitline.stage": stage, "vitline.state": state["state"], "vitline.reason": state.get("reason")},
         files={"config.json": json_bytes(config)} | ({"state.json": json_bytes(state)} if ended else {}),
     )
-    add_origin(view, attempts)
-    {"prepare": show_preparation, "evaluate": show_evaluation}.get(stage, show_training)(view, root, run, config, state)
-    view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
-    view.params = {name: value for name, value in view.params.items() if value is not None}
-    return view
+    add_origin(snapshot, attempts)
+    {"prepare": show_preparation, "evaluate": show_evaluation}.get(stage, show_training)(
+        snapshot, root, run, config, state
+    )
+    snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
+    snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
+    return snapshot
 
 
 def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> float:
@@ -97,13 +99,13 @@ def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> fl
     return state.get("updated_at") or time.time()
 
 
-def add_origin(view: View, attempts: Sequence[AttemptRecord]) -> None:
+def add_origin(snapshot: RunSnapshot, attempts: Sequence[AttemptRecord]) -> None:
     """Who asked for the run, first and last, and where its job is."""
     if not attempts:
         return
     first, last = attempts[0], attempts[-1]
-    view.pipeline = first.origin.pipeline
-    view.tags |= {
+    snapshot.pipeline = first.origin.pipeline
+    snapshot.tags |= {
         "mlflow.user": first.owner.split("@")[0],
         "vitline.attempts": last.attempt,
         "vitline.ray_job_id": last.job_id,
@@ -111,7 +113,7 @@ def add_origin(view: View, attempts: Sequence[AttemptRecord]) -> None:
     job = f"**Ray job:** [{last.job_id}]({last.ray_address.rstrip('/')}/#/jobs/{last.job_id})"
     if not last.ray_address:  # small work of a command that named no cluster
         job = f"**Job:** {last.job_id}, a process of {last.owner}"
-    view.facts += [*origin_facts(first.origin), f"{job}, attempt {last.attempt}"]
+    snapshot.facts += [*origin_facts(first.origin), f"{job}, attempt {last.attempt}"]
 
 
 def origin_tags(origin: Origin) -> JSON:
@@ -132,14 +134,14 @@ def origin_facts(origin: Origin) -> list[str]:
     return [f"**Asked for by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
 
 
-def show_training(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
     """A pre-training or fine-tuning: its recipe, its corpus, its curves' length and the model it published."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
     manifest = optional(open_store(config["corpus"]), "manifest.json") or {}
-    view.total_steps = recipe["total_steps"]
-    view.params = training_params(config, manifest)
-    view.tags |= {
+    snapshot.total_steps = recipe["total_steps"]
+    snapshot.params = training_params(config, manifest)
+    snapshot.tags |= {
         "vitline.config_digest": digest_of(recipe),
         "vitline.corpus_digest": spec["inputs"]["corpus"],
         "vitline.night": spec.get("night"),
@@ -149,25 +151,25 @@ def show_training(view: View, root: Store, run: Store, spec: JSON, state: JSON) 
         "mlflow.source.git.commit": code_commit(run),
     }
     contexts = {"train": config["split"], "val": config["val_split"]}
-    view.corpora = [
+    snapshot.corpora = [
         corpus_use(config["corpus"], manifest, context, split)
         for context, split in contexts.items()
         if split in manifest.get("splits", {})
     ]
     if config["init_model"]:
-        view.model_inputs = makers([optional(open_store(config["init_model"]), "config.json")])
+        snapshot.model_inputs = makers([optional(open_store(config["init_model"]), "config.json")])
     if run.exists("inputs.png"):
-        view.files = {**view.files, "inputs.png": run.read("inputs.png")}
+        snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
     # Pictures and their page; the numbers behind them are large and stay in the store.
     figures = [key for key in state.get("inspection", ()) if key.endswith((".png", ".html"))]
-    view.files = {**view.files, **{key: run.read(key) for key in figures}}
+    snapshot.files = {**snapshot.files, **{key: run.read(key) for key in figures}}
     images = recipe["total_steps"] * recipe["input"]["global_batch_size"]
-    view.facts += [
+    snapshot.facts += [
         f"**Plan:** {recipe['total_steps']:,} steps x {recipe['input']['global_batch_size']:,} = {images:,} images, "
         f"{execution['num_workers']} worker{'s' * (execution['num_workers'] > 1)}"
     ]
     if state["state"] == "finished" and state.get("model"):
-        view.model = published(state, view)
+        snapshot.model = published(state, snapshot)
 
 
 def training_params(config: JSON, manifest: JSON) -> JSON:
@@ -186,7 +188,7 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
     }
 
 
-def published(state: JSON, view: View) -> Published | None:
+def published(state: JSON, snapshot: RunSnapshot) -> Published | None:
     """The model that a finished training left; None where it is gone."""
     store = open_store(state["model"])
     config = optional(store, "config.json")
@@ -204,10 +206,10 @@ def published(state: JSON, view: View) -> Published | None:
         finished_at=state["updated_at"],
         step=state["step"],
         tags={
-            "vitline.run_key": view.key,
+            "vitline.run_key": snapshot.key,
             "vitline.model_uri": store.uri,
             "vitline.model_digest": config["digest"],
-            "vitline.corpus_digest": view.tags["vitline.corpus_digest"],
+            "vitline.corpus_digest": snapshot.tags["vitline.corpus_digest"],
         },
         params={name: plain(config["model"][name]) for name in MODEL_PARAMS if name in config["model"]}
         | {"num_classes": config["num_classes"], "images_seen": images},
@@ -216,13 +218,13 @@ def published(state: JSON, view: View) -> Published | None:
     )
 
 
-def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
     """Corpora that were made: images taken and refused, bytes, leaks, seconds, rate; the step is the number of shards.
     Report and statistics go along as files."""
-    view.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
+    snapshot.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
     for request in spec["requests"]:
-        view.params[f"{request['name']}.source"] = request["source"]["kind"]
-    view.tags |= {
+        snapshot.params[f"{request['name']}.source"] = request["source"]["kind"]
+    snapshot.tags |= {
         "mlflow.source.name": "vitline prepare",
         "vitline.config_digest": digest_of([r.get("recipe") for r in spec["requests"]]),
     }
@@ -232,10 +234,10 @@ def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSO
     manifests = {uri: m for uri in made.values() if (m := optional(open_store(uri), "manifest.json"))}
     if not manifests:
         return
-    view.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
+    snapshot.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
     digests = [manifest["digest"] for manifest in manifests.values()]
-    view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
-    view.facts += [f"**Corpus {m['name']}:** `{uri}`" for uri, m in manifests.items()]
+    snapshot.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
+    snapshot.facts += [f"**Corpus {m['name']}:** `{uri}`" for uri, m in manifests.items()]
     shards = sum(s["num_shards"] for m in manifests.values() for p in m["splits"].values() for s in p["segments"])
     total: dict[str, float] = {}
     for uri, manifest in manifests.items():
@@ -243,16 +245,23 @@ def show_preparation(view: View, root: Store, run: Store, spec: JSON, state: JSO
         mine = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
         mine |= likenesses(json.loads(files.get("stats.json", b"{}")))
         folder = f"{manifest['name']}/" if len(manifests) > 1 else ""
-        view.files = {**view.files, **{folder + name: data for name, data in files.items()}}
+        snapshot.files = {**snapshot.files, **{folder + name: data for name, data in files.items()}}
         if len(manifests) > 1:
-            view.values = {**view.values, **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in mine.items()}}
+            snapshot.values = {
+                **snapshot.values,
+                **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in mine.items()},
+            }
         for name, value in {**mine, "bytes": counts["num_bytes"]}.items():
             total[name] = total.get(name, 0) + value
-    view.values = {**view.values, **{f"data/{name}": (value, shards) for name, value in total.items()}}
-    if view.end_ms:
-        seconds = max((view.end_ms - view.start_ms) / 1000, 1e-3)
+    snapshot.values = {**snapshot.values, **{f"data/{name}": (value, shards) for name, value in total.items()}}
+    if snapshot.end_ms:
+        seconds = max((snapshot.end_ms - snapshot.start_ms) / 1000, 1e-3)
         rate = (total["images_accepted"] + total["images_refused"]) / seconds
-        view.values = {**view.values, "time/prepare_s": (seconds, shards), "throughput/images_per_s": (rate, shards)}
+        snapshot.values = {
+            **snapshot.values,
+            "time/prepare_s": (seconds, shards),
+            "throughput/images_per_s": (rate, shards),
+        }
 
 
 def likenesses(stats: JSON) -> dict[str, float]:
@@ -276,14 +285,14 @@ def corpus_files(uri: str) -> dict[str, bytes]:
     return files
 
 
-def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
+def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecord]:
     """The view of a pipeline: headline metrics, seconds of its stages, and what people compare of its trainings.
 
     Raises FileNotFoundError for a pipeline that never was.
     """
     record = read_pipeline(root, key)
     ended, step = record.state != "running", record.images_seen or 0
-    view = View(
+    snapshot = RunSnapshot(
         key=key,
         stage="pretrain-then-transfer",
         store_uri=root.uri_of(f"pipelines/{key}.json"),
@@ -307,23 +316,23 @@ def pipeline_view(root: Store, key: str) -> tuple[View, PipelineRecord]:
         files={"request.json": json_bytes(record.request)},
         facts=origin_facts(record.origin),
     )
-    view.values = {name: (value, step) for name, value in record.metrics.items()} | {
+    snapshot.values = {name: (value, step) for name, value in record.metrics.items()} | {
         f"time/{stage.stage}_s": (stage.wall_s, 0) for stage in record.stages if not stage.reused
     }
     for stage in record.stages:
-        add_stage(view, root, stage.stage, stage.run_key)
+        add_stage(snapshot, root, stage.stage, stage.run_key)
     # What the stages' params say already would only stand there twice.
-    asked = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in view.params}
+    asked = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in snapshot.params}
     shown = {k: canonical_json(v) if isinstance(v, dict) else v for k, v in asked.items() if v not in ({}, "")}
-    view.params |= {f"request.{name}": value for name, value in list(shown.items())[:MAX_REQUEST_PARAMS]}
+    snapshot.params |= {f"request.{name}": value for name, value in list(shown.items())[:MAX_REQUEST_PARAMS]}
     if record.report:
         folder, _, name = record.report.rpartition("/")
         if open_store(folder).exists(name):
-            view.files = {**view.files, "report.html": open_store(folder).read(name)}
-        view.facts += [f"**Report:** `{record.report}`, and `report.html` among the artifacts"]
-    view.tags = {name: str(value) for name, value in view.tags.items() if value not in (None, "")}
-    view.params = {name: value for name, value in view.params.items() if value is not None}
-    return view, record
+            snapshot.files = {**snapshot.files, "report.html": open_store(folder).read(name)}
+        snapshot.facts += [f"**Report:** `{record.report}`, and `report.html` among the artifacts"]
+    snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
+    snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
+    return snapshot, record
 
 
 def asker(root: Store, record: PipelineRecord) -> str | None:
@@ -335,7 +344,7 @@ def asker(root: Store, record: PipelineRecord) -> str | None:
     return None
 
 
-def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
+def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -> None:
     """Params of a stage on the parent: the training's under their own names, those of the transfer before it."""
     config = optional(root.child(f"runs/{key}"), "config.json") if key else None
     if config is None:
@@ -343,14 +352,16 @@ def add_stage(view: View, root: Store, stage: str, key: str | None) -> None:
     if training := config.get("config"):
         manifest = optional(open_store(training["corpus"]), "manifest.json") or {}
         prefix = "" if stage == "pretrain" else f"{stage}."
-        view.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
+        snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
         if stage == "pretrain":
-            view.tags["vitline.config_digest"] = digest_of(training["recipe"])
-            view.corpora = [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
-            digest = view.tags.get("vitline.model_digest")
-            view.model_inputs = {digest: key} if digest and key else {}
+            snapshot.tags["vitline.config_digest"] = digest_of(training["recipe"])
+            snapshot.corpora = (
+                [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
+            )
+            digest = snapshot.tags.get("vitline.model_digest")
+            snapshot.model_inputs = {digest: key} if digest and key else {}
     elif "tasks" in config:
-        view.params |= {
+        snapshot.params |= {
             "transfer.protocol": config["protocol"]["name"],
             "transfer.tasks": ", ".join(task["name"] for task in config["tasks"]),
             "transfer.steps": config["protocol"].get("total_steps"),

@@ -12,22 +12,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.corpora.official.carving import Carving, Views, order_key
+from data_prep.corpora.official.official_splits import OfficialSplits, Views, order_key
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.official.vtab_data import Found, Key, VtabData
-from data_prep.corpora.raw import Part, Place, RawCorpus, RawExample, Spill
+from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, WorkFolder
 from data_prep.corpora.sources.folder_layout import readable_id
-from data_prep.labels import ClassInfo, number_label
+from data_prep.labels.classes import ClassInfo, number_label
 from data_prep.parquet_files import read_parquet
 
 
-class CarvedCorpus(RawCorpus):
+class OfficialCorpus(RawCorpus):
     """Parts are those of the data set's files."""
 
-    def __init__(self, data: VtabData, carving: Carving, views: Views) -> None:
-        self._data, self._carving, self.views = data, carving, views
+    def __init__(self, data: VtabData, official_splits: OfficialSplits, views: Views) -> None:
+        self._data, self._carving, self.views = data, official_splits, views
         self.origin, self.credit = data.store.uri, f"{data.official.title}; {data.official.terms}"
-        self.benchmark_rows = carving.num_rows
+        self.benchmark_rows = official_splits.num_rows
         self._positions: dict[str, Mapping[Key, int] | np.ndarray] = {}
 
     def fingerprint(self) -> str:
@@ -36,7 +36,7 @@ class CarvedCorpus(RawCorpus):
             digest.update(f"{name}\0{found.key}\0{found.size}\0{found.tag}\n".encode(errors="surrogateescape"))
         return digest.hexdigest()
 
-    def parts(self, place: Place) -> Iterator[Part]:
+    def parts(self, work: WorkFolder) -> Iterator[Part]:
         files, keys = self._data.files(), self._data.keys()
         for split, expected in self._carving.sizes.items():
             if (there := len(keys.get(split, ()))) != expected:
@@ -45,16 +45,16 @@ class CarvedCorpus(RawCorpus):
                     f"{self._data.official.title} at {self.origin} has {there:,} examples of {split}, expected are "
                     f"{expected:,}. {f'{unlike}. ' if unlike else ''}Get its files again from {self._data.official.home}."
                 )
-            _save_positions(place, split, keys[split])
-        yield from self._data.parts(place)
+            _save_positions(work, split, keys[split])
+        yield from self._data.parts(work)
 
-    def examples(self, part: Part, place: Place) -> Iterator[RawExample]:
-        with Spill(place, part) as spill:
-            for found in self._data.pictures(part, place):
+    def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
+        with Spill(work, part) as spill:
+            for found in self._data.pictures(part, work):
                 if found.refused:
                     example_id = readable_id(f"{found.split}/{found.key}")
                     yield RawExample(example_id, (), "train", spill.base, spill.key, refused=found.refused)
-                elif example := self._example(found, place, spill):
+                elif example := self._example(found, work, spill):
                     yield example
 
     def declared_classes(self) -> tuple[str, ...]:
@@ -63,9 +63,9 @@ class CarvedCorpus(RawCorpus):
     def class_info(self, source_id: str) -> ClassInfo:
         return ClassInfo(name=self._data.class_names()[int(source_id)], source_id=source_id)
 
-    def _example(self, found: Found, place: Place, spill: Spill) -> RawExample | None:
+    def _example(self, found: Found, work: WorkFolder, spill: Spill) -> RawExample | None:
         """None where the benchmark does not use it."""
-        position = self._position(found.split, found.key, place)
+        position = self._position(found.split, found.key, work)
         split = None if position is None else self._carving.split_of(found.split, position)
         if position is None or split is None or found.data is None:
             return None
@@ -84,18 +84,18 @@ class CarvedCorpus(RawCorpus):
             order_key=order_key(position, self._carving.sizes[found.split]),
         )
 
-    def _position(self, split: str, key: Key, place: Place) -> int | None:
+    def _position(self, split: str, key: Key, work: WorkFolder) -> int | None:
         if split not in self._carving.sizes:
             return None
         if split not in self._positions:
-            self._positions[split] = _load_positions(place, split)
+            self._positions[split] = _load_positions(work, split)
         positions = self._positions[split]
         if isinstance(positions, np.ndarray):
             return int(positions[int(key)]) if 0 <= int(key) < len(positions) else None
         return positions.get(key)
 
 
-def _save_positions(place: Place, split: str, keys: Sequence[Key]) -> None:
+def _save_positions(work: WorkFolder, split: str, keys: Sequence[Key]) -> None:
     """Keep where every key stands in the order of TFDS, for the workers."""
     positions = np.empty(len(keys), np.int64)
     positions[tfds_order(split, keys)] = np.arange(len(keys))
@@ -104,12 +104,12 @@ def _save_positions(place: Place, split: str, keys: Sequence[Key]) -> None:
         columns["key"] = pa.array([str(key) for key in keys])
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd")
-    place.work.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
+    work.work.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
 
 
-def _load_positions(place: Place, split: str) -> Mapping[Key, int] | np.ndarray:
+def _load_positions(work: WorkFolder, split: str) -> Mapping[Key, int] | np.ndarray:
     """By key; of keys that are the numbers from 0 on, as an array."""
-    with place.work.open(f"positions/{split}.parquet") as file:
+    with work.work.open(f"positions/{split}.parquet") as file:
         table = read_parquet(file)
     positions = table["position"].to_numpy()
     if "key" not in table.column_names:

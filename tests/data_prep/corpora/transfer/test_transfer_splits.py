@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.corpora.official.tfds_order import order_prefix, tfds_order
-from data_prep.corpora.transfer.carving import CARVINGS, TEST_SETS, VIEWS
+from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, VIEWS
 
 # Training sets and test sets of vtab.md 7, and how much of train the learning rate is chosen on.
 SIZES = {
@@ -18,19 +18,22 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_splits_are_those_of_the_released_configs(name):
     trainval, percent, val, test = SIZES[name]
-    carving = CARVINGS[name]
-    assert carving.num_rows == {"train": trainval - val, "val": val, "test": test}
-    assert (carving.train.stop, carving.val.stop) == (carving.val.start, trainval)
+    official_splits = OFFICIAL_SPLITS[name]
+    assert official_splits.num_rows == {"train": trainval - val, "val": val, "test": test}
+    assert (official_splits.train.stop, official_splits.val.stop) == (official_splits.val.start, trainval)
     assert val == pytest.approx(trainval * percent / 100, abs=0.5)
     tfds = pytest.importorskip("tensorflow_datasets")
     train = {"train": tfds.core.SplitInfo(name="train", shard_lengths=[trainval], num_bytes=0)}
-    for spec, part in ((f"train[:{100 - percent}%]", carving.train), (f"train[{100 - percent}%:]", carving.val)):
+    for spec, part in (
+        (f"train[:{100 - percent}%]", official_splits.train),
+        (f"train[{100 - percent}%:]", official_splits.val),
+    ):
         (cut,) = tfds.core.ReadInstruction.from_spec(spec).to_absolute(train)
         assert (cut.splitname, cut.from_ or 0, cut.to or trainval) == part
 
 
 def test_every_task_has_sizes_and_views_are_not_vtabs():
-    assert CARVINGS.keys() == SIZES.keys()
+    assert OFFICIAL_SPLITS.keys() == SIZES.keys()
     assert TEST_SETS == {"imagenet-real": 46_837, "imagenet-v2": 10_000}
     assert VIEWS == {"trainval": ("train", "val")}
 

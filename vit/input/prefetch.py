@@ -19,7 +19,7 @@ Work = tuple[Sequence[Callable[[], None]], T]
 _POLL_S = 0.1
 
 
-class RunAhead(Iterator[T], Generic[T]):
+class Prefetcher(Iterator[T], Generic[T]):
     """Iterates the items that `work` yields, each after its tasks have run. At most `depth` items wait finished.
 
     `work` runs in a thread of its own. What it or a task raises is raised here, at the item it belongs to, and ends the
@@ -62,7 +62,7 @@ class RunAhead(Iterator[T], Generic[T]):
         self._finalizer()
         self._planner.join()
 
-    def __enter__(self) -> "RunAhead[T]":
+    def __enter__(self) -> "Prefetcher[T]":
         return self
 
     def __exit__(self, *_: object) -> None:

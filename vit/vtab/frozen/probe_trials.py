@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.config import FrozenConfig, digest_of, replace
-from infra.semantics import SEMANTICS
+from infra.result_versions import RESULT_VERSIONS
 from infra.storage import Store, open_store
 from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
-from vit.vtab.frozen.feature_plan import FeatureSource, Part, plan_parts
+from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource, plan_parts
 from vit.vtab.probes import Method, Probe
 from vit.vtab.tasks import find_task_splits
 
@@ -25,7 +25,7 @@ class ProbeSplits(FrozenConfig):
     test: str = "test"
 
 
-class Reading(FrozenConfig):
+class ProbeTrial(FrozenConfig):
     """One score to come: a readout of one model's features on one task, with one seed."""
 
     task: TaskRef
@@ -50,7 +50,7 @@ class Reading(FrozenConfig):
     def score_key(self) -> str:
         """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
         first = replace(self.source, repetition=0).folder
-        depends_on = [self.method, self.shots, self.splits, first, SEMANTICS["evaluate"]]
+        depends_on = [self.method, self.shots, self.splits, first, RESULT_VERSIONS["evaluate"]]
         name = (
             f"{self.source.model_digest[:12]}-s{self.seed}-{digest_of(depends_on)[:6]}{again(self.source.repetition)}"
         )
@@ -63,7 +63,7 @@ class Reading(FrozenConfig):
         return tuple(dict.fromkeys((*chosen_on, *self.splits.joined, self.splits.test)))
 
 
-def plan_readings(spec: EvaluationSpec) -> list[Reading]:
+def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
     """The readings of an evaluation, task by task. What draws nothing is read once, with the first seed.
 
     Raises ValueError for the control from scratch, a model that is none, a corpus without the splits or with several labels
@@ -72,7 +72,7 @@ def plan_readings(spec: EvaluationSpec) -> list[Reading]:
     probe = spec.protocol
     assert isinstance(probe, Probe)
     digests = [_digest_of_model(model, probe) for model in spec.models]
-    readings = []
+    probe_trials = []
     for task in spec.tasks:
         corpus = open_store(task.corpus)
         manifest = load_manifest(corpus)
@@ -88,8 +88,8 @@ def plan_readings(spec: EvaluationSpec) -> list[Reading]:
                 decode_digest=digest_of(manifest.decode_policy),
                 repetition=spec.repetition,
             )
-            readings += [
-                Reading(
+            probe_trials += [
+                ProbeTrial(
                     task=task,
                     protocol=probe.name if shots is None else f"{probe.name}-{shots}",
                     method=probe.method,
@@ -104,7 +104,7 @@ def plan_readings(spec: EvaluationSpec) -> list[Reading]:
                 for seed in (spec.seeds if probe.shots else spec.seeds[:1])
                 for shots in probe.shots or (None,)
             ]
-    return readings
+    return probe_trials
 
 
 def _digest_of_model(model: str | None, probe: Probe) -> tuple[str, str]:
@@ -161,9 +161,9 @@ def check_classes(model: str, corpus: Store) -> None:
     )
 
 
-def feature_splits(readings: Iterable[Reading]) -> list[tuple[Manifest, list[Part]]]:
+def feature_splits(probe_trials: Iterable[ProbeTrial]) -> list[tuple[Manifest, list[FeaturePart]]]:
     """Every split whose features some reading reads, once: its corpus's manifest, and the parts that it is made of."""
-    wanted = {(r.source.folder, split): r.source for r in readings for split in r.needed}
+    wanted = {(r.source.folder, split): r.source for r in probe_trials for split in r.needed}
     manifests = {source.corpus: load_manifest(open_store(source.corpus)) for source in wanted.values()}
     return [
         (manifests[source.corpus], plan_parts(source, manifests[source.corpus], split))
@@ -171,9 +171,9 @@ def feature_splits(readings: Iterable[Reading]) -> list[tuple[Manifest, list[Par
     ]
 
 
-def stored_reading(root: Store, reading: Reading) -> Score | None:
+def stored_probe_score(root: Store, probe_trial: ProbeTrial) -> Score | None:
     """The record of an earlier reading, or None."""
     try:
-        return Score.model_validate(root.read_json(reading.score_key))
+        return Score.model_validate(root.read_json(probe_trial.score_key))
     except FileNotFoundError:
         return None

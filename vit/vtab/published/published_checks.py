@@ -68,7 +68,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Check:
+class PublishedCheck:
     """A score of ours on published weights against what others measured with them."""
 
     corpus: str
@@ -142,7 +142,9 @@ def targets_of(weights: str) -> Iterator[Target]:
             yield Target("vit-paper-transfer", None, ends, found[0].source)
 
 
-def check_score(target: Target, corpus: str, value: float, num_examples: int, image_size_px: int | None) -> Check:
+def check_score(
+    target: Target, corpus: str, value: float, num_examples: int, image_size_px: int | None
+) -> PublishedCheck:
     """Whether a score is what was published, within what preprocessing explains."""
     low, high = target.scores[corpus]
     difference = value - high if value > high else min(value - low, 0.0)
@@ -152,7 +154,7 @@ def check_score(target: Target, corpus: str, value: float, num_examples: int, im
         verdict = f"not comparable: scored on {num_examples:,} of {WHOLE_TEST_SPLIT[corpus]:,} images"
     else:
         verdict = "agrees" if abs(difference) <= TOLERANCE + 1e-9 else "differs"
-    return Check(corpus, value, (low, high), difference, verdict, target.source)
+    return PublishedCheck(corpus, value, (low, high), difference, verdict, target.source)
 
 
 def _names(weights: str, pattern: str) -> bool:

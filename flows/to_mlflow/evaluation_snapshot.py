@@ -7,7 +7,17 @@ what the trial left of its predictions (`vit/vtab/trained/trial_files.py`). Impo
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flows.to_mlflow.view import JSON, MODEL_PARAMS, Child, Corpus, View, corpus_use, makers, optional, plain
+from flows.to_mlflow.run_snapshot import (
+    JSON,
+    MODEL_PARAMS,
+    Child,
+    Corpus,
+    RunSnapshot,
+    corpus_use,
+    makers,
+    optional,
+    plain,
+)
 from infra.config import digest_of
 from infra.storage import Store, json_bytes, open_store
 from vit.vtab.evaluate import Score
@@ -33,11 +43,11 @@ NOT_SENT = (".parquet",)
 Values = dict[str, tuple[float, int]]
 
 
-def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
     """Scores on tasks: one metric a task and arm, group means where they are whole, and a child for each task and arm."""
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
     configs = {model: optional(open_store(model), "config.json") or {} for model in models}
-    view.params = {
+    snapshot.params = {
         **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
         **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
         "model": ", ".join(map(model_label, models)) or None,
@@ -46,23 +56,25 @@ def show_evaluation(view: View, root: Store, run: Store, spec: JSON, state: JSON
         "seed": spec["seed"],
         "num_seeds": spec.get("num_seeds"),
     }
-    view.tags |= {
+    snapshot.tags |= {
         "vitline.config_digest": digest_of([protocol, spec["architecture"], spec["seed"]]),
         "vitline.model_uri": models[0] if models else None,
         "vitline.model_digest": configs[models[0]].get("digest") if models else None,
         "mlflow.source.name": "vitline evaluate",
     }
     manifests = {task["corpus"]: optional(open_store(task["corpus"]), "manifest.json") or {} for task in spec["tasks"]}
-    view.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
+    snapshot.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
     if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
-        view.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
-    view.model_inputs = makers(configs.values())
+        snapshot.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
+    snapshot.model_inputs = makers(configs.values())
     scores = [Score.model_validate(score) for score in state.get("scores") or ()]
     images_seen = {model: config.get("provenance", {}).get("images_seen", 0) for model, config in configs.items()}
-    view.values = score_values(scores, images_seen)
-    view.facts += [f"**Weights:** `{model}`" for model in models]
-    uses = {corpus.digest: corpus for corpus in view.corpora}
-    view.children = [score_child(root, part, child_name(part[0], models), uses, images_seen) for part in by_arm(scores)]
+    snapshot.values = score_values(scores, images_seen)
+    snapshot.facts += [f"**Weights:** `{model}`" for model in models]
+    uses = {corpus.digest: corpus for corpus in snapshot.corpora}
+    snapshot.children = [
+        score_child(root, part, child_name(part[0], models), uses, images_seen) for part in by_init(scores)
+    ]
 
 
 def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Values:
@@ -94,7 +106,7 @@ def top1_values(scores: Sequence[Score]) -> dict[str, float]:
     return {name: over_seeds(same[0].protocol, [score.value for score in same]) for name, same in seeds.items()}
 
 
-def by_arm(scores: Sequence[Score]) -> list[list[Score]]:
+def by_init(scores: Sequence[Score]) -> list[list[Score]]:
     """The scores of each (task, model), in their order: one for every seed, and for every number of shots."""
     arms: dict[tuple[str, str | None], dict[tuple[str, int], Score]] = {}
     for score in scores:  # a task that was named twice has its scores twice
@@ -113,7 +125,7 @@ def score_child(
     root: Store, scores: Sequence[Score], name: str, corpora: Mapping[str, Corpus], images_seen: Mapping[str, int]
 ) -> Child:
     """The run of one model on one task."""
-    first, labels = scores[0], told_apart(scores)
+    first, labels = scores[0], scores_by_name(scores)
     trials = {label: trial for label, score in labels.items() if (trial := final_trial(root, score))}
     corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
     values = {metric: (value, step) for metric, value in top1_values(scores).items()}
@@ -166,7 +178,7 @@ def chosen_params(labels: Mapping[str, Score], taken: Collection[str]) -> JSON:
     return {f"chosen.{name}" if name in taken else name: value for name, value in named.items()}
 
 
-def told_apart(scores: Sequence[Score]) -> dict[str, Score]:
+def scores_by_name(scores: Sequence[Score]) -> dict[str, Score]:
     """Scores of one (task, model) by what tells them apart: `""` for the only one, `seed1`, `fewshot-10`, or both."""
     protocols, seeds = {score.protocol for score in scores}, {score.seed for score in scores}
     return {

