@@ -1,4 +1,4 @@
-"""What the READMEs tell people to type works: Python is run, commands are parsed with all their options.
+"""What the READMEs and the documentation tell people to type works: Python is run, commands are parsed with all their options.
 
 Commands are not run here: those of `make demo`, trainings and servers are, in `end_to_end/` and `flows/`; others need data
 sets of gigabytes, or change this machine.
@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,9 +19,12 @@ import torch
 import typer.main
 from PIL import Image
 
+from data_prep.config import ClassFolders, CorpusConfig
 from data_prep.decode import DecodePolicy
+from data_prep.prepare import prepare
 from flows.cli import app
 from infra.storage import open_store
+from vit.convert.timm import write_timm
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
 from vit.models.build import build_network
@@ -29,16 +33,33 @@ from vit.published import publish
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows", "tests")
-READMES = [ROOT / "README.md", *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md")))]
+READMES = [
+    ROOT / "README.md",
+    *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md"))),
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 # Kinds of fenced blocks that are neither run nor parsed, and why. A kind that is not named here fails the test.
-NOT_RUN = {"": "drawings and names of folders"}
+NOT_RUN = {"": "drawings and names of folders", "diff": "lines that test_contributing.py applies to a copy of the code"}
 # Programs of others in blocks for the shell, and why their lines are not looked at here.
 OTHERS = {
     "mlflow": "serving a registered model is tested by the tests of the registry",
     "curl": "asks that server",
     "export": "says where servers are",
+    "pip": "installs on the nodes of a cluster",
+    "ray": "starts a cluster",
+    "prefect": "makes a work pool on a server",
+    "hf": "downloads weights",
 }
 COMMAND = typer.main.get_command(app)
+# timm imports torchvision, whose compiled operators may be missing beside a CPU build of torch (see vit/conftest.py).
+WITHOUT_TORCHVISION = """
+import contextlib, torch
+library = torch.library.Library("torchvision", "DEF")
+with contextlib.suppress(RuntimeError):
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
 def blocks(kind: str) -> list[tuple[str, str]]:
@@ -68,15 +89,32 @@ def program_of(line: str) -> str:
     return line.split()[0].removeprefix(".venv/bin/")
 
 
+@pytest.fixture(scope="module")
+def store_with_a_corpus(tmp_path_factory) -> Path:
+    """What `vitline data prep --source pictures --name birds` leaves."""
+    folder = tmp_path_factory.mktemp("birds")
+    levels = np.random.default_rng(0)
+    for bird in ("crow", "jay", "tit"):
+        (folder / "pictures" / bird).mkdir(parents=True)
+        for i in range(4):
+            picture = Image.fromarray(levels.integers(0, 256, (12, 16, 3), np.uint8))
+            picture.save(folder / "pictures" / bird / f"{i}.png")
+    source = ClassFolders(path=str(folder / "pictures"))
+    prepare([CorpusConfig(name="birds", source=source)], str(folder / "store"))
+    return folder / "store"
+
+
 @pytest.fixture
-def folder_with_a_model(tmp_path) -> Path:
-    """What `vitline run --name birds` leaves, and a picture."""
+def folder_with_a_model(tmp_path, store_with_a_corpus) -> Path:
+    """What `vitline run --name birds` leaves, a picture, and the model as `vitline model convert` writes it for timm."""
+    shutil.copytree(store_with_a_corpus, tmp_path / ".vitline" / "store")
     torch.manual_seed(0)
     config = ViTConfig(image_size_px=16, patch_size_px=8, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
     network = build_network(config, 3).eval()
     contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=16))
     models = open_store(str(tmp_path / ".vitline" / "store" / "models"))
     publish(models, "birds", "0123456789ab", network, contract, ["crow", "jay", "tit"], {})
+    write_timm(network, tmp_path / "birds-timm", ["crow", "jay", "tit"], contract)
     Image.fromarray(np.full((20, 30, 3), 120, np.uint8)).save(tmp_path / "picture.jpg")
     return tmp_path
 
@@ -85,8 +123,15 @@ def folder_with_a_model(tmp_path) -> Path:
 def test_python_of_the_readmes_runs_as_it_stands(name, code, folder_with_a_model):
     ours = ("VITLINE_", "AWS_", "RAY_", "MLFLOW_", "PREFECT_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    env |= {"HF_HOME": str(folder_with_a_model / "hf"), "HF_HUB_OFFLINE": "1"}
+    before = WITHOUT_TORCHVISION if "import timm" in code else ""
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder_with_a_model, env=env, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", before + code],
+        cwd=folder_with_a_model,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert done.returncode == 0, f"{name}:\n{code}\n{done.stderr}"
     assert any(bird in done.stdout for bird in ("crow", "jay", "tit"))
@@ -99,7 +144,8 @@ def test_commands_of_the_readmes_exist_with_their_options(name, line):
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M), f"{name}: {line}"
         return
     if program.endswith("python"):
-        assert (ROOT / words[0]).exists(), f"{name}: {line}"
+        file = f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0]
+        assert (ROOT / file).exists(), f"{name}: {line}"
         return
     assert program_of(line) == "vitline", f"{name}: {line}"
     command, path = COMMAND, []
