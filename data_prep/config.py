@@ -1,6 +1,6 @@
-"""What a corpus is made from and how. Imports neither torch nor Ray: forms and command lines load it.
+"""Request for a corpus: its source, its recipe and how to compute it. Forms and CLI import it, so no torch and no Ray here.
 
-A field is in `recipe` (or in the source) if it decides what the corpus holds; `execution` decides how it is computed.
+A field belongs to the source or to `recipe` if it changes the content of the corpus, and to `execution` otherwise.
 """
 
 from typing import Annotated, Literal
@@ -17,151 +17,151 @@ CorpusName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
 
 
 class ClassFolders(FrozenConfig):
-    """Folders of pictures, one per class, of any depth. Top-level train, val and test folders are taken as splits, unless
-    pictures lie beside them: see `top_folders`."""
+    """Folders of images, one folder per class, nested to any depth. Top-level folders named train, val and test become
+    splits unless other folders with images are next to them: see `top_folders`."""
 
     kind: Literal["class_folders"] = "class_folders"
     path: str
-    """The folder, or one archive of it (.tar, .tar.gz, .tgz, .zip); a path that every worker sees, file:// or s3://."""
+    """Folder, or one archive of it (.tar, .tar.gz, .tgz, .zip): a path that every worker can read, a file:// or an s3:// URI."""
     links: Literal["follow", "second_label", "skip"] = "follow"
-    """Symbolic links: read what they point to as examples of their own; take their folder as a further label of the
-    picture they point to, so that the corpus has several labels a picture; or list them as refused."""
+    """What to do with symbolic links. follow: read the target as an example of its own. second_label: add the class of the
+    link's folder to the labels of the target, so that images can have several labels. skip: refuse the link."""
     top_folders: TopFolders = "auto"
-    """What top-level folders called train, val and test are. Auto: splits where no other folder with pictures lies beside
-    them; train alone beside others is a class; both val or test and others beside train are an error. Splits: what lies in
-    no such folder is left out. Classes: the names mean nothing."""
+    """How to treat top-level folders named train, val and test. auto: they are splits if no other folder with images is next
+    to them. If there are such folders, a lone train is a class, and train with val or test is an error. splits: they are always
+    splits, and images outside of them are left out. classes: the names have no special meaning."""
 
 
 class ImageNet21k(FrozenConfig):
-    """ImageNet-21k as distributed: a tar of one tar per synset, or a folder of these tars."""
+    """ImageNet-21k as distributed: one tar that holds a tar per synset, or a folder of the inner tars."""
 
     kind: Literal["imagenet21k"] = "imagenet21k"
     path: str
-    """The archive (fall11_whole.tar, winter21_whole.tar.gz) or the folder of n01440764.tar and so on."""
+    """The archive (fall11_whole.tar, winter21_whole.tar.gz), or the folder with n01440764.tar and the other inner tars."""
 
 
 class Ilsvrc2012(FrozenConfig):
-    """ImageNet-1k as distributed: training and validation archives and the development kit with the labels."""
+    """ImageNet-1k as distributed: training archive, validation archive and the development kit with the labels."""
 
     kind: Literal["ilsvrc2012"] = "ilsvrc2012"
     path: str
-    """Folder of ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz."""
+    """Folder with ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz."""
     validation_is: Literal["val", "test"] = "test"
-    """Split of the 50,000 validation images. Test: val is hashed off train by val_fraction, as the paper does."""
+    """Split that the 50,000 validation images become. With test, val is drawn from train by val_fraction, as in the paper."""
 
 
 class LabelTable(FrozenConfig):
-    """A table of image locations and labels, as JFT is: CSV, JSON lines or Parquet, one or several labels an image."""
+    """A table of image locations and labels, as JFT is: CSV, JSON lines or Parquet, with one or several labels per image."""
 
     kind: Literal["table"] = "table"
     path: str
-    """The table, or a folder of tables of one kind."""
+    """The table, or a folder of tables of the same format."""
     images: str = ""
-    """Folder or prefix that relative locations start from. Empty: the folder of the table."""
+    """Folder or URI prefix that relative locations are resolved against. Empty: the folder of the table."""
     image_column: str = "image"
-    """Column of the location: a path, or a URI."""
+    """Column with the location of the image: a path or a URI."""
     labels_column: str = "labels"
-    """Column of the labels: a list, or one text."""
+    """Column with the labels: a list, or one text."""
     label_separator: str = ""
-    """What separates several labels in one text, such as a blank. Empty: the text is one label."""
+    """Separator between several labels in one text, such as a space. Empty: the text is one label."""
     weights_column: str = ""
-    """Column of the confidences, one for each label, in the same form. Empty: none."""
+    """Column with the confidences, one per label, in the same form as the labels. Empty: no weights."""
     id_column: str = ""
-    """Column of the example id. Empty: the location is the id."""
+    """Column with the example id. Empty: the location is the id."""
     split_column: str = ""
-    """Column of the split (train, val, test). Empty: splits are drawn."""
+    """Column with the split (train, val, test). Empty: splits are drawn by hash."""
     group_column: str = ""
-    """Column of what belongs together in one split. Empty: nothing does."""
+    """Column with the group: examples of one group get the same split. Empty: no groups."""
     single_label: bool = False
     """Whether every image has exactly one label."""
 
 
 class WebDataset(FrozenConfig):
-    """WebDataset tars: files of one base name are one example."""
+    """WebDataset tars: files with the same base name form one example."""
 
     kind: Literal["webdataset"] = "webdataset"
     path: str
-    """A tar, or a folder of tars; sub-folders train, val and test, or such a word in the name of a tar, are splits."""
+    """A tar, or a folder of tars. Sub-folders named train, val and test, or these words in the name of a tar, become splits."""
     image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp", "ppm")
-    """Endings of the image, the first that an example has."""
+    """File extensions of the image, in order of preference."""
     label_key: str = "cls"
-    """Ending of the label: a number or text (cls, txt), or json."""
+    """File extension of the label: a number or text (cls, txt), or json."""
     label_field: str = "label"
-    """Field of a json label: a number, a text or a list of them."""
+    """Field of a json label: a number, a text or a list of these."""
     single_label: bool = True
     """Whether every image has exactly one label."""
 
 
 class ParquetImages(FrozenConfig):
-    """Parquet files with an image column: bytes, or the Hugging Face struct of bytes and path."""
+    """Parquet files with an image column: bytes, or Hugging Face's struct of bytes and path."""
 
     kind: Literal["parquet"] = "parquet"
     path: str
-    """A file, or a folder of files; splits by the names of folders and files, as on the Hugging Face Hub."""
+    """A file, or a folder of files. Splits follow from the names of folders and files, as on the Hugging Face Hub."""
     image_column: str = "image"
     label_column: str = "label"
-    """A number, a text or a list of them. Names of numbers are taken from a declared ClassLabel."""
+    """A number, a text or a list of these. Numbers get their names from a declared ClassLabel."""
     id_column: str = ""
-    """Column of the example id. Empty: file and row number."""
+    """Column with the example id. Empty: file name and row number."""
     single_label: bool = True
     """Whether every image has exactly one label."""
 
 
 class TfdsDirectory(FrozenConfig):
-    """A directory written by TensorFlow Datasets (with dataset_info.json), read without TensorFlow. Ids are positions in
-    its order, as in train/00000799."""
+    """A directory written by TensorFlow Datasets (with dataset_info.json), read without TensorFlow. Example ids are positions
+    in its order, such as train/00000799."""
 
     kind: Literal["tfds"] = "tfds"
     path: str
-    """The directory of one version, as in oxford_flowers102/2.1.1."""
+    """The directory of one version, such as oxford_flowers102/2.1.1."""
     image_feature: str = "image"
     label_feature: str = "label"
-    """A ClassLabel, an integer, or a sequence of either."""
+    """A ClassLabel, an integer, or a sequence of these."""
     splits: dict[str, SplitName] = Field(
         default_factory=lambda: dict[str, SplitName](train="train", validation="val", test="test")
     )
-    """Splits to take, and what they are here."""
+    """TFDS splits to read, and the split that each becomes."""
     single_label: bool = True
     """Whether every image has exactly one label."""
 
 
 class ImageArrays(FrozenConfig):
-    """Pixel arrays, stored as lossless PNG: CIFAR's binary archives, idx files as of MNIST, npz."""
+    """Pixel arrays, stored as lossless PNG: CIFAR's binary archives, idx files (as for MNIST), npz."""
 
     kind: Literal["arrays"] = "arrays"
     path: str
-    """cifar-10-binary.tar.gz or cifar-100-binary.tar.gz; a folder of idx files (plain or .gz); an .npz of images and
+    """cifar-10-binary.tar.gz or cifar-100-binary.tar.gz; a folder of idx files (plain or .gz); or an .npz with images and
     labels (x_train, y_train, x_test, y_test, or images and labels)."""
     layout: Literal["cifar10", "cifar100", "cifar100_coarse", "idx", "npz"]
 
 
 class Emoji(FrozenConfig):
-    """64-pixel emoji of the npm packages emoji-datasource-google and -twitter; classes are their subcategories."""
+    """64-pixel emoji of the npm packages emoji-datasource-google and -twitter; the classes are their subcategories."""
 
     kind: Literal["emoji"] = "emoji"
     style: Literal["google", "twitter"]
-    """Noto or Twitter pictures."""
+    """Noto (google) or Twitter images."""
     role: Literal["pretrain", "task"]
-    """Pretrain: all skin tones of the emoji that are in no test split. Task: base pictures of the larger classes."""
+    """pretrain: all skin tones of the emoji that are in no test split. task: base images of the larger classes."""
     num_train: PositiveInt = 800
-    """Task pictures in train; whole groups of variants stay together."""
+    """Images of the task in train; all variants of an emoji stay in one split."""
     num_val: PositiveInt = 200
-    """Task pictures in val; what is left is test."""
+    """Images of the task in val; the remaining ones are test."""
     min_bases_per_class: PositiveInt = 10
-    """Smallest class of the task."""
+    """Fewest base images of a class of the task."""
     cache: str = ""
-    """URI of a folder that keeps the packages, seen by every worker. Empty: `sources` under the root."""
+    """URI of a folder that caches the packages and that every worker can read. Empty: `sources` under the root."""
 
 
 class Digits(FrozenConfig):
-    """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey, as lossless PNG."""
+    """The 1,797 handwritten digits of scikit-learn, 8 x 8 grey levels, as lossless PNG."""
 
     kind: Literal["digits"] = "digits"
     digits: tuple[Annotated[int, Field(ge=0, le=9)], ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
-    """Which of the ten classes."""
+    """Digits to include; each is a class."""
     num_train: PositiveInt = 800
     num_val: PositiveInt = 200
-    """What is left after train and val is test."""
+    """Images in val; those that remain after train and val are test."""
 
 
 VtabTaskName = Literal[
@@ -188,28 +188,28 @@ VtabTaskName = Literal[
 
 
 class Vtab(FrozenConfig):
-    """A task of VTAB with exactly the examples that the paper takes, from the official files of its data set or from what
-    TensorFlow Datasets has prepared of it."""
+    """A VTAB task with exactly the examples that the paper uses, read from the official files of its data set or from a
+    directory that TensorFlow Datasets prepared."""
 
     kind: Literal["vtab"] = "vtab"
     task: VtabTaskName
     path: str
-    """Folder of the files as they are distributed; `vitline vtab files` says which and where from. Or the directory of one
-    version that TFDS has written, with its dataset_info.json."""
+    """Folder with the files as distributed; `vitline vtab files` lists them and where to get them. Or the directory of one
+    version written by TFDS, with its dataset_info.json."""
 
 
 TransferTaskName = Literal["imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102"]
 
 
 class Transfer(FrozenConfig):
-    """A data set that the ViT paper transfers to beside VTAB, as it is used there: val is the share of train that the
-    paper chooses a learning rate on, trainval is all of train. Of `imagenet-real` and `imagenet-v2` there is test only."""
+    """A data set that the ViT paper transfers to besides VTAB, with the paper's splits: val is the part of train on which the
+    paper chooses a learning rate, trainval is all of train. `imagenet-real` and `imagenet-v2` have only a test split."""
 
     kind: Literal["transfer"] = "transfer"
     task: TransferTaskName
     path: str
-    """Folder of the files as they are distributed; `vitline vtab files` says which and where from. Of CIFAR, Pets and
-    Flowers also the directory of one version that TFDS has written."""
+    """Folder with the files as distributed; `vitline vtab files` lists them and where to get them. For CIFAR, Pets and
+    Flowers, a directory of one version written by TFDS works too."""
 
 
 Source = Annotated[
@@ -230,92 +230,93 @@ Source = Annotated[
 
 
 class ShardingConfig(FrozenConfig):
-    """How rows become row groups and shards: a function of the data alone, never of the parallelism."""
+    """How rows are grouped into row groups and shards. It depends on the data only, never on the number of workers."""
 
     row_group_bytes: PositiveInt = 8 * 1024 * 1024
-    """Mean image bytes of a row group."""
+    """Mean image bytes per row group."""
     min_row_groups: PositiveInt = 256
-    """Fewest row groups of a split that has as many rows: lanes and shuffling need them."""
+    """Fewest row groups of a split with at least as many rows: lanes and shuffling need them."""
     shard_bytes: PositiveInt = 256 * 1024 * 1024
-    """Mean image bytes of a shard."""
+    """Mean image bytes per shard."""
 
 
 class CorpusRecipe(FrozenConfig):
-    """What the content of the corpus depends on beside its source."""
+    """What the content of the corpus depends on besides its source."""
 
     val_fraction: Fraction = 0.1
-    """Share of the pictures in val, where the source names no splits; copies of a picture count once."""
+    """Share of the images drawn as val if the source names no val split; copies of an image count once."""
     test_fraction: Fraction = 0.1
-    """Share of the pictures in test, where the source names no splits; copies of a picture count once."""
+    """Share of the images drawn as test if the source names neither val nor test; copies of an image count once."""
     order_seed: NonNegativeInt = 0
-    """Seed of the order of the rows. Splits do not depend on it."""
+    """Seed of the row order. Splits do not depend on it."""
     decode: DecodePolicy = DecodePolicy()
-    """Limits of images, and what is done with the odd ones."""
+    """Size limits of images, and how to treat unusual ones."""
     duplicates: Literal["drop", "keep"] = "drop"
-    """Pictures with the same pixels: keep one, or all that are in one split. Two splits never share a picture, and copies
-    make no split more likely. Where a
-    picture may have several labels, the one that stays gets the labels of its copies too, with the larger weights."""
+    """What to do with images that have the same pixels. drop: keep one of them. keep: keep all copies that are in the same
+    split. An image is never in two splits, and copies do not change how likely a split is. If images can have several labels,
+    the image that stays also gets the labels of its copies, with the larger weights."""
     min_images_per_class: PositiveInt = 1
-    """Classes with fewer accepted pictures are left out."""
+    """Classes with fewer accepted images are left out."""
     val_per_class: PositiveInt | None = None
-    """So many pictures of every class are val, in place of val_fraction, where the source names no val split. Those of
-    a class that has not twice as many stay in train. (50 in ImageNet-21k-P.)"""
+    """Number of images of every class that become val, instead of val_fraction, if the source names no val split. A class
+    with fewer than twice as many images stays in train. (ImageNet-21k-P uses 50.)"""
     class_map: str = ""
-    """Classes to keep and the order of their ids: a release of ImageNet by name (imagenet21k-fall11, -google, -p ...), the
-    URI of a file (a classes.json, or one source id a line), or NAME=URI, a file that is checked to be that release.
-    Empty: all classes of the source, by source id."""
+    """Classes to keep, and the order of their label ids: an ImageNet release by name (imagenet21k-fall11, -google, -p ...), the
+    URI of a file (a classes.json, or one source id per line), or NAME=URI for a file that must match that release.
+    Empty: all classes of the source, sorted by source id."""
     near_duplicates: Literal["keep", "drop"] = "keep"
-    """Pictures of this corpus that look alike (scaled, recompressed, mirrored...): keep all, or one of each.
-    With `add_to` among the new pictures; those that were there are not compared."""
+    """Near duplicates within the corpus (scaled, recompressed, mirrored...): keep all, or drop all but one.
+    With `add_to`, only the new images are compared with each other."""
     decontaminate: tuple[str, ...] = ()
-    """Prepared corpora, NAME or NAME/VERSION, whose test and val pictures, and what looks like them, are left out here."""
+    """Prepared corpora, NAME or NAME/VERSION. Images that equal or resemble their test and val images are left out."""
     sharding: ShardingConfig = ShardingConfig()
 
     @model_validator(mode="after")
     def _train_is_left(self) -> "CorpusRecipe":
         if self.val_fraction + self.test_fraction >= 1:
             raise ValueError(
-                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing to train on; "
+                f"val_fraction {self.val_fraction} and test_fraction {self.test_fraction} leave nothing for train; "
                 "their sum must be below 1."
             )
         if self.near_duplicates == "drop" and self.duplicates == "keep":
             raise ValueError(
-                "near_duplicates 'drop' with duplicates 'keep' would keep equal pictures and drop similar ones."
+                "near_duplicates 'drop' with duplicates 'keep' would keep equal images and drop similar ones. "
+                "Set duplicates to 'drop' as well."
             )
         return self
 
 
 class PrepareExecution(FrozenConfig):
-    """How the corpus is computed; the result is the same for every choice."""
+    """How the corpus is computed. It does not change the content of the corpus."""
 
     examples_per_chunk: PositiveInt = 512
-    """Examples examined by one task: the unit of restart. An archive inside the source is one task, whatever it holds."""
+    """Examples per task of the examine stage: the unit of restart. An archive inside the source is one task, whatever its size."""
     small_images: NonNegativeInt = 8192
-    """A source of at most so many images, and 1 GiB, is prepared by one process, which is done sooner than a cluster
-    starts; where no cluster is named, 12 times as many. 0: on Ray, however small."""
+    """A source of at most this many images and 1 GiB is prepared in one process, which takes less time than starting a
+    cluster. If no cluster is configured, both limits are 12 times as high. 0: always use Ray."""
     sort_bytes: PositiveInt = 64 * 1024 * 1024
-    """Bytes of record files, some 180 an image, that one planning task sorts. It needs some 14 times that in memory: 0.9 GB
-    at 64 MiB."""
+    """Bytes of record files that one planning task sorts, about 180 bytes per image. The task needs about 14 times as much
+    memory: 0.9 GB at 64 MiB."""
     image_timeout_s: PositiveFloat = 60.0
-    """Longest decoding of one image; it is refused as decoder_crash behind it."""
+    """Longest time for decoding one image; a slower one is refused as decoder_crash."""
     decode_memory_bytes: Annotated[int, Field(ge=1 << 30)] = 4 << 30
-    """Address space of the process that decodes, whose death costs one image."""
+    """Limit of the address space of the decoding process. If that process dies, one image is refused."""
     max_refused_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1
-    """Above this share of refused pictures nothing is published. Duplicates and files that are no pictures by their
-    name do not count."""
+    """Largest share of refused images with which a corpus is still published. Duplicates, and files that are not images by
+    their names, do not count."""
     uncounted_losses: Literal["refuse", "accept"] = "refuse"
-    """Archives, files and folders that cannot be read to their end, so that nobody knows how much is missing: publish
-    nothing; or publish what was read, and say so in the report."""
+    """What to do if archives, files or folders cannot be read to their end, so that the number of missing images is unknown.
+    refuse: publish nothing. accept: publish what was read, with a warning in the report."""
 
 
 class CorpusConfig(FrozenConfig):
     """A request for one corpus."""
 
     name: CorpusName
-    """Name under which the corpus is found."""
+    """Name of the corpus."""
     source: Source
     recipe: CorpusRecipe = CorpusRecipe()
     add_to: str = ""
-    """A prepared corpus of this name, NAME/VERSION, that gets these images as a further segment; its shards are listed
-    unchanged. Empty: a corpus of its own."""
+    """A prepared corpus with the same name, as NAME/VERSION, to which these images are added as a new segment; its shards are
+    reused unchanged. Empty: prepare a separate corpus."""
     execution: PrepareExecution = PrepareExecution()

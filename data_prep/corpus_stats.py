@@ -1,7 +1,7 @@
-"""What is in a corpus, in numbers and a few places of pictures: made piece by piece, merged, kept as stats.json.
+"""Statistics of a corpus: counts, histograms and the locations of sample images. Computed in pieces, merged, stored as stats.json.
 
-Its size does not depend on the number of rows. Bins are fixed and what is shown is chosen by hash, so merging is exact
-and the result does not depend on how the rows were dealt.
+The size of the statistics does not depend on the number of rows. Bins are fixed and samples are chosen by hash, so merging is
+exact and the result does not depend on how the rows were partitioned.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +31,7 @@ PAIRS_SCHEMA = pa.schema(
         *_PLACE_SCHEMA,
         pa.field("kind", pa.string(), nullable=False),  # same_file, same_pixels or near
         pa.field("detail", pa.string()),
-        pa.field("left_out", pa.bool_()),  # whether the example is refused for it
+        pa.field("left_out", pa.bool_()),  # whether the example is refused because of this pair
         pa.field("labels_differ", pa.bool_()),
         pa.field("other_corpus", pa.string()),  # NAME/VERSION of an evaluation corpus; null: this corpus
         pa.field("other_split", pa.string()),
@@ -39,7 +39,7 @@ PAIRS_SCHEMA = pa.schema(
         *(field.with_name(f"other_{field.name}") for field in _PLACE_SCHEMA),
     ]
 )
-"""Pictures that are alike: an example and the one that it repeats. Columns that a table lacks are unknown."""
+"""Pairs of similar images: an example and the one that it repeats. Columns that a table lacks count as unknown."""
 
 _MAX_DETAIL = 300
 _MANY_LABELS = 32
@@ -47,28 +47,28 @@ _MANY_LABELS = 32
 
 @dataclass(frozen=True)
 class LogScale:
-    """Bins of equal ratio from 2**first to 2**last; what lies outside is counted in the outermost bins."""
+    """Bins of equal ratio from 2**first to 2**last; values outside are counted in the outermost bins."""
 
     first: int
     last: int
     bins_per_octave: int
     centred: bool = False
-    """Powers of two lie in the middle of a bin, not between two."""
+    """Whether powers of two are in the middle of a bin rather than between two bins."""
 
     @property
     def edges(self) -> np.ndarray:
-        """One more than there are bins."""
+        """The edges, one more than there are bins."""
         steps = np.arange(self.first * self.bins_per_octave, self.last * self.bins_per_octave + 1 + self.centred)
         return np.exp2((steps - self.centred / 2) / self.bins_per_octave)
 
     def count(self, values: np.ndarray) -> np.ndarray:
-        """How many of the values lie in each bin, int64."""
+        """Number of values in each bin, int64."""
         edges = self.edges
         inner = np.searchsorted(edges[1:-1], values, side="right")
         return np.bincount(inner, minlength=len(edges) - 1)
 
     def quantile(self, counts: np.ndarray, q: float) -> float:
-        """About the value below which the share `q` of what was counted lies; NaN where nothing was."""
+        """Approximate value below which the share `q` of the counted values is; NaN if nothing was counted."""
         total = int(counts.sum())
         if not total:
             return float("nan")
@@ -78,22 +78,22 @@ class LogScale:
 
 
 SIDE_PX = LogScale(0, 15, 6)
-"""Bins of the square root of width x height."""
+"""Bins for the square root of width x height."""
 ASPECT_RATIO = LogScale(-7, 7, 8, centred=True)
-"""Bins of width over height."""
+"""Bins for width over height."""
 FILE_BYTES = LogScale(0, 32, 4)
-"""Bins of the bytes of a file."""
+"""Bins for the size of a file in bytes."""
 
 
 @dataclass(frozen=True)
 class SampleRule:
-    """Which examples are remembered by their places: those with the smallest order keys."""
+    """Which examples are remembered with their location: those with the smallest order keys."""
 
     num_classes: int = 24
-    """Classes of the sample sheet at most, spread evenly over the label ids."""
+    """Largest number of classes on the sample sheet, spread evenly over the label ids."""
     per_class: int = 6
     per_finding: int = 8
-    """Of every reason of refusal, every kind of duplicate and every leak."""
+    """Examples per reason of refusal, per kind of duplicate and per leak."""
 
     def labels(self, num_classes: int) -> np.ndarray:
         """Label ids of the sample sheet, ascending."""
@@ -102,12 +102,12 @@ class SampleRule:
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """One picture: bytes [offset, offset + length) of `key` in the store `base`; no length: to its end."""
+    """Location of one image: bytes [offset, offset + length) of `key` in the store `base`; without length, to the end."""
 
     example_id: str
     order_key: int
     base: str
-    """Empty: the place is not known."""
+    """Empty: the location is unknown."""
     key: str
     offset: int
     length: int | None
@@ -115,7 +115,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A picture, what was found about it, and the picture that it repeats, if that is what was found."""
+    """An image, a detail about it, and the image that it repeats, if any."""
 
     picture: SampleRow
     detail: str = ""
@@ -124,7 +124,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Findings:
-    """How many pictures, how many of them are left out of the corpus, and the first by order key."""
+    """Number of images, how many of them are left out of the corpus, and the first ones by order key."""
 
     count: int = 0
     num_left_out: int = 0
@@ -132,7 +132,7 @@ class Findings:
 
 
 class Leak(NamedTuple):
-    """Where pictures of one of our splits were found again."""
+    """A split of this corpus whose images were found in a split of another corpus."""
 
     corpus: str
     corpus_split: str
@@ -141,7 +141,7 @@ class Leak(NamedTuple):
 
 @dataclass(frozen=True)
 class SplitStats:
-    """Of one split: rows, bytes of pictures, and pictures of every class (int64, by label id)."""
+    """Rows, image bytes and images per class (int64, by label id) of one split."""
 
     num_rows: int
     num_bytes: int
@@ -150,31 +150,31 @@ class SplitStats:
 
 @dataclass(frozen=True, eq=False)
 class CorpusStats:
-    """Statistics of some rows of a corpus, or of all. Compare by `to_json`."""
+    """Statistics of some or all rows of a corpus. Compare them by `to_json`."""
 
     num_classes: int
     rule: SampleRule
     splits: Mapping[str, SplitStats]
-    """Train, val and test; views are not counted again."""
+    """Train, val and test; splits that join others are not counted again."""
     labels_per_image: np.ndarray
-    """Pictures with 0, 1, 2, ... labels; the last counts those with more, too."""
+    """Images with 0, 1, 2, ... labels; the last entry includes those with more."""
     side_px: np.ndarray
-    """By the bins of SIDE_PX; likewise the next two."""
+    """Counts per bin of SIDE_PX; the next two likewise for their scales."""
     aspect_ratio: np.ndarray
     file_bytes: np.ndarray
     kinds: Mapping[str, int]
-    """Pictures by "format mode", as "JPEG L"."""
+    """Images per "format mode", such as "JPEG L"."""
     refused: Mapping[str, Findings]
-    """By reason."""
+    """Findings by reason."""
     sheet: Mapping[int, tuple[SampleRow, ...]]
-    """By label id."""
+    """Sample rows by label id."""
     duplicates: Mapping[str, Findings]
-    """By kind (same_file, same_pixels, near); and again in conflicting_labels and across_splits where they are that."""
+    """Findings by kind (same_file, same_pixels, near), and again under conflicting_labels and across_splits where they apply."""
     leakage: Mapping[Leak, Findings]
     compared: frozenset[tuple[str, str]] = field(default_factory=frozenset)
-    """Evaluation corpora (NAME/VERSION) and their splits that were looked through for leaks."""
+    """Evaluation corpora (NAME/VERSION) and splits that were searched for leaks."""
     older_versions: frozenset[str] = field(default_factory=frozenset)
-    """Evaluation corpora (NAME/VERSION) that were not, as a newer version of them was."""
+    """Evaluation corpora (NAME/VERSION) that were not searched because a newer version was."""
 
     @classmethod
     def of(
@@ -186,19 +186,19 @@ class CorpusStats:
         pairs: pa.Table | None = None,
         compared: Iterable[tuple[str, str]] = (),
     ) -> "CorpusStats":
-        """Of some rows.
+        """Statistics of some rows.
 
         `accepted` has example_id, labels (ids), split, base, key, offset, length, order_key, num_bytes, width_px,
-        height_px, format and mode; `rejects` has example_id, reason, detail and the place. `pairs` has PAIRS_SCHEMA,
-        all rows of one example in one call; a corpus without them has no duplicates. Further columns are ignored.
-        Raises ValueError where a label is not below `num_classes`.
+        height_px, format and mode; `rejects` has example_id, reason, detail and the location. `pairs` has PAIRS_SCHEMA, with
+        all rows of one example in one call; without it the statistics have no duplicates. Further columns are ignored.
+        Raises ValueError if a label is not below `num_classes`.
         """
         labels = accepted["labels"].combine_chunks()
         flat, owner = pc.list_flatten(labels).to_numpy(), pc.list_parent_indices(labels).to_numpy()
         if len(flat) and not 0 <= flat.min() <= flat.max() < num_classes:
             raise ValueError(
-                f"label ids from {flat.min()} to {flat.max()}, but the class map has {num_classes:,} classes. Labels "
-                "and class map are not of one plan; prepare the corpus again."
+                f"label ids go from {flat.min()} to {flat.max()}, but the class map has {num_classes:,} classes: labels "
+                "and class map come from different plans. Prepare the corpus again."
             )
         width, height = (accepted[name].to_numpy().astype(np.float64) for name in ("width_px", "height_px"))
         kinds = accepted.group_by(["format", "mode"]).aggregate([([], "count_all")]).to_pylist()
@@ -231,7 +231,7 @@ class CorpusStats:
 
     @property
     def class_counts(self) -> np.ndarray:
-        """Pictures of every class in all splits, int64, by label id."""
+        """Images per class over all splits, int64, by label id."""
         return sum((split.class_counts for split in self.splits.values()), np.zeros(self.num_classes, np.int64))
 
     def to_json(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class CorpusStats:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "CorpusStats":
-        """What `to_json` gave. Raises ValueError where it is something else."""
+        """Read the result of `to_json`. Raises ValueError for anything else."""
         try:
             return cls(
                 num_classes=value["num_classes"],
@@ -275,8 +275,8 @@ class CorpusStats:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"this is not the {STATS_KEY} of a corpus: {type(error).__name__} {error}. It was written by something "
-                "else or another version; prepare the corpus again."
+                f"this is not the {STATS_KEY} of a corpus: {type(error).__name__} {error}. Another program or version wrote "
+                "it. Prepare the corpus again."
             ) from error
 
 
@@ -284,11 +284,11 @@ _ARRAYS = ("labels_per_image", "side_px", "aspect_ratio", "file_bytes")
 
 
 def merged(a: CorpusStats, b: CorpusStats) -> CorpusStats:
-    """Of the rows of both. Associative and commutative. Raises ValueError where classes or sample rules differ."""
+    """Statistics of the rows of both. Associative and commutative. Raises ValueError if classes or sample rules differ."""
     if (a.num_classes, a.rule) != (b.num_classes, b.rule):
         raise ValueError(
-            f"statistics over {a.num_classes:,} classes with {a.rule} cannot be merged with those over "
-            f"{b.num_classes:,} with {b.rule}; make both with one class map and one rule."
+            f"cannot merge statistics of {a.num_classes:,} classes and {a.rule} with those of {b.num_classes:,} classes and "
+            f"{b.rule}. Compute both with one class map and one rule."
         )
 
     def joined(x: Findings, y: Findings) -> Findings:
@@ -379,7 +379,7 @@ def _refused(rejects: pa.Table, rule: SampleRule) -> dict[str, Findings]:
 
 
 def _alike(pairs: pa.Table, rule: SampleRule) -> dict[str, Any]:
-    """Duplicates and leakage of a table of pairs."""
+    """Duplicates and leakage from a table of pairs."""
     here = pc.is_null(pairs["other_corpus"])
     own, foreign = pairs.filter(here), pairs.filter(pc.invert(here))
     for name in ("split", "other_split"):
@@ -412,7 +412,7 @@ def _pair_findings(pairs: pa.Table, rule: SampleRule) -> Findings:
 
 
 def _first_rows(rows: pa.Table, number: int) -> list[dict[str, Any]]:
-    """The rows with the smallest order keys. The seed is fixed: these rows have no place in the order of a corpus."""
+    """The rows with the smallest order keys. The seed is fixed, because these rows have no position in the order of a corpus."""
     keys = np.array([order_key(0, example_id) for example_id in rows["example_id"].to_pylist()], np.uint64)
     near = np.flatnonzero(keys <= np.partition(keys, number - 1)[number - 1]) if len(keys) > number else ...
     picked = rows if near is ... else rows.take(pa.array(near))

@@ -1,7 +1,7 @@
-"""Bytes of an image file -> uint8 RGB pixels: the one decoder of preparation and of training. No torch, no Ray.
+"""Decodes the bytes of an image file to uint8 RGB pixels: the only decoder of preparation and training. No torch, no Ray.
 
-Every oddity of image files has one declared policy; the policy travels in the corpus manifest, so training decodes
-as preparation did. What the policy cannot take is refused with a reason of a closed list, never altered silently.
+A policy declares how each unusual feature of image files is treated. The corpus manifest records the policy, so training
+decodes as preparation did. Images outside of the policy are refused with a reason from a closed list, never altered silently.
 """
 
 import contextlib
@@ -36,47 +36,49 @@ DecodeReason = Literal[
     "refused_by_policy",
     "decoder_crash",
 ]
-"""Why an image is refused; the closed list. `decoder_crash` is found from outside: `data_prep/examine/decode_child.py`."""
+"""Closed list of reasons for refusing an image. `decoder_crash` is set by the parent process, `examine/decode_child.py`."""
 
-# Pillow itself raises above twice its limit; our own limit is checked first and may not exceed that.
+# Pillow raises an error above twice its own limit. Our limit is checked first and must not exceed that.
 _PILLOW_PIXEL_CEILING = 2 * 89_478_485
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # our limit refuses these, by name
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # odd EXIF in millions of files is no news
+warnings.filterwarnings(
+    "ignore", category=Image.DecompressionBombWarning
+)  # our own limit refuses these images with a reason
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # too many files have odd EXIF
 
 Level = Annotated[int, Field(ge=0, le=255)]
 Format = Literal["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA"]
 
 
 class DecodePolicy(FrozenConfig):
-    """What is done with each oddity of image files. Recorded in the manifest; part of a corpus's identity."""
+    """How unusual features of image files are treated. Recorded in the manifest; part of the identity of a corpus."""
 
     formats: tuple[Format, ...] = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
-    """Recognised by content, whatever the file name says. MPO (a camera's JPEG with more pictures behind) is JPEG, and
-    no animation."""
+    """Accepted formats, recognised by content whatever the file name says. MPO (a camera's JPEG with further images appended)
+    counts as JPEG, and not as an animation."""
     background: tuple[Level, Level, Level] = (255, 255, 255)
-    """RGB colour under transparent pixels. Dropping alpha instead would turn many drawings into one flat colour."""
+    """RGB colour behind transparent pixels. Dropping alpha instead would turn many drawings into one flat colour."""
     exif_orientation: Literal["apply", "ignore"] = "apply"
-    """Turn the picture as its EXIF tag asks. XMP, which may hold such a tag too, is not asked."""
+    """Whether to rotate or flip the image as its EXIF tag says. An orientation in XMP is ignored."""
     cmyk: Literal["convert", "reject"] = "convert"
-    """Four-colour images: converted without their colour profile. Profiles of other images are ignored too."""
+    """CMYK images: convert without their colour profile, or refuse. Profiles of other images are ignored as well."""
     sixteen_bit: Literal["high_byte", "reject"] = "high_byte"
-    """16 bits per channel: the high byte is kept. JPEG 2000 and AVIF colours are read as 8 bits whatever they have."""
+    """Images with 16 bits per channel: keep the high byte, or refuse. JPEG 2000 and AVIF colours are always read as 8 bits."""
     animation: Literal["first_frame", "reject"] = "first_frame"
-    """Images of several frames or pages."""
+    """Images with several frames or pages: use the first frame, or refuse."""
     max_bytes: PositiveInt = 64 * 1024 * 1024
-    """Largest file."""
+    """Largest file size in bytes."""
     max_pixels: Annotated[int, Field(gt=0, le=_PILLOW_PIXEL_CEILING)] = 89_000_000
-    """Largest width x height, read from the header before anything is decoded: a bomb costs nothing."""
+    """Largest width x height, checked in the header before anything is decoded, so a decompression bomb costs nothing."""
     min_side_px: PositiveInt = 1
-    """Smallest width and height."""
+    """Smallest allowed width and height."""
     max_side_px: PositiveInt = 65_535
-    """Largest width and height."""
+    """Largest allowed width and height."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 100.0
-    """Longer side over shorter side."""
+    """Largest allowed ratio of the longer to the shorter side."""
 
 
 class ImageRejected(ValueError):
-    """The image is refused: `reason` is of the closed list, `detail` says what was found."""
+    """The image is refused: `reason` is from the closed list, `detail` says what was found."""
 
     def __init__(self, reason: DecodeReason, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
@@ -89,7 +91,7 @@ class ImageRejected(ValueError):
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """Pixels (height, width, 3) uint8 RGB, and what kind of file they came from (`format` as Pillow names it)."""
+    """Pixels (height, width, 3), uint8 RGB, and format and colour mode of the file as Pillow names them."""
 
     pixels: np.ndarray
     format: str
@@ -99,8 +101,8 @@ class DecodedImage:
 def decode(data: bytes, policy: DecodePolicy | None = None) -> np.ndarray:
     """Pixels (height, width, 3), uint8 RGB, of one image file.
 
-    Raises ImageRejected, and MemoryError where a decoder asks for more memory than there is. Safe in threads; the
-    decoders release the GIL. RGB and grey JPEG go to libjpeg-turbo through simplejpeg, the rest to Pillow.
+    Raises ImageRejected, and MemoryError if a decoder needs more memory than there is. Thread-safe; the decoders release the
+    GIL. RGB and grey JPEG are decoded by libjpeg-turbo through simplejpeg, everything else by Pillow.
     """
     return decode_image(data, policy).pixels
 
@@ -112,7 +114,7 @@ def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImag
         raise ImageRejected("empty", "the file has no bytes")
     if len(data) > policy.max_bytes:
         raise ImageRejected("too_many_bytes", f"{len(data):,} bytes, limit {policy.max_bytes:,}")
-    # An EXIF block may hold an orientation: those go to Pillow. Searching for the mark costs 1 % of decoding.
+    # An EXIF block may hold an orientation, so those files go to Pillow. Searching for the marker takes 1 % of decoding.
     if data[:3] == b"\xff\xd8\xff" and "JPEG" in policy.formats and b"Exif\0\0" not in data:
         decoded = _decode_plain_jpeg(data, policy)
         if decoded is not None:
@@ -123,12 +125,12 @@ def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImag
 DEFAULT_POLICY = DecodePolicy()
 
 _EXTRANEOUS_BYTES = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
-# Some encoders pad the end of the data. More left over than this means that part of the picture was skipped.
+# Some encoders pad the end of the data. More leftover bytes mean that part of the image was skipped.
 _MAX_PADDING_BYTES = 16
 
 
 def _decode_plain_jpeg(data: bytes, policy: DecodePolicy) -> DecodedImage | None:
-    """RGB or grey JPEG by libjpeg-turbo; None where Pillow should look at the file instead."""
+    """Decode RGB or grey JPEG with libjpeg-turbo; None if Pillow has to decode the file."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
@@ -141,7 +143,7 @@ def _decode_plain_jpeg(data: bytes, policy: DecodePolicy) -> DecodedImage | None
     except ValueError as error:
         padding = _EXTRANEOUS_BYTES.search(str(error))
         if padding and int(padding[1]) <= _MAX_PADDING_BYTES:
-            return None  # Pillow overlooks padding, and still refuses a truncated file
+            return None  # Pillow accepts padding but refuses a truncated file
         if _NO_MEMORY.search(str(error)):
             raise MemoryError(str(error)) from error
         raise ImageRejected("truncated" if "Premature end" in str(error) else "corrupt", str(error)) from error
@@ -164,7 +166,7 @@ PILLOW_FAULTS = (
     struct.error,
     zlib.error,
 )
-"""What a hostile file makes Pillow raise. Whatever else comes up in the process that decodes is a decoder_crash."""
+"""Exceptions that Pillow raises on hostile files. Any other exception of the decoding process is a decoder_crash."""
 
 
 def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
@@ -179,7 +181,7 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
         raise
     except UnidentifiedImageError as error:
         if found := _other_format(data, policy):
-            detail = f"{found} is a format that is not taken; taken are {', '.join(policy.formats) or 'none'}"
+            detail = f"{found} is not an accepted format; accepted formats: {', '.join(policy.formats) or 'none'}"
             raise ImageRejected("refused_by_policy", detail) from error
         raise ImageRejected("not_an_image", f"{len(data):,} bytes in no known image format") from error
     except Image.DecompressionBombError as error:
@@ -189,7 +191,7 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
 
 
 def _other_format(data: bytes, policy: DecodePolicy) -> str:
-    """The format of an image that the policy does not take; empty where it is none."""
+    """The format of an image whose format the policy does not accept; empty if it is not an image."""
     others = tuple(name for name in get_args(Format) if name not in policy.formats and name != "TGA")
     try:
         with Image.open(io.BytesIO(data), formats=_available(others)) as image:
@@ -202,7 +204,7 @@ def _other_format(data: bytes, policy: DecodePolicy) -> str:
         raise _broken(error) from error
 
 
-# Image formats that no policy takes, by how their files begin.
+# Image formats that no policy accepts, by the first bytes of their files.
 _FOREIGN = tuple(
     (name, re.compile(start, re.DOTALL))
     for name, start in (
@@ -222,7 +224,7 @@ _TGA_HEADER = struct.Struct("<BBBHHBHHHHBB")
 
 
 def _is_tga(data: bytes) -> bool:
-    """By its footer, or of an older file by a header whose sizes add up: it begins with no mark."""
+    """Recognise TGA by its footer or, for older files, by a header whose sizes add up: the format has no magic number."""
     if data[-18:] == b"TRUEVISION-XFILE.\0":
         return True
     if len(data) <= _TGA_HEADER.size:
@@ -237,13 +239,13 @@ _PILLOW_PIXELS = re.compile(r"\((\d+) pixels\)")
 
 
 def _too_large_for_pillow(error: Image.DecompressionBombError, policy: DecodePolicy) -> ImageRejected:
-    """Pillow has a limit of its own, above ours, which it names."""
+    """Convert the error of Pillow's own limit, which is above ours and in its message."""
     found = _PILLOW_PIXELS.search(str(error))
     pixels = f"{int(found[1]):,} pixels" if found else f"more than {_PILLOW_PIXEL_CEILING:,} pixels"
     return ImageRejected("too_many_pixels", f"{pixels}, limit {policy.max_pixels:,}")
 
 
-# What libjpeg and Pillow call it; other libraries do not tell it from a broken file.
+# Messages of libjpeg and Pillow; other libraries do not distinguish lack of memory from a broken file.
 _NO_MEMORY = re.compile(r"insufficient memory|out of memory", re.IGNORECASE)
 
 
@@ -256,18 +258,18 @@ def _broken(error: Exception) -> ImageRejected | MemoryError:
     )
 
 
-# Pillow quotes a part of what it cannot read. The file may be a private one that a link or a table led to, and the reason of
-# a refusal is stored with the corpus.
+# Pillow quotes part of what it cannot read. A link or a table may lead to a private file, and the reason of a refusal is
+# stored with the corpus, so quotes are removed.
 _QUOTED = re.compile(r"""(?<!\w)b?(?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""")
 
 
 @functools.cache
 def _available(formats: tuple[Format, ...]) -> tuple[str, ...]:
-    Image.init()  # Pillow may be built without the rarer formats, and answers KeyError to a name it lacks
+    Image.init()  # Pillow may be built without rare formats; it raises KeyError for a missing one
     with contextlib.suppress(ImportError):
         from PIL import AvifImagePlugin
 
-        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # a thread for every core of the machine would serve one picture
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the default is one thread per core for each image
     return tuple(name for name in formats if name in Image.OPEN)
 
 
@@ -280,23 +282,23 @@ def _check_size(width: int, height: int, policy: DecodePolicy) -> None:
     if long > policy.max_side_px:
         raise ImageRejected("side_too_large", f"{size}, largest side allowed {policy.max_side_px}")
     if long > policy.max_aspect_ratio * short:
-        raise ImageRejected("aspect_ratio", f"{size}, longest allowed {policy.max_aspect_ratio:g} to 1")
+        raise ImageRejected("aspect_ratio", f"{size}, largest ratio allowed {policy.max_aspect_ratio:g} to 1")
 
 
 def _upright(image: Image.Image, policy: DecodePolicy) -> Image.Image:
     bits = _bits_per_channel(image)
     if bits > 8 and policy.sixteen_bit == "reject":
-        raise ImageRejected("refused_by_policy", "16 bits per channel")
+        raise ImageRejected("refused_by_policy", "16 bits per channel, which decode.sixteen_bit rejects")
     _scale_transparent_colour(image, bits)
     _forget_xmp(image)
     stored: Any = image.tag_v2.get(_ORIENTATION) if isinstance(image, TiffImageFile) else None
-    # Before EXIF is asked for: of a PNG, that loads the pixels too, and what failed to load once is black the next time.
+    # Load before reading EXIF: for a PNG, reading EXIF loads the pixels too, and pixels that failed to load are black later.
     image.load()
     rgb = _as_rgb(image, policy, bits)
     left = _orientation(image)
     if policy.exif_orientation == "apply":
         return _turned(rgb, left)
-    # Pillow turns a TIFF while it loads it, and takes the tag away.
+    # Pillow rotates a TIFF while loading it, and removes the tag.
     return rgb if stored in (None, left) else _turned(rgb, _BACK.get(stored, stored))
 
 
@@ -304,7 +306,7 @@ _BITS = re.compile(r"^(?:L|I|LA|RGB|RGBA|RGBX|CMYK);(\d+)")
 
 
 def _bits_per_channel(image: Image.Image) -> int:
-    """As stored in the file, as far as Pillow tells it; of an image that is not loaded yet."""
+    """Bits per channel as stored in the file, as far as Pillow reports them; for an image that is not loaded yet."""
     found = [1 if image.mode == "1" else 16 if image.mode.startswith("I;16") else 8]
     for tile in getattr(image, "tile", ()):
         args = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
@@ -315,7 +317,7 @@ def _bits_per_channel(image: Image.Image) -> int:
 
 
 def _scale_transparent_colour(image: Image.Image, bits: int) -> None:
-    # Pillow scales the levels of a PNG to 8 bits, but not the level that stands for transparent.
+    # Pillow scales the levels of a PNG to 8 bits, but not the level that marks transparency.
     key = image.info.get("transparency")
     if isinstance(key, tuple) and bits == 16:
         image.info["transparency"] = tuple(level >> 8 for level in key)
@@ -325,13 +327,13 @@ def _scale_transparent_colour(image: Image.Image, bits: int) -> None:
 
 def _as_rgb(image: Image.Image, policy: DecodePolicy, bits: int) -> Image.Image:
     mode = image.mode
-    # 16-bit grey; Pillow calls that of a PPM "I".
+    # 16-bit grey; for PPM, Pillow calls the mode "I".
     if mode.startswith("I;16") or (mode == "I" and image.format == "PPM"):
         return _high_byte(image, policy, bits)
     if mode == "CMYK" and policy.cmyk == "reject":
         raise ImageRejected("refused_by_policy", "CMYK")
     if mode in ("I", "F", "LAB", "HSV"):
-        raise ImageRejected("unsupported_mode", f"mode {mode}, which has no agreed range of grey levels")
+        raise ImageRejected("unsupported_mode", f"colour mode {mode} has no defined range of levels")
     if image.has_transparency_data:
         ground = Image.new("RGBA", image.size, (*policy.background, 255))
         return Image.alpha_composite(ground, image.convert("RGBA")).convert("RGB")
@@ -342,8 +344,8 @@ _TIFF_PHOTOMETRIC, _TIFF_WHITE_IS_ZERO = 262, 0
 
 
 def _high_byte(image: Image.Image, policy: DecodePolicy, bits: int) -> Image.Image:
-    """Grey of 12 or 16 bits. Pillow keeps the high byte of 16-bit colour by itself, but clips grey; do to grey as to
-    colour. It does not heed a transparent level or a TIFF that counts from white, either."""
+    """Convert grey of 12 or 16 bits to 8. Pillow keeps the high byte of 16-bit colour but clips grey; treat grey like colour.
+    Pillow also ignores a transparent level of such images, and that a TIFF may count from white."""
     levels = np.asarray(image)
     grey = (levels >> (bits - 8)).astype(np.uint8)
     if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == _TIFF_WHITE_IS_ZERO:
@@ -363,7 +365,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_BACK = {6: 8, 8: 6}  # the others undo themselves
+_BACK = {6: 8, 8: 6}  # the other transposes are their own inverse
 
 
 def _turned(image: Image.Image, orientation: int) -> Image.Image:
@@ -374,16 +376,16 @@ _ORIENTATION = 0x0112
 
 
 def _orientation(image: Image.Image) -> int:
-    """The EXIF tag of an image that is loaded."""
+    """The EXIF orientation of a loaded image."""
     _forget_xmp(image)
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except MemoryError:
         raise
-    except PILLOW_FAULTS:  # a broken EXIF block is common in photographs that are otherwise whole: it then says nothing
+    except PILLOW_FAULTS:  # a broken EXIF block is common in intact photographs: ignore it
         return 1
 
 
 def _forget_xmp(image: Image.Image) -> None:
     for xmp in ("xmp", "XML:com.adobe.xmp"):
-        image.info.pop(xmp, None)  # where Pillow would look for an orientation, too
+        image.info.pop(xmp, None)  # Pillow would also read an orientation from XMP

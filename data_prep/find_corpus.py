@@ -1,4 +1,4 @@
-"""Where the corpus of a request stands, found before any work: the same request finds what is finished."""
+"""Locates the corpus of a request before any work is done: the same request finds the corpus that is already finished."""
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
@@ -11,15 +11,14 @@ from infra.storage import Store
 
 
 def corpus_version(root: Store, config: CorpusConfig) -> str:
-    """12 hex digits that follow from the recipe and the state of the source: paths, sizes and times of a folder, the
-    checksums of packages; and from the corpora that the request names. Where the source lies and how the work is done
-    are not in it.
+    """12 hex digits computed from the recipe, the state of the source (paths, sizes and times of a folder, the checksums of
+    packages) and the corpora that the request names. The location of the source and `execution` are not included.
 
-    Raises ValueError where the source or a named corpus does not exist.
+    Raises ValueError if the source or a named corpus does not exist.
     """
     source = config.source.model_dump(mode="json", exclude={"path", "cache"})
     if source.get("top_folders") == "auto":
-        del source["top_folders"]  # versions are older than this setting
+        del source["top_folders"]  # the setting is newer than existing versions, which must stay valid
     identity = {"source": source, "recipe": config.recipe.model_dump(mode="json")}
     inputs = {"source": open_source(config).fingerprint()}
     if config.recipe.class_map:
@@ -30,7 +29,7 @@ def corpus_version(root: Store, config: CorpusConfig) -> str:
 
 
 def corpus_store(root: Store, config: CorpusConfig) -> Store:
-    """The store of the corpus, finished or not."""
+    """The store of the corpus, whether finished or not."""
     return root.child(f"corpora/{config.name}/{corpus_version(root, config)}")
 
 
@@ -41,7 +40,7 @@ def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
 
 
 def prepared_corpora(root: Store) -> list[tuple[Store, Manifest]]:
-    """Every finished corpus below a root, by name, then from old to new."""
+    """Every finished corpus below a root, sorted by name, then from old to new."""
     found = []
     for key in root.list("corpora/"):
         if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3:
@@ -51,8 +50,8 @@ def prepared_corpora(root: Store) -> list[tuple[Store, Manifest]]:
 
 
 def prepared_corpus(root: Store, name: str) -> Store:
-    """The finished corpus NAME (its newest version that is no view) or NAME/VERSION. Raises ValueError that lists those
-    there are."""
+    """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
+    existing corpora."""
     every = prepared_corpora(root)
     found = [
         corpus

@@ -1,7 +1,7 @@
-"""Tables dealt into buckets on storage: how records of any number are brought together without holding them all.
+"""Tables partitioned into buckets on storage: brings together any number of records without holding all of them.
 
-A partition file holds one table cut into K buckets: K + 1 offsets of 8 bytes, then K Arrow streams. A bucket is read by
-two range requests. Every writer writes one file, every reader reads its bucket of all files.
+A partition file holds one table split into K buckets: K + 1 offsets of 8 bytes, then K Arrow streams. Reading a bucket takes
+two range requests. Every writer writes one file; every reader reads its bucket from all files.
 """
 
 import itertools
@@ -16,7 +16,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 def bucket_of(keys: np.ndarray, num_buckets: int) -> np.ndarray:
-    """The bucket of every uniform uint64 key, by its place in the range: buckets in order hold keys in order."""
+    """Bucket of every uniform uint64 key, by key range: buckets in order hold keys in order."""
     high = keys.astype(np.uint64) >> np.uint64(32)
     return ((high * np.uint64(num_buckets)) >> np.uint64(32)).astype(np.int64)
 
@@ -28,11 +28,11 @@ def hash_prefixes(hashes: pa.ChunkedArray) -> np.ndarray:
 
 
 def write_partitions(store: Store, key: str, table: pa.Table, buckets: np.ndarray, num_buckets: int) -> None:
-    """Write the rows of a table by their buckets; inside a bucket the order stays."""
+    """Write the rows of a table partitioned by `buckets`; the order within a bucket is kept."""
     order = np.argsort(buckets, kind="stable")
     starts = np.searchsorted(buckets[order], np.arange(num_buckets + 1))
-    dealt = table.take(pa.array(order)).combine_chunks()
-    streams = [_stream(dealt.slice(a, b - a)) for a, b in itertools.pairwise(starts)]
+    partitioned = table.take(pa.array(order)).combine_chunks()
+    streams = [_stream(partitioned.slice(a, b - a)) for a, b in itertools.pairwise(starts)]
     header = 8 * (num_buckets + 1)
     offsets = header + np.concatenate([[0], np.cumsum([len(stream) for stream in streams])])
     store.write(key, offsets.astype("<u8").tobytes() + b"".join(streams))
@@ -48,7 +48,7 @@ def _stream(table: pa.Table) -> bytes:
 
 
 def read_partition(store: Store, keys: Sequence[str], bucket: int, schema: pa.Schema) -> pa.Table:
-    """Bucket `bucket` of every file, one after another; an empty table of `schema` where there is none."""
+    """Bucket `bucket` of every file, concatenated; an empty table of `schema` if it is empty."""
     return pa.concat_tables([schema.empty_table(), *(t for key in keys if (t := _bucket(store, key, bucket)))])
 
 
@@ -58,7 +58,7 @@ def _bucket(store: Store, key: str, bucket: int) -> pa.Table | None:
 
 
 def in_groups(sizes: Sequence[int], limit: int) -> list[range]:
-    """Consecutive positions whose sizes sum to at most `limit` (a single larger one stands alone)."""
+    """Split positions into consecutive groups whose sizes sum to at most `limit`; a larger single size is its own group."""
     groups, first, total = [], 0, 0
     for i, size in enumerate(sizes):
         if i > first and total + size > limit:

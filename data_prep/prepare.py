@@ -1,9 +1,9 @@
-"""The preparation of corpora as one job: list, examine, plan, leakage, write, publish. The only file that imports Ray.
+"""Prepares corpora as one job: list, examine, plan, leakage, write, publish. The only file of data_prep that imports Ray.
 
     python -m data_prep.prepare --run URI --attempt N
 
-The run's config.json is a PrepareSpec. Several corpora share one execution of each pass, as starting one costs seconds.
-What an attempt that was killed had finished stays: chunks of examined examples and whole shards.
+The run's config.json is a PrepareSpec. Several corpora share one Ray Data execution per stage, because starting one takes
+seconds. Work that a killed attempt had finished is reused: records of examined chunks, and whole shards.
 """
 
 import argparse
@@ -60,12 +60,12 @@ R = TypeVar("R")
 
 _GRACE_S = 5.0
 _MOST_THREADS = 16
-_LEAST_SHARE = 0.1  # of less than this the time of the whole is not known
-_MAX_BLOCKS = 4096  # of one execution: more tasks than this share blocks
+_LEAST_SHARE = 0.1  # of the chunks: from fewer than this share the time of all of them is not extrapolated
+_MAX_BLOCKS = 4096  # per execution; with more tasks, several share a block
 
 
 @dataclass
-class _AtWork:
+class _Preparation:
     """A corpus that is being prepared."""
 
     config: CorpusConfig
@@ -74,41 +74,41 @@ class _AtWork:
     listing: Listing
     seconds: dict[str, float]
     examine_s: float | None = None
-    """What examining all corpora takes, with what an earlier attempt had done; None: that had done nearly everything."""
+    """Seconds to examine all corpora, including what earlier attempts had done; None if too little was left to estimate it."""
 
     def progress(self, stage: str, total: int, unit: str, done: int = 0, refused: int = 0) -> Progress:
         return Progress(self.store, stage, total, unit, done, refused, self.examine_s)
 
 
-class _Shown:
-    """The progress files of corpora in a stage that finds out by and by how much it has to do."""
+class _StageProgress:
+    """The progress files of several corpora in a stage that learns its amount of work while it runs."""
 
-    def __init__(self, stage: str, at_work: Mapping[str, _AtWork], refused: Mapping[str, int]) -> None:
-        self._stage, self._at_work, self._refused = stage, at_work, refused
+    def __init__(self, stage: str, preparations: Mapping[str, _Preparation], refused: Mapping[str, int]) -> None:
+        self._stage, self._preparations, self._refused = stage, preparations, refused
         self._progress = dict[str, Progress]()
-        for uri in at_work:
+        for uri in preparations:
             self.begin(uri, 1, "corpus")
 
     def begin(self, corpus: str, total: int, unit: str) -> None:
-        progress = self._at_work[corpus].progress(self._stage, total, unit, refused=self._refused.get(corpus, 0))
+        progress = self._preparations[corpus].progress(self._stage, total, unit, refused=self._refused.get(corpus, 0))
         self._progress[corpus] = progress
 
     def add(self, corpus: str, done: int) -> None:
         self._progress[corpus].add(done)
 
     def end(self, refused: Mapping[str, int]) -> None:
-        """A corpus each, done."""
+        """Mark the stage as done for every corpus."""
         self._refused = refused
-        for uri in self._at_work:
+        for uri in self._preparations:
             self.begin(uri, 1, "corpus")
             self.add(uri, 1)
 
 
 @dataclass
 class _Planned:
-    """A corpus whose shards are known, and more and more of them finished."""
+    """A corpus with planned shards; `shards` fills as they are written."""
 
-    work: _AtWork
+    work: _Preparation
     selection: Selection
     plan: CorpusPlan
     stats: CorpusStats
@@ -119,36 +119,36 @@ class _Planned:
 def prepare(
     requests: Sequence[CorpusConfig], root: str, executor: Executor = in_process, take: int | None = None
 ) -> list[Manifest]:
-    """The manifests of the requested corpora, in order; what is finished already is only looked up.
+    """Prepare the requested corpora and return their manifests, in order. Corpora that are finished already are only loaded.
 
-    `take` rows of train will be asked for as a view: what cannot have more is refused as early as that is known.
+    `take`: rows of train that a subset will take afterwards. If train cannot be larger, this fails as early as possible.
 
-    Raises ValueError for a source or request that cannot be prepared, with the file or field at fault,
-    FetchUnavailable where a source cannot be fetched, and RuntimeError where the world changed under the work.
+    Raises ValueError for a source or request that cannot be prepared, naming the file or field; FetchUnavailable if a source
+    cannot be fetched; RuntimeError if source or store changed during the work.
     """
-    top = open_store(root)
-    stores = [corpus_store(top, config) for config in requests]
+    store_root = open_store(root)
+    stores = [corpus_store(store_root, config) for config in requests]
     missing = {s: config for s, config in zip(stores, requests, strict=True) if not s.exists(MANIFEST_KEY)}
     for store, config in zip(stores, requests, strict=True):
         if store not in missing:
-            check_reused(config, store, top)
-    at_work = [_list(config, top, store, executor) for store, config in missing.items()]
-    for work in at_work:
+            check_reused(config, store, store_root)
+    preparations = [_list(config, store_root, store, executor) for store, config in missing.items()]
+    for work in preparations:
         if num_found := work.listing.num_examples:
             check_take(work.config.name, take, num_found + _train_rows(work.base))
-    _examine(at_work, top, executor)
-    # The refusals of all are judged before a shard of any is written.
-    planned = [_plan(work, top, executor) for work in at_work]
+    _examine(preparations, store_root, executor)
+    # Check the refused examples of all corpora before any shard is written.
+    planned = [_plan(work, store_root, executor) for work in preparations]
     for each in planned:
         check_take(each.work.config.name, take, each.selection.num_rows("train") + _train_rows(each.work.base))
-    _look_for_leaks(planned, top, executor)
+    _look_for_leaks(planned, store_root, executor)
     _write_shards(planned, executor)
     for each in planned:
         _publish(each)
     return [load_manifest(store) for store in stores]
 
 
-def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -> _AtWork:
+def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -> _Preparation:
     start = time.monotonic()
     Progress(store, "list", 0, "files")
     base = None
@@ -158,17 +158,17 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
         base.check(config)
     listing = list_source(config, root, store)
     check_ids(config, store, root, known_shards(base) if base else (), executor)
-    return _AtWork(config, store, base, listing, {"list": time.monotonic() - start})
+    return _Preparation(config, store, base, listing, {"list": time.monotonic() - start})
 
 
 def _train_rows(base: Base | None) -> int:
     return base.manifest.splits["train"].num_rows if base and "train" in base.manifest.splits else 0
 
 
-def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> None:
-    """Every chunk without records, of all corpora, in one execution."""
+def _examine(preparations: Sequence[_Preparation], root: Store, executor: Executor) -> None:
+    """Examine every chunk that has no records yet, for all corpora in one execution."""
     start, tasks, progress = time.monotonic(), [], {}
-    for work in at_work:
+    for work in preparations:
         uri, num_chunks = work.store.uri, work.listing.num_chunks
         chunks = Chunks(work.store, work.config)
         chunks.forget_denied()
@@ -179,31 +179,33 @@ def _examine(at_work: Sequence[_AtWork], root: Store, executor: Executor) -> Non
         tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
     for done in _run(executor, examine_chunk, tasks):
         progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
-    for work in at_work:
+    for work in preparations:
         work.seconds["examine"] = time.monotonic() - start
-        share = len(tasks) / sum(each.listing.num_chunks for each in at_work)
+        share = len(tasks) / sum(each.listing.num_chunks for each in preparations)
         work.examine_s = work.seconds["examine"] / share if share >= _LEAST_SHARE else None
 
 
-def _plan(work: _AtWork, root: Store, executor: Executor) -> _Planned:
+def _plan(work: _Preparation, root: Store, executor: Executor) -> _Planned:
     start, config, uri = time.monotonic(), work.config, work.store.uri
-    shown = _Shown("plan", {uri: work}, {})
-    selection = select_examples(config, work.store, root, work.base, executor, shown)
+    stage_progress = _StageProgress("plan", {uri: work}, {})
+    selection = select_examples(config, work.store, root, work.base, executor, stage_progress)
     plan = plan_corpus(selection, open_source(config).views, config.recipe.sharding, work.base)
-    shown.end({uri: selection.num_rejects})
+    stage_progress.end({uri: selection.num_rejects})
     work.seconds["plan"] = time.monotonic() - start
     return _Planned(work, selection, plan, selection.stats)
 
 
 def _look_for_leaks(planned: Sequence[_Planned], root: Store, executor: Executor) -> None:
-    """Compare what is trained on with the test and val pictures of every corpus, prepared or at work here."""
+    """Compare the training images with the test and val images of every corpus, prepared or being prepared here."""
     start, refused = time.monotonic(), {each.work.store.uri: each.selection.num_rejects for each in planned}
-    shown = _Shown("leakage", {each.work.store.uri: each.work for each in planned}, refused)
-    for each, leaks in zip(planned, find_leaks([_by_rows(p) for p in planned], root, executor, shown), strict=True):
+    stage_progress = _StageProgress("leakage", {each.work.store.uri: each.work for each in planned}, refused)
+    for each, leaks in zip(
+        planned, find_leaks([_by_rows(p) for p in planned], root, executor, stage_progress), strict=True
+    ):
         each.stats = merged(each.stats, leaks.stats) if leaks.stats else each.stats
         each.num_leaks_left = leaks.num_left
         each.work.seconds["leakage"] = time.monotonic() - start
-    shown.end(refused)
+    stage_progress.end(refused)
 
 
 def _by_rows(planned: _Planned) -> PlannedCorpus:
@@ -218,15 +220,15 @@ def _by_rows(planned: _Planned) -> PlannedCorpus:
 
 
 def _write_shards(planned: Sequence[_Planned], executor: Executor) -> None:
-    """Every shard, of all corpora, in one execution; those that lie there are only looked at."""
-    start, tasks, at_work, progress = time.monotonic(), [], {}, {}
+    """Write every shard, for all corpora in one execution; finished shards are only checked."""
+    start, tasks, planned_by_uri, progress = time.monotonic(), [], {}, {}
     for each in planned:
         uri, shards = each.work.store.uri, each.plan.shards
         tasks += [_shard_task(each, shard) for shard in shards]
-        at_work[uri] = each
+        planned_by_uri[uri] = each
         progress[uri] = each.work.progress("write", len(shards), "shards", refused=each.selection.num_rejects)
     for info in _run(executor, ensure_shard, tasks):
-        at_work[info.corpus].shards[info.key] = info
+        planned_by_uri[info.corpus].shards[info.key] = info
         progress[info.corpus].add(1, images=info.num_rows, num_bytes=info.num_bytes)
     for each in planned:
         each.work.seconds["write"] = time.monotonic() - start
@@ -274,15 +276,15 @@ def _run(executor: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Iter
 
 
 def ray_data(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
-    """An executor: one Ray Data execution, a CPU to a task, results in the order in which they finish.
+    """An executor: one Ray Data execution, one CPU per task, results in the order in which they finish.
 
-    Ray must be initialised. Tasks of workers that die are run again by Ray. Raises RuntimeError with the message of
-    a task that failed for a reason of its own.
+    Ray must be initialised. Ray repeats the tasks of workers that die. Raises RuntimeError with the message of the first
+    task that fails with an error of its own.
     """
     import ray.data
 
     for handler in logging.getLogger("ray.data").handlers:
-        if handler.get_name() == "console":  # says when each execution starts and ends; its own file keeps that
+        if handler.get_name() == "console":  # logs start and end of each execution; ray-data.log keeps these lines
             handler.setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
@@ -290,15 +292,15 @@ def ray_data(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     context.execution_options.preserve_order = False
     rows = [{"task": pickle.dumps(task)} for task in tasks]
     dataset = ray.data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
-    for row in dataset.map(partial(_worked, work=work), num_cpus=1).iter_rows():
+    for row in dataset.map(partial(_run_task, work=work), num_cpus=1).iter_rows():
         result, error = pickle.loads(row["result"]), row["error"]
         if error:
             raise RuntimeError(error)
         yield result
 
 
-def _worked(row: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
-    # An error of ours comes back as a value: as an exception, Ray Data would wrap it in pages of traceback.
+def _run_task(row: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
+    # Return our errors as values: Ray Data would wrap an exception in pages of traceback.
     try:
         return {"result": pickle.dumps(work(pickle.loads(row["task"]))), "error": ""}
     except (ValueError, RuntimeError, OSError) as error:
@@ -306,34 +308,34 @@ def _worked(row: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 class PrepareSpec(FrozenConfig):
-    """`config.json` of a preparation: what the job driver is to do."""
+    """`config.json` of a preparation: the task of the job driver."""
 
     schema_version: int = 1
     run_key: str
     root: str
-    """URI under which `corpora/` lies."""
+    """URI of the store that holds `corpora/`."""
     requests: tuple[CorpusConfig, ...]
     take: PositiveInt | None = None
-    """Rows of train that a view will be made of, which is refused early where there are not so many."""
+    """Rows of train for a subset that is taken afterwards; the preparation fails early if train is not larger."""
     small: bool | None = None
-    """Whether it needs no Ray, where whoever asks has looked; None: the driver looks."""
+    """Whether the work is small enough to need no Ray, if the submitter has checked that; None: the driver checks."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The job driver: prepares what `config.json` of the run asks for, under the run's claim, and leaves `state.json`.
-    What is small it does by itself, without Ray.
+    """The job driver: prepares the corpora of the run's `config.json` while it holds the run's claim, and writes `state.json`.
+    Small work is done in this process, without Ray.
 
-    Bad input ends as state `failed` with one sentence that says what to change.
+    Invalid input ends the attempt in state `failed`, with a sentence that says what to change.
     """
     parser = argparse.ArgumentParser(prog="python -m data_prep.prepare", description="Prepare corpora with Ray Data.")
     parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
     parser.add_argument("--attempt", required=True, type=int)
-    given = parser.parse_args(arguments)
-    sys.exit(drive(open_store(given.run), given.attempt))
+    options = parser.parse_args(arguments)
+    sys.exit(drive(open_store(options.run), options.attempt))
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end and gives the exit code. A stop loses nothing: finished chunks and shards stay."""
+    """Run one attempt to its end and return the exit code. After a stop, finished chunks and shards are kept."""
     spec = PrepareSpec.model_validate(run.read_json("config.json"))
     with ClaimHolder(run, attempt) as claim:
         write_state(run, "running", attempt)
@@ -360,7 +362,7 @@ def drive(run: Store, attempt: int) -> int:
 def _is_small(spec: PrepareSpec) -> bool:
     root = open_store(spec.root)
     missing = [config for config in spec.requests if not corpus_store(root, config).exists(MANIFEST_KEY)]
-    # Where a Ray runs, others may have its CPUs: only what takes seconds does not wait for them.
+    # A Ray cluster may be busy with other jobs: only work that takes seconds is done without waiting for its CPUs.
     return is_small(missing, root, one_machine=False)
 
 
@@ -374,7 +376,7 @@ def _started_ray() -> Executor:
 
 
 def leave_when_stopped(run: Store, attempt: int, claim: ClaimHolder) -> None:
-    """Ends the process, and its tasks with it, when a stop is asked for or the claim is in other hands."""
+    """End this process and its tasks when a stop is requested or another attempt has taken the claim."""
 
     def watch() -> None:
         with StopPoller(run, attempt) as stop:

@@ -1,4 +1,4 @@
-"""Progress of a preparation, left in the store for whoever follows it."""
+"""Progress of a preparation, written to the store for observers."""
 
 import contextlib
 import time
@@ -11,12 +11,12 @@ from infra.storage import Store
 PROGRESS_KEY = f"{WORK}/progress.json"
 STAGES = ("list", "examine", "plan", "leakage", "write", "publish")
 _OF_EXAMINING: Mapping[str, float] = {"plan": 0.05, "leakage": 0.05, "write": 0.25, "publish": 0.05}
-"""What stages take for each second of examining; measured with photographs of 10 and of 93 KB, tests/benchmarks/README.md."""
+"""Seconds of each stage per second of examining; measured with photographs of 10 and of 93 KB, tests/benchmarks/README.md."""
 _WRITE_EVERY_S = 1.0
 
 
 class Progress:
-    """One stage of one corpus: counts what is done and writes progress.json at most once a second."""
+    """One stage of one corpus: counts finished units and writes progress.json at most once per second."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Progress:
         refused: int = 0,
         examine_s: float | None = None,
     ) -> None:
-        """`examine_s`: seconds that examining took, of which follows what later stages will take."""
+        """`examine_s`: seconds of the examine stage, from which the time of later stages is estimated."""
         assert stage in STAGES, stage
         self._examine_s = examine_s
         self._corpus, self._stage, self._total, self._unit = corpus, stage, total, unit
@@ -38,7 +38,7 @@ class Progress:
         self.write()
 
     def add(self, done: int, refused: int = 0, *, images: int = 0, num_bytes: int = 0) -> None:
-        """Count finished units, and the images and bytes in them; `refused` images were refused."""
+        """Count finished units, their images and their bytes; `refused` images were refused."""
         self._done += done
         self.refused += refused
         self._images += images
@@ -58,7 +58,7 @@ class Progress:
             "done": self._done,
             "total": self._total,
             "unit": self._unit,
-            # What an earlier attempt had finished is no speed of this one.
+            # Units that an earlier attempt finished do not count for the speed of this one.
             "rate": rate(self._done - self._already),
             "images": self._images,
             "images_per_s": rate(self._images),
@@ -71,17 +71,17 @@ class Progress:
 
 
 class Show(Protocol):
-    """Whom a stage tells what it does, once it is known how much that is."""
+    """Receives the progress of a stage that learns its amount of work while it runs."""
 
     def begin(self, corpus: str, total: int, unit: str) -> None:
-        """So much is to be done of a corpus, by its URI."""
+        """Announce the amount of work for a corpus, given by its URI."""
 
     def add(self, corpus: str, done: int) -> None: ...
 
 
 def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds to the end of a preparation, from the progress files of the corpora that are in this stage; None while
-    nothing is known of its pace. What is left of the stage follows from its own pace, later stages from examining."""
+    """Seconds to the end of a preparation, from the progress files of the corpora in this stage; None while its speed is
+    unknown. The rest of this stage is estimated from its own speed, later stages from the time of examining."""
     done, total, rate = (sum(part[name] for part in parts) for name in ("done", "total", "rate"))
     own_s = (total - done) / rate if rate else None
     if stage == "examine":
@@ -97,14 +97,14 @@ def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def preparation_progress(corpora: Sequence[Store]) -> dict | None:
-    """The progress files of the corpora as one: what is done of the present stage, and the time to the end of all."""
+    """Merge the progress files of the corpora: progress in the current stage, and the time to the end of all stages."""
     parts = []
     for corpus in corpora:
         with contextlib.suppress(FileNotFoundError):
             parts.append(corpus.read_json(PROGRESS_KEY))
     if not parts:
         return None
-    # A corpus that is through with a stage waits for the others; while a source is listed, its size is not known.
+    # A corpus that has finished a stage waits for the others. While a source is being listed, its size is unknown.
     at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
     stage = min((p["stage"] for p in at_work), key=STAGES.index)
     now = [p for p in parts if p["stage"] == stage]

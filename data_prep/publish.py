@@ -1,4 +1,4 @@
-"""The last step: class map, refused examples, shard list, report, and then the manifest that makes the corpus exist."""
+"""The last stage: write class map, refused examples, shard list, report and, last, the manifest that makes a corpus exist."""
 
 import dataclasses
 import importlib.metadata
@@ -42,7 +42,7 @@ from infra.storage import Store, open_store
 SHARDS_SCHEMA = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
-        pa.field("version", pa.string(), nullable=False),  # the version whose folder holds it; empty: this one
+        pa.field("version", pa.string(), nullable=False),  # version whose folder holds the shard; empty: this one
         pa.field("num_rows", pa.int64(), nullable=False),
         pa.field("num_bytes", pa.int64(), nullable=False),
         pa.field("sha256", pa.string(), nullable=False),
@@ -54,7 +54,7 @@ _LIBRARIES = ("pyarrow", "pillow", "simplejpeg", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """A corpus whose shards are all written: what is published of it."""
+    """A corpus whose shards are all written: input of `publish`."""
 
     config: CorpusConfig
     corpus: Store
@@ -65,11 +65,11 @@ class Finished:
     shards: Mapping[str, ShardInfo]
     seconds: Mapping[str, float]
     num_leaks_left: int = 0
-    """Pairs of training and evaluation pictures with near hashes that were too many to compare."""
+    """Pairs of training and evaluation images with near hashes that exceeded the limit and were not compared."""
 
 
 def publish(done: Finished) -> Manifest:
-    """Write everything beside the shards, the manifest last. Writing it again gives the same corpus."""
+    """Write everything besides the shards, the manifest last. Repeating it gives the same corpus."""
     corpus, class_map = done.corpus, done.selection.class_map
     lines = list(_shard_lines(done))
     write_table(corpus, SHARDS_KEY, pa.Table.from_pylist(lines, schema=SHARDS_SCHEMA))
@@ -89,12 +89,12 @@ def publish(done: Finished) -> Manifest:
 
 
 def load_picture(row: SampleRow) -> bytes:
-    """The bytes of a picture that statistics remember. Raises FileNotFoundError where they are not there any more."""
+    """The bytes of an image listed in the statistics. Raises FileNotFoundError if the image does not exist any more."""
     return read_located(open_store(row.base), row.key, row.offset, row.length)
 
 
 def _shard_lines(done: Finished) -> Iterator[dict[str, Any]]:
-    """The lines of shards.parquet: those of the base, which stay as they are, and the new ones."""
+    """The rows of shards.parquet: those of the base corpus, unchanged, then the new ones."""
     if done.base:
         for line in read_table(done.base.corpus, SHARDS_KEY).to_pylist():
             yield {**line, "version": line["version"] or done.base.manifest.version}
@@ -109,7 +109,7 @@ def _write_rejects(done: Finished) -> None:
 
 
 def _write_tables(corpus: Store, key: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """One Parquet file of many tables, of which one is in memory at a time."""
+    """Write many tables to one Parquet file, with one table in memory at a time."""
     with corpus.writer(key) as file, pq.ParquetWriter(HashingSink(file), schema, compression="zstd") as writer:
         writer.write_table(schema.empty_table())
         for table in tables:
@@ -117,7 +117,7 @@ def _write_tables(corpus: Store, key: str, schema: pa.Schema, tables: Iterable[p
 
 
 def _widened(stats: CorpusStats, num_classes: int) -> CorpusStats:
-    """The statistics of a corpus whose class map was extended."""
+    """Statistics of a corpus after its class map was extended."""
 
     def wider(counts: np.ndarray) -> np.ndarray:
         return np.concatenate([counts, np.zeros(num_classes - len(counts), counts.dtype)])

@@ -1,7 +1,7 @@
-"""One small record per example: where its bytes are, where it belongs, what was found. Images are never in here.
+"""Records: one small row per example with its location, labels, hashes and verdict. They never hold image bytes.
 
-A source is listed as parts; each part is one chunk, examined by one task, which leaves one file of records. That file is
-the unit of restart, and what later questions are asked of.
+A source is listed as parts. Each part is one chunk, examined by one task, which writes one file of records. That file is
+the unit of restart; all later stages work on records.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ RejectReason = (
     | Literal["unreadable", "damaged_archive", "uncounted_loss", "unsafe_path", "ignored_file", "no_label"]
     | Literal["duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"]
 )
-"""Every reason in rejects.parquet: of a file, and of an example whose picture is good."""
+"""All reasons in rejects.parquet, for files that cannot be used and for valid images that are left out."""
 
 UNCOUNTED = "uncounted_loss"
-"""The reason of what is no picture but the rest of an archive, a file or a folder that cannot be read: nobody knows how
-many pictures, and classes, that is."""
+"""Reason for the unreadable rest of an archive, a file or a folder rather than for one image: the number of missing images
+and classes is unknown."""
 
 NOT_COUNTED = frozenset({"ignored_file", "duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
-"""Reasons that say nothing about the health of a source, and do not count against `max_refused_fraction`."""
+"""Reasons that do not indicate a defect of the source and do not count against `max_refused_fraction`."""
 
 WORK = "_work"
-"""Folder of a corpus for what preparation keeps: records, progress, shard plans, spill."""
+"""Folder of a corpus with intermediate data: records, progress, shard plans, spill."""
 PLAN = f"{WORK}/plan"
-"""Folder of what planning keeps."""
+"""Folder with the results of planning."""
 REQUEST_KEY = f"{WORK}/request.json"
-"""The request, for the tasks."""
+"""The request, read by tasks."""
 DENIED = "no access"
-"""How the detail of an `unreadable` example begins that its store denied, for want of credentials, permission or bucket."""
+"""Prefix of the detail of an `unreadable` example to which the store denied access (credentials, permission or bucket)."""
 
 RECORD_SCHEMA = pa.schema(
     [
@@ -58,22 +58,22 @@ RECORD_SCHEMA = pa.schema(
     ]
 )
 MERGED_SCHEMA = pa.schema([pa.field("chunk", pa.int32()), pa.field("position", pa.int32())])
-"""Examples that repeat an earlier one in everything, by chunk and position in it."""
+"""Examples that equal an earlier one in every field, as chunk and position in it."""
 _PARTS_SCHEMA = pa.schema([pa.field("part", pa.string(), nullable=False)])
 _PARTS_PER_FILE = 4096
 
 
 class Listing(FrozenConfig):
-    """What listing a source gave; written after its parts, so that a restart lists nothing again."""
+    """Totals of a listed source; written after its parts, so that a restart does not list again."""
 
     num_chunks: int
     num_bytes: int
     num_examples: int
-    """0 where archives have to be read to know it."""
+    """0 if archives must be read to know it."""
 
 
 class Chunks:
-    """The chunk files of one corpus. Chunks of another size lie elsewhere, so a changed size mixes nothing."""
+    """The chunk files of one corpus. Each chunk size has a prefix of its own, so a changed size cannot mix chunks."""
 
     def __init__(self, corpus: Store, config: CorpusConfig) -> None:
         self._corpus = corpus
@@ -82,21 +82,21 @@ class Chunks:
         self._spill = f"{self._prefix}/source/spill/"
 
     def work_folder(self, root: Store) -> WorkFolder:
-        """Where the source keeps what it needs."""
+        """The work folder of the source."""
         return WorkFolder(root, self._corpus.child(f"{self._prefix}/source"), self._size)
 
     def records_key(self, chunk: int) -> str:
         return f"{self._prefix}/records-{chunk:07d}.parquet"
 
     def load_listing(self) -> Listing | None:
-        """What was listed before, if that was finished."""
+        """The listing of an earlier attempt, if it was completed."""
         try:
             return Listing.model_validate(self._corpus.read_json(f"{self._prefix}/listing.json"))
         except FileNotFoundError:
             return None
 
     def save_listing(self, parts: Iterable[Part]) -> Listing:
-        """Keep the parts of a source. Holds some thousand of them at a time."""
+        """Save the parts of a source. Holds a few thousand of them at a time."""
         num_chunks = num_bytes = num_examples = 0
         known, batch = True, []
         for part in parts:
@@ -119,7 +119,7 @@ class Chunks:
         return f"{self._prefix}/parts-{chunk // _PARTS_PER_FILE:04d}.parquet"
 
     def part(self, chunk: int) -> Part:
-        """The part that a chunk examines."""
+        """The part that belongs to a chunk."""
         parts = read_table(self._corpus, self._parts_key(chunk))["part"]
         return Part.model_validate_json(parts[chunk % _PARTS_PER_FILE].as_py())
 
@@ -131,26 +131,26 @@ class Chunks:
                 yield Part.model_validate_json(text)
 
     def save_merged(self, merged: pa.Table, num_chunks: int) -> None:
-        """Keep which examples (MERGED_SCHEMA) repeat others, and that it was looked for."""
+        """Save which examples (MERGED_SCHEMA) repeat others, and that the search was completed."""
         if len(merged):
             key = f"{self._prefix}/merged.bin"
             write_partitions(self._corpus, key, merged, merged["chunk"].to_numpy(), num_chunks)
         self._corpus.write_json(f"{self._prefix}/merged.json", {"num_merged": len(merged)})
 
     def num_merged(self) -> int | None:
-        """How many examples repeat others; None: not looked for."""
+        """Number of examples that repeat others; None if this was not checked."""
         try:
             return int(self._corpus.read_json(f"{self._prefix}/merged.json")["num_merged"])
         except FileNotFoundError:
             return None
 
     def merged_positions(self, chunk: int) -> frozenset[int]:
-        """Of a chunk the examples that repeat others, where there are any in the corpus."""
+        """Positions of the examples of a chunk that repeat others. Call it only if the corpus has any."""
         found = read_partition(self._corpus, [f"{self._prefix}/merged.bin"], chunk, MERGED_SCHEMA)
         return frozenset(found["position"].to_pylist())
 
     def finished(self) -> dict[int, int]:
-        """The chunks that have records, and the bytes of the record files."""
+        """The chunks that have records, with the size of each record file."""
         found = {}
         for listed in self._corpus.scan(f"{self._prefix}/records-"):
             if number := re.search(r"records-(\d+)\.parquet$", listed.key):
@@ -159,7 +159,7 @@ class Chunks:
 
     @contextlib.contextmanager
     def records_writer(self, chunk: int) -> Iterator[pq.ParquetWriter]:
-        """Takes the records of a chunk table by table; they become visible together at a clean exit."""
+        """A writer for the records of a chunk, table by table; the file becomes visible at a clean exit."""
         with (
             self._corpus.writer(self.records_key(chunk)) as file,
             pq.ParquetWriter(_open_file(file), RECORD_SCHEMA, compression="zstd") as writer,
@@ -167,7 +167,7 @@ class Chunks:
             yield writer
 
     def found_records(self, chunk: int, columns: list[str]) -> pa.Table | None:
-        """Some columns of the records of a chunk, if it has records."""
+        """Some columns of the records of a chunk; None if it has no records."""
         try:
             with self._corpus.open(self.records_key(chunk)) as file:
                 return read_parquet(file, columns)
@@ -175,11 +175,11 @@ class Chunks:
             return None
 
     def mark_denied(self, chunk: int) -> None:
-        """Note that a store denied some examples of a chunk: the next attempt reads the chunk again."""
+        """Mark a chunk with examples to which the store denied access: the next attempt reads the chunk again."""
         self._corpus.write(self._denied_key(chunk), b"")
 
     def forget_denied(self) -> None:
-        """Remove the records of the chunks of which a store denied some examples, as it may give them now."""
+        """Remove the records of chunks with denied examples, because access may have been granted since."""
         for listed in self._corpus.list(f"{self._prefix}/denied-"):
             chunk = int(listed.rpartition("-")[2])
             self._corpus.discard(self.records_key(chunk))
@@ -194,8 +194,8 @@ class Chunks:
         return pa.concat_tables([RECORD_SCHEMA.empty_table(), *tables])
 
     def delete_spill(self) -> None:
-        """Remove the bytes that sources spilled, as every shard has been written from them, and the records of those
-        parts: should a shard have to be written again, they are examined again."""
+        """Remove the bytes that sources spilled, now that every shard is written, and the records of these parts: if a shard
+        must be written again, the parts are examined again."""
         names = {listed.key.partition("/source/spill/")[2] for listed in self._corpus.scan(self._spill)}
         for chunk, part in enumerate(self.parts() if names else ()):
             if part.name in names:
@@ -209,7 +209,7 @@ def _open_file(file: Any) -> pa.PythonFile:
 
 
 class _KeptOpen:
-    """A file that Parquet's writer may close; the store closes it, and makes it visible."""
+    """A file that pyarrow's writer may close without effect; the store closes it and makes it visible."""
 
     closed = False
 
@@ -227,12 +227,12 @@ class _KeptOpen:
 
 
 def read_table(store: Store, key: str) -> pa.Table:
-    """A small Parquet file of ours, whole."""
+    """Read a small Parquet file of ours as a whole."""
     return pq.read_table(pa.BufferReader(store.read(key)))
 
 
 def write_table(store: Store, key: str, table: pa.Table) -> None:
-    """A small Parquet file of ours, whole or not at all."""
+    """Write a small Parquet file of ours atomically."""
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     store.write(key, sink.getvalue().to_pybytes())

@@ -1,9 +1,10 @@
-"""The contract between the writer of a corpus and its readers: Parquet schema, manifest, arithmetic, row-group reader.
+"""The contract between writer and readers of a corpus: Parquet schema, manifest, row-group arithmetic, row-group reader.
 
     <root>/corpora/<name>/<version>/<split>/<segment>/part-00000-of-00004.parquet, classes.json, manifest.json (last)
 
-Row n of a segment is in row group n // R of it, row group g in shard g // G (DESIGN 3.1): finding a row reads no list.
-`ShardReader` refuses a shard that is not what the manifest says, by name. Imports neither torch nor Ray.
+With R rows per row group and G row groups per shard, row n of a segment is in its row group n // R, and row group g is in
+shard g // G: locating a row needs no index. `ShardReader` raises ShardError for a shard that does not match the manifest.
+Imports neither torch nor Ray.
 """
 
 import contextlib
@@ -37,11 +38,11 @@ def shard_schema(*, single_label: bool, has_weights: bool) -> pa.Schema:
     if has_weights:
         label_columns.append(pa.field("weights", pa.list_(pa.float32()), nullable=False))
     fields = [
-        # Nullable, though never null: `datasets` overlooks the declared Image feature of any other field.
+        # Nullable, though never null: `datasets` ignores the declared Image feature of a non-nullable field.
         pa.field("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
         *label_columns,
         pa.field("example_id", pa.string(), nullable=False),
-        pa.field("group", pa.string()),  # what shares a split with this example; null: nothing does
+        pa.field("group", pa.string()),  # examples of one group share a split; null: no group
         pa.field("sha256", pa.binary(), nullable=False),
         pa.field("pixel_sha256", pa.binary(), nullable=False),
         pa.field("phash", pa.binary(), nullable=False),
@@ -63,19 +64,19 @@ def _huggingface_feature(field: pa.Field) -> dict[str, Any]:
 
 
 class SegmentInfo(FrozenConfig):
-    """A run of shards written at once. A view split lists segments that another split owns."""
+    """Shards that were written together. Joined splits, such as trainval, list segments that other splits own."""
 
     split: str
     """The split whose folder holds the shards."""
     name: str
     num_rows: PositiveInt
-    """Rows that belong to the split: the first of those that are stored."""
+    """Rows that belong to the split: the first rows of the stored ones."""
     num_shards: PositiveInt
-    """Shards that were written, as their names say."""
+    """Number of shards that were written, as their names say."""
     version: str = ""
-    """The version of this corpus whose folder holds the shards; empty: the manifest's own."""
+    """Version of this corpus whose folder holds the shards. Empty: the version of the manifest."""
     rows_left_out: NonNegativeInt = 0
-    """Rows stored behind the last one that belongs to the split, as in a view on the first rows."""
+    """Stored rows after the last one that belongs to the split, as in a subset."""
 
     @property
     def stored_rows(self) -> int:
@@ -83,26 +84,26 @@ class SegmentInfo(FrozenConfig):
 
 
 def first_rows(segments: Iterable[SegmentInfo], num_rows: int) -> tuple[SegmentInfo, ...]:
-    """What a view on the first rows of a split lists; fewer rows where there are no more."""
-    left, shown = num_rows, []
+    """The segments that hold the first `num_rows` rows; all segments if there are fewer rows."""
+    left, taken = num_rows, []
     for segment in segments:
         rows = min(left, segment.num_rows)
         if rows:
-            shown.append(segment.model_copy(update={"num_rows": rows, "rows_left_out": segment.stored_rows - rows}))
+            taken.append(segment.model_copy(update={"num_rows": rows, "rows_left_out": segment.stored_rows - rows}))
         left -= rows
-    return tuple(shown)
+    return tuple(taken)
 
 
 class SplitInfo(FrozenConfig):
-    """Where the rows of a split stand: segment after segment, R to a row group, the last of each segment excepted."""
+    """The rows of a split: segment after segment, R rows per row group, with fewer in the last group of each segment."""
 
     num_rows: PositiveInt
     rows_per_row_group: PositiveInt
-    """R of DESIGN 3.1."""
+    """R: rows of every row group but the last one of a segment."""
     row_groups_per_shard: PositiveInt
     segments: tuple[SegmentInfo, ...]
     digest: str
-    """Of this split's rows, classes and layout; what a score of this split carries."""
+    """Digest of this split's rows, classes and layout. Scores on this split record it."""
 
     @property
     def num_row_groups(self) -> int:
@@ -125,12 +126,12 @@ class SplitInfo(FrozenConfig):
         raise IndexError(f"row group {row_group} of {self.num_row_groups}")
 
     def shard_rows(self, segment: SegmentInfo, shard: int) -> int:
-        """Rows that shard number `shard` of a segment holds."""
+        """Rows that shard `shard` of a segment holds."""
         rows_per_shard = self.rows_per_row_group * self.row_groups_per_shard
         return min(rows_per_shard, segment.stored_rows - shard * rows_per_shard)
 
     def shards_in_use(self, segment: SegmentInfo) -> int:
-        """How many shards of a segment hold rows of this split, from the first on."""
+        """Number of shards of a segment, counted from the first, that hold rows of this split."""
         return -(-segment.num_rows // (self.rows_per_row_group * self.row_groups_per_shard))
 
     def _num_groups(self, segment: SegmentInfo) -> int:
@@ -139,7 +140,7 @@ class SplitInfo(FrozenConfig):
 
 @dataclass(frozen=True)
 class RowGroupLocation:
-    """A row group: its shard, its number inside the shard, its first row in the split and how many rows it holds."""
+    """A row group: its shard, its index within the shard, its first row in the split and its number of rows."""
 
     segment: SegmentInfo
     shard: int
@@ -147,35 +148,35 @@ class RowGroupLocation:
     first_row: int
     num_rows: int
     stored_rows: int
-    """Rows that the row group holds in the file, of which the first `num_rows` belong to the split."""
+    """Rows of the row group in the file; the first `num_rows` of them belong to the split."""
 
     @property
     def key(self) -> str:
-        """Key of the shard below `segment_store`."""
+        """Key of the shard in `segment_store`."""
         return shard_key(self.segment.split, self.segment.name, self.shard, self.segment.num_shards)
 
 
 class Counts(FrozenConfig):
-    """How many examples were found and what became of them; `num_refused` is the sum of `refused`, by reason."""
+    """Number of examples found, accepted and refused; `num_refused` is the sum of `refused`, which counts by reason."""
 
     num_found: NonNegativeInt
     num_accepted: NonNegativeInt
     num_refused: NonNegativeInt
     num_bytes: NonNegativeInt
-    """Of the accepted images; in a view on some rows, their share of it."""
+    """Bytes of the accepted images. For a subset, estimated in proportion to its rows."""
     refused: dict[str, NonNegativeInt]
     num_merged: NonNegativeInt = 0
-    """Rows of a table that repeat another one in everything, found but neither accepted nor refused."""
+    """Table rows that equal another row in every field: counted in `num_found`, but neither accepted nor refused."""
 
 
 class Manifest(FrozenConfig):
-    """Says that a corpus is whole, what is in it and how to find it. Written last, never changed."""
+    """States that a corpus is complete, what it contains and where. Written last, never changed."""
 
     schema_version: int = SCHEMA_VERSION
     name: str
     version: str
     digest: str
-    """Identity of the content, equal on every store and for every parallelism; every later run carries it."""
+    """Identity of the content, equal on every store and for any number of workers. Later runs record it."""
     class_map_digest: str
     num_classes: PositiveInt
     single_label: bool
@@ -185,37 +186,39 @@ class Manifest(FrozenConfig):
     decode_policy: DecodePolicy
     counts: Counts
     provenance: dict[str, Any]
-    """Beside the digest, not in it: request, source, versions, times."""
+    """Not part of the digest: request, source, versions, times."""
 
     def arrow_schema(self) -> pa.Schema:
-        """Of every shard."""
+        """Schema of every shard."""
         return shard_schema(single_label=self.single_label, has_weights=self.has_weights)
 
     def split(self, name: str) -> SplitInfo:
-        """Raises ValueError naming the splits there are."""
+        """The split of this name. Raises ValueError that lists the existing splits."""
         if name not in self.splits:
             raise ValueError(f"{self.name}/{self.version} has no split {name!r}; it has {', '.join(self.splits)}.")
         return self.splits[name]
 
 
 def shard_key(split: str, segment: str, index: int, count: int) -> str:
-    """Key of a shard below its corpus; `split` is the one that owns the segment."""
+    """Key of a shard within its corpus; `split` is the one that owns the segment."""
     return f"{split}/{segment}/part-{index:05d}-of-{count:05d}.parquet"
 
 
 def load_manifest(corpus: Store) -> Manifest:
-    """The manifest of a finished corpus. Raises RuntimeError where there is none or it is of another schema version."""
+    """The manifest of a finished corpus. Raises RuntimeError if there is none or its schema version differs."""
     uri = corpus.uri_of(MANIFEST_KEY)
     try:
         found = corpus.read_json(MANIFEST_KEY)
     except FileNotFoundError as error:
         raise RuntimeError(
-            f"There is no corpus at {corpus.uri}: {MANIFEST_KEY} is absent, so it was never prepared or not finished. "
-            "`vitline data ls` lists what there is; `vitline data prep` makes one or goes on where it stopped."
+            f"There is no corpus at {corpus.uri}: {MANIFEST_KEY} is missing, so it was never prepared or not finished. "
+            "`vitline data ls` lists the corpora; `vitline data prep` prepares one or resumes its preparation."
         ) from error
     version = found.get("schema_version") if isinstance(found, dict) else None
     if version != SCHEMA_VERSION:
-        raise RuntimeError(f"{uri} has schema version {version}, this code reads {SCHEMA_VERSION}. Prepare it again.")
+        raise RuntimeError(
+            f"{uri} has schema version {version}, but this code reads {SCHEMA_VERSION}. Prepare the corpus again."
+        )
     try:
         return Manifest.model_validate(found)
     except ValidationError as error:
@@ -225,30 +228,32 @@ def load_manifest(corpus: Store) -> Manifest:
 
 
 def load_class_names(corpus: Store) -> list[str]:
-    """Class names of a corpus; the position is the label id. Raises RuntimeError where the corpus does not exist."""
+    """Class names of a corpus; the position is the label id. Raises RuntimeError if the corpus does not exist."""
     try:
         return [entry["name"] for entry in corpus.read_json(CLASSES_KEY)["classes"]]
     except FileNotFoundError as error:
-        raise RuntimeError(f"There is no corpus at {corpus.uri}: {CLASSES_KEY} is absent.") from error
+        raise RuntimeError(
+            f"There is no corpus at {corpus.uri}: {CLASSES_KEY} is missing. `vitline data ls` lists the corpora."
+        ) from error
 
 
 def segment_store(corpus: Store, segment: SegmentInfo) -> Store:
-    """Where the shards of a segment lie: in the corpus, or in the version of it that wrote them."""
+    """The store that holds the shards of a segment: the corpus, or the version of it that wrote them."""
     return open_store(f"{corpus.uri.rpartition('/')[0]}/{segment.version}") if segment.version else corpus
 
 
 def segment_keys(segment: SegmentInfo) -> list[str]:
-    """Keys of the shards of a segment, in order, below `segment_store`."""
+    """Keys of the shards of a segment, in order, within `segment_store`."""
     return [shard_key(segment.split, segment.name, i, segment.num_shards) for i in range(segment.num_shards)]
 
 
 class ShardError(RuntimeError):
-    """A shard is missing, damaged or not the one that the manifest lists."""
+    """A shard is missing, damaged or differs from the manifest."""
 
     def __init__(self, uri: str, found: str) -> None:
         super().__init__(
-            f"{uri} {found}. `vitline data verify` lists every bad shard of the corpus; restore them from a copy, or "
-            "delete them and manifest.json and run `vitline data prep` again: only what is missing is written again."
+            f"{uri} {found}. `vitline data verify` lists every bad shard of the corpus. Restore them from a copy; or delete "
+            "them and manifest.json, then run `vitline data prep` again, which writes only the missing shards."
         )
         self.uri, self.found = uri, found
 
@@ -257,7 +262,7 @@ class ShardError(RuntimeError):
 
 
 class ShardReader:
-    """Row groups of one split. Safe in threads: a file is used by one at a time.
+    """Reads row groups of one split. Thread-safe: threads do not share an open file.
 
     At most `max_open_files` files stay open between reads.
     """
@@ -270,31 +275,33 @@ class ShardReader:
         self._lock = threading.Lock()
 
     def row_group(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Row group `index`, counted over all segments: all columns or those named ("image", "labels", "label"...).
+        """Row group `index`, counted over all segments, with all columns or the named ones ("image", "labels", "label"...).
 
-        Raises IndexError, and ShardError where the shard is missing, or its schema, rows or page checksums differ.
+        Raises IndexError, and ShardError if the shard is missing or its schema, rows or page checksums differ.
         """
-        place = self.split.place(index)
-        with self._file(place) as file:
+        location = self.split.place(index)
+        with self._file(location) as file:
             try:
                 table = file.read_row_group(
-                    place.group_in_shard, columns=None if columns is None else list(columns), use_threads=False
+                    location.group_in_shard, columns=None if columns is None else list(columns), use_threads=False
                 )
             except (OSError, pa.ArrowException) as error:
-                # OSError is what Parquet raises for a page whose checksum differs
-                raise ShardError(self._uri(place), f"has a damaged page ({_one_line(error)})") from error
-        if table.num_rows != place.stored_rows:
-            found = f"holds {table.num_rows} rows in row group {place.group_in_shard}, expected {place.stored_rows}"
-            raise ShardError(self._uri(place), found)
-        return table.slice(0, place.num_rows)
+                # Parquet raises OSError for a page whose checksum differs.
+                raise ShardError(self._uri(location), f"has a damaged page ({_one_line(error)})") from error
+        if table.num_rows != location.stored_rows:
+            found = (
+                f"holds {table.num_rows} rows in row group {location.group_in_shard}, expected {location.stored_rows}"
+            )
+            raise ShardError(self._uri(location), found)
+        return table.slice(0, location.num_rows)
 
     def close(self) -> None:
-        """Close the files that no thread is reading."""
+        """Close the files that are not in use."""
         with self._lock:
             files = [file for idle in self._idle.values() for file in idle]
             self._idle.clear()
         for file in files:
-            file.close(force=True)  # without, pyarrow leaves open what it was handed open
+            file.close(force=True)  # without `force`, pyarrow does not close a file that was passed in open
 
     def __enter__(self) -> "ShardReader":
         return self
@@ -302,20 +309,20 @@ class ShardReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _store(self, place: RowGroupLocation) -> Store:
-        return self._homes[place.segment.version]
+    def _store(self, location: RowGroupLocation) -> Store:
+        return self._homes[location.segment.version]
 
-    def _uri(self, place: RowGroupLocation) -> str:
-        return self._store(place).uri_of(place.key)
+    def _uri(self, location: RowGroupLocation) -> str:
+        return self._store(location).uri_of(location.key)
 
     @contextlib.contextmanager
-    def _file(self, place: RowGroupLocation) -> Iterator[pq.ParquetFile]:
-        uri = self._uri(place)
+    def _file(self, location: RowGroupLocation) -> Iterator[pq.ParquetFile]:
+        uri = self._uri(location)
         with self._lock:
             idle = self._idle.get(uri)
             file = idle.pop() if idle else None
         if file is None:
-            file = self._open(place)
+            file = self._open(location)
         try:
             yield file
         except BaseException:
@@ -336,11 +343,11 @@ class ShardReader:
         for old in surplus:
             old.close(force=True)
 
-    def _open(self, place: RowGroupLocation) -> pq.ParquetFile:
-        uri = self._uri(place)
-        file = open_shard(self._store(place), place.key)
+    def _open(self, location: RowGroupLocation) -> pq.ParquetFile:
+        uri = self._uri(location)
+        file = open_shard(self._store(location), location.key)
         try:
-            num_rows = self.split.shard_rows(place.segment, place.shard)
+            num_rows = self.split.shard_rows(location.segment, location.shard)
             check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)
         except ShardError:
             file.close(force=True)
@@ -349,7 +356,7 @@ class ShardReader:
 
 
 def open_shard(corpus: Store, key: str) -> pq.ParquetFile:
-    """A shard opened for reading with its page checksums checked. Raises ShardError."""
+    """Open a shard for reading, with verification of page checksums. Raises ShardError."""
     try:
         handle = corpus.open(key)
     except FileNotFoundError as error:
@@ -358,20 +365,20 @@ def open_shard(corpus: Store, key: str) -> pq.ParquetFile:
         return pq.ParquetFile(pa.PythonFile(handle, mode="r"), page_checksum_verification=True)
     except (OSError, pa.ArrowException) as error:
         handle.close()
-        raise ShardError(corpus.uri_of(key), f"is cut short or not Parquet ({_one_line(error)})") from error
+        raise ShardError(corpus.uri_of(key), f"is truncated or not Parquet ({_one_line(error)})") from error
 
 
 def check_shard(file: pq.ParquetFile, uri: str, schema: pa.Schema, rows_per_row_group: int, num_rows: int) -> None:
-    """Compare the footer of a shard with the schema and row counts that it should have. Raises ShardError."""
+    """Compare the footer of a shard with the expected schema and row counts. Raises ShardError."""
     if not file.schema_arrow.equals(schema):
         found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
-        raise ShardError(uri, f"has other columns than the manifest asks for: {found}")
+        raise ShardError(uri, f"has other columns than the manifest describes: {found}")
     if file.metadata.num_rows != num_rows:
         raise ShardError(uri, f"holds {file.metadata.num_rows:,} rows, but the manifest lists {num_rows:,}")
     num_groups = -(-num_rows // rows_per_row_group)
     if file.metadata.num_row_groups != num_groups:
         found = f"holds {file.metadata.num_row_groups:,} row groups, but {num_groups:,}"
-        raise ShardError(uri, f"{found} of {rows_per_row_group} rows were expected")
+        raise ShardError(uri, f"{found} of {rows_per_row_group} rows are expected")
 
 
 def _one_line(error: BaseException) -> str:
@@ -379,6 +386,6 @@ def _one_line(error: BaseException) -> str:
 
 
 def read_row_group(corpus: Store, split: str, manifest: Manifest, row_group: int) -> pa.Table:
-    """One row group; for many, keep a `ShardReader`. Raises as `ShardReader.row_group`."""
+    """Read one row group; to read many, use `ShardReader`. Raises as `ShardReader.row_group`."""
     with ShardReader(corpus, manifest, split) as reader:
         return reader.row_group(row_group)

@@ -1,4 +1,4 @@
-"""Whether preparing is so little work that one process does it sooner than a cluster starts."""
+"""Decides whether a preparation is so small that one process finishes it before a cluster would start."""
 
 import contextlib
 import tempfile
@@ -11,17 +11,18 @@ from infra.storage import Store, open_store
 
 MAX_BYTES = 1 << 30
 TIMES_ON_ONE_MACHINE = 12
-"""On one machine Ray takes 10 s to start and to end, and twice the CPU for each photograph of 10 KB (tests/benchmarks/README.md)."""
-_LARGE_KINDS = frozenset({"imagenet21k", "ilsvrc2012", "transfer"})  # that much is known without listing them
-_BYTES_PER_IMAGE = {"table": 32}  # at least, of a part that does not say how many it has: a row of a table
+"""On one machine Ray takes 10 s to start and stop, and twice the CPU per photograph of 10 KB (tests/benchmarks/README.md)."""
+_LARGE_KINDS = frozenset({"imagenet21k", "ilsvrc2012", "transfer"})  # known to be large without listing
+_BYTES_PER_IMAGE = {"table": 32}  # lower bound for parts of unknown length: one table row
 _FEWEST_BYTES = 1024
 
 
 def is_small(requests: Sequence[CorpusConfig], root: Store, *, one_machine: bool) -> bool:
-    """Whether requests for corpora that are not prepared yet are at most `execution.small_images` and MAX_BYTES together, as
-    far as listing tells; it is listed no further than that. What cannot be listed is small: to say so takes no cluster.
+    """Whether the requests (for corpora that are not prepared yet) have at most `execution.small_images` images and MAX_BYTES
+    bytes together. Listing stops as soon as a limit is exceeded. A source that cannot be listed counts as small, because
+    reporting its error needs no cluster.
 
-    `root` has what else is needed to list. `one_machine`: there is no other that could do a part of the work.
+    `root`: store with other data that listing needs. `one_machine`: no other machine could share the work.
     """
     times = TIMES_ON_ONE_MACHINE if one_machine else 1
     num_images, num_bytes, max_bytes = 0, 0, times * MAX_BYTES
@@ -44,7 +45,7 @@ def _images_of(part: Part, config: CorpusConfig) -> int:
 
 
 def _size_of_file(config: CorpusConfig) -> int:
-    """Bytes of a source that is one file; else 0."""
+    """Size in bytes of a source that is a single file; otherwise 0."""
     folder, _, name = getattr(config.source, "path", "").rstrip("/").rpartition("/")
     with contextlib.suppress(ValueError, OSError, RuntimeError):
         return open_store(folder).size(name) if folder and name else 0

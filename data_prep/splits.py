@@ -1,20 +1,20 @@
-"""Keyed hashes that place an example: in which split it is, whatever the seed, and where in the order of the rows.
+"""Keyed hashes that place an example: its split, independent of the seed, and its position in the row order.
 
-A split that no source names is drawn for a unit: a group, or else all pictures with the same pixels. So a picture with
-copies is in val or test as often as one without, and a copy that is added moves nothing.
+If the source does not name the split, it is drawn per unit: a group, or all images with the same pixels. So an image with
+copies is in val or test as often as one without, and adding a copy changes no split.
 """
 
 import hashlib
 from collections.abc import Mapping
 
-# Fixed for ever: with another salt every split of every corpus would change, and test pictures would become train ones.
+# Never change these: another salt would change every split of every corpus, and turn test images into training images.
 _SPLIT_SALT = b"vitline split\0"
 _ORDER_SALT = b"vitline order\0"
 
 
 class DrawnSplit(str):
-    """The split of an example that is drawn with these shares, not named by the source. Until its pixels are known the
-    text is the split that its id draws: as good as any for counting, and final for a group."""
+    """A split drawn with these shares, not named by the source. Until the pixels are known, its text is the split drawn from
+    the example id: good enough for counting, and final for a group."""
 
     val_fraction: float
     test_fraction: float
@@ -26,17 +26,17 @@ class DrawnSplit(str):
 
 
 def unit_key(group: str | None, pixel_sha256: bytes) -> str:
-    """What the split of an example is drawn from: its group, or else its pixels, equal for every copy of a picture."""
+    """The key that the split of an example is drawn from: its group, else its pixels, which are equal for all copies."""
     return pixel_sha256.hex() if group is None else group
 
 
 def split_hash(key: str) -> int:
-    """uint64 that decides the split of a unit; uniform, equal on every machine."""
+    """uint64 that decides the split of a unit; uniform, and equal on every machine."""
     return int.from_bytes(hashlib.sha256(_SPLIT_SALT + key.encode()).digest()[:8], "big")
 
 
 def hashed_split(key: str, val_fraction: float, test_fraction: float) -> str:
-    """train, val or test. Test takes the lowest hashes and val the next, so another val size moves no test example."""
+    """train, val or test. Test takes the lowest hashes and val the next, so changing the share of val moves no test example."""
     point = split_hash(key) / 2**64
     if point < test_fraction:
         return "test"
@@ -44,10 +44,10 @@ def hashed_split(key: str, val_fraction: float, test_fraction: float) -> str:
 
 
 def filled_splits(sizes: Mapping[str, int], num_val: int, num_train: int) -> dict[str, str]:
-    """The split of every group, so that val and train hold exactly so many examples; the rest is test.
+    """Assign groups to splits so that val and train have exactly the given numbers of examples; the rest is test.
 
-    `sizes` gives the examples that count for each group (0: it goes where the counting then stands). Groups come in
-    the order of their hash; one too large for the room left in a split goes to a later one. Raises ValueError where
+    `sizes`: number of examples of each group that count (0: the group joins the split that is being filled). Groups are taken
+    in the order of their hash; a group that is too large for the remaining room goes to a later split. Raises ValueError if
     the numbers cannot be met.
     """
     room = {"val": num_val, "train": num_train}
@@ -60,12 +60,12 @@ def filled_splits(sizes: Mapping[str, int], num_val: int, num_train: int) -> dic
             room[split] -= sizes[group]
     if any(room.values()):
         raise ValueError(
-            f"{sum(sizes.values()):,} examples in {len(sizes):,} groups cannot give {num_val:,} for val and "
-            f"{num_train:,} for train exactly; {room} are missing. Ask for fewer."
+            f"{sum(sizes.values()):,} examples in {len(sizes):,} groups cannot give exactly {num_val:,} for val and "
+            f"{num_train:,} for train; missing: {room}. Request fewer."
         )
     return splits
 
 
 def order_key(seed: int, example_id: str) -> int:
-    """uint64 by which the rows of a segment are sorted: first 8 bytes of sha256(seed, example id)."""
+    """uint64 sort key of the rows of a segment: first 8 bytes of sha256(seed, example id)."""
     return int.from_bytes(hashlib.sha256(_ORDER_SALT + f"{seed}\0{example_id}".encode()).digest()[:8], "big")

@@ -1,4 +1,4 @@
-"""A source from its config. A new source is one file and one line here."""
+"""Opens the source of a request. A new kind of source needs one file and one entry here."""
 
 import importlib
 
@@ -22,7 +22,7 @@ _READERS = {
 
 
 def open_source(config: CorpusConfig) -> RawCorpus:
-    """The source of a request; nothing is read yet. Only the library that the source needs is imported."""
+    """The source of a request; nothing is read yet. Imports only the libraries that this source needs."""
     module, _, name = _READERS[config.source.kind].rpartition(".")
     reader = getattr(importlib.import_module(f"data_prep.corpora.{module}"), name)
     return reader(config.source, config.recipe)

@@ -1,15 +1,15 @@
-"""Requests for the corpora of the demonstration, ready to hand to `prepare`."""
+"""Requests for the corpora of the demonstration."""
 
 from collections.abc import Callable
 
 from data_prep.config import CorpusConfig, CorpusRecipe, Digits, Emoji
 
-# A task keeps its exact numbers of examples: twins inside one split stay.
+# A task keeps its exact numbers of examples, so duplicates within a split stay.
 _TASK = CorpusRecipe(duplicates="keep")
 
 
 def noto_emoji(cache: str = "") -> CorpusConfig:
-    """Noto emoji for pre-training: nothing of the groups whose Twitter pictures are test."""
+    """Noto emoji for pre-training, without the groups whose Twitter images are in test."""
     return CorpusConfig(name="noto-emoji", source=Emoji(style="google", role="pretrain", cache=cache))
 
 
@@ -24,14 +24,14 @@ def digits() -> CorpusConfig:
 
 
 def digits_0_to_4() -> CorpusConfig:
-    """For pre-training where the emoji cannot be fetched."""
+    """Digits for pre-training if the emoji cannot be fetched."""
     return CorpusConfig(
         name="digits-0-to-4", source=Digits(digits=(0, 1, 2, 3, 4), num_train=750, num_val=100), recipe=_TASK
     )
 
 
 def digits_5_to_9() -> CorpusConfig:
-    """The task beside it: 400 + 100 examples, as there are only 896."""
+    """The task for `digits_0_to_4`: 400 + 100 examples, because there are only 896 images."""
     return CorpusConfig(
         name="digits-5-to-9", source=Digits(digits=(5, 6, 7, 8, 9), num_train=400, num_val=100), recipe=_TASK
     )

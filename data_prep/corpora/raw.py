@@ -1,4 +1,4 @@
-"""What every source gives: parts that a worker can read by itself, and examples that say where their bytes are."""
+"""Interface of all sources: parts that a worker can read independently, and examples that locate their bytes."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,120 +25,120 @@ class RawExample:
     example_id: str
     labels: tuple[str, ...]
     split: str
-    """As the source names it, or a `DrawnSplit`."""
+    """The split that the source names, or a `DrawnSplit`."""
     base: str
     key: str
     offset: int = 0
     length: int | None = None
     group: str | None = None
-    """What shares a split with this example; none: nothing does."""
+    """Examples of one group share a split; None: no group."""
     weights: tuple[float, ...] | None = None
     refused: tuple[str, str] | None = None
-    """Reason and detail where the source knows without reading that this is no example."""
+    """Reason and detail, if the source knows without reading that this is not a usable example."""
     data: bytes | None = None
-    """The bytes, where finding the example has read them anyway, as in an archive."""
+    """The bytes, if they were read anyway while finding the example, such as in an archive."""
     num_bytes: int = 0
-    """About how many, where `length` is none; for the progress of `ListedCorpus` only."""
+    """Approximate size if `length` is None; only for the progress of `ListedCorpus`."""
     order_key: int | None = None
-    """uint64 by which the rows of a split are sorted, of sources with an order of their own. None: by its hash."""
+    """uint64 sort key of the rows of a split, for sources with an order of their own. None: by hash."""
 
 
 class Part(FrozenConfig):
-    """A piece of a source that one worker lists and reads by itself: the unit of restart."""
+    """A unit of a source listing that one task reads: the unit of restart."""
 
     name: str
-    """Unique in the source and equal at every listing, such as the name of an archive."""
+    """Unique within the source and the same at every listing, such as the name of an archive."""
     num_bytes: NonNegativeInt = 0
-    """About as many as have to be read; for the progress."""
+    """Approximate number of bytes to read; for the progress."""
     num_examples: NonNegativeInt = 0
-    """Where known without reading; else 0."""
+    """Number of examples if it is known without reading; otherwise 0."""
     where: dict[str, JsonValue] = Field(default_factory=dict)
-    """What the source needs to find the part again."""
+    """Whatever the source needs to find the part again."""
 
 
 @dataclass(frozen=True)
 class WorkFolder:
-    """Where a source keeps what it needs while its corpus is prepared."""
+    """Where a source keeps what it needs between tasks while its corpus is prepared."""
 
     root: Store
-    """What is fetched stays below `sources/` of it."""
-    work: Store
-    """Of this corpus alone: lists, and below `spill/` bytes that have no range of their own in the source, such as the
+    """Store of the root; fetched data is kept below its `sources/`."""
+    store: Store
+    """Store for this corpus alone: lists, and below `spill/` the bytes that have no range of their own in the source, such as
     members of a compressed archive. The spill is deleted when the corpus is published."""
     examples_per_part: int
-    """Of sources that choose the size of their parts."""
+    """Size of a part, for sources that choose it."""
 
 
 class FirstRows(NamedTuple):
-    """The first rows of a split, as a member of a view."""
+    """The first rows of a split, as a member of a joined split."""
 
     split: str
     num_rows: int
 
 
 class RawCorpus(ABC):
-    """One source, opened by its config, of the same content wherever it is opened."""
+    """A source, opened from its config. Its content is the same wherever it is opened."""
 
     origin: str
-    """Where the images come from, written beside every row."""
+    """Where the images come from; stored with every row."""
     credit: str = ""
-    """Authors and licence, for the report."""
+    """Authors and licence, shown in the report."""
     single_label: bool = True
     """Whether every example has exactly one label."""
     when_ids_repeat: str = "Ids are paths in Unicode NFC: rename one of the files."
-    """What to do where several examples have one id."""
-    # So that every corpus is a task too: a setting is chosen on train -> val, and the last training takes both.
+    """What to do if several examples have one id; the end of the error message."""
+    # Makes every corpus usable as a task: settings are chosen on train -> val, and the final training uses both.
     views: Mapping[str, tuple[str | FirstRows, ...]] = MappingProxyType({"trainval": ("train", "val")})
-    """Further splits that are others, or the first rows of others, put together, such as train800val200; those are made
-    whose members there are."""
+    """Joined splits, such as train800val200: other splits, or first rows of them, one after another. Only those are made whose
+    members exist."""
     benchmark_rows: Mapping[str, int] = {}
-    """Of a benchmark, the examples of each split: they are as published, so none may be missing or refused, and none is
-    left out that repeats another. It may have test alone. Empty: this is none."""
+    """For a benchmark, the number of examples of each split. It is kept as published: no example may be missing or refused, and
+    duplicates stay. It may have only a test split. Empty: not a benchmark."""
 
     lists_ids: bool = False
-    """Whether `listed` tells the ids of examples."""
+    """Whether `listed` returns the ids of examples."""
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Another text when the examples may have changed. Cheap: reads no image, fetches nothing.
-        Raises ValueError where the source does not exist."""
+        """A text that differs whenever the examples may have changed. Fast: reads no image and fetches nothing.
+        Raises ValueError if the source does not exist."""
 
     @abstractmethod
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        """Every part, without reading images; at least one file or archive member to a part.
-        Raises ValueError where the source is not what it should be, FetchUnavailable where it cannot be had."""
+        """Every part, without reading images; a part has at least one file or archive member.
+        Raises ValueError if the source is not of the expected kind, FetchUnavailable if it cannot be fetched."""
 
     @abstractmethod
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
-        """The examples of a part, those that cannot be read or are none by their name among them as refused.
+        """The examples of a part. Unreadable ones, and files that are not images by their names, are included as refused.
 
-        Whatever is in the source, an example or a refusal comes of it. Raises OSError and StoreFailed of the store.
+        Everything in the source becomes an example or a refusal. Raises OSError and StoreFailed from the store.
         """
 
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
-        """What `examples` gives of a part as EXAMPLE_SCHEMA, in its order, as far as it is known without reading an image.
-        Of sources that have `lists_ids`. Raises as `examples`."""
+        """The examples of a part as EXAMPLE_SCHEMA, in the order of `examples`, as far as they are known without reading images.
+        For sources with `lists_ids`. Raises as `examples`."""
         raise NotImplementedError(
-            f"{type(self).__name__} has no `lists_ids`: only reading its images tells what they are"
+            f"{type(self).__name__} has no `lists_ids`: its ids are known only after reading its images"
         )
 
     def declared_classes(self) -> tuple[str, ...]:
-        """Labels that are classes whether an example has them or not. Empty: those that examples have."""
+        """Labels that are classes whether an example has them or not. Empty: the labels of the examples are the classes."""
         return ()
 
     def class_info(self, source_id: str) -> ClassInfo:
-        """How a label of `examples` is called and what it is a kind of."""
+        """Name and ancestors of a label of `examples`."""
         return ClassInfo(name=source_id, source_id=source_id)
 
 
 class ListedCorpus(RawCorpus):
-    """A source that is one list of places. Its parts are stretches of the list, kept in the work folder."""
+    """A source that is one list of locations. Its parts are consecutive pieces of the list, kept in the work folder."""
 
     lists_ids = True
 
     @abstractmethod
     def listing(self, work: WorkFolder) -> Iterator[RawExample]:
-        """Every example, in an order that the source fixes, without `data`. Raises as `parts`."""
+        """Every example without `data`, in an order that the source defines. Raises as `parts`."""
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         batch: list[RawExample] = []
@@ -155,7 +155,7 @@ class ListedCorpus(RawCorpus):
         yield from examples_of(self.listed(part, work))
 
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
-        with work.work.open(_list_key(part.name)) as file:
+        with work.store.open(_list_key(part.name)) as file:
             return read_parquet(file)
 
     @staticmethod
@@ -163,7 +163,7 @@ class ListedCorpus(RawCorpus):
         name = f"{number:06d}"
         sink = pa.BufferOutputStream()
         pq.write_table(table_of(batch), sink, compression="zstd")
-        work.work.write(_list_key(name), sink.getvalue().to_pybytes())
+        work.store.write(_list_key(name), sink.getvalue().to_pybytes())
         num_bytes = sum(example.length or example.num_bytes for example in batch)
         return Part(name=name, num_bytes=num_bytes, num_examples=len(batch))
 
@@ -176,9 +176,9 @@ def _list_key(name: str) -> str:
 
 
 def kept_lists(work: WorkFolder) -> Iterator[pa.Table]:
-    """The lists that `ListedCorpus.parts` has kept, as EXAMPLE_SCHEMA; none where a source keeps none."""
-    for listed in work.work.scan(_LISTS):
-        with work.work.open(listed.key) as file:
+    """The lists that `ListedCorpus.parts` has saved, as EXAMPLE_SCHEMA; none for other sources."""
+    for listed in work.store.scan(_LISTS):
+        with work.store.open(listed.key) as file:
             yield read_parquet(file)
 
 
@@ -188,7 +188,7 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.string()), nullable=False),
         pa.field("weights", pa.list_(pa.float32())),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("val_fraction", pa.float64()),  # shares that the split is drawn with; null: the source names it
+        pa.field("val_fraction", pa.float64()),  # shares with which the split is drawn; null: named by the source
         pa.field("test_fraction", pa.float64()),
         pa.field("group", pa.string()),
         pa.field("base", pa.string(), nullable=False),
@@ -235,14 +235,14 @@ def examples_of(table: pa.Table) -> Iterator[RawExample]:
 
 
 class Spill:
-    """Bytes of examples that have no range of their own in the source, end to end in one object of the work folder.
+    """Appends bytes of examples that have no range of their own in the source to one object of the work folder.
 
-    `with Spill(place, part) as spill`: visible at a clean exit; written again whole when the part is read again.
+    `with Spill(work, part) as spill`: visible at a clean exit; written anew when the part is read again.
     """
 
     def __init__(self, work: WorkFolder, part: Part) -> None:
         self.key = f"spill/{part.name}"
-        self.base, self._writer, self._position = work.work.uri, work.work.writer(self.key), 0
+        self.base, self._writer, self._position = work.store.uri, work.store.writer(self.key), 0
 
     def __enter__(self) -> "Spill":
         self._file = self._writer.__enter__()
@@ -252,7 +252,7 @@ class Spill:
         self._writer.__exit__(*raised)
 
     def keep(self, data: bytes) -> int:
-        """Append and give the offset: `RawExample(base=spill.base, key=spill.key, offset=..., length=len(data))`."""
+        """Append bytes and return their offset: `RawExample(base=spill.base, key=spill.key, offset=..., length=len(data))`."""
         offset = self._position
         self._file.write(data)
         self._position += len(data)
@@ -260,7 +260,7 @@ class Spill:
 
 
 class SplitRule:
-    """Where an example goes by its hash, and by the splits that its source names."""
+    """Assigns splits, by the names of the source and by hash."""
 
     NAMES: ClassVar[Mapping[str, str]] = {
         "train": "train",
@@ -272,21 +272,20 @@ class SplitRule:
         "test": "test",
         "testing": "test",
     }
-    """How sources call their splits."""
+    """Names of splits in sources."""
 
     def __init__(self, recipe: CorpusRecipe, present: frozenset[str] = frozenset()) -> None:
-        """`present` are the splits that the source names by itself: what it lacks is hashed off train, val where there
-        is no val, test where there is neither val nor test. Under `val_per_class` planning takes val off train instead."""
+        """`present`: the splits that the source names. Missing ones are drawn from train: val if there is no val, test if
+        there is neither val nor test. With `val_per_class`, planning takes val from train instead."""
         self._test_fraction = 0.0 if present & {"val", "test"} else recipe.test_fraction
         self._val_fraction = 0.0 if "val" in present or recipe.val_per_class else recipe.val_fraction
 
     def assign_split(self, group_key: str, named: str | None = None) -> str:
-        """The split of an example: as named, or a `DrawnSplit`. `group_key` is the example id unless several examples
-        belong together."""
+        """The split of an example: as named, or a `DrawnSplit`. `group_key`: the group, or the example id if it has none."""
         if named in ("val", "test"):
             return named
         return DrawnSplit(group_key, self._val_fraction, self._test_fraction)
 
 
 class FetchUnavailable(RuntimeError):
-    """A source cannot be fetched here (no network, no npm, refused): another source may do instead."""
+    """A source cannot be fetched (no network, no npm, access refused); another source may be used instead."""

@@ -1,4 +1,4 @@
-"""The files that a source of tables or archives is made of, and the split that a name says."""
+"""Files of sources that consist of tables or archives, and splits named in paths."""
 
 import functools
 import hashlib
@@ -11,10 +11,10 @@ from infra.storage import Listed, Store, open_store
 
 
 class SourceFiles:
-    """The files of one source: a single file, or those below a folder whose names end as its kind of file does.
+    """The files of one source: a single file, or all files with certain endings below a folder.
 
-    Names that begin with `.` or `_`, of files and of folders, are passed over, as Arrow and Spark do: `._a.parquet`,
-    `_temporary/`. So are files with other endings.
+    Files and folders whose names begin with `.` or `_`, such as `._a.parquet` or `_temporary/`, are skipped, as in Arrow and
+    Spark. Files with other endings are skipped as well.
     """
 
     def __init__(self, path: str, endings: tuple[str, ...]) -> None:
@@ -22,7 +22,7 @@ class SourceFiles:
 
     @functools.cached_property
     def single(self) -> str | None:
-        """Key of the one file that the source is; None where it is a folder."""
+        """Key of the file, if the source is a single file; None for a folder."""
         parent, _, name = self.uri.rpartition("/")
         if not self._wanted(name) or not parent.partition("://")[1]:  # a whole bucket has no parent
             return None
@@ -30,11 +30,11 @@ class SourceFiles:
 
     @functools.cached_property
     def store(self) -> Store:
-        """The folder that the keys of `files` are below."""
+        """The folder that contains the keys of `files`."""
         return open_store(_root(self.uri.rpartition("/")[0]) if self.single else self.uri)
 
     def files(self) -> Iterator[Listed]:
-        """Every file, in the order of the store. Raises ValueError where there is none."""
+        """Every file, in the order of the store. Raises ValueError if there is none."""
         found = False
         for listed in self.store.scan(self.single or ""):
             if listed.key == self.single or (self.single is None and self._wanted(listed.key)):
@@ -42,20 +42,20 @@ class SourceFiles:
                 try:
                     plain_text(listed.key)
                 except ValueError:
-                    raise ValueError(f"{listed.key!a} in {self.uri} is no name in UTF-8. Rename the file.") from None
+                    raise ValueError(f"{listed.key!a} in {self.uri} is not valid UTF-8. Rename the file.") from None
                 yield listed
         if not found:
             raise ValueError(
-                f"{self.uri} is no file and no folder that holds one named {', '.join('*' + e for e in self._endings)}. "
-                "Name the file, or the folder that the files lie in."
+                f"{self.uri} is neither a file nor a folder with files named {', '.join('*' + e for e in self._endings)}. "
+                "Give the file, or the folder that holds the files."
             )
 
     def splits(self) -> frozenset[str]:
-        """The splits that the names of the files name."""
+        """The splits that the file names contain."""
         return frozenset(split for file in self.files() if (split := named_split(file.key)))
 
     def fingerprint(self) -> str:
-        """Of names, sizes and tags. Raises ValueError where there is no file."""
+        """Digest of names, sizes and tags. Raises ValueError if there is no file."""
         digest = hashlib.sha256()
         for file in self.files():
             digest.update(f"{file.key}\0{file.size}\0{file.tag}\n".encode(errors="surrogateescape"))
@@ -71,7 +71,7 @@ def _root(parent: str) -> str:
 
 
 def named_split(key: str) -> str | None:
-    """The split that a path names: its first word that is one, between whatever is no letter, folders before files.
-    None where it names none. So `data/validation-00000-of-00002.parquet` is val, as on the Hugging Face Hub."""
+    """The split named in a path: its first word that is the name of a split, with folders before files; None if there is none.
+    So `data/validation-00000-of-00002.parquet` is val, as on the Hugging Face Hub."""
     words = re.split(r"[\W\d_]+", key.lower())
     return next((SplitRule.NAMES[word] for word in words if word in SplitRule.NAMES), None)

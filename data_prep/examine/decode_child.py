@@ -1,13 +1,13 @@
-"""Decoding in a process of its own: what crashes or hangs a decoder costs one image and never the job.
+"""Decodes images in a separate process, so that a decoder that crashes or hangs costs one image and never the job.
 
-The process is started anew, never forked, and is kept for later tasks of this worker. Its address space is limited and
-no image may take longer than its time. The image at which it ends is tried once more, alone, in a fresh process, and
-then refused as `decoder_crash`; those behind it come to no harm. The limits are execution, no part of a corpus's
-identity: they decide on images near them only. Of 89 million pixels, the policy's default, the most demanding format
-(JPEG 2000 with alpha) needs 2.2 GiB of address space. Below that some decoders call their want of memory a corrupt file.
+The process is started fresh, never forked, and is kept for later tasks of this worker. Its address space and the time per image
+are limited. The image on which the process dies is tried once more, alone, in a fresh process, and then refused as
+`decoder_crash`; the images after it are not affected. The limits belong to `execution` and not to the identity of a corpus,
+because they only decide about images near them. At the policy's default of 89 million pixels, the most demanding format (JPEG 2000
+with alpha) needs 2.2 GiB of address space. With less, some decoders report lack of memory as a corrupt file.
 
-Linux: the process ends with this one, however that ends. Other POSIX systems: it ends when its input does, which a
-decoder in an endless loop does not see; macOS may not limit its address space. Windows is not supported.
+On Linux the process ends with this one in any case. On other POSIX systems it ends when its input ends, which a decoder in an
+endless loop does not notice; macOS may not limit its address space. Windows is not supported.
 """
 
 import atexit
@@ -36,18 +36,18 @@ from infra.settings import inherited_environment
 T = TypeVar("T")
 Outcome = Examined | ImageRejected
 
-_PIPE_BYTES = 1024 * 1024  # Linux's 64 KiB hold no photograph: the child would wait for most of each
+_PIPE_BYTES = 1024 * 1024  # Linux's default of 64 KiB is less than a photograph: the child would wait
 _MAX_IN_FLIGHT = 32
-_AHEAD_BYTES = _PIPE_BYTES * 3 // 4  # the next photograph still fits, and goes in one write
+_AHEAD_BYTES = _PIPE_BYTES * 3 // 4  # leaves room for the next photograph in one write
 _MAX_TRIES = 2
 _MAX_IDLE = 4
 _START_S, _EXIT_S = 120.0, 10.0
 
 
 class Examiner:
-    """Examines images in another process. For one thread; as many threads as there are may have one each.
+    """Examines images in another process. Use one examiner per thread.
 
-    Leaving `with` keeps the process for the next examiner, or ends it if images are still under way.
+    Leaving `with` keeps the process for the next examiner, or kills it if it still has images.
     """
 
     def __init__(
@@ -73,12 +73,12 @@ class Examiner:
             self._child = None
 
     def run(self, images: Iterable[tuple[T, bytes | LocalRange]]) -> Iterator[tuple[T, Outcome]]:
-        """Tag and verdict of every image, in order. One run at a time. Ranges are closed.
+        """Yield tag and verdict of every image, in order. Only one run at a time. Ranges are closed.
 
-        As many images are taken ahead as the pipe holds, 1 MiB or 32; large ones one by one. Memory: two or three images.
-        Raises RuntimeError where the process cannot be started, and what `images` raises.
+        Images are read ahead up to the capacity of the pipe, 1 MiB or 32 images; large ones one by one. Memory: two or three
+        images. Raises RuntimeError if the process cannot be started, and whatever `images` raises.
         """
-        assert not self._running, "the runs of one examiner follow each other"
+        assert not self._running, "an examiner runs one batch of images at a time"
         self._running = True
         source, waiting, more = iter(images), deque[_Image[T]](), True
         try:
@@ -96,7 +96,7 @@ class Examiner:
             self._end_if_busy()
 
     def _hand_over(self, waiting: "deque[_Image[T]]") -> None:
-        """Give the child what it may have now. One that failed before goes alone."""
+        """Send the child what it has room for. An image on which a child died before is sent alone."""
         while waiting:
             child = self._child = self._child or _POOL.take(self._settings)
             alone = waiting[0].failures or (child.in_flight and child.in_flight[0].failures)
@@ -105,7 +105,7 @@ class Examiner:
             child.send(waiting.popleft())
 
     def _verdicts(self, waiting: "deque[_Image[T]]") -> list[tuple[T, Outcome]]:
-        """Those that have come, or that come next. None at a first failure, or when there is room for more images."""
+        """The verdicts that are available or come next. Empty after a first failure, or if there is room for more images."""
         self._hand_over(waiting)
         assert self._child
         try:
@@ -132,18 +132,18 @@ class _Image(Generic[T]):
     failures: int = 0
 
     def done(self) -> T:
-        """Let go of the bytes."""
+        """Release the bytes."""
         if isinstance(self.data, LocalRange):
             self.data.close()
         return self.tag
 
 
 class _Died(Exception):
-    """The child is of no more use; the text says why."""
+    """The child cannot be used any more; the text says why."""
 
 
 class _Child(Generic[T]):
-    """One process, its pipes and the images that it has been given."""
+    """One process, its pipes and the images that were sent to it."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
@@ -156,11 +156,11 @@ class _Child(Generic[T]):
         os.set_blocking(self._to, False)
         os.set_blocking(self._from, False)
         _widen(self._to)
-        # Two of each image that is not sent whole: its length, its bytes.
+        # Two entries per image that is not fully sent: its length and its bytes.
         self._outgoing: deque[memoryview | LocalRange] = deque()
         self._incoming = bytearray()
         self._ready = self._ended = False
-        self._since = time.monotonic()  # when it could begin with the first in flight, or with its own start
+        self._since = time.monotonic()  # start of its work on the first image in flight, or of the process
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -172,7 +172,7 @@ class _Child(Generic[T]):
         )
 
     def send(self, image: _Image[T]) -> None:
-        """Give an image to the child, as far as its pipe has room; `answers` sends the rest."""
+        """Send an image to the child as far as its pipe has room; `answers` sends the rest."""
         if self._ready and not self.in_flight:
             self._since = time.monotonic()
         self.in_flight.append(image)
@@ -182,13 +182,13 @@ class _Child(Generic[T]):
         self._write()
 
     def answers(self, timeout_s: float) -> list[tuple[T, Outcome]]:
-        """Wait for answers, or until all is sent. Raises _Died, and RuntimeError if the process does not start."""
+        """Wait for answers, or until everything is sent. Raises _Died, and RuntimeError if the process does not start."""
         sending, since, late = bool(self._outgoing), self._since, False
         while True:
             if found := self._parse():
                 return found
             limit_s = timeout_s if self._ready else _START_S
-            # Whoever comes late to look finds what was answered meanwhile: the time runs from when it is found.
+            # If this process was slow to read, answers may be waiting: the timeout counts from the last answer found.
             if self._ended or (late and self._since == since):
                 raise self._death(limit_s)
             if sending and not self._outgoing:
@@ -199,7 +199,7 @@ class _Child(Generic[T]):
             self._wait(left_s)
 
     def end(self) -> None:
-        """Kill it if it lives, and let go of what belongs to it."""
+        """Kill the process if it is alive, and release its resources."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
@@ -213,7 +213,7 @@ class _Child(Generic[T]):
     def _wait(self, at_most_s: float) -> None:
         pipes = select.poll()
         pipes.register(self._from, select.POLLIN)
-        # While the child has a whole image before it, the rest can wait for the next answer: fewer, larger writes.
+        # As long as the child has a complete image, the rest can wait for the next answer: fewer, larger writes.
         if self._outgoing and self._num_sent() < 2:
             pipes.register(self._to, select.POLLOUT)
         for pipe, _ in pipes.poll(1000 * max(0.0, at_most_s)):
@@ -230,7 +230,7 @@ class _Child(Generic[T]):
             except BlockingIOError:
                 return
             except BrokenPipeError:
-                self._outgoing.clear()  # reading comes upon the end, behind what was answered before it
+                self._outgoing.clear()  # reading returns the earlier answers first, then the end
                 return
             self._outgoing.popleft()
             if written < len(data):
@@ -258,12 +258,12 @@ class _Child(Generic[T]):
                 break
             try:
                 if length > MAX_ANSWER_BYTES:
-                    raise _Died(f"the decoder announced an answer of {length:,} bytes")
+                    raise _Died(f"the decoder announced an answer of {length:,} bytes, above the limit")
                 verdict = self._verdict(kind, bytes(self._incoming[ANSWER.size : end]))
             except _Died:
                 if not found:
                     raise
-                break  # what was answered before comes first; this is met again
+                break  # return the earlier answers first; the error comes up again
             del self._incoming[:end]
             self._since = time.monotonic()
             if verdict:
@@ -277,7 +277,7 @@ class _Child(Generic[T]):
             self._ready = True
             return None
         if not (self._ready and self._num_sent() > 0):
-            raise _Died("the decoder answered what it was not asked")
+            raise _Died("the decoder sent an answer without a request")
         try:
             verdict = decode_answer(kind, body)
         except ValueError as error:
@@ -287,7 +287,7 @@ class _Child(Generic[T]):
         return verdict
 
     def _death(self, limit_s: float) -> Exception:
-        if self._ended:  # else it has hung; one that has closed its output and does not exit is no better
+        if self._ended:  # otherwise it hangs; so does one that closed its output but does not exit
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_EXIT_S)
         status = self._process.poll()
@@ -301,11 +301,11 @@ class _Child(Generic[T]):
             return _Died(how)
         self._process.kill()
         assert self._process.stderr
-        said = self._process.stderr.read().decode(errors="replace").strip()
+        output = self._process.stderr.read().decode(errors="replace").strip()
         self.end()
         return RuntimeError(
-            f"The process that decodes images does not start: {how}. It said:\n{said}\n"
-            f"It was started as {sys.executable}; correct the environment of this worker."
+            f"The process that decodes images does not start: {how}. Its output:\n{output}\n"
+            f"It was started as {sys.executable}. Correct the environment of this worker."
         )
 
 
@@ -316,15 +316,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-# The way to our modules is told and not inherited: workers may have been given theirs after they were started.
+# The import path is passed explicitly: workers may have extended theirs after they were started, which a child does not inherit.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from data_prep.examine.decode_server import serve; serve(sys.argv[2], int(sys.argv[3]))"
 )
-# Nothing secret of this process is in the environment of one that handles bytes of strangers.
+# A process that handles untrusted bytes gets no secrets of this process in its environment.
 _INHERITED = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME"}
-# One image at a time has no use for a thread of every core, whose stacks count as address space. And glibc would give
-# the memory of each image back to the kernel and ask for it again: 15 % of the time of a small photograph.
+# Decoding one image at a time needs no thread per core, whose stacks count as address space. By default glibc would return the
+# memory of each image to the kernel and request it again: 15 % of the time of a small photograph.
 _TUNED = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -350,32 +350,32 @@ def _widen(pipe: int) -> None:
     if sys.platform == "linux":
         import fcntl
 
-        with contextlib.suppress(OSError):  # a user's pipes may hold so much together
+        with contextlib.suppress(OSError):  # the total size of a user's pipes is limited
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class _Pool:
-    """The children of this process that nobody uses."""
+    """The idle children of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._idle: list[_Child[Any]] = []
-        # Linux ends a child with the *thread* that started it: a task's own thread may end before the process does.
+        # Linux ends a child with the *thread* that started it, and the thread of a task may end before the process.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="decode-child-starter")
 
     def take(self, settings: ServerSettings) -> _Child[Any]:
-        """A child with these settings, that was there or is new."""
+        """A child with these settings, idle or new."""
         with self._lock:
             fitting = [child for child in self._idle if child.settings == settings]
-            gone = [child for child in fitting if not child.alive()]
-            chosen = next((child for child in reversed(fitting) if child not in gone), None)
-            self._idle = [child for child in self._idle if child is not chosen and child not in gone]
-        for child in gone:
+            dead = [child for child in fitting if not child.alive()]
+            chosen = next((child for child in reversed(fitting) if child not in dead), None)
+            self._idle = [child for child in self._idle if child is not chosen and child not in dead]
+        for child in dead:
             child.end()
         return chosen or self._starter.submit(_Child, settings).result()
 
     def keep(self, child: _Child[Any]) -> None:
-        """Hold a child for later, and end those that nobody has wanted for the longest time."""
+        """Keep a child for later, and end those that have been idle longest."""
         with self._lock:
             self._idle.append(child)
             surplus, self._idle = self._idle[:-_MAX_IDLE], self._idle[-_MAX_IDLE:]
@@ -392,5 +392,5 @@ class _Pool:
 _POOL = _Pool()
 atexit.register(_POOL.end_all)
 if hasattr(os, "register_at_fork"):
-    # Two processes that write into one pipe would get each other's verdicts.
+    # Two processes that share a pipe would receive each other's verdicts.
     os.register_at_fork(after_in_child=_POOL.__init__)  # type: ignore[misc]

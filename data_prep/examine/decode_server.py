@@ -1,10 +1,10 @@
-"""The program of the process that decodes: image files in at its standard input, verdicts out at its standard output.
+"""Program of the decoding process: reads image files from standard input and writes verdicts to standard output.
 
-It handles bytes of strangers, so what it sends is of fixed form and never pickle: whoever breaks a decoder gains this
-process, whose memory and time are limited, and runs no code in the process that asked.
+It handles untrusted bytes. Its output has a fixed format and is never pickled: an exploit of a decoder is confined to this process,
+whose memory and time are limited, and cannot run code in the parent process.
 
-In:  of each image 8 bytes of length (little endian), then the file.
-Out: of each answer 1 byte of kind, 4 of length, then what `Kind` says; first READY, then one for each image, in order.
+In:  8 bytes of length per image (little endian), then the file.
+Out: 1 byte of kind and 4 bytes of length per answer, then the body described in `Kind`; first READY, then one per image, in order.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from infra.config import FrozenConfig
 REQUEST = struct.Struct("<Q")
 ANSWER = struct.Struct("<BI")
 MAX_ANSWER_BYTES = 64 * 1024
-"""A longer answer is damaged."""
+"""A longer answer is treated as damaged."""
 
 _EXAMINED = struct.Struct("<32s32s32s32sII")
 _MAX_TEXT = 4_000
@@ -36,38 +36,38 @@ Examine = Callable[[bytes, DecodePolicy], Examined]
 
 
 class Kind(enum.IntEnum):
-    """What an answer is."""
+    """Kinds of answers."""
 
     READY = 0
-    """Imports are done and limits set; empty."""
+    """Imports are done and limits are set; no body."""
     EXAMINED = 1
-    """An Examined: four hashes, width and height, then format and mode as text with a zero byte between."""
+    """An Examined: four hashes, width and height, then format and mode as text, separated by a zero byte."""
     REJECTED = 2
-    """An ImageRejected: reason and detail with a zero byte between."""
+    """An ImageRejected: reason and detail, separated by a zero byte."""
     FAILED = 3
-    """Text: what stopped the decoder, such as too little memory. The process ends behind it."""
+    """Text: what stopped the decoder, such as lack of memory. The process ends after it."""
 
 
 class ServerSettings(FrozenConfig):
-    """What the process is started with."""
+    """Settings of the process."""
 
     policy: DecodePolicy
     memory_bytes: int
     """Limit of its address space."""
     function: str
-    """Dotted name of what examines: takes bytes and policy, gives Examined or raises ImageRejected."""
+    """Dotted name of the examining function: takes bytes and policy, returns Examined or raises ImageRejected."""
 
 
 def serve(settings_json: str, parent: int) -> None:
-    """Answer until the input ends. `parent` is the process id of who started us."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; our parent decides
+    """Answer requests until the input ends. `parent` is the id of the process that started this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent decides
     _end_with(parent)
     settings = ServerSettings.model_validate_json(settings_json)
     module, _, name = settings.function.rpartition(".")
     examine: Examine = getattr(importlib.import_module(module), name)
     _limit(settings.memory_bytes)
     answers = os.dup(sys.stdout.fileno())
-    # Decoders in C print what they like: a line in between would be taken for an answer.
+    # Decoders written in C may print; their output would be mistaken for an answer.
     with open(os.devnull, "wb") as nowhere:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(nowhere.fileno(), stream.fileno())
@@ -108,14 +108,14 @@ def _send(answers: int, kind: Kind, body: bytes) -> None:
 
 
 def encode_examined(examined: Examined) -> bytes:
-    """The body of an EXAMINED answer."""
+    """Body of an EXAMINED answer."""
     hashes = (examined.sha256, examined.pixel_sha256, examined.phash, examined.phash_mirror)
     fixed = _EXAMINED.pack(*hashes, examined.width_px, examined.height_px)
     return fixed + f"{examined.format}\0{examined.mode}".encode()
 
 
 def decode_answer(kind: int, body: bytes) -> Examined | ImageRejected | str:
-    """What an answer to an image says; text is why the decoder failed. Raises ValueError for a damaged answer."""
+    """Content of an answer to an image; text is the reason why the decoder failed. Raises ValueError for a damaged answer."""
     if kind == Kind.EXAMINED and len(body) >= _EXAMINED.size:
         sha256, pixel_sha256, phash, phash_mirror, width, height = _EXAMINED.unpack_from(body)
         file_format, zero, mode = body[_EXAMINED.size :].decode(errors="replace").partition("\0")
@@ -127,11 +127,11 @@ def decode_answer(kind: int, body: bytes) -> Examined | ImageRejected | str:
             return ImageRejected(cast(DecodeReason, reason), detail)
     elif kind == Kind.FAILED:
         return body.decode(errors="replace")
-    raise ValueError(f"a damaged answer of kind {kind}: {len(body):,} bytes")
+    raise ValueError(f"a damaged answer of kind {kind} with {len(body):,} bytes")
 
 
 def _end_with(parent: int) -> None:
-    # A decoder in an endless loop does not see that its input has ended. The kernel of Linux does.
+    # A decoder in an endless loop does not notice that its input has ended, so the Linux kernel ends the process.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -139,15 +139,15 @@ def _end_with(parent: int) -> None:
 
 
 def _limit(memory_bytes: int) -> None:
-    import resource  # POSIX only; the module itself is imported where configs are made
+    import resource  # POSIX only, while this module is also imported elsewhere
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with contextlib.suppress(OSError, ValueError):  # macOS has the limit and may refuse to set it
+    with contextlib.suppress(OSError, ValueError):  # macOS may refuse to set the limit
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     try:
         bytearray(_LEAST_FREE_BYTES)
     except MemoryError as error:
         raise SystemExit(
-            f"a limit of {memory_bytes:,} bytes of address space leaves less than {_LEAST_FREE_BYTES:,} to decode in; "
+            f"a limit of {memory_bytes:,} bytes of address space leaves less than {_LEAST_FREE_BYTES:,} for decoding; "
             "raise decode_memory_bytes"
         ) from error

@@ -1,4 +1,4 @@
-"""The first pass: list a source into parts, then read and decode every example of a part once."""
+"""The examine stage: lists a source into parts, then reads and decodes every example of a part once."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from infra.storage import Store, StoreRefused, open_store
 
 _READ_THREADS = 8
 _ROWS_PER_WRITE = 4096
-_MAX_WHY = 300  # characters of what a store said
+_MAX_WHY = 300  # characters of a store's error message
 
 Row = dict[str, Any]
 Data = bytes | LocalRange
@@ -32,17 +32,17 @@ Read = Callable[[], Data]
 
 
 class ChunkTask(FrozenConfig):
-    """One part to examine; the same task gives the same records wherever it runs. The request lies in the corpus."""
+    """One part to examine; the same task gives the same records on every machine. It reads the request from the corpus."""
 
     corpus: str
     root: str
     chunk: int
     any_merged: bool = False
-    """Whether examples of the corpus, maybe of this chunk, repeat others and are passed over."""
+    """Whether examples of the corpus repeat others and are skipped; they may be in other chunks."""
 
 
 class ChunkDone(FrozenConfig):
-    """What one examined chunk adds to the progress."""
+    """What an examined chunk adds to the progress."""
 
     corpus: str
     num_examples: int
@@ -51,9 +51,9 @@ class ChunkDone(FrozenConfig):
 
 
 def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
-    """The parts of a source: from the work folder of its corpus, else listed now and written there.
+    """List the parts of a source, or load the listing of an earlier attempt from the corpus.
 
-    Raises ValueError where there is nothing to read, FetchUnavailable from the source.
+    Raises ValueError if the source is empty, and FetchUnavailable from the source.
     """
     corpus.write_json(REQUEST_KEY, config.model_dump(mode="json"))
     chunks = Chunks(corpus, config)
@@ -63,7 +63,7 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
     listing = chunks.save_listing(source.parts(chunks.work_folder(root)))
     if not listing.num_chunks:
         raise ValueError(
-            f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
+            f"{config.name}: {source.origin} holds no examples. Expected are labelled images; for a table, rows below its header."
         )
     return listing
 
@@ -71,7 +71,7 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
 def examine_chunk(task: ChunkTask) -> ChunkDone:
     """Read, decode and hash every example of a part, and write its record file. Raises OSError from the store.
 
-    A part that has its records is not read again: Ray repeats a finished task whose answer was lost with its node.
+    A part that has records is not read again, because Ray repeats a finished task if its result was lost with a node.
     """
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
@@ -101,7 +101,7 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
 
 
 class _Records:
-    """Counts records and writes them some thousand at a time."""
+    """Counts records and writes them in batches of some thousand."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
         self._writer, self._rows = writer, list[Row]()
@@ -125,7 +125,7 @@ class _Records:
 
 
 def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Row], None]) -> None:
-    """Hand over a record for every example. Refused ones, which nobody decodes, overtake others: records have no order."""
+    """Pass a record of every example to `add`. Records have no order: refused examples skip the decoding queue."""
     recipe, execution = config.recipe, config.execution
 
     def readable() -> Iterator[tuple[Row, Data]]:
@@ -136,7 +136,7 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
             data = _bytes_or_refusal(row, read)
             if data is None:
                 add(row)
-            elif len(data) > recipe.decode.max_bytes:  # and cut behind that
+            elif len(data) > recipe.decode.max_bytes:  # reading stopped after the limit
                 size, limit = _size_of(example), f"{recipe.decode.max_bytes:,}"
                 detail = f"{size:,} bytes, limit {limit}" if size else f"more than {limit} bytes"
                 add({**row, "reason": "too_many_bytes", "detail": detail})
@@ -154,13 +154,13 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
 
 
 def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
-    """The bytes of an example, or None, the reason being in its row then."""
+    """The bytes of an example, or None after writing the reason of the refusal into its row."""
     if row["reason"] is not None:
         return None
     try:
         return read()
     except (FileNotFoundError, PermissionError) as error:
-        # Other failures of the store are not the example's fault: they end the job, which can be started again.
+        # Other errors of the store are not specific to the example: they end the job, which can be restarted.
         row["reason"], row["detail"] = "unreadable", f"{type(error).__name__}: {error.strerror or error}"
         return None
     except StoreRefused as error:
@@ -170,7 +170,7 @@ def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
 
 
 def _size_of(example: RawExample) -> int | None:
-    """Bytes of an example in its source; None of a member of an archive whose reader does not tell."""
+    """Size of an example in its source; None for a member of an archive whose reader does not report it."""
     if example.length is not None:
         return example.length
     if example.data is not None:
@@ -179,7 +179,7 @@ def _size_of(example: RawExample) -> int | None:
 
 
 def _with_drawn_split(row: Row) -> Row:
-    """The record with the split of its unit, now that its pixels are known."""
+    """The record with the split of its unit, once its pixels are known."""
     if row["reason"] is None and row["val_fraction"] is not None:
         key = unit_key(row["group"], row["pixel_sha256"])
         row["split"] = hashed_split(key, row["val_fraction"], row["test_fraction"])
@@ -193,8 +193,8 @@ def _found(outcome: Examined | ImageRejected) -> Row:
 
 
 def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tuple[RawExample, Read]]:
-    """Each example with what gives its bytes. An object store answers a read in some 8 ms, a fifth of that when several
-    are under way; as many as are under way are in memory."""
+    """Each example with a function that returns its bytes. An object store answers one read in about 8 ms, and in a fifth of
+    that when several run in parallel; memory holds as many images as run in parallel."""
     stores: dict[str, Store] = {}
     waiting: deque[tuple[RawExample, Read]] = deque()
     with ThreadPoolExecutor(_READ_THREADS) as threads:
@@ -213,8 +213,8 @@ def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tupl
 
 
 def _located(store: Store, key: str, offset: int, length: int | None, max_bytes: int) -> Data:
-    """As `read_located`; of a local file the range, unread. What is larger than `max_bytes` is cut one byte behind, to be
-    refused."""
+    """As `read_located`; for a local file, the range without reading it. Reading stops one byte after `max_bytes`: larger images
+    are refused."""
     end = offset + (max_bytes + 1 if length is None else min(length, max_bytes + 1))
     found = LocalRange.of(store, key, offset, end)
     return store.read(key, offset, end) if found is None else found

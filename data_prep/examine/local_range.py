@@ -1,4 +1,4 @@
-"""Bytes of a local file on their way to another process: the kernel moves them, this process never holds them."""
+"""Moves bytes of a local file to another process within the kernel, without holding them in this process."""
 
 import errno
 import os
@@ -7,7 +7,7 @@ from typing import BinaryIO, Self
 from infra.storage import Store
 
 CAN_MOVE = hasattr(os, "splice")
-"""Whether the system can move bytes from a file to a pipe: Linux."""
+"""Whether the system can move bytes from a file to a pipe (Linux)."""
 
 
 class LocalRange:
@@ -18,7 +18,7 @@ class LocalRange:
 
     @classmethod
     def of(cls, store: Store, key: str, start: int, end: int | None) -> Self | None:
-        """Bytes [start, end) of an object, fewer where it ends earlier; none where they cannot be moved from here.
+        """Bytes [start, end) of an object, or up to its end; None if they cannot be moved on this system or store.
         Raises as `Store.open`."""
         if not (CAN_MOVE and store.uri.startswith("file:")):
             return None
@@ -30,18 +30,18 @@ class LocalRange:
         return self._length
 
     def write_to(self, pipe: int) -> int:
-        """Move what has room and give how much. Raises BlockingIOError as os.write, and OSError where the file has become
-        shorter."""
+        """Move as much as the pipe has room for, and return the number of bytes. Raises BlockingIOError as os.write, and OSError
+        if the file has become shorter."""
         try:
             moved = os.splice(self._file.fileno(), pipe, self._length, offset_src=self._start)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # of file systems whose files cannot be moved from
+            if error.errno != errno.EINVAL:  # EINVAL: this file system does not support splice
                 raise
             moved = os.write(pipe, os.pread(self._file.fileno(), self._length, self._start))
         if not moved:
             raise OSError(
                 errno.EIO,
-                f"{self._length:,} bytes are missing at its end: it changes while it is read",
+                f"the file changed while it was read: {self._length:,} bytes are missing at its end",
                 self._file.name,
             )
         return moved

@@ -1,7 +1,7 @@
-"""Which examples differ between two corpora, by their ids. Images are not read.
+"""Finds the examples that differ between two corpora, by their ids. Images are not read.
 
-Both are read once and dealt into buckets on this machine's disk, which are compared one by one: memory does not grow
-with the corpora, and neither has to be in the order of the other. Shards that both list are not read at all.
+Both corpora are read once and partitioned into buckets on the local disk, which are compared one by one. So memory does not grow
+with the corpora, and their orders may differ. Shards that both corpora list are not read at all.
 """
 
 import tempfile
@@ -30,11 +30,11 @@ from data_prep.splits import order_key
 from infra.storage import Store, open_store
 
 ChangeKind = Literal["added", "removed", "relabelled", "moved", "changed_bytes"]
-_ROWS_AT_ONCE = 500_000  # of some 100 bytes: what a bucket, and a file of buckets, holds
+_ROWS_AT_ONCE = 500_000  # rows per bucket and per file of buckets, about 100 bytes each
 _READ_THREADS, _GROUPS_AT_ONCE = 8, 64
 _ROW_SCHEMA = pa.schema(
     [
-        pa.field("place", pa.uint64()),  # the same for one id in both corpora, whatever their order seeds
+        pa.field("place", pa.uint64()),  # equal for an id in both corpora, whatever their order seeds
         pa.field("example_id", pa.string()),
         pa.field("sha256", pa.binary()),
         pa.field("labels", pa.string()),
@@ -44,7 +44,7 @@ _ROW_SCHEMA = pa.schema(
 
 
 class Change(NamedTuple):
-    """One example that differs, and what it is in each corpus: labels, split or sha256; None where it lacks it."""
+    """One example that differs, with its labels, split or sha256 in each corpus; None if the corpus lacks it."""
 
     example_id: str
     a: str | None
@@ -53,22 +53,22 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Changes:
-    """How many examples differ in one way, and some of them, the same at every call."""
+    """Number of examples that differ in one way, and a fixed selection of them."""
 
     count: int
     first: tuple[Change, ...]
 
 
 class ExampleDiff(NamedTuple):
-    """Examples that only one corpus has, or that both have with other labels (or weights), split or bytes."""
+    """Examples that only one corpus has, or that have other labels (or weights), split or bytes in the other."""
 
     num_common: int
-    """Examples in both corpora, equal or not."""
+    """Number of examples in both corpora, equal or not."""
     changes: dict[ChangeKind, Changes]
 
 
 class _Corpus:
-    """One side of the comparison."""
+    """One of the two corpora."""
 
     def __init__(self, store: Store) -> None:
         self.store, self.manifest = store, load_manifest(store)
@@ -76,7 +76,7 @@ class _Corpus:
 
     @property
     def own_splits(self) -> dict[str, SplitInfo]:
-        """Without those that are others put together."""
+        """The splits without those that join others."""
         return {
             name: info
             for name, info in self.manifest.splits.items()
@@ -88,7 +88,7 @@ class _Corpus:
         return sum(split.num_rows for split in self.own_splits.values())
 
     def whole_shards(self) -> dict[tuple[str, str], int]:
-        """Key and content digest of every shard all of whose rows belong to the corpus, and how many."""
+        """(key, content digest) of every shard whose rows all belong to the corpus, with the number of rows."""
         lines = read_table(self.store, SHARDS_KEY).to_pylist()
         digests = {line["key"]: line["content_digest"] for line in lines}
         return {
@@ -102,10 +102,10 @@ class _Corpus:
 
 
 def diff_examples(a: Store, b: Store, num_named: int = 20, rows_at_once: int = _ROWS_AT_ONCE) -> ExampleDiff:
-    """What became of the examples from corpus `a` to corpus `b`; labels are compared by their source ids.
+    """Changes of the examples from corpus `a` to corpus `b`; labels are compared by their source ids.
 
-    Needs some 100 bytes an example of temporary disk. Raises RuntimeError where a corpus does not exist, ShardError
-    where a shard is not what its manifest says.
+    Needs about 100 bytes of temporary disk space per example. Raises RuntimeError if a corpus does not exist, ShardError if a
+    shard does not match its manifest.
     """
     sides = (_Corpus(a), _Corpus(b))
     shared = _shared_shards(*sides)
@@ -114,14 +114,16 @@ def diff_examples(a: Store, b: Store, num_named: int = 20, rows_at_once: int = _
     found = _Found(num_named)
     with tempfile.TemporaryDirectory(prefix="vitline-diff-") as folder:
         work = open_store(folder)
-        files = [_deal(side, f"{i}", skipped, num_buckets, rows_at_once, work) for i, side in enumerate(sides)]
+        files = [
+            _partition_rows(side, f"{i}", skipped, num_buckets, rows_at_once, work) for i, side in enumerate(sides)
+        ]
         for bucket in range(num_buckets):
             found.compare(*(read_partition(work, keys, bucket, _ROW_SCHEMA) for keys in files))
     return found.result(sum(shared.values()))
 
 
 def _shared_shards(a: _Corpus, b: _Corpus) -> dict[tuple[str, str], int]:
-    """Shards that say the same in both corpora. A shard holds label ids: they have to be the same classes."""
+    """Shards with the same content in both corpora. They hold label ids, so the class maps must agree."""
     common = min(len(a.source_ids), len(b.source_ids))
     if a.source_ids[:common] != b.source_ids[:common]:
         return {}
@@ -129,10 +131,10 @@ def _shared_shards(a: _Corpus, b: _Corpus) -> dict[tuple[str, str], int]:
     return {shard: num_rows for shard, num_rows in a.whole_shards().items() if shard in theirs}
 
 
-def _deal(
+def _partition_rows(
     side: _Corpus, name: str, skipped: frozenset[str], num_buckets: int, rows_at_once: int, work: Store
 ) -> list[str]:
-    """The keys of files that hold the rows of a corpus by buckets."""
+    """Write the rows of a corpus partitioned into buckets, and return the keys of the files."""
     keys: list[str] = []
     waiting: list[pa.Table] = []
 
@@ -175,7 +177,7 @@ def _row_table(table: pa.Table, split: str, side: _Corpus) -> pa.Table:
 
 
 def _label_texts(table: pa.Table, manifest: Manifest, source_ids: Sequence[str]) -> list[str]:
-    """Labels by their source ids, and with their weights, as one text; the order of several means nothing."""
+    """The labels of every row as one text, by source id and with weights; the order of labels has no meaning."""
     if not manifest.has_weights:
         return [", ".join(sorted(source_ids[i] for i in labels)) for labels in table["labels"].to_pylist()]
     rows = zip(table["labels"].to_pylist(), table["weights"].to_pylist(), strict=True)
@@ -186,7 +188,7 @@ def _label_texts(table: pa.Table, manifest: Manifest, source_ids: Sequence[str])
 
 
 class _Found:
-    """Counts differences bucket by bucket. Buckets come in the order of `place`, so the first found are the first."""
+    """Counts differences bucket by bucket. Buckets come in the order of `place`, so the first ones found are kept."""
 
     def __init__(self, num_named: int) -> None:
         self._num_named, self._num_common = num_named, 0
@@ -194,14 +196,14 @@ class _Found:
         self._first: dict[ChangeKind, list[Change]] = {kind: [] for kind in self._counts}
 
     def compare(self, ours: pa.Table, theirs: pa.Table) -> None:
-        """All rows of one bucket, of both corpora."""
-        place = pc.index_in(ours["example_id"], theirs["example_id"].combine_chunks())
-        before, after = ours.filter(pc.is_valid(place)), theirs.take(place.drop_null())
+        """Compare all rows of one bucket of both corpora."""
+        position = pc.index_in(ours["example_id"], theirs["example_id"].combine_chunks())
+        before, after = ours.filter(pc.is_valid(position)), theirs.take(position.drop_null())
         self._num_common += len(before)
         new = theirs.filter(pc.invert(pc.is_in(theirs["example_id"], ours["example_id"].combine_chunks())))
         self._note("added", new, None, new["labels"])
-        gone = ours.filter(pc.is_null(place))
-        self._note("removed", gone, gone["labels"], None)
+        removed = ours.filter(pc.is_null(position))
+        self._note("removed", removed, removed["labels"], None)
         kinds: tuple[tuple[ChangeKind, str], ...] = (
             ("relabelled", "labels"),
             ("moved", "split"),
@@ -219,7 +221,7 @@ class _Found:
             self._first[kind].append(change)
 
     def result(self, num_shared: int) -> ExampleDiff:
-        """With the examples of shards that were not read, as both corpora have them."""
+        """The result, including the examples of shards that were not read because both corpora have them."""
         changes = {kind: Changes(count, tuple(self._first[kind])) for kind, count in self._counts.items()}
         return ExampleDiff(self._num_common + num_shared, changes)
 

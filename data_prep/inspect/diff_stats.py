@@ -1,4 +1,4 @@
-"""What differs between two corpora by their manifests, class maps and statistics, for `vitline data diff`."""
+"""Differences of two corpora in manifests, class maps and statistics, for `vitline data diff`."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from infra.config import flatten
 
 @dataclass(frozen=True)
 class CorpusFacts:
-    """What two corpora are compared by."""
+    """The data of one corpus that is compared."""
 
     manifest: Manifest
     class_map: ClassMap
@@ -23,7 +23,7 @@ class CorpusFacts:
 
 
 class StatDifference(NamedTuple):
-    """One thing that is not equal, and what it is in each corpus; None where it lacks it."""
+    """One property that differs, with its value in each corpus; None if the corpus lacks it."""
 
     what: str
     a: str | int | float | bool | None
@@ -31,7 +31,7 @@ class StatDifference(NamedTuple):
 
 
 def diff_stats(a: CorpusFacts, b: CorpusFacts) -> list[StatDifference]:
-    """What differs between two corpora: digests, source and recipe, classes, numbers by split, refusals, likenesses."""
+    """Differences in digest, source, recipe, classes, counts by split, refused examples, duplicates and leakage."""
     ours, theirs = (dict(_facts(each)) for each in (a, b))
     rows = [
         StatDifference(name, ours.get(name), theirs.get(name))
@@ -48,10 +48,10 @@ def _facts(corpus: CorpusFacts) -> Iterator[tuple[str, Any]]:
     for part in ("source", "recipe"):
         for name, value in flatten(request.get(part, {})).items():
             yield f"{part}: {name}", value if isinstance(value, str | int | float | None) else str(value)
-    yield "one label a picture", manifest.single_label
+    yield "one label per image", manifest.single_label
     yield "weights", manifest.has_weights
     for name, split in manifest.splits.items():
-        yield f"{name}: pictures", split.num_rows
+        yield f"{name}: images", split.num_rows
         if name in stats.splits:
             yield f"{name}: bytes", stats.splits[name].num_bytes
     for kind, count in sorted(stats.kinds.items()):
@@ -93,13 +93,13 @@ def _class_differences(a: CorpusFacts, b: CorpusFacts) -> list[StatDifference]:
     moved = np.argsort(-np.abs(pairs[:, 0] - pairs[:, 1]), kind="stable")
     moved = moved[pairs[moved, 0] != pairs[moved, 1]]
     if len(moved):
-        said = [_named([f"{common[i]}: {pairs[i, side]:,}" for i in moved.tolist()]) for side in (0, 1)]
-        rows.append(StatDifference("classes with another number of pictures", *said))
+        numbers_of_images = [_named([f"{common[i]}: {pairs[i, side]:,}" for i in moved.tolist()]) for side in (0, 1)]
+        rows.append(StatDifference("classes with another number of images", *numbers_of_images))
     return rows
 
 
 def _named(values: list[str]) -> str | None:
-    """The number of the values and the first of them; None where there are none."""
+    """The number of values and the first of them; None if there are none."""
     if not values:
         return None
     more = ", ..." if len(values) > _MAX_NAMED else ""

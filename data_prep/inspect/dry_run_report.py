@@ -1,5 +1,4 @@
-"""What a dry run has found, as lines of a table, as JSON and as a page. What was counted and what is estimated are told
-apart."""
+"""The result of a dry run as rows of a table, as JSON and as an HTML page. Counts and estimates are marked as such."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ _MAX_CLASSES_SHOWN = 200
 
 @dataclass(frozen=True)
 class Cores:
-    """On how many cores the preparation will run, and where they are."""
+    """Number of cores on which the preparation will run, and their location."""
 
     number: int
     where: str
@@ -56,51 +55,51 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class DryRun:
-    """What was found and what is expected. Times are seconds of one core unless they say otherwise."""
+    """What was found and what is expected. Times are seconds of one core unless stated otherwise."""
 
     name: str
     origin: str
     num_parts: int
     found: Number
-    """Examples and files that are none."""
+    """Files, including those that are not images."""
     source_bytes: Number
     classes: Mapping[str, int]
-    """Pictures by label, as the source calls it; of a source that is examined whole, those that are accepted; else before
-    decoding, and of the whole source if `classes_exact`."""
+    """Images by label of the source. If the whole source was examined, only accepted ones; otherwise before decoding, for the
+    whole source if `classes_exact` and else for the sample."""
     classes_exact: bool
     class_names: Mapping[str, str]
     refused: Mapping[str, Number]
-    """Files by reason."""
+    """Number of files by reason."""
     splits: Mapping[str, int]
-    """Expected rows."""
+    """Expected rows by split."""
     splits_exact: bool
-    """Whether they were counted: a split that is drawn is known when the picture has been decoded."""
+    """Whether the rows by split were counted. A drawn split is known only after its image was decoded."""
     complete: bool
-    """Whether the sample is the whole source, so that rows, classes and refusals are counted."""
+    """Whether the sample is the whole source, so that rows, classes and refused files are counted."""
     train_at_most: int | None
-    """Rows that train cannot exceed, where they were counted."""
+    """Upper limit of the rows of train, if it was counted."""
     bytes_out: float
     rows_per_row_group: Mapping[str, int]
     num_shards: int
     requests: Mapping[str, float]
-    """To an object store, where source and corpus lie in one, by kind."""
+    """Requests by kind, if source and corpus are in an object store."""
     num_sampled: int
     mean_bytes: float
     mean_pixels: float
     examined_per_s: float
-    """Images a second of one core: read, decoded, hashed."""
+    """Images per second on one core: read, decoded, hashed."""
     written_per_s: float
-    """The same of reading again and writing to a shard."""
+    """Images per second on one core: read again and written to a shard."""
     cores: Cores
     hours: float
-    """On all these cores; starting, listing and planning not counted."""
+    """Time on all cores, without starting, listing and planning."""
     notes: tuple[str, ...]
     class_map: ClassMap
     stats: CorpusStats
-    """Of the sample; likewise the class map."""
+    """Statistics of the sample; the class map is that of the sample as well."""
 
     def rows(self) -> list[tuple[str, str]]:
-        """As lines of a table."""
+        """Rows of a table."""
         accepted = sum(self.splits.values())
         largest = sorted(self.classes.items(), key=lambda item: (-item[1], item[0]))[:5]
         return [
@@ -110,7 +109,7 @@ class DryRun:
                 f"{self.found}, {'' if self.source_bytes.exact else 'about '}{num_bytes(self.source_bytes.value)}",
             ),
             (
-                "pictures expected",
+                "images expected",
                 f"{Number(accepted, self.complete)}, {num_bytes(accepted * self.mean_bytes)}, before duplicates are dropped",
             ),
             ("splits", ", ".join(f"{name} {Number(rows, self.splits_exact)}" for name, rows in self.splits.items())),
@@ -134,19 +133,19 @@ class DryRun:
                 )
                 or "none in the sample",
             ),
-            ("a picture", f"{num_bytes(self.mean_bytes)}, {self.mean_pixels / 1e6:.3g} megapixels on average"),
+            ("mean image", f"{num_bytes(self.mean_bytes)}, {self.mean_pixels / 1e6:.3g} megapixels"),
             (
                 "shards",
-                f"about {self.num_shards:,} of {num_bytes(self.bytes_out)} in all; rows a row group: "
+                f"about {self.num_shards:,} of {num_bytes(self.bytes_out)} in total; rows per row group: "
                 + ", ".join(f"{name} {rows:,}" for name, rows in self.rows_per_row_group.items()),
             ),
             (
                 "speed",
-                f"examining {self.examined_per_s:,.0f} images/s a core, writing {self.written_per_s:,.0f} images/s a core",
+                f"examining {self.examined_per_s:,.0f} images/s per core, writing {self.written_per_s:,.0f} images/s per core",
             ),
             (
                 "time",
-                f"about {duration(3600 * self.hours)} on {self.cores.number:,} cores of {self.cores.where}, beside "
+                f"about {duration(3600 * self.hours)} on {self.cores.number:,} cores of {self.cores.where}, without "
                 "starting the job, listing and planning",
             ),
             (
@@ -164,7 +163,7 @@ class DryRun:
         return ", before unreadable files are refused" if self.classes_exact else " in the sample"
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but pictures, as plain JSON."""
+        """Everything but images, as plain JSON."""
         return {
             **{name: getattr(self, name) for name in _PLAIN},
             **{name: vars(getattr(self, name)) for name in ("found", "source_bytes", "cores")},
@@ -176,7 +175,7 @@ class DryRun:
 
 
 def render(found: DryRun, config: CorpusConfig) -> str:
-    """A page with all of it and a sample sheet."""
+    """An HTML page with all results and a sample sheet."""
     pictures = load_pictures(found.stats, config.recipe.decode, _load)
     sections = [
         ("What to expect", table(found.rows(), ("", ""))),
@@ -184,9 +183,9 @@ def render(found: DryRun, config: CorpusConfig) -> str:
         ("Sizes", sizes_section(found.stats)),
         ("Formats", formats_section(found.stats)),
         ("Refused in the sample", refused_section(found.stats, pictures)),
-        ("Sample of the classes", sample_sheet(found.class_map, found.stats, pictures)),
+        ("Sample images by class", sample_sheet(found.class_map, found.stats, pictures)),
     ]
-    head = f"<h1>{text(found.name)}: before it is prepared</h1><div class=soft>{text(found.origin)}</div>"
+    head = f"<h1>{text(found.name)}: dry run</h1><div class=soft>{text(found.origin)}</div>"
     body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
     return page(f"{found.name}, dry run", head + body)
 
@@ -199,8 +198,8 @@ def _classes(found: DryRun) -> str:
     shown = _by_count(found.classes)
     rows = [(found.class_names.get(label, label), label, f"{count:,}") for label, count in shown[:_MAX_CLASSES_SHOWN]]
     more = f"<p>{len(shown) - len(rows):,} more.</p>" if len(shown) > len(rows) else ""
-    kind = "pictures" if found.classes_exact else "pictures in the sample"
-    return table(rows, ("class", "as the source calls it", kind)) + more
+    kind = "images" if found.classes_exact else "images in the sample"
+    return table(rows, ("class", "label of the source", kind)) + more
 
 
 def _by_count(counts: Mapping[str, int]) -> Sequence[tuple[str, int]]:

@@ -1,6 +1,6 @@
-"""Which pictures the rules of a recipe keep, and in which split, as far as labels and splits say it without the pictures.
+"""Which images a recipe keeps, and in which split, as far as labels and splits determine it without reading images.
 
-For dry runs: the rules are those of `plan_shards.py` and `sort_records.py`, applied to counts.
+For dry runs: applies the rules of `plan_shards.py` and `sort_records.py` to counts.
 """
 
 from collections import Counter
@@ -16,27 +16,27 @@ from data_prep.labels.class_maps import load_class_map
 from data_prep.plan.plan_shards import Base
 
 Tables = Callable[[], Iterable[pa.Table]]
-"""Labels and splits of some pictures, a table at a time, anew at every call."""
+"""Labels and splits of some images, table by table; every call starts again."""
 
 
 @dataclass
 class Kept:
-    """Pictures that stay, before duplicates are dropped."""
+    """Images that stay, before duplicates are dropped."""
 
     splits: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
-    """By reason, those of which no class is kept."""
+    """Images of which no class is kept, by reason."""
     num_small: int = 0
-    """Classes that are left out as they are small."""
+    """Number of classes that are left out because they are too small."""
     largest: tuple[str, int] = ("", 0)
-    """The class with the most pictures, kept or not."""
+    """The class with the most images, kept or not."""
     num_drawn: int = 0
-    """Pictures whose splits are drawn from their pixels, which nobody knows yet: counted as their ids would draw them."""
+    """Images whose splits are drawn from pixels that are not known yet; counted as their ids would draw them."""
     train_at_most: int = 0
 
     @property
     def share(self) -> float:
-        """Of all pictures, what stays."""
+        """Share of the images that stay."""
         kept = self.splits.total()
         return kept / max(1, kept + self.lost.total())
 
@@ -44,10 +44,10 @@ class Kept:
 def kept_rows(
     tables: Tables, config: CorpusConfig, source: RawCorpus, base: Base | None, *, examined: bool = True
 ) -> Kept:
-    """What class map, `min_images_per_class` and `val_per_class` leave of pictures that are all readable; `examined`: so
-    that splits drawn from their pixels are known.
+    """What class map, `min_images_per_class` and `val_per_class` keep if all images are readable. `examined`: the images were
+    decoded, so splits drawn from pixels are final.
 
-    Holds a number for every class, whatever the number of pictures.
+    Memory holds one number per class, whatever the number of images.
     """
     labels = Counter[str]()
     for table in tables():
@@ -78,7 +78,7 @@ def kept_rows(
 def _classes(
     labels: Mapping[str, int], config: CorpusConfig, source: RawCorpus, base: Base | None
 ) -> tuple[set[str], str]:
-    """The classes that a corpus would have, and why others are left out."""
+    """The classes that the corpus would have, and the reason for which others are left out."""
     if config.recipe.class_map:
         return set(load_class_map(config.recipe.class_map).source_ids), "unknown_class"
     if declared := source.declared_classes():
@@ -88,7 +88,7 @@ def _classes(
 
 
 def _any_of(labels: pa.ListArray, names: pa.Array) -> pa.Array:
-    """Whether a list of labels has one of these names."""
+    """Whether a list of labels contains one of these names."""
     if not len(labels):
         return pa.array([], pa.bool_())
     known = pc.is_in(pc.list_flatten(labels), names)
@@ -97,15 +97,15 @@ def _any_of(labels: pa.ListArray, names: pa.Array) -> pa.Array:
 
 
 def counts(values: pa.ChunkedArray | pa.Array) -> dict[str, int]:
-    """How often each value is there."""
+    """Number of occurrences of each value."""
     return {entry["values"]: entry["counts"] for entry in pc.value_counts(values).to_pylist()}
 
 
 def shares(parts: Mapping[str, int], total: int) -> dict[str, int]:
-    """`total` dealt out in proportion, without one more or less; what gets none is left out."""
+    """Split `total` in proportion to `parts`, exactly; entries that get nothing are left out."""
     every = sum(parts.values())
     exact = {name: total * count / every for name, count in parts.items()}
-    dealt = {name: int(value) for name, value in exact.items()}
-    for name in sorted(exact, key=lambda name: dealt[name] - exact[name])[: total - sum(dealt.values())]:
-        dealt[name] += 1
-    return {name: rows for name, rows in dealt.items() if rows}
+    rounded = {name: int(value) for name, value in exact.items()}
+    for name in sorted(exact, key=lambda name: rounded[name] - exact[name])[: total - sum(rounded.values())]:
+        rounded[name] += 1
+    return {name: rows for name, rows in rounded.items() if rows}

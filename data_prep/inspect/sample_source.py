@@ -1,4 +1,4 @@
-"""A source listed, and some of its examples examined, within a budget: what a dry run rests on."""
+"""Lists a source and examines a sample of its examples within a budget: the input of a dry run."""
 
 import threading
 import time
@@ -18,12 +18,12 @@ from data_prep.splits import order_key
 
 _NUM_PARTS = 32
 _IDS_IN_MEMORY = 4_000_000
-_REFUSED_PER_READABLE = 8  # of a part that begins with files that are no pictures
+_REFUSED_PER_READABLE = 8  # limit for parts that begin with files that are not images
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a sample may cost; whatever is reached first ends it."""
+    """Limits of a sample; the first one that is reached ends it."""
 
     num_images: int = 256
     num_bytes: int = 256 << 20
@@ -31,40 +31,40 @@ class Budget:
 
 
 BUDGET = Budget()
-"""What people wait for at a terminal."""
+"""What is acceptable to wait for at a terminal."""
 
 
 @dataclass
 class ListedSource:
-    """The parts by numbers, and some of them, evenly spread."""
+    """Totals over the parts of a source, and some evenly spread parts."""
 
     num_parts: int = 0
     num_bytes: int = 0
     num_known: int = 0
-    """Examples of the parts that say how many they have."""
+    """Examples of the parts that report their number."""
     num_unknown: int = 0
-    """Parts that do not say it."""
+    """Number of parts that do not report it."""
     unknown: dict[str, int] = field(default_factory=dict)
-    """Bytes of those that are sampled, by name."""
+    """Bytes of those of them that are sampled, by name."""
     unknown_bytes: int = 0
-    """Of all of them."""
+    """Bytes of all of them."""
     chosen: list[Part] = field(default_factory=list)
     listed: bool = False
-    """Whether every example is on a list, with what is known without its bytes; the counts below are of those lists."""
+    """Whether the source lists every example without reading images; the counts below are of these lists."""
     labels: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     num_merged: int = 0
-    """Examples that repeat another one in everything."""
+    """Examples that equal another one in every field."""
     ids_looked_at: int | None = None
-    """Of so many examples it is known whether their ids repeat. None: of all, or of none before they are read."""
+    """Number of examples whose ids were checked for repeats. None: all, or the source does not list ids."""
 
 
 def list_parts(
     source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[Shard] = (), budget: Budget = BUDGET
 ) -> ListedSource:
-    """The source, listed. Raises ValueError where it holds nothing, and where ids repeat, or are in the shards `known`,
-    as far as that is seen within the seconds of the budget."""
+    """List a source. Raises ValueError if it is empty, or if ids repeat or are in the shards `known`, as far as that is found
+    within the seconds of the budget."""
     found, stride, ids = ListedSource(), 1, _Ids(source, work, known, budget.seconds)
     for number, part in enumerate(source.parts(work)):
         ids.add(number, part)
@@ -74,11 +74,11 @@ def list_parts(
         found.unknown_bytes += 0 if part.num_examples else part.num_bytes
         if number % stride == 0:
             found.chosen.append(part)
-            if len(found.chosen) == 2 * _NUM_PARTS:  # between so many and half as many are held, however many come
+            if len(found.chosen) == 2 * _NUM_PARTS:  # keep between _NUM_PARTS and twice as many, evenly spread
                 found.chosen, stride = found.chosen[::2], 2 * stride
     if not found.num_parts:
         raise ValueError(
-            f"{config.name}: {source.origin} holds no example. Expected are labelled pictures, of a table rows below its header."
+            f"{config.name}: {source.origin} holds no examples. Expected are labelled images; for a table, rows below its header."
         )
     ids.check(found)
     step = -(-len(found.chosen) // _NUM_PARTS)
@@ -94,10 +94,10 @@ def list_parts(
 
 
 class _Ids:
-    """Looks for repeated ids among listed examples, as many as memory and time of a dry run allow."""
+    """Looks for repeated ids among listed examples, within the memory and time limits of a dry run."""
 
     def __init__(self, source: RawCorpus, work: WorkFolder, known: Sequence[Shard], seconds: float) -> None:
-        self._source, self._place, self._left_s = source, work, seconds
+        self._source, self._work, self._left_s = source, work, seconds
         self._parts, self._num_rows, self._whole = dict[int, Part](), 0, True
         self._keys = [*known_keys(known)] if source.lists_ids else []
 
@@ -105,7 +105,7 @@ class _Ids:
         if not self._source.lists_ids or not self._whole:
             return
         start = time.monotonic()
-        self._keys.append(keys_of(self._source.listed(part, self._place), number))
+        self._keys.append(keys_of(self._source.listed(part, self._work), number))
         self._parts[number] = part
         self._num_rows += len(self._keys[-1])
         self._left_s -= time.monotonic() - start
@@ -114,7 +114,7 @@ class _Ids:
     def check(self, found: ListedSource) -> None:
         if self._parts:
             repeated = repeats(pa.concat_tables(self._keys))
-            check_repeats(self._source, [repeated], self._parts.__getitem__, self._place)
+            check_repeats(self._source, [repeated], self._parts.__getitem__, self._work)
             found.num_merged = len(repeated.merged)
             found.ids_looked_at = None if len(self._parts) == found.num_parts else self._num_rows
 
@@ -125,30 +125,30 @@ def _counts(values: pa.ChunkedArray) -> dict[str, int]:
 
 @dataclass
 class Sample:
-    """Records of some examples, and how long examining them took."""
+    """Records of some examples, and the time it took to examine them."""
 
     rows: list[Row] = field(default_factory=list)
     num_readable: int = 0
     refused_unread: Counter[str] = field(default_factory=Counter)
-    """By reason, what the source has refused without reading it."""
+    """Examples that the source refused without reading them, by reason."""
     num_with_data: int = 0
-    """Examples whose bytes came with them, as out of an archive."""
+    """Examples whose bytes came with the listing, such as from an archive."""
     seconds: float = 0.0
     counted: dict[str, int] = field(default_factory=dict)
-    """Examples of parts that were read to their end."""
+    """Number of examples of the parts that were read to their end."""
     late: list[str] = field(default_factory=list)
-    """Parts that gave nothing in time."""
+    """Parts that returned nothing in time."""
     of_unknown: list[Row] = field(default_factory=list)
-    """Rows of parts that do not say how many examples they have."""
+    """Records of parts that do not report their number of examples."""
 
 
 class _Taking(threading.Thread):
-    """Takes the first examples of a part, or some of a list. In a thread of its own: a source that has to read a
-    compressed archive to its end first cannot be stopped, but can be left behind."""
+    """Takes the first examples of a part, or some of a list. It runs in a thread of its own, because a source that must read a
+    compressed archive to its end cannot be stopped, but can be abandoned."""
 
     def __init__(self, source: RawCorpus, part: Part, work: WorkFolder, step: int, limit: int, max_bytes: int) -> None:
         super().__init__(name=f"sample of {part.name}", daemon=True)
-        self._source, self._part, self._place = source, part, work
+        self._source, self._part, self._work = source, part, work
         self._step, self._limit, self._max_bytes = step, limit, max_bytes
         self.examples: list[RawExample] = []
         self.count: int | None = None
@@ -163,12 +163,12 @@ class _Taking(threading.Thread):
 
     def _take(self) -> None:
         count = num_readable = num_bytes = 0
-        for example in self._source.examples(self._part, self._place):
+        for example in self._source.examples(self._part, self._work):
             count += 1
             if (count - 1) % self._step:
                 continue
             if not self.examples:
-                self.began = time.monotonic()  # what opening the part takes says nothing about its images
+                self.began = time.monotonic()  # opening the part does not count for the speed
             self.examples.append(example)
             num_readable += example.refused is None
             num_bytes += len(example.data or b"") or example.length or example.num_bytes
@@ -182,7 +182,7 @@ class _Taking(threading.Thread):
 def take_sample(
     source: RawCorpus, work: WorkFolder, listed: ListedSource, config: CorpusConfig, budget: Budget
 ) -> Sample:
-    """Records of examples of the chosen parts, examined within the budget. Raises what the source raises."""
+    """Examine examples of the chosen parts within the budget. Raises what the source raises."""
     _start_decoder(config)
     sample, deadline = Sample(), time.monotonic() + budget.seconds
     per_part, num_bytes = -(-budget.num_images // len(listed.chosen)), 0
@@ -193,7 +193,7 @@ def take_sample(
         step = max(1, part.num_examples // per_part) if listed.listed else 1
         taking = _Taking(source, part, work, step, per_part, budget.num_bytes - num_bytes)
         taking.start()
-        taking.join(left_s if i == len(listed.chosen) else left_s / 2)  # one part must not cost all others
+        taking.join(left_s if i == len(listed.chosen) else left_s / 2)  # leave time for the other parts
         if taking.error:
             raise taking.error
         examples = [_kept(example, work) for example in taking.examples[:]]
@@ -216,7 +216,7 @@ def take_sample(
 
 
 def _start_decoder(config: CorpusConfig) -> None:
-    """The process that decodes takes a while to start, which is no speed of the images; it is kept for them."""
+    """Start the decoding process beforehand, so that its start does not count for the speed; it is kept for the sample."""
     execution = config.execution
     with Examiner(
         config.recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
@@ -225,10 +225,10 @@ def _start_decoder(config: CorpusConfig) -> None:
 
 
 def _kept(example: RawExample, work: WorkFolder) -> RawExample:
-    """The example; where its place is a spill, which is not kept of a part that is not read to its end, with a place
-    of its own."""
-    if example.data is None or example.refused or example.base != work.work.uri:
+    """The example with a stable location: spilled bytes are not kept for a part that is not read to its end, so they are
+    written to a file of their own."""
+    if example.data is None or example.refused or example.base != work.store.uri:
         return example
     key = f"sample/{order_key(0, example.example_id):016x}"
-    work.work.write(key, example.data)
+    work.store.write(key, example.data)
     return replace(example, key=key, offset=0, length=len(example.data))

@@ -1,7 +1,7 @@
-"""Class maps from files and by the names of releases, and what one map keeps of another.
+"""Class maps from files and from named releases, and conversions between maps.
 
-A file is a classes.json of ours, or text with one source id a line, after a tab the name if there is one. Order is
-kept: line n is label id n.
+A file is a classes.json of ours, or text with one source id per line, optionally followed by a tab and a name. Line n is label
+id n.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from infra.storage import open_store
 
 
 class Release(FrozenConfig):
-    """A published set of classes. Its list is not ours to hand out; `list_file` is where the package timm has it."""
+    """A published list of classes. We may not distribute the list; `list_file` is its name in the package timm."""
 
     num_classes: int
     what: str
     list_file: str = ""
     sha256: str = ""
-    """Of the source ids, joined by newlines. Empty: no list of it is known to us."""
+    """sha256 of the source ids, joined by newlines. Empty: we know no copy of the list."""
 
 
 RELEASES = {
@@ -72,9 +72,9 @@ RELEASES = {
 
 
 def load_class_map(named: str) -> ClassMap:
-    """The class map of a release by name, of a file by URI, or of NAME=URI: a file that has to be of that release.
+    """The class map of a release by name, of a file by URI, or of NAME=URI for a file that must match the release.
 
-    Raises ValueError where there is none, or not the one of that name.
+    Raises ValueError if there is none, or if the file does not match.
     """
     name, given, uri = named.partition("=")
     if name in RELEASES:
@@ -92,23 +92,24 @@ def _release(name: str, uri: str) -> ClassMap:
         where = (
             f"it is timm/data/_info/{release.list_file} of the package timm"
             if release.list_file
-            else "no package that we know of holds it"
+            else "no package that we know contains it"
         )
         raise ValueError(
-            f"The list of {name} is not here; {where}. Give a file of one synset id a line as {name}=URI. {expected}."
+            f"The class list of {name} is not installed; {where}. Give a file with one synset id per line as {name}=URI. "
+            f"{expected}."
         )
     found = _read(uri)
     digest = hashlib.sha256("\n".join(found.source_ids).encode()).hexdigest()
     if len(found.classes) != release.num_classes or (release.sha256 and digest != release.sha256):
         raise ValueError(
-            f"{uri} has {len(found.classes):,} classes of sha256 {digest}, but {expected}. Give the list of that "
-            "release, in its order, or take the file by its URI alone."
+            f"{uri} has {len(found.classes):,} classes with sha256 {digest}, but {expected}. Give the list of that "
+            f"release, in its order, or use the file as it is by giving its URI without {name}=."
         )
     return found
 
 
 def _list_of_timm(release: Release) -> str:
-    """The path of the list, or nothing. timm is not imported: that takes torch."""
+    """Path of the list, or empty. timm is not imported, because that imports torch."""
     spec = importlib.util.find_spec("timm") if release.list_file else None
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder, "data", "_info", release.list_file)
@@ -120,13 +121,13 @@ def _list_of_timm(release: Release) -> str:
 def _read(uri: str) -> ClassMap:
     folder, _, key = uri.rpartition("/")
     if not key:
-        raise ValueError(f"{uri!r} is neither a file of classes nor one of {', '.join(RELEASES)}.")
+        raise ValueError(f"{uri!r} is neither a file of classes nor a release: {', '.join(RELEASES)}.")
     try:
         data = open_store(folder or (".", "/")[uri.startswith("/")]).read(key)
     except FileNotFoundError as error:
         raise ValueError(
-            f"There is no class map {uri}. Give the URI of a classes.json or of a text of one source id a line, or one "
-            f"of {', '.join(RELEASES)}."
+            f"There is no class map {uri}. Give the URI of a classes.json, or of a text file with one source id per line, or "
+            f"the name of a release: {', '.join(RELEASES)}."
         ) from error
     try:
         text = data.decode("utf-8-sig")
@@ -134,7 +135,7 @@ def _read(uri: str) -> ClassMap:
         raise ValueError(f"{uri} is not UTF-8 ({error}). Store the class map as UTF-8 text.") from error
     classes = _from_json(uri, text) if text.lstrip().startswith("{") else _from_lines(text)
     if not classes:
-        raise ValueError(f"{uri} holds no classes. Expected is a classes.json, or one source id a line.")
+        raise ValueError(f"{uri} holds no classes. Expected is a classes.json, or one source id per line.")
     at: dict[str, int] = {}
     for label_id, info in enumerate(classes):
         if (first := at.setdefault(info.source_id, label_id)) != label_id:
@@ -147,25 +148,25 @@ def _from_json(uri: str, text: str) -> tuple[ClassInfo, ...]:
         content = json.loads(text)
         found = ClassMap.model_validate({"classes": content["classes"]})
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{uri} is no classes.json: {error}. Expected are 'digest' and 'classes'.") from error
+        raise ValueError(f"{uri} is not a classes.json: {error}. Expected are 'digest' and 'classes'.") from error
     if content.get("digest", found.digest) != found.digest:
         raise ValueError(
-            f"{uri} has been changed since it was written: its classes are of digest {found.digest[:12]}, it says "
-            f"{content['digest']!s:.12}. If that was meant, remove the line 'digest'."
+            f"{uri} was changed after it was written: its classes have digest {found.digest[:12]}, but the file says "
+            f"{content['digest']!s:.12}. If the change is intended, remove the entry 'digest'."
         )
     return found.classes
 
 
 def _from_lines(text: str) -> tuple[ClassInfo, ...]:
-    # NFC and inner blanks stay, as in the labels of folders.
+    # NFC and inner spaces are kept, as for labels of folders.
     lines = (unicodedata.normalize("NFC", line.rstrip("\r")) for line in text.split("\n"))
     pairs = (line.partition("\t") for line in lines if line.strip())
     return tuple(ClassInfo(name=name.strip() or source_id, source_id=source_id) for source_id, _, name in pairs)
 
 
 def applied(class_map: ClassMap, classes: Iterable[ClassInfo]) -> ClassMap:
-    """Exactly the classes of the map in its order, empty ones too; `classes` of a source lend names and parents where
-    the map has the source id alone."""
+    """Exactly the classes of the map, in its order, including empty ones. `classes` of a source provide names and parents for
+    entries of the map that have only a source id."""
     known = {info.source_id: info for info in classes}
 
     def named(info: ClassInfo) -> ClassInfo:
@@ -176,33 +177,33 @@ def applied(class_map: ClassMap, classes: Iterable[ClassInfo]) -> ClassMap:
 
 
 def extended(class_map: ClassMap, new: Iterable[ClassInfo]) -> ClassMap:
-    """The map with those of `new` that it lacks behind it, by source id: every label id stays what it was. Raises
-    ValueError where the map has a number without the zeros that a new class has."""
+    """The map with the missing classes of `new` appended, sorted by source id, so existing label ids do not change. Raises
+    ValueError if the map has a class number without leading zeros and `new` has it with zeros."""
     known = class_map.label_ids()
     added = ClassMap.of(info for info in new if info.source_id not in known)
     for label in added.source_ids:
         if (number := labelled_number(label)) is not None and str(number) in known:
             raise ValueError(
-                f"The new pictures are of class {label!r}, the corpus has a class {str(number)!r}: it was prepared when "
-                "numbers in tables were not filled with zeros. Prepare all of it again as one corpus."
+                f"The new images have class {label!r}, but the corpus has class {str(number)!r}: it was prepared by a version "
+                "that did not fill numbers in tables with zeros. Prepare everything again as one corpus."
             )
     return ClassMap(classes=class_map.classes + added.classes)
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """What the label ids of one map are in another, by source id."""
+    """How the label ids of one map correspond to those of another, by source id."""
 
     label_ids: tuple[int | None, ...]
-    """For every label id of the one the label id in the other; none: it is lost."""
+    """For every label id of the first map, the label id in the second; None if it has no such class."""
     lost: tuple[str, ...]
-    """Source ids that only the one has."""
+    """Source ids that only the first map has."""
     unmet: tuple[str, ...]
-    """Source ids that only the other has."""
+    """Source ids that only the second map has."""
 
     @property
     def summary(self) -> str:
-        """The numbers in one line, with the first few classes by name."""
+        """The counts in one line, with the first few classes by name."""
         kept = len(self.label_ids) - len(self.lost)
         return f"{kept:,} classes are in both; only in the first: {_few(self.lost)}; only in the second: {_few(self.unmet)}"
 
@@ -215,7 +216,7 @@ def _few(source_ids: tuple[str, ...]) -> str:
 
 
 def mapping(from_map: ClassMap, to_map: ClassMap) -> Mapping:
-    """How labels of `from_map` are to be read in `to_map`."""
+    """Translation of label ids of `from_map` to `to_map`."""
     to_ids, from_ids = to_map.label_ids(), from_map.label_ids()
     return Mapping(
         label_ids=tuple(to_ids.get(source_id) for source_id in from_map.source_ids),

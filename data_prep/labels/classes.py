@@ -1,4 +1,4 @@
-"""Class names -> label ids. A class map is a file: ordered names, source ids, hierarchy, digest."""
+"""Class names and label ids. A class map is a file: ordered names, source ids, hierarchy, digest."""
 
 import itertools
 from collections.abc import Iterable
@@ -8,12 +8,12 @@ from infra.config import FrozenConfig, digest_of
 
 
 class ClassInfo(FrozenConfig):
-    """One class: what people read, what the source calls it (a folder, a synset), and what it is a kind of."""
+    """One class: its display name, its id in the source (a folder, a synset), and its ancestors in the hierarchy."""
 
     name: str
     source_id: str
     parents: tuple[str, ...] = ()
-    """From the root of the hierarchy down, without the class itself."""
+    """From the root of the hierarchy downwards, without the class itself."""
 
 
 class ClassMap(FrozenConfig):
@@ -23,7 +23,7 @@ class ClassMap(FrozenConfig):
 
     @classmethod
     def of(cls, classes: Iterable[ClassInfo]) -> "ClassMap":
-        """Sorted by source id, so that the ids follow from the set of classes alone. Raises ValueError on a repeat."""
+        """Classes sorted by source id, so label ids depend only on the set of classes. Raises ValueError on a repeated id."""
         ordered = sorted(classes, key=lambda info: info.source_id)
         for before, after in itertools.pairwise(ordered):
             if before.source_id == after.source_id:
@@ -48,5 +48,5 @@ class ClassMap(FrozenConfig):
 
 
 def number_label(number: int) -> str:
-    """The label of a class that is only a number: filled with zeros, so that sorted labels are in order of number."""
+    """Label of a class that is only a number: padded with zeros, so that sorted labels are in numerical order."""
     return f"{number:06d}"

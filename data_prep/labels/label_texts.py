@@ -1,4 +1,4 @@
-"""Labels as sources write them, as text: numbers, texts, lists of them."""
+"""Converts labels of sources (numbers, texts, lists of these) to text."""
 
 import re
 import unicodedata
@@ -9,13 +9,13 @@ from data_prep.labels.classes import number_label
 
 
 def labelled_number(label: str) -> int | None:
-    """The number that `number_label` made a label of; None of any other label."""
+    """The number from which `number_label` made this label; None for any other label."""
     return int(label) if re.fullmatch(r"[0-9]{6,18}", label) and number_label(int(label)) == label else None
 
 
 def label_texts(value: Any, number: Callable[[int], str] = number_label) -> list[str]:
-    """The labels of one cell, a number, a text or a list of them; none of an empty cell. Texts are NFC and stripped,
-    numbers become text by `number`. Raises ValueError where a label is neither, or a negative number."""
+    """The labels of one cell: a number, a text or a list of these; empty for an empty cell. Texts are stripped and in NFC;
+    `number` converts numbers to text. Raises ValueError for any other value and for negative numbers."""
     if value is None or value == "":
         return []
     return [_label_text(label, number) for label in (value if isinstance(value, (list, tuple)) else [value])]
@@ -25,40 +25,42 @@ def _label_text(label: Any, number: Callable[[int], str]) -> str:
     if isinstance(label, bool):
         return str(label).lower()
     if isinstance(label, float) and label.is_integer():
-        label = int(label)  # whole numbers become this in tables that have gaps
+        label = int(label)  # tables with missing values store whole numbers as floats
     if isinstance(label, int):
         if label < 0:
-            raise ValueError(f"label {label}, which stands for none")
+            raise ValueError(f"label {label} is negative, which stands for a missing label")
         return number(label)
     if not isinstance(label, str) or not label.strip():
-        raise ValueError(f"{short(label)} is no label: neither text nor whole number")
+        raise ValueError(f"{short(label)} is not a label: expected is text or a whole number")
     return plain_text(label.strip())
 
 
 def distinct_labels(labels: Iterable[str], single_label: bool) -> tuple[str, ...]:
-    """Each label once, in order. Raises ValueError where there is none, or several where one is expected."""
+    """Each label once, in order. Raises ValueError if there is none, or several where one is expected."""
     distinct = tuple(dict.fromkeys(labels))
     if not distinct:
         raise ValueError("no label")
     if single_label and len(distinct) > 1:
-        raise ValueError(f"{len(distinct)} labels, {short(distinct)}: set single_label to false to keep them all")
+        raise ValueError(
+            f"{len(distinct)} labels, {short(distinct)}; set source.single_label to false to keep them all"
+        )
     return distinct
 
 
 def plain_text(text: str) -> str:
-    """The text in NFC. Raises ValueError where it has no UTF-8, as half a surrogate pair has none."""
+    """The text in NFC. Raises ValueError if it cannot be encoded in UTF-8, such as half of a surrogate pair."""
     text.encode()
     return unicodedata.normalize("NFC", text)
 
 
 def distinguishable(texts: Sequence[str]) -> list[str]:
-    """Texts for a message; with escapes where two of them differ and look alike, as a composed and a decomposed umlaut do."""
+    """Texts for a message, escaped if two of them differ but look alike, such as a composed and a decomposed umlaut."""
     if len({unicodedata.normalize("NFC", text.encode(errors="replace").decode()) for text in texts}) == len({*texts}):
         return [*texts]
     return [ascii(text)[1:-1] for text in texts]
 
 
 def short(value: Any) -> str:
-    """What a message shows of a value."""
+    """A value as shown in a message."""
     shown = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return shown if len(shown) <= 120 else f"{shown[:117]}..."

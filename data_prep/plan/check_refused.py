@@ -1,5 +1,6 @@
-"""What stops a corpus from being published, or from being taken as it lies there: losses that nobody can count, too
-much refused, nothing left. The limits are of `execution`, so that they hold for what is prepared already, too.
+"""Checks that stop a corpus from being published or reused: losses of unknown size, too many refused images, nothing left.
+
+The limits are in `execution`, so they also apply to corpora that are prepared already.
 """
 
 import math
@@ -20,11 +21,11 @@ from infra.storage import Store
 
 _EXAMPLES_NAMED = 5
 SHOWN = 3
-"""Examples of one id that an error shows."""
+"""Number of examples with the same id that an error shows."""
 
 
 def check_refused(config: CorpusConfig, corpus: Store, refused: Mapping[str, Findings], num_accepted: int) -> None:
-    """Judge what preparing refused, by reason. Raises ValueError that names reasons, examples and the next step."""
+    """Check the refused examples by reason. Raises ValueError that names reasons, examples and the next step."""
     _check_losses(config, refused)
     _check_denied(config, refused, num_accepted)
     counted = {reason: found for reason, found in refused.items() if reason not in NOT_COUNTED}
@@ -33,31 +34,31 @@ def check_refused(config: CorpusConfig, corpus: Store, refused: Mapping[str, Fin
         first = {reason: found.first[0] for reason, found in counted.items()}
         named = "; ".join(f"{each.picture.example_id}: {reason} ({each.detail})" for reason, each in first.items())
         raise ValueError(
-            f"{config.name}: {problem}, so nothing is published. The first of each: {named}. All are listed in "
+            f"{config.name}: {problem}, so nothing is published. The first of each reason: {named}. All are listed in "
             f"{corpus.uri}/{PLAN}/rejects/*.parquet. {_next_step(config, counted, num_accepted)}"
         )
 
 
 def check_reused(config: CorpusConfig, corpus: Store, root: Store) -> None:
-    """Judge a corpus that is prepared already by the rules of this request. Raises ValueError where it breaks them."""
+    """Check a corpus that is prepared already against the limits of this request. Raises ValueError if it exceeds them."""
     manifest = load_manifest(corpus)
     refused, num_accepted = dict(manifest.counts.refused), manifest.counts.num_accepted
-    if config.add_to:  # what was there before was judged before
+    if config.add_to:  # the base corpus was checked when it was prepared
         base = load_manifest(prepared_corpus(root, config.add_to)).counts
         refused = {reason: count - base.refused.get(reason, 0) for reason, count in refused.items()}
         num_accepted -= base.num_accepted
     here = f"{manifest.name}/{manifest.version} is prepared already"
     if refused.get(UNCOUNTED) and config.execution.uncounted_losses == "refuse":
         raise ValueError(
-            f"{here}, from files of which {refused[UNCOUNTED]:,} could not be read to their end: what is missing cannot be "
-            f"counted. They are listed in {corpus.uri_of(REJECTS_KEY)}. Copy them again and prepare; or take it as it is "
-            "with --set execution.uncounted_losses=accept."
+            f"{here}, but {refused[UNCOUNTED]:,} source files could not be read to their end, so the number of missing images "
+            f"is unknown. They are listed in {corpus.uri_of(REJECTS_KEY)}. Copy them again and prepare; or accept the corpus "
+            "as it is with --set execution.uncounted_losses=accept."
         )
     counted = {reason: count for reason, count in refused.items() if count and reason not in NOT_COUNTED}
     if problem := _too_many(config, counted, num_accepted):
         raise ValueError(
             f"{here}, but {problem}. They are listed in {corpus.uri_of(REJECTS_KEY)}. Repair the source and prepare "
-            f"again; or take it as it is with {_raised_limit(counted, num_accepted)}."
+            f"again; or accept the corpus as it is with {_raised_limit(counted, num_accepted)}."
         )
 
 
@@ -68,20 +69,20 @@ def check_left(
     label_counts: Mapping[str, int],
     num_labelled: int,
 ) -> None:
-    """Judge what is left: `rows` by split. `label_counts` are the pictures of every label before classes are left out,
-    `num_labelled` those before duplicates are. Raises ValueError where nothing can be trained on, with the cause."""
+    """Check what is left: `rows` by split. `label_counts`: images of every label before classes are left out.
+    `num_labelled`: images before duplicates are left out. Raises ValueError with the cause if train has no images."""
     source = open_source(config)
     num_found = sum(rows.values()) + sum(found.count for found in refused.values())
     if not num_labelled:
         raise ValueError(
-            f"no labelled picture among the {num_found:,} files of {source.origin}. Expected are pictures with labels; in "
-            "class folders, one folder per class, as in cats/1.jpg and dogs/1.jpg."
+            f"no labelled image among the {num_found:,} files of {source.origin}. Expected are images with labels; for "
+            "class folders, one folder per class, such as cats/1.jpg and dogs/1.jpg."
         )
     for split, expected in source.benchmark_rows.items():
         if (there := rows.get(split, 0)) != expected:
             raise ValueError(
-                f"{source.origin}: {there:,} examples of {split} were found, the benchmark has {expected:,}. Its files are "
-                "not whole, or of another release; copy them again."
+                f"{source.origin}: found {there:,} examples of {split}, but the benchmark has {expected:,}. Its files are "
+                "incomplete or of another release. Copy them again."
             )
     is_test_set = bool(source.benchmark_rows) and "train" not in source.benchmark_rows
     if rows.get("train") or config.add_to or is_test_set:
@@ -89,7 +90,7 @@ def check_left(
     counts = {reason: found.count for reason, found in refused.items()}
     why = _why_none_is_left(config, sum(rows.values()), counts, label_counts)
     raise ValueError(
-        f"{source.origin}: no picture is left for train; of {num_found:,} files {sum(counts.values()):,} were refused or "
+        f"{source.origin}: no image is left for train. Of {num_found:,} files {sum(counts.values()):,} were refused or "
         f"left out ({_by_reason(counts) or 'none'}). {why}"
     )
 
@@ -100,37 +101,33 @@ def _why_none_is_left(
     recipe, labels = config.recipe, Counter(label_counts).most_common()
     if num_elsewhere and counts.get("duplicate", 0) > num_elsewhere:
         return (
-            f"All {num_elsewhere:,} different pictures are in val and test; {counts['duplicate']:,} were left out as copies, "
-            "of these or of each other. Add other pictures: copies add nothing to train."
+            f"All {num_elsewhere:,} different images are in val and test; {counts['duplicate']:,} were left out as copies of "
+            "these or of each other. Add other images: copies add nothing to train."
         )
     if num_elsewhere:
-        return (
-            f"All {num_elsewhere:,} others are in val and test. Add pictures, or lower val_fraction and test_fraction."
-        )
+        return f"All {num_elsewhere:,} remaining images are in val and test. Add images, or lower val_fraction and test_fraction."
     most = max(counts, key=lambda reason: counts[reason])
     if most == "small_class":
         return (
-            f"recipe.min_images_per_class is {recipe.min_images_per_class:,}; the largest class, {labels[0][0]!r}, has "
-            f"{labels[0][1]:,} pictures. Lower it, or add pictures."
+            f"recipe.min_images_per_class is {recipe.min_images_per_class:,}, but the largest class, {labels[0][0]!r}, has "
+            f"{labels[0][1]:,} images. Lower the limit, or add images."
         )
     if most == "unknown_class":
         wanted = ", ".join(map(repr, load_class_map(recipe.class_map).source_ids[:_EXAMPLES_NAMED]))
         there = ", ".join(repr(label) for label, _ in labels[:_EXAMPLES_NAMED])
         return (
-            f"recipe.class_map {recipe.class_map} fits none of them: its source ids are {wanted} ..., the labels of the "
-            f"source {there} .... Give a map whose source ids are labels of the source."
+            f"recipe.class_map {recipe.class_map} contains none of their labels: its source ids are {wanted} ..., the labels "
+            f"of the source are {there} .... Give a map whose source ids are labels of the source."
         )
     if most == "leakage":
-        return (
-            f"They show what recipe.decontaminate keeps out: {', '.join(recipe.decontaminate)}. Name other sets there."
-        )
-    return "Add pictures."
+        return f"They show images of the corpora in recipe.decontaminate: {', '.join(recipe.decontaminate)}. Name other corpora."
+    return "Add images."
 
 
 def repeated_ids_error(
     source: RawCorpus, rows: Sequence[Mapping[str, Any]], num_rows: int, num_ids: int, at_least: str = ""
 ) -> ValueError:
-    """That different examples have one id: the first `rows` of `num_rows` of one of `num_ids` such ids."""
+    """Error for different examples with one id: shows the first `rows` of `num_rows`, for one of `num_ids` such ids."""
     files = distinguishable([f"{row['base']}/{row['key']}" for row in rows[:SHOWN]])
     where = "; ".join(f"{file}, labelled {', '.join(row['labels'])}" for file, row in zip(files, rows, strict=False))
     return ValueError(
@@ -141,21 +138,21 @@ def repeated_ids_error(
 
 
 def ids_there_error(first: str, num_ids: int) -> ValueError:
-    """That new examples have ids of the corpus that they are added to."""
+    """Error for new examples whose ids are in the corpus that they are added to."""
     return ValueError(
-        f"{first!r}{' and others are' if num_ids > 1 else ' is'} in the corpus already: a segment adds new ids "
-        "only. Give a source of new images."
+        f"{first!r}{' and others are' if num_ids > 1 else ' is'} in the corpus already, but a segment may only add new "
+        "ids. Give a source of new images."
     )
 
 
 def loss_text(manifest: Manifest) -> str:
-    """What a corpus lacks without anybody knowing how much, as a sentence; empty where it is whole."""
+    """A sentence on losses of unknown size in a corpus; empty if there are none."""
     num = manifest.counts.refused.get(UNCOUNTED, 0)
     if not num:
         return ""
     return (
-        f"{num:,} file{'s' if num > 1 else ''} could not be read to {'their' if num > 1 else 'its'} end: pictures, and maybe "
-        f"whole classes, are missing, and nobody knows how many. See {UNCOUNTED} in {REJECTS_KEY}."
+        f"{num:,} file{'s' if num > 1 else ''} could not be read to {'their' if num > 1 else 'its'} end: an unknown number "
+        f"of images, and possibly whole classes, are missing. See {UNCOUNTED} in {REJECTS_KEY}."
     )
 
 
@@ -166,9 +163,9 @@ def _check_losses(config: CorpusConfig, refused: Mapping[str, Findings]) -> None
     named = "; ".join(f"{each.picture.example_id}: {each.detail}" for each in lost.first[:_EXAMPLES_NAMED])
     more = f"; and {lost.count - _EXAMPLES_NAMED:,} more" if lost.count > _EXAMPLES_NAMED else ""
     raise ValueError(
-        f"{config.name}: what is missing cannot be counted, so nothing is published: {lost.count:,} "
+        f"{config.name}: an unknown number of images is missing, so nothing is published: {lost.count:,} "
         f"file{' was' if lost.count == 1 else 's were'} not read to the end. {named}{more}. Copy "
-        f"{'it' if lost.count == 1 else 'them'} again; or publish what was read, whatever is missing, with "
+        f"{'it' if lost.count == 1 else 'them'} again; or publish what was read with "
         "--set execution.uncounted_losses=accept."
     )
 
@@ -178,14 +175,14 @@ def _check_denied(config: CorpusConfig, refused: Mapping[str, Findings], num_acc
     if num_accepted or denied is None or not denied.first[0].detail.startswith(DENIED):
         return
     raise ValueError(
-        f"{config.name}: not one picture could be read. The first of {denied.count:,} that could not: "
+        f"{config.name}: no image could be read; {denied.count:,} are unreadable. The first: "
         f"{denied.first[0].detail}. Set credentials ($AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY, or $AWS_PROFILE) that "
         "may read it, or correct the bucket, and run the same command again."
     )
 
 
 def _too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: int) -> str:
-    """What is wrong with so many refusals; empty: nothing."""
+    """Describes the excess of refused images; empty if their share is within the limit."""
     total = sum(counted.values())
     benchmark = _is_benchmark(config)
     limit = 0.0 if benchmark else config.execution.max_refused_fraction
@@ -193,7 +190,7 @@ def _too_many(config: CorpusConfig, counted: Mapping[str, int], num_accepted: in
     if total <= limit * num_pictures:
         return ""
     return (
-        f"{total:,} of {num_pictures:,} pictures are refused ({_by_reason(counted)}), "
+        f"{total:,} of {num_pictures:,} images are refused ({_by_reason(counted)}), "
         f"more than the share {limit:g} that {'a benchmark' if benchmark else 'execution.max_refused_fraction'} allows"
     )
 
@@ -217,8 +214,8 @@ def _next_step(config: CorpusConfig, counted: Mapping[str, Findings], num_accept
     given = config.source.model_dump(mode="json")
     fields = ", ".join(f"source.{name} ({value!r})" for name, value in given.items() if "label" in name)
     if not fields:
-        fields = "the source: a picture has to lie in a folder of its class"
-    return f"Most have no label: correct {fields}. Or leave them out with {limit}."
+        fields = "the source: every image must be in the folder of its class"
+    return f"Most have no label. Correct {fields}; or leave them out with {limit}."
 
 
 def _raised_limit(counted: Mapping[str, int], num_accepted: int) -> str:

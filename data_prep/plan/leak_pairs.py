@@ -1,7 +1,7 @@
-"""Training and evaluation pictures with near hashes, and which of these pairs show one picture: some hundred a task.
+"""Pairs of training and evaluation images with near hashes, and the check whether they show the same picture.
 
-A task has its pairs in the order in which evaluation pictures lie in their shards: an image of a shard costs reading its
-row group, which all pairs of that group then share.
+A task compares some hundred pairs, in the order of the evaluation images in their shards: reading an image of a shard means
+reading its row group, which all pairs of that group then share.
 """
 
 from collections import Counter
@@ -17,14 +17,14 @@ from data_prep.similarity.near_duplicates import HashIndex, as_words
 from infra.storage import Store
 
 NEAREST = 16
-"""Evaluation pictures with near hashes that a training picture is compared with: those with the nearest hashes."""
+"""Largest number of evaluation images that a training image is compared with: those with the nearest hashes."""
 MAX_PAIRS = 1 << 16
-"""Pairs of one file of planned rows that are compared, of some 100,000 rows: those with the nearest hashes."""
+"""Largest number of pairs compared per file of planned rows (about 100,000 rows): those with the nearest hashes."""
 PAIRS_PER_TASK = 512
 PAIRS_SCHEMA = pa.schema(
     [
         pa.field("row", pa.int64()),  # of the training rows
-        pa.field("evaluation", pa.int64()),  # of the evaluation pictures
+        pa.field("evaluation", pa.int64()),  # of the evaluation images
         *LOCATOR_SCHEMA,
         *(field.with_name(f"other_{field.name}") for field in LOCATOR_SCHEMA),
         pa.field("other_row", pa.int64()),
@@ -34,7 +34,7 @@ _ORDER = ("other_base", "other_key", "other_row", "other_offset", "row")
 
 
 class Same(NamedTuple):
-    """A pair that shows one picture, by the positions of both, and where the bytes of the evaluation picture lie."""
+    """A pair that shows the same picture, by the positions of both, with the byte range of the evaluation image."""
 
     row: int
     evaluation: int
@@ -43,7 +43,7 @@ class Same(NamedTuple):
 
 
 def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) -> tuple[pa.Table, int]:
-    """The pairs to compare, as PAIRS_SCHEMA, and how many are left out as they are more than `max_pairs`."""
+    """The pairs to compare, as PAIRS_SCHEMA, and the number of pairs beyond `max_pairs`, which are left out."""
     found = _nearest(rows, index)
     kept = sorted(found, key=lambda pair: (pair[2], pair[:2]))[:max_pairs]
     a, b = (pa.array([pair[i] for pair in kept], pa.int64()) for i in range(2))
@@ -55,7 +55,7 @@ def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) ->
 
 
 def same_pictures(pairs: pa.Table, policy: DecodePolicy) -> list[Same]:
-    """Of pairs (PAIRS_SCHEMA) those that show one picture."""
+    """Those of the pairs (PAIRS_SCHEMA) that show the same picture."""
     found = list[Same]()
     with PictureReader(policy) as pictures:
         for start in range(0, len(pairs), PAIRS_PER_TASK):
@@ -70,20 +70,20 @@ def same_pictures(pairs: pa.Table, policy: DecodePolicy) -> list[Same]:
 
 
 def save_pairs(store: Store, key: str, pairs: pa.Table) -> None:
-    """Keep pairs so that each task can read its own."""
+    """Save pairs so that each task can read its own."""
     sink = pa.BufferOutputStream()
     pq.write_table(pairs, sink, compression="zstd", row_group_size=PAIRS_PER_TASK)
     store.write(key, sink.getvalue().to_pybytes())
 
 
 def load_pairs(store: Store, key: str, number: int) -> pa.Table:
-    """The pairs of the task of that number."""
+    """The pairs of task `number`."""
     with store.open(key) as file:
         return pq.ParquetFile(file).read_row_group(number, use_threads=False)
 
 
 def _nearest(rows: pa.Table, index: pa.Table) -> list[tuple[int, int, int]]:
-    """(row, evaluation picture, distance) of near hashes, at most NEAREST of a row: those at the smallest distance."""
+    """(row, evaluation image, distance) of near hashes, at most the NEAREST nearest ones per row."""
     if not len(rows) or not len(index):
         return []
     table = HashIndex.of(index["phash"])

@@ -1,8 +1,8 @@
-"""Evaluation pictures that hide in what is trained on: found by perceptual hash, confirmed on thumbnails.
+"""Leakage: finds evaluation images among training images by perceptual hash, and confirms them on thumbnails.
 
-The hashes of all evaluation pictures are one small table, which every task reads; the work is linear in the corpus. A
-corpus with a test split is an evaluation set, with its val; one without is one by its val, where the source names that.
-A val that is hashed off train is the corpus's own affair.
+The hashes of all evaluation images form one small table that every task reads, so the work is linear in the size of the corpus.
+A corpus with a test split is an evaluation set with its test and val splits. A corpus without one is an evaluation set with its
+val split if the source names that split; a val split drawn from train is not compared with other corpora.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ EVALUATION_SCHEMA = pa.schema(
         pa.field("example_id", pa.string()),
         pa.field("phash", pa.binary()),
         *LOCATOR_SCHEMA,
-        pa.field("row", pa.int64()),  # of the shard that base and key name; null: base and key are the source's
+        pa.field("row", pa.int64()),  # row in the shard named by base and key; null: they name a source file
     ]
 )
 _SPLIT_COLUMNS = ["example_id", "group", "pixel_sha256"]
@@ -51,12 +51,12 @@ LEAKAGE_SCHEMA = pa.schema(
         pa.field("evaluation_id", pa.string(), nullable=False),
     ]
 )
-"""leakage.parquet: training pictures that show a picture of an evaluation set, and which."""
+"""leakage.parquet: training images that show an image of an evaluation set, and which one."""
 
 
 @dataclass(frozen=True)
 class PlannedCorpus:
-    """A corpus whose rows are planned but in no shard yet."""
+    """A corpus with planned rows that are not written to shards yet."""
 
     store: Store
     name: str
@@ -72,16 +72,16 @@ class PlannedCorpus:
 
 
 class LeakTask(FrozenConfig):
-    """One planned file of training rows to compare with the evaluation pictures that the corpus has listed."""
+    """A planned file of training rows, to be compared with the evaluation images that the corpus has listed."""
 
     corpus: str
     rows_key: str
     found_key: str
     num_classes: int
     older: tuple[str, ...] = ()
-    """NAME/VERSION of evaluation sets of which a newer version is compared."""
+    """NAME/VERSION of evaluation sets that were skipped because a newer version is compared."""
     same: tuple[Same, ...] = ()
-    """Of listing what was found: the pairs that show one picture."""
+    """For `look_for_leaks`: the pairs that show the same picture."""
 
     @property
     def pairs_key(self) -> str:
@@ -98,7 +98,7 @@ class PairsFound(FrozenConfig):
 
 
 class PairTask(FrozenConfig):
-    """Some hundred candidate pairs of a file to compare."""
+    """Some hundred candidate pairs to compare."""
 
     corpus: str
     pairs_key: str
@@ -106,7 +106,7 @@ class PairTask(FrozenConfig):
 
 
 class PairsCompared(FrozenConfig):
-    """What one task found."""
+    """Result of one PairTask."""
 
     corpus: str
     pairs_key: str
@@ -115,28 +115,28 @@ class PairsCompared(FrozenConfig):
 
 
 class LeaksFound(FrozenConfig):
-    """What one task found: statistics of pairs, and where they are listed."""
+    """Statistics of the leaks of one file of training rows; the leaks are listed in the corpus."""
 
     corpus: str
     stats: dict
 
 
 class Leaks(NamedTuple):
-    """What was found of a corpus."""
+    """The leaks of one corpus."""
 
     stats: CorpusStats | None
-    """None where it was compared with nothing."""
+    """None if the corpus was compared with nothing."""
     num_left: int
-    """Pairs with near hashes that were too many to compare."""
+    """Pairs with near hashes that exceeded the limit and were not compared."""
 
 
 def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: Show) -> list[Leaks]:
-    """For every corpus the pictures of its train split that show an evaluation picture of another corpus, prepared
-    below the root (its newest version) or planned here. A benchmark is compared with nothing."""
+    """For every corpus, find the training images that show an evaluation image of another corpus, prepared below the root (its
+    newest version) or planned here. A benchmark is not compared with anything."""
     tasks, known = list[LeakTask](), _prepared_sets(root)
     for each in planned:
         if each.is_benchmark:
-            continue  # nobody pre-trains on it, and its splits are as published
+            continue  # not for pre-training, and its splits are as published
         index, older = _evaluation_rows(each, planned, known)
         if len(index):
             write_table(each.store, INDEX_KEY, index)
@@ -172,7 +172,7 @@ def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor
 
 
 def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> dict[tuple[str, str], list[Same]]:
-    """The pairs of every file that show one picture."""
+    """For every file, the pairs that show the same picture."""
     same: dict[tuple[str, str], list[Same]] = {(pairs.corpus, pairs.pairs_key): [] for pairs in listed}
     num_pairs = Counter[str]()
     for pairs in listed:
@@ -191,7 +191,7 @@ def _compared(listed: Sequence[PairsFound], executor: Executor, show: Show) -> d
 
 
 def list_pairs(task: LeakTask) -> PairsFound:
-    """Find the evaluation pictures with hashes near to those of one file of training rows."""
+    """Find the evaluation images whose hashes are near those of one file of training rows."""
     corpus = open_store(task.corpus)
     with corpus.open(task.rows_key) as file:
         rows = read_parquet(file, ["phash", "phash_mirror", *LOCATOR_SCHEMA.names])
@@ -201,7 +201,7 @@ def list_pairs(task: LeakTask) -> PairsFound:
 
 
 def compare_pairs(task: PairTask) -> PairsCompared:
-    """Compare some hundred pairs on thumbnails."""
+    """Compare the thumbnails of some hundred pairs."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     pairs = load_pairs(corpus, task.pairs_key, task.number)
@@ -210,7 +210,7 @@ def compare_pairs(task: PairTask) -> PairsCompared:
 
 
 def leak_lists(corpus: Store) -> Iterator[pa.Table]:
-    """What was found of a corpus, as LEAKAGE_SCHEMA, part by part."""
+    """The leaks of a corpus, as LEAKAGE_SCHEMA, file by file."""
     for listed in corpus.scan(f"{PLAN}/leaks/"):
         yield read_table(corpus, listed.key)
 
@@ -219,7 +219,7 @@ _Prepared = tuple[Store, Manifest, tuple[str, ...]]
 
 
 def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
-    """The evaluation sets below the root, with their evaluation splits, by name and from old to new; views are none."""
+    """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped."""
     found: dict[str, list[_Prepared]] = {}
     for store, manifest in prepared_corpora(root):
         if "view_of" not in manifest.provenance and (splits := evaluation_splits(store, manifest)):
@@ -230,14 +230,14 @@ def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
 def _evaluation_rows(
     own: PlannedCorpus, planned: Sequence[PlannedCorpus], known: Mapping[str, Sequence[_Prepared]]
 ) -> tuple[pa.Table, tuple[str, ...]]:
-    """The evaluation pictures of all corpora but this one (and other versions of it), as EVALUATION_SCHEMA; and the
-    evaluation sets, NAME/VERSION, that a newer version stands for."""
-    mates = {each.name: each for each in planned}
+    """The evaluation images of all other corpora (and not of other versions of this one), as EVALUATION_SCHEMA; and the
+    evaluation sets, NAME/VERSION, that are skipped because of a newer version."""
+    planned_by_name = {each.name: each for each in planned}
     tables, older = [EVALUATION_SCHEMA.empty_table()], list[str]()
-    for name in sorted((known.keys() | mates.keys()) - {own.name}):
+    for name in sorted((known.keys() | planned_by_name.keys()) - {own.name}):
         versions = [*known.get(name, ())]
-        if name in mates and (splits := _planned_splits(mates[name])):
-            tables += _planned_evaluation(mates[name], splits)
+        if name in planned_by_name and (splits := _planned_splits(planned_by_name[name])):
+            tables += _planned_evaluation(planned_by_name[name], splits)
         elif versions:
             tables += _published_rows(*versions.pop())
         older += [f"{name}/{manifest.version}" for _, manifest, _ in versions]
@@ -245,7 +245,7 @@ def _evaluation_rows(
 
 
 def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
-    """The splits of a finished corpus that others are compared with; none where it is no evaluation set."""
+    """The evaluation splits of a finished corpus; none if it is not an evaluation set."""
     own = [name for name in EVALUATION_SPLITS if name in manifest.splits]
     if own == ["val"]:
         segment = manifest.splits["val"].segments[0]
@@ -257,7 +257,7 @@ def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
 
 
 def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
-    """As `evaluation_splits`."""
+    """As `evaluation_splits`, for a planned corpus."""
     own = [name for name in EVALUATION_SPLITS if corpus.rows_keys.get(name)]
     if own == ["val"]:
         with corpus.store.open(corpus.rows_keys["val"][0]) as file:
@@ -267,8 +267,8 @@ def _planned_splits(corpus: PlannedCorpus) -> tuple[str, ...]:
 
 
 def _is_made_here(rows: pa.Table | pa.RecordBatch, request: Mapping[str, Any]) -> bool:
-    """Whether rows are in val by the recipe, or by the plan of the emoji for pre-training, and not as published: what
-    is drawn is found by drawing it again, from the pixels, or from the id as older corpora were drawn."""
+    """Whether the rows of a val split were put there by the recipe (or by the emoji source for pre-training) rather than by the
+    source. A drawn split is recognised by drawing it again: from the pixels, or from the id as older versions did."""
     recipe = request.get("recipe", {})
     if recipe.get("val_per_class") or request.get("source", {}).get("role") == "pretrain":
         return True
@@ -290,7 +290,7 @@ def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Itera
 
 
 def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -> Iterator[pa.Table]:
-    """The pictures of some splits of a finished corpus, as EVALUATION_SCHEMA."""
+    """The images of some splits of a finished corpus, as EVALUATION_SCHEMA."""
     for split in splits:
         info = manifest.splits[split]
         for segment in info.segments:
@@ -317,27 +317,27 @@ def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) 
 
 
 def own_splits_said(manifest: Manifest) -> str:
-    """Whether pictures of one split of a corpus were looked for in its others, as a sentence; empty where it has one."""
+    """A sentence on whether the splits of a corpus were compared with each other; empty if it has only one split."""
     if len([name for name, split in manifest.splits.items() if any(s.split == name for s in split.segments)]) < 2:
         return ""
     request = manifest.provenance.get("request", {})
     if request.get("recipe", {}).get("near_duplicates", "keep") == "keep":
         return (
-            "Its own splits were not compared with each other: whether one holds a picture of another scaled, recompressed "
-            "or mirrored is not known. Prepared with recipe.near_duplicates=drop they are, and one of such a pair goes."
+            "The splits of this corpus were not compared with each other, so near duplicates across splits (scaled, "
+            "recompressed or mirrored images) are possible. Prepare with recipe.near_duplicates=drop to remove them."
         )
     which = (
-        "that were added were compared with each other, not with those that were there" if request.get("add_to") else ""
+        "that were added were compared with each other, but not with the earlier ones" if request.get("add_to") else ""
     )
     left = manifest.provenance.get("near_pairs_not_compared", 0)
     return (
-        f"The pictures of its own splits {which or 'were compared with each other, too'} (recipe.near_duplicates=drop)"
-        f"{f'; {left:,} pairs were too many to look at' if left else ''}."
+        f"The images in the splits of this corpus {which or 'were compared with each other'} (recipe.near_duplicates=drop)"
+        f"{f'; {left:,} pairs exceeded the limit and were not compared' if left else ''}."
     )
 
 
 def look_for_leaks(task: LeakTask) -> LeaksFound:
-    """List what was found of one file of planned training rows, and count it."""
+    """List and count the leaks of one file of planned training rows."""
     corpus = open_store(task.corpus)
     index = read_table(corpus, INDEX_KEY)
     with corpus.open(task.rows_key) as file:
@@ -370,15 +370,15 @@ def look_for_leaks(task: LeakTask) -> LeaksFound:
 
 
 def leaked_rows(records: pa.Table, corpus: Store, config: CorpusConfig) -> pa.Table:
-    """Of accepted records those that show a picture of an evaluation set that `decontaminate` names, as DROPS_SCHEMA:
-    what must not be in the corpus."""
+    """Accepted records that show an image of an evaluation set in `decontaminate`, as DROPS_SCHEMA: they must not enter the
+    corpus."""
     index = read_table(corpus, DECONTAMINATE_KEY)
     pairs, _ = candidates(records, index)
     return _drops(records, index, same_pictures(pairs, config.recipe.decode))
 
 
 def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> None:
-    """List the test and val pictures of the corpora that `decontaminate` names, for `leaked_rows`."""
+    """List the test and val images of the corpora in `decontaminate`, for `leaked_rows`."""
     tables = [EVALUATION_SCHEMA.empty_table()]
     for name in config.recipe.decontaminate:
         store = prepared_corpus(root, name)
@@ -388,29 +388,31 @@ def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> No
 
 
 def splits_to_keep_out(name: str, manifest: Manifest) -> list[str]:
-    """The splits that `decontaminate` means: test and val, whoever made them. Raises ValueError where there is neither."""
+    """The splits that `decontaminate` refers to: test and val, drawn or not. Raises ValueError if there is neither."""
     if found := [split for split in EVALUATION_SPLITS if split in manifest.splits]:
         return found
     raise ValueError(
         f"recipe.decontaminate names {name!r}, which has neither a test nor a val split ({', '.join(manifest.splits)}): "
-        "there is nothing to keep out. Name evaluation sets."
+        "it has no evaluation images. Name corpora with a test or val split."
     )
 
 
 def _drops(rows: pa.Table, index: pa.Table, same: Iterable[Same]) -> pa.Table:
-    """Every row with each evaluation picture that it shows, as DROPS_SCHEMA."""
+    """Every row once per evaluation image that it shows, as DROPS_SCHEMA."""
     ordered = sorted(same)
-    goes = rows.take(pa.array([pair.row for pair in ordered], pa.int64()))
-    stays = index.take(pa.array([pair.evaluation for pair in ordered], pa.int64()))
+    leaked = rows.take(pa.array([pair.row for pair in ordered], pa.int64()))
+    evaluation = index.take(pa.array([pair.evaluation for pair in ordered], pa.int64()))
     for name in ("offset", "length"):
-        place = pa.array([getattr(pair, name) for pair in ordered], pa.int64())
-        stays = stays.set_column(stays.column_names.index(name), name, place)
+        column = pa.array([getattr(pair, name) for pair in ordered], pa.int64())
+        evaluation = evaluation.set_column(evaluation.column_names.index(name), name, column)
     return drops_table(
-        goes,
-        stays,
+        leaked,
+        evaluation,
         reason="leakage",
-        kinds=["near"] * len(goes),
-        details=[f"shows {row['example_id']} of {row['split']} of {row['corpus']}" for row in stays.to_pylist()],
-        labels_differ=[False] * len(goes),
-        other_corpus=stays["corpus"].to_pylist(),
+        kinds=["near"] * len(leaked),
+        details=[
+            f"shows {row['example_id']} of split {row['split']} of {row['corpus']}" for row in evaluation.to_pylist()
+        ],
+        labels_differ=[False] * len(leaked),
+        other_corpus=evaluation["corpus"].to_pylist(),
     )

@@ -1,8 +1,8 @@
-"""Whether ids repeat, asked of the listing alone: before a byte of an image is read, and by a dry run.
+"""Checks for repeated ids in the listing alone, before an image is read; dry runs use it as well.
 
-Rows of a table that are equal in everything are merged: the first one stays, the others are counted and passed over by
-the task that examines their part. Rows with one id that differ are an error, as is an id that a segment's corpus has.
-Every example is 40 bytes here, dealt into buckets by the hash of its id, so that no process holds all of them.
+Table rows that are equal in every field are merged: the first one stays, the others are counted and skipped by the task that
+examines their part. Different rows with one id are an error, and so is an id that the base corpus of a segment has already.
+Every example takes 40 bytes, partitioned by the hash of its id, so no process holds all of them.
 """
 
 import hashlib
@@ -25,15 +25,15 @@ from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 _ROWS_PER_TASK, _SHARDS_PER_TASK = 1 << 18, 64
-_BYTES_PER_ROW = 64  # of a part that does not say how many rows it has
-_KNOWN = -1  # in place of a chunk: an id of the corpus that is added to
+_BYTES_PER_ROW = 64  # estimate for parts of unknown length
+_KNOWN = -1  # instead of a chunk number: an id of the base corpus
 Shard: TypeAlias = tuple[str, str, str]
 """(store, key, split)"""
 Shards: TypeAlias = tuple[Shard, ...]
 _CONTENT = ("labels", "weights", "split", "group", "base", "key", "offset", "length", "order_key")
 _KEYS_SCHEMA = pa.schema(
     [
-        pa.field("id", pa.binary()),  # hash of the id, and of all else that the listing says of the example
+        pa.field("id", pa.binary()),  # hash of the id; content: hash of all other listed fields
         pa.field("content", pa.binary()),
         pa.field("chunk", pa.int32()),
         pa.field("position", pa.int32()),
@@ -42,7 +42,7 @@ _KEYS_SCHEMA = pa.schema(
 
 
 class IdTask(FrozenConfig):
-    """Some chunks, or shards that are there already, whose ids are dealt out; and the bucket of the same number."""
+    """Some chunks, or shards of the base corpus, whose ids are partitioned; and the bucket of the same number."""
 
     corpus: str
     root: str
@@ -57,23 +57,23 @@ class IdTask(FrozenConfig):
 
 
 class Repeats(NamedTuple):
-    """Examples whose ids repeat, by (chunk, position)."""
+    """Repeated ids, with examples as (chunk, position)."""
 
     merged: pa.Table
-    """Those that are equal to an earlier one in everything."""
+    """Examples that equal an earlier one in every field."""
     num_clashing: int
-    """Ids of examples that differ."""
+    """Number of ids that different examples share."""
     first: list[tuple[int, int]]
-    """The first examples of the first such id."""
+    """All examples of the first such id."""
     num_there: int
-    """Ids that the corpus which is added to has already."""
+    """Number of ids that the base corpus has already."""
     there: tuple[int, int] | None
-    """The first example of them."""
+    """The first example with such an id."""
 
 
 def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[Shard], executor: Executor) -> None:
-    """Looks for repeated ids and leaves a list of what is merged; does nothing where the source does not tell its ids
-    without reading images, or where this was done. Raises ValueError where ids of different examples repeat."""
+    """Check for repeated ids and save the list of merged examples. Does nothing if the source cannot list ids without reading
+    images, or if an earlier attempt has done it. Raises ValueError if different examples have one id."""
     chunks, source = Chunks(corpus, config), open_source(config)
     if not source.lists_ids or chunks.num_merged() is not None:
         return
@@ -98,7 +98,7 @@ def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[
 
 
 def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], work: WorkFolder) -> None:
-    """Raises ValueError where different examples have one id, or the corpus that is added to has it: with the first."""
+    """Raises ValueError if different examples have one id, or if the base corpus has an id already; shows the first one."""
     if first := min((each.first for each in found if each.first), default=None):
         rows = [_row_at(source, part(chunk), work, position) for chunk, position in first[: SHOWN + 1]]
         raise repeated_ids_error(source, rows, len(first), sum(each.num_clashing for each in found))
@@ -108,7 +108,7 @@ def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[i
 
 
 def deal_ids(task: IdTask) -> None:
-    """Deal the ids of some chunks into buckets."""
+    """Partition the ids of some chunks into buckets."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     chunks, source = Chunks(corpus, config), open_source(config)
@@ -121,7 +121,7 @@ def deal_ids(task: IdTask) -> None:
 
 
 def known_keys(shards: Iterable[Shard]) -> Iterator[pa.Table]:
-    """The hashes of the ids in shards of the corpus that is added to."""
+    """The hashes of the ids in shards of the base corpus."""
     for uri, key, _ in shards:
         file = open_shard(open_store(uri), key)
         ids = file.read(columns=["example_id"], use_threads=False)["example_id"].to_pylist()
@@ -130,7 +130,7 @@ def known_keys(shards: Iterable[Shard]) -> Iterator[pa.Table]:
 
 
 def find_repeats(task: IdTask) -> Repeats:
-    """What repeats of one bucket."""
+    """Repeated ids of one bucket."""
     files = [_file(number) for number in range(task.num_tasks)]
     return repeats(read_partition(open_store(task.corpus), files, task.number, _KEYS_SCHEMA))
 
@@ -140,7 +140,7 @@ def _file(number: int) -> str:
 
 
 def keys_of(rows: pa.Table, chunk: int) -> pa.Table:
-    """Of a listed part the hashes of all examples that are not refused."""
+    """The hashes of all examples of a listed part that are not refused."""
     positions = np.flatnonzero(pc.is_null(rows["reason"]).to_numpy())
     rows = rows.take(pa.array(positions))
     contents = zip(*(rows[name].to_pylist() for name in _CONTENT), strict=True)
@@ -162,7 +162,7 @@ def _hash(data: bytes) -> bytes:
 
 
 def repeats(keys: pa.Table) -> Repeats:
-    """What repeats among all examples whose ids are in one bucket."""
+    """Repeated ids among all examples of one bucket."""
     counts = pc.value_counts(keys["id"].combine_chunks())
     several = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     merged, clashing, there = list[tuple[int, int]](), list[list[tuple[int, int]]](), list[tuple[int, int]]()

@@ -1,4 +1,4 @@
-"""Pictures of records and of shards: read again, compared as thumbnails, and found again by a plain byte range."""
+"""Reads images of records and of shards again, compares them as thumbnails, and finds their plain byte ranges."""
 
 import functools
 from collections import OrderedDict
@@ -21,8 +21,8 @@ Row = dict[str, Any]
 
 
 class PictureReader:
-    """Reads pictures by their rows: bytes [offset, offset + length) of `key` in `base`, or, where `row` is given, that
-    row of the shard `key` of the corpus `base`. Keeps some thousand thumbnails and one row group."""
+    """Reads images by their rows: bytes [offset, offset + length) of `key` in `base` or, if `row` is given, that row of the
+    shard `key` of the corpus `base`. Caches some thousand thumbnails and one row group."""
 
     def __init__(self, policy: DecodePolicy) -> None:
         self._policy = policy
@@ -37,12 +37,12 @@ class PictureReader:
         self._group = None
 
     def same(self, a: Row, b: Row) -> bool:
-        """Whether two pictures are one, scaled, recompressed or mirrored. False where one cannot be read."""
+        """Whether two images show the same picture, also scaled, recompressed or mirrored. False if one is unreadable."""
         first, second = self._thumbnail(a), self._thumbnail(b)
         return first is not None and second is not None and same_picture(first, second)
 
     def same_pairs(self, pairs: Sequence[tuple[Row, Row]]) -> list[bool]:
-        """`same` of many pairs, which together take a quarter of the time."""
+        """`same` for many pairs at once, in a quarter of the time."""
         same, readable = [False] * len(pairs), list[int]()
         thumbnails: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for i, pair in enumerate(pairs):
@@ -57,7 +57,7 @@ class PictureReader:
         return same
 
     def range_of(self, row: Row) -> tuple[int | None, int | None]:
-        """Offset and length of the bytes of a picture; of a row of a shard, inside its file."""
+        """Offset and length of the bytes of an image; for a row of a shard, within the file of the shard."""
         if row.get("row") is None:
             return row["offset"], row["length"]
         group, index = self._shard_group(row)
@@ -83,7 +83,7 @@ class PictureReader:
             return None
 
     def _shard_group(self, row: Row) -> tuple["_ShardGroup", int]:
-        """The row group that holds a row of a shard, and the row's place in it."""
+        """The row group that holds a row of a shard, and the index of the row in it."""
         store = open_store(row["base"])
         if self._group and self._group[0][:2] == (row["base"], row["key"]):
             size = self._group[1].rows_per_group
@@ -96,7 +96,7 @@ class PictureReader:
 
 
 class _ShardGroup:
-    """The images of one row group. They lie in the file as they are, so each is found in the bytes of its column."""
+    """The images of one row group. They are stored uncompressed, so each is found in the bytes of its column."""
 
     def __init__(self, store: Store, key: str, row: int) -> None:
         file = open_shard(store, key)

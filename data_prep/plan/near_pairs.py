@@ -1,6 +1,6 @@
-"""Of pictures of one corpus with near hashes, those that show one picture, and which of them goes.
+"""Confirms near duplicates within a corpus on thumbnails, and decides which image of each pair is dropped.
 
-Which pictures stay decides what else is compared: pairs that share a picture go to one task, together with others.
+Dropping an image makes comparisons with it unnecessary, so pairs that share an image go to one task, together with others.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 NEAREST = 16
-"""Pictures with near hashes that each picture is compared with on thumbnails: those with the nearest hashes."""
+"""Largest number of images with near hashes that an image is compared with on thumbnails: those with the nearest hashes."""
 PAIRS_PER_TASK = 512
 _PAIRS_KEY, _ROWS_KEY = f"{PLAN}/near-pairs.bin", f"{PLAN}/near-rows.parquet"
 _LOCATED_SCHEMA = pa.schema(
     [
-        pa.field("sha256", pa.binary()),  # behind the rank of its split, as in PAIR_SCHEMA
+        pa.field("sha256", pa.binary()),  # prefixed by the rank of its split, as in PAIR_SCHEMA
         pa.field("other_sha256", pa.binary()),
         *LOCATOR_SCHEMA,
         *(field.with_name(f"other_{field.name}") for field in LOCATOR_SCHEMA),
@@ -37,7 +37,7 @@ _LOCATED_SCHEMA = pa.schema(
 
 
 class Judged(FrozenConfig):
-    """What goes, and how many pairs with near hashes were not compared on thumbnails."""
+    """The dropped images, and the number of pairs with near hashes that were not compared on thumbnails."""
 
     drops: Dropped
     num_left: int
@@ -45,12 +45,12 @@ class Judged(FrozenConfig):
 
 class _ListTask(NearTask):
     pairs: tuple[str, ...]
-    """The files of pairs."""
+    """Keys of the files of pairs."""
 
 
 class _Listed(FrozenConfig):
     sizes: tuple[int, ...]
-    """Pairs that every task has to compare."""
+    """Number of pairs of every task."""
     num_left: int
 
 
@@ -61,34 +61,34 @@ class _CompareTask(FrozenConfig):
 
 class _Compared(FrozenConfig):
     num_pairs: int
-    goes: tuple[tuple[bytes, bytes], ...]
-    """What goes, and what it looks like: sha256 behind the rank of the split."""
+    dropped: tuple[tuple[bytes, bytes], ...]
+    """Dropped image and the image that it resembles, each as sha256 prefixed by the rank of its split."""
 
 
 class _DropTask(FrozenConfig):
     corpus: str
     num_buckets: int
-    goes: tuple[tuple[bytes, bytes], ...]
+    dropped: tuple[tuple[bytes, bytes], ...]
 
 
 def judge_near(task: NearTask, found: Sequence[NearPairs], run: Executor, executor: Executor, show: Show) -> Judged:
-    """What goes of all pairs that were found, confirmed on thumbnails. `run` does what is done to records, `executor` what is
-    done to pictures."""
+    """Confirm all pairs that were found on thumbnails, and list the dropped images. `run` executes work on records, `executor`
+    work on images."""
     keys = tuple(sorted(near.key for near in found))
     (listed,) = run(_list_pairs, [_ListTask(**(task.model_dump() | {"pairs": keys}))])
     show.begin(task.corpus, sum(listed.sizes), "pairs compared")
-    goes = list[tuple[bytes, bytes]]()
+    dropped = list[tuple[bytes, bytes]]()
     tasks = [_CompareTask(corpus=task.corpus, number=number) for number in range(len(listed.sizes))]
     for compared in for_pictures(executor, sum(listed.sizes))(_compare_pairs, tasks) if tasks else ():
-        goes += compared.goes
+        dropped += compared.dropped
         show.add(task.corpus, compared.num_pairs)
-    drop = _DropTask(corpus=task.corpus, num_buckets=task.num_buckets, goes=tuple(sorted(goes)))
+    drop = _DropTask(corpus=task.corpus, num_buckets=task.num_buckets, dropped=tuple(sorted(dropped)))
     (drops,) = run(_drop, [drop])
     return Judged(drops=drops, num_left=listed.num_left + sum(near.num_left for near in found))
 
 
 def _list_pairs(task: _ListTask) -> _Listed:
-    """Deal the pairs out to tasks. Holds all pairs, and the records of the pictures in them."""
+    """Assign the pairs to tasks. Holds all pairs and the records of their images."""
     corpus = open_store(task.corpus)
     every = once(pa.concat_tables([read_table(corpus, key) for key in task.pairs]))
     pairs = _nearest(every)
@@ -108,21 +108,23 @@ def _list_pairs(task: _ListTask) -> _Listed:
 
 
 def _joined(a: np.ndarray, b: np.ndarray, num_pictures: int) -> np.ndarray:
-    """For every pair (a, b) of positions a number, which those have in common that share a picture, also over others: its
-    connected component."""
+    """Connected component of every pair (a, b) of positions: pairs that share an image, directly or through others, get the
+    same number."""
     least = np.arange(num_pictures)
     while True:
         before, smaller = least, np.minimum(least[a], least[b])
         least = before.copy()
         for side in (a, b):
-            np.minimum.at(least, before[side], smaller)  # the root, too: or a chain takes a pass for each picture
+            np.minimum.at(
+                least, before[side], smaller
+            )  # lower the roots too: otherwise a chain takes one pass per image
         least = least[least]
         if (least == before).all():
             return least[a]
 
 
 def _compare_pairs(task: _CompareTask) -> _Compared:
-    """What goes of the pairs of one task, compared on thumbnails."""
+    """The dropped images among the pairs of one task, compared on thumbnails."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     rows = read_partition(corpus, [_PAIRS_KEY], task.number, _LOCATED_SCHEMA).to_pylist()
@@ -132,29 +134,29 @@ def _compare_pairs(task: _CompareTask) -> _Compared:
         places[row["other_sha256"]] = {name: row[f"other_{name}"] for name in LOCATOR_SCHEMA.names}
     pairs = [(row["sha256"], row["other_sha256"]) for row in rows]
     with PictureReader(config.recipe.decode) as pictures:
-        goes = resolve(pairs, lambda a, b: pictures.same(places[a], places[b]))
-    return _Compared(num_pairs=len(rows), goes=tuple(goes.items()))
+        dropped = resolve(pairs, lambda a, b: pictures.same(places[a], places[b]))
+    return _Compared(num_pairs=len(rows), dropped=tuple(dropped.items()))
 
 
 def _drop(task: _DropTask) -> Dropped:
-    """List what goes, with what it looks like."""
+    """List the dropped images, each with the image that it resembles."""
     corpus = open_store(task.corpus)
     rows = read_table(corpus, _ROWS_KEY)
     positions = {key: i for i, key in enumerate(rows["ranked"].to_pylist())}
-    left, stays = (rows.take(pa.array([positions[pair[i]] for pair in task.goes], pa.int64())) for i in range(2))
-    differ = [a != b for a, b in zip(left["labels"].to_pylist(), stays["labels"].to_pylist(), strict=True)]
+    dropped, kept = (rows.take(pa.array([positions[pair[i]] for pair in task.dropped], pa.int64())) for i in range(2))
+    differ = [a != b for a, b in zip(dropped["labels"].to_pylist(), kept["labels"].to_pylist(), strict=True)]
     details = [
-        f"looks like {kept['example_id']}" + (f", labelled {kept['labels']}" if unlike else "")
-        for kept, unlike in zip(stays.to_pylist(), differ, strict=True)
+        f"looks like {original['example_id']}" + (f", labelled {original['labels']}" if labels_differ else "")
+        for original, labels_differ in zip(kept.to_pylist(), differ, strict=True)
     ]
     drops = drops_table(
-        left, stays, reason="near_duplicate", kinds=["near"] * len(left), details=details, labels_differ=differ
+        dropped, kept, reason="near_duplicate", kinds=["near"] * len(dropped), details=details, labels_differ=differ
     )
     return save_drops(corpus, "near.bin", drops, task.num_buckets)
 
 
 def _nearest(pairs: pa.Table) -> pa.Table:
-    """Of every picture, the larger sha256 of a pair, the pairs with the nearest hashes."""
+    """Keep the pairs with the nearest hashes for every image that is the larger sha256 of a pair."""
     swapped = pc.greater(pairs["other_sha256"], pairs["sha256"])
     larger = pc.if_else(swapped, pairs["other_sha256"], pairs["sha256"])
     smaller = pc.if_else(swapped, pairs["sha256"], pairs["other_sha256"])
@@ -166,7 +168,7 @@ def _nearest(pairs: pa.Table) -> pa.Table:
 
 
 def _records(corpus: Store, task: NearTask, order_keys: pa.Array) -> pa.Table:
-    """The records with these order keys, one for each sha256, bucket by bucket."""
+    """The records with these order keys, bucket by bucket."""
     tables = []
     for bucket in range(task.num_buckets):
         rows = survivors(corpus, task.model_copy(update={"number": bucket}))

@@ -1,4 +1,4 @@
-"""Pictures of a corpus with near hashes: the tasks of planning that find the pairs, when a request asks for it."""
+"""Planning tasks that find pairs of images with near hashes within a corpus, if the request asks for it."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +13,11 @@ from infra.config import FrozenConfig
 from infra.storage import open_store
 
 CAP = 1000
-"""Hashes with one band that each hash is compared with; of thousands that share one, as of empty pages, no more are."""
+"""Largest number of hashes of the same band that a hash is compared with; thousands may share one, such as empty pages."""
 _BAND_SCHEMA = pa.schema(
     [
         pa.field("band", pa.uint64()),
-        pa.field("sha256", pa.binary()),  # behind the rank of its split: the smaller one of a pair stays
+        pa.field("sha256", pa.binary()),  # prefixed by the rank of its split: the smaller of a pair stays
         pa.field("order_key", pa.uint64()),
         pa.field("hash", pa.binary()),
         pa.field("mirrored", pa.bool_()),
@@ -32,17 +32,17 @@ PAIR_SCHEMA = pa.schema(
         pa.field("distance", pa.int16()),
     ]
 )
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio: bands of all sizes fill all buckets
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: spreads bands of any width over all buckets
 
 
 class NearTask(SortTask):
-    """A step of finding near duplicates, with the width of the bands."""
+    """A step of the search for near duplicates, with the width of the bands."""
 
     band_bits: int = 16
 
 
 def deal_bands(task: NearTask) -> None:
-    """Deal the pictures that stay in one bucket, and their mirror images, out by the bands of their hashes."""
+    """Partition the remaining images of one bucket, and their mirror images, by the bands of their hashes."""
     corpus = open_store(task.corpus)
     rows = survivors(corpus, task)
     names, tables = pa.array(ranked(rows), pa.binary()), [_BAND_SCHEMA.empty_table()]
@@ -63,21 +63,21 @@ def deal_bands(task: NearTask) -> None:
 
 
 def ranked(rows: pa.Table) -> list[bytes]:
-    """The sha256 of every record behind a byte for its split, so that of two that look alike the one that is named test
-    or val sorts first, and stays."""
+    """The sha256 of every record, prefixed by a byte for its split, so that of two similar images the one that the source
+    names as test or val sorts first and stays."""
     ranks = split_ranks(rows).tolist()
     return [bytes([rank]) + sha256 for rank, sha256 in zip(ranks, rows["sha256"].to_pylist(), strict=True)]
 
 
 class NearPairs(FrozenConfig):
-    """Pairs with near hashes: the file that lists them, and how many pairs of one band were not looked at."""
+    """Key of the file that lists pairs with near hashes, and the number of pairs that share a band but were not compared."""
 
     key: str
     num_left: int
 
 
 def find_near(task: NearTask) -> NearPairs:
-    """Pairs of one bucket of bands whose hashes are near."""
+    """Pairs of one bucket of bands with near hashes."""
     corpus = open_store(task.corpus)
     rows = read_partition(corpus, task.files("by-band"), task.number, _BAND_SCHEMA)
     rows = rows.sort_by([("band", "ascending"), ("sha256", "ascending"), ("mirrored", "ascending")])
@@ -85,7 +85,7 @@ def find_near(task: NearTask) -> NearPairs:
     found = [PAIR_SCHEMA.empty_table()]
     bands = rows["band"].to_numpy()
     for a, b in pairs_within(bands, words, CAP):
-        useful = ~(mirrored[a] & mirrored[b])  # two mirror images are near where the pictures are
+        useful = ~(mirrored[a] & mirrored[b])  # two mirror images are near if the images are
         a, b = a[useful], b[useful]
         first, second = rows.take(pa.array(a)), rows.take(pa.array(b))
         columns = [first["sha256"], first["order_key"], second["sha256"], second["order_key"]]
@@ -98,6 +98,6 @@ def find_near(task: NearTask) -> NearPairs:
 
 
 def once(pairs: pa.Table) -> pa.Table:
-    """Every pair at its smallest distance."""
+    """Every pair once, with its smallest distance."""
     nearest = pairs.group_by(PAIR_SCHEMA.names[:-1]).aggregate([("distance", "min")])
     return nearest.rename_columns(PAIR_SCHEMA.names)

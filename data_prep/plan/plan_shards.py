@@ -1,6 +1,6 @@
-"""From records to the plan of shards: which examples stay, what their labels are, and which rows each shard holds.
+"""Plans the shards from the records: which examples stay, their label ids, and the rows of each shard.
 
-The driver sees counts only; the rows are sorted by the tasks of `sort_records.py` and stay on storage.
+The driver handles counts only; the tasks of `sort_records.py` sort the rows, which stay on storage.
 """
 
 from collections import Counter
@@ -24,6 +24,7 @@ from data_prep.plan.near_records import NearTask, deal_bands, find_near
 from data_prep.plan.sort_records import (
     CLASSES_FILE,
     VAL_FILE,
+    Dropped,
     PartitionedRecords,
     Selected,
     SortTask,
@@ -41,8 +42,8 @@ from infra.storage import Store, open_store
 SPLIT_ORDER = ("train", "val", "test")
 Views = Mapping[str, tuple[str | FirstRows, ...]]
 _KNOWN_SHARDS_PER_TASK = 64
-# Writer and readers hold the footer of a shard, some 40 KB a row group in memory. Of tiny pictures in small groups a shard of
-# the usual size would have tens of thousands.
+# Writer and readers hold the footer of a shard in memory, about 40 KB per row group. With tiny images in small groups, a shard
+# of the usual size would have tens of thousands of row groups.
 _MAX_ROW_GROUPS_PER_SHARD = 2048
 
 
@@ -54,31 +55,32 @@ class Base:
     manifest: Manifest
 
     def check(self, config: CorpusConfig) -> None:
-        """Raises ValueError where a request does not fit the corpus that it adds to."""
+        """Raises ValueError if a request does not fit the corpus that it adds to."""
         if whole := self._whole():
             raise ValueError(
-                f"add_to {config.add_to!r}: that is a view, the first rows of {whole} and no shards of its own. Add to {whole}."
+                f"add_to {config.add_to!r}: this corpus is a subset, the first rows of {whole} without shards of its own. "
+                f"Add to {whole}."
             )
         source = open_source(config)
         if source.benchmark_rows:
             raise ValueError(
-                f"add_to {config.add_to!r}: a benchmark is prepared as it was published, and added to nothing. Prepare "
+                f"add_to {config.add_to!r}: a benchmark is prepared as published and cannot be added to a corpus. Prepare "
                 "it as a corpus of its own."
             )
-        for what, asked, there in (
+        for field, requested, existing in (
             ("name", config.name, self.manifest.name),
             ("recipe.order_seed", config.recipe.order_seed, self.manifest.order_seed),
             ("recipe.decode", config.recipe.decode, self.manifest.decode_policy),
-            ("one label an image", source.single_label, self.manifest.single_label),
+            ("one label per image", source.single_label, self.manifest.single_label),
         ):
-            if asked != there:
+            if requested != existing:
                 raise ValueError(
-                    f"{what}: {asked} is asked for, but {self.corpus.uri}, which is added to, has {there}. Ask for the "
-                    "same, or prepare a corpus of its own."
+                    f"{field}: the request has {requested}, but {self.corpus.uri}, to which it adds, has {existing}. Request the "
+                    "same value, or prepare a corpus of its own."
                 )
 
     def _whole(self) -> str:
-        """NAME/VERSION of what a view shows; empty where this is none."""
+        """NAME/VERSION of the corpus that a subset was taken from; empty if the base is not a subset."""
         manifest = self.manifest
         while of := manifest.provenance.get("view_of"):
             manifest = load_manifest(open_store(f"{self.corpus.uri.rpartition('/')[0]}/{of['version']}"))
@@ -88,7 +90,7 @@ class Base:
         return ClassMap.model_validate({"classes": self.corpus.read_json(CLASSES_KEY)["classes"]})
 
     def segments(self, split: str) -> tuple[SegmentInfo, ...]:
-        """Its segments as the new manifest lists them: where they lie."""
+        """Its segments as the new manifest lists them: with the version whose folder holds them."""
         own = self.manifest.splits[split].segments if split in self.manifest.splits else ()
         version = self.manifest.version
         return tuple(s.model_copy(update={"version": s.version or version}) for s in own)
@@ -96,7 +98,7 @@ class Base:
 
 @dataclass(frozen=True)
 class Selection:
-    """The accepted examples by counts, and their classes. The rows lie in `buckets` files on storage, in order."""
+    """Counts and classes of the accepted examples. The rows are in one file per bucket and split on storage, in order."""
 
     class_map: ClassMap
     single_label: bool
@@ -104,14 +106,14 @@ class Selection:
     stats: CorpusStats
     buckets: tuple[Selected, ...]
     num_near_left: int = 0
-    """Pairs that near duplicates may be among, and that were not compared: too many pictures have hashes like theirs."""
+    """Candidate pairs of near duplicates that were not compared because too many images share similar hashes."""
 
     @property
     def num_rejects(self) -> int:
         return sum(bucket.num_rejects for bucket in self.buckets)
 
     def rows(self, split: str) -> list[int]:
-        """Rows of a split in every bucket."""
+        """Rows of a split in each bucket."""
         return [bucket.num_rows.get(split, 0) for bucket in self.buckets]
 
     def num_rows(self, split: str) -> int:
@@ -127,7 +129,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """One shard to write: rows [start, stop) of one planned file after another."""
+    """One shard to write, as rows [start, stop) of planned files."""
 
     split: str
     key: str
@@ -138,7 +140,7 @@ class ShardPlan:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """How the rows of a split become row groups and shards."""
+    """How the rows of a split are grouped into row groups and shards."""
 
     rows_per_row_group: int
     row_groups_per_shard: int
@@ -150,7 +152,7 @@ class ShardLayout:
 
 @dataclass(frozen=True)
 class CorpusPlan:
-    """Every shard to write, and the segments and layout of every split; views are not among them."""
+    """Every shard to write, and segments and layout of every split; `views`: splits that join others or parts of them."""
 
     shards: list[ShardPlan]
     segments: dict[str, tuple[SegmentInfo, ...]]
@@ -158,72 +160,123 @@ class CorpusPlan:
     views: dict[str, tuple[str | FirstRows, ...]]
 
 
+@dataclass(frozen=True)
+class _Job:
+    """One selection of examples: the request, its corpus, and how tasks are run."""
+
+    config: CorpusConfig
+    corpus: Store
+    source: RawCorpus
+    base: Base | None
+    run: Executor
+    """Runs tasks on records."""
+    executor: Executor
+    """Runs tasks on images."""
+    show: Show
+
+
+@dataclass(frozen=True)
+class _AllDropped:
+    """The examples that are dropped because of evaluation images or of other examples of the corpus."""
+
+    leak_keys: tuple[str, ...]
+    """Partition files of examples that show images of evaluation sets."""
+    duplicates: tuple[Dropped, ...]
+    """Exact duplicates by bucket, then near duplicates."""
+    num_near_left: int = 0
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Partition files of all dropped examples."""
+        return (*self.leak_keys, *(each.key for each in self.duplicates))
+
+    @property
+    def gain_keys(self) -> tuple[str, ...]:
+        """Partition files of the examples that get labels of their dropped copies."""
+        return tuple(each.gains for each in self.duplicates if each.gains)
+
+
 def select_examples(
     config: CorpusConfig, corpus: Store, root: Store, base: Base | None, executor: Executor, show: Show
 ) -> Selection:
-    """Sort the records, refuse duplicates and small classes, and give the others their label ids.
+    """Sort the records, drop duplicates and small classes, and assign label ids to the remaining examples.
 
-    What one task can hold is planned in this process. Raises ValueError where too much is refused, nothing is left to
-    train on, ids repeat or a group lies in two splits.
+    Work that fits one task is done in this process. Raises ValueError if too many images are refused, none is left for train,
+    ids repeat, or a group has two splits.
     """
-    tasks = _dealing(config, corpus, base)
-    run = for_records(executor, len(tasks))
+    tasks = _partition_tasks(config, corpus, base)
+    job = _Job(config, corpus, open_source(config), base, for_records(executor, len(tasks)), executor, show)
     if config.recipe.decontaminate:
         save_decontamination(config, corpus, root)
-    dealt = list(run(partition_records, tasks))
+    partitioned = list(job.run(partition_records, tasks))
+    has_weights = _has_weights(partitioned, base)
     buckets = [SortTask(corpus=t.corpus, number=t.number, num_files=len(tasks), num_buckets=len(tasks)) for t in tasks]
-    has_weights = _has_weights(dealt, base)
-    dropped = sorted(run(find_duplicates, buckets), key=lambda drops: drops.key)
-    gains = tuple(drops.gains for drops in dropped if drops.gains)
-    buckets = [t.model_copy(update={"gains": gains}) for t in buckets]
-    leaks = [seen.leaks.key for seen in dealt if seen.leaks]
-    judged = None
-    if config.recipe.near_duplicates == "drop":
-        num_accepted = sum(seen.num_accepted for seen in dealt)
-        known = [*leaks, *(drops.key for drops in dropped)]
-        near_tasks = _near_tasks(buckets, known, num_accepted)
-        for _ in run(deal_bands, near_tasks):
-            pass
-        judged = judge_near(near_tasks[0], list(run(find_near, near_tasks)), run, executor, show)
-        dropped.append(judged.drops)
-    counts = Counter[str]()
-    for seen in dealt:
-        counts.update(seen.label_counts)
-    for drops in dropped:
-        counts.subtract(drops.label_counts)
-        counts.update(drops.gained)
-    source = open_source(config)
-    class_map = _class_map(config, source, counts, base, corpus)
-    corpus.write_json(CLASSES_FILE, class_map.as_file() | _outside(config, source))
-    every = (*leaks, *(drops.key for drops in dropped))
-    buckets = [t.model_copy(update={"drops": every}) for t in buckets]
-    last_hash: dict[str, int] = {}
-    if config.recipe.val_per_class is not None and not any(seen.has_val for seen in dealt):
-        last_hash = _last_val_hashes(run(val_candidates, buckets), config.recipe.val_per_class)
-    corpus.write_json(VAL_FILE, last_hash)
-    selected, stats = _selected(run(select, buckets))
+    dropped = _find_dropped(job, buckets, partitioned)
+    buckets = [task.model_copy(update={"drops": dropped.keys, "gains": dropped.gain_keys}) for task in buckets]
+    label_counts = _label_counts(partitioned, dropped)
+    class_map = _class_map(config, job.source, label_counts, base)
+    corpus.write_json(CLASSES_FILE, class_map.as_file() | _outside(config, job.source))
+    corpus.write_json(VAL_FILE, _val_hashes(job, buckets, partitioned))
+    selected, stats = _selected(job.run(select, buckets))
     selection = Selection(
         class_map=class_map,
-        single_label=source.single_label,
+        single_label=job.source.single_label,
         has_weights=has_weights,
         stats=stats,
         buckets=tuple(selected),
-        num_near_left=judged.num_left if judged else 0,
+        num_near_left=dropped.num_near_left,
     )
-    check_refused(config, corpus, selection.stats.refused, selection.num_accepted)
+    check_refused(config, corpus, stats.refused, selection.num_accepted)
     rows = {split: selection.num_rows(split) for split in SPLIT_ORDER}
-    check_left(config, rows, selection.stats.refused, counts, sum(seen.num_accepted for seen in dealt))
+    check_left(config, rows, stats.refused, label_counts, _num_accepted(partitioned))
     return selection
 
 
-def _near_tasks(buckets: Sequence[SortTask], drops: Sequence[str], num_accepted: int) -> list[NearTask]:
-    """Of looking for what looks like another picture of the corpus, after equal ones have gone."""
-    bits = band_bits(num_accepted)
-    return [NearTask(**(task.model_dump() | {"drops": tuple(drops), "band_bits": bits})) for task in buckets]
+def _find_dropped(job: _Job, buckets: Sequence[SortTask], partitioned: Sequence[PartitionedRecords]) -> _AllDropped:
+    """Find exact duplicates and, if the recipe drops them, near duplicates among the examples that remain."""
+    leak_keys = tuple(each.leaks.key for each in partitioned if each.leaks)
+    exact = sorted(job.run(find_duplicates, buckets), key=lambda each: each.key)
+    dropped = _AllDropped(leak_keys, tuple(exact))
+    if job.config.recipe.near_duplicates == "keep":
+        return dropped
+    near_tasks = _near_tasks(buckets, dropped, _num_accepted(partitioned))
+    for _ in job.run(deal_bands, near_tasks):
+        pass
+    judged = judge_near(near_tasks[0], list(job.run(find_near, near_tasks)), job.run, job.executor, job.show)
+    return _AllDropped(leak_keys, (*exact, judged.drops), judged.num_left)
 
 
-def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[SortTask]:
-    """Tasks that deal out so many records each as a bucket shall hold; hence as many buckets as tasks."""
+def _near_tasks(buckets: Sequence[SortTask], dropped: _AllDropped, num_accepted: int) -> list[NearTask]:
+    """Tasks that look for images that resemble another image of the corpus, after equal images were dropped."""
+    changes = {"drops": dropped.keys, "gains": dropped.gain_keys, "band_bits": band_bits(num_accepted)}
+    return [NearTask(**(task.model_dump() | changes)) for task in buckets]
+
+
+def _num_accepted(partitioned: Sequence[PartitionedRecords]) -> int:
+    return sum(each.num_accepted for each in partitioned)
+
+
+def _label_counts(partitioned: Sequence[PartitionedRecords], dropped: _AllDropped) -> Counter[str]:
+    """Remaining images of every label, before small classes are left out."""
+    counts = Counter[str]()
+    for each in partitioned:
+        counts.update(each.label_counts)
+    for duplicates in dropped.duplicates:
+        counts.subtract(duplicates.label_counts)
+        counts.update(duplicates.gained)
+    return counts
+
+
+def _val_hashes(job: _Job, buckets: Sequence[SortTask], partitioned: Sequence[PartitionedRecords]) -> dict[str, int]:
+    """The largest split hash of every class that goes to val, if `val_per_class` applies; otherwise empty."""
+    per_class = job.config.recipe.val_per_class
+    if per_class is None or any(each.has_val for each in partitioned):
+        return {}
+    return _last_val_hashes(job.run(val_candidates, buckets), per_class)
+
+
+def _partition_tasks(config: CorpusConfig, corpus: Store, base: Base | None) -> list[SortTask]:
+    """Tasks that partition the records. A task reads as many records as a bucket should hold, so there are as many buckets."""
     sizes = Chunks(corpus, config).finished()
     numbers = list(sizes)
     chunks = [tuple(numbers[i] for i in group) for group in in_groups([*sizes.values()], config.execution.sort_bytes)]
@@ -239,7 +292,7 @@ def _dealing(config: CorpusConfig, corpus: Store, base: Base | None) -> list[Sor
 
 
 def known_shards(base: Base) -> list[tuple[str, str, str]]:
-    """(store, shard, split) of every shard that is there already."""
+    """(store, shard, split) of every shard of the base corpus."""
     found: dict[tuple[str, str, str], None] = {}
     for name in SPLIT_ORDER:
         for segment in base.segments(name):
@@ -248,11 +301,9 @@ def known_shards(base: Base) -> list[tuple[str, str, str]]:
     return list(found)
 
 
-def _class_map(
-    config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None, corpus: Store
-) -> ClassMap:
-    """The classes of a corpus: those of its map; or those that its source declares; or those of its base and the new
-    ones; or all that are large enough."""
+def _class_map(config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None) -> ClassMap:
+    """The classes of a corpus: those of the requested class map; else those that the source declares; else those that are
+    large enough, appended to the classes of the base corpus if there is one."""
     if config.recipe.class_map:
         return applied(load_class_map(config.recipe.class_map), (source.class_info(label) for label in counts))
     if declared := source.declared_classes():
@@ -263,16 +314,16 @@ def _class_map(
 
 
 def _outside(config: CorpusConfig, source: RawCorpus) -> dict[str, object]:
-    """What the tasks have to know of labels beside the class map."""
+    """What tasks need to know about labels besides the class map."""
     recipe = config.recipe
-    reason, detail = "small_class", f"no class with {recipe.min_images_per_class} accepted pictures"
+    reason, detail = "small_class", f"its class has fewer than {recipe.min_images_per_class} accepted images"
     if recipe.class_map:
-        reason, detail = "unknown_class", f"no class of {recipe.class_map}"
+        reason, detail = "unknown_class", f"no label in class map {recipe.class_map}"
     return {"outside": {"reason": reason, "detail": detail}, "single_label": source.single_label}
 
 
 def _last_val_hashes(candidates: Iterator[dict[str, list[int]]], per_class: int) -> dict[str, int]:
-    """For every class with at least twice as many pictures the largest split hash that is val."""
+    """For every class with at least 2 * `per_class` images, the largest split hash that goes to val."""
     smallest: dict[str, list[int]] = {}
     for found in candidates:
         for label, values in found.items():
@@ -280,24 +331,24 @@ def _last_val_hashes(candidates: Iterator[dict[str, list[int]]], per_class: int)
     return {label: values[per_class - 1] for label, values in smallest.items() if len(values) >= 2 * per_class}
 
 
-def _has_weights(dealt: Sequence[PartitionedRecords], base: Base | None) -> bool:
-    num_weighted, num_accepted = sum(d.num_weighted for d in dealt), sum(d.num_accepted for d in dealt)
+def _has_weights(partitioned: Sequence[PartitionedRecords], base: Base | None) -> bool:
+    num_weighted, num_accepted = sum(each.num_weighted for each in partitioned), _num_accepted(partitioned)
     if num_weighted not in (0, num_accepted):
         raise ValueError(
-            f"{num_weighted:,} of {num_accepted:,} examples have weights; the source promises a weight for every label "
-            "of every example or for none. Correct the source."
+            f"{num_weighted:,} of {num_accepted:,} examples have weights; a source must give weights for all examples or for "
+            "none. Correct the source."
         )
     weighted = num_weighted > 0
     if base and base.manifest.has_weights != weighted:
         raise ValueError(
-            f"{base.corpus.uri} has {'' if base.manifest.has_weights else 'no '}weights of labels, the added images "
-            "differ. Prepare them as a corpus of their own."
+            f"{base.corpus.uri} has {'' if base.manifest.has_weights else 'no '}label weights, and the added images differ "
+            "in that. Prepare them as a corpus of their own."
         )
     return weighted
 
 
 def _selected(buckets: Iterator[Selected]) -> tuple[list[Selected], CorpusStats]:
-    """The buckets in order, and their statistics as one: merged as they come, since each is large."""
+    """The buckets in order, and their merged statistics, merged one by one because each is large."""
     found, stats = [], None
     for each in buckets:
         own = CorpusStats.from_json(each.stats)
@@ -308,7 +359,7 @@ def _selected(buckets: Iterator[Selected]) -> tuple[list[Selected], CorpusStats]
 
 
 def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, base: Base | None) -> CorpusPlan:
-    """Rows in their global random order, cut into row groups and shards."""
+    """Assign the rows, in their global random order, to row groups and shards."""
     present = [name for name in SPLIT_ORDER if selection.num_rows(name)]
     old = {name: base.segments(name) for name in SPLIT_ORDER} if base else {}
     known = [name for name in SPLIT_ORDER if name in present or old.get(name)]
@@ -318,7 +369,7 @@ def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, ba
         splits = base.manifest.splits
         kept = {name: ShardLayout(s.rows_per_row_group, s.row_groups_per_shard) for name, s in splits.items()}
         layouts |= {name: layout for name, layout in kept.items() if name in SPLIT_ORDER}
-        # A base that is older than a view may have splits of different layouts, which cannot be joined.
+        # The splits of an old base may have different layouts, which a joined split cannot combine.
         views = {name: m for name, m in views.items() if len({layouts[split_of(member)] for member in m}) == 1}
     segment = f"s{len({s.name for parts in old.values() for s in parts}):03d}"
     shards: list[ShardPlan] = []
@@ -336,7 +387,7 @@ def plan_corpus(selection: Selection, views: Views, sharding: ShardingConfig, ba
 
 
 def _pieces(starts: np.ndarray, start: int, stop: int) -> tuple[tuple[int, int, int], ...]:
-    """Where rows [start, stop) of a split lie, as (bucket, start, stop) in the buckets that begin at `starts`."""
+    """The pieces (bucket, start, stop) that hold rows [start, stop) of a split; `starts`: first row of each bucket."""
     first, last = np.searchsorted(starts, start, side="right") - 1, np.searchsorted(starts, stop, side="left")
     pieces = []
     for bucket in range(int(first), int(last)):
@@ -349,7 +400,7 @@ def _pieces(starts: np.ndarray, start: int, stop: int) -> tuple[tuple[int, int, 
 def _layouts(
     selection: Selection, present: Sequence[str], views: Views, sharding: ShardingConfig
 ) -> dict[str, ShardLayout]:
-    """R and row groups per shard of every split. Splits that a view joins share both, as one split has one R."""
+    """Rows per row group and row groups per shard of every split. Splits that a joined split combines get the same layout."""
     joined = {split_of(member) for members in views.values() if len(members) > 1 for member in members}
     rows = {name: selection.num_rows(name) for name in present}
     mean_bytes = {name: max(1.0, selection.num_bytes(name) / rows[name]) for name in present}
@@ -359,7 +410,7 @@ def _layouts(
         sizes = [(rows[member], mean_bytes[member]) for member in family]
         largest = max(mean_bytes[member] for member in family)
         sizes += [(num, largest) for num in _view_rows(views, family, rows)]
-        # What has fewer rows than min_row_groups asks for nothing: it does not make the others' groups small.
+        # A split with fewer rows than min_row_groups must not make the row groups of the others small.
         asking = [size for size in sizes if size[0] >= sharding.min_row_groups] or sizes
         per_group = min(_rows_per_row_group(num, each, sharding) for num, each in asking)
         per_shard = int(sharding.shard_bytes // (per_group * largest))
@@ -368,12 +419,12 @@ def _layouts(
 
 
 def split_of(member: str | FirstRows) -> str:
-    """The split that a member of a view is, or whose first rows it is."""
+    """The split that a member of a joined split refers to, as a whole or by its first rows."""
     return member if isinstance(member, str) else member.split
 
 
 def _view_rows(views: Views, family: Sequence[str], rows: Mapping[str, int]) -> list[int]:
-    """Rows of every view on the first rows of train, alone or with others: it is trained on too, and needs row groups."""
+    """Rows of every split made of the first rows of train, alone or joined: models train on it, so it needs enough row groups."""
     shown = [
         m for m in views.values() if isinstance(m[0], FirstRows) and split_of(m[0]) == "train" and "train" in family
     ]

@@ -1,9 +1,9 @@
-"""Records -> rows of shards, on storage: the tasks of planning. Each holds one bucket of the records, never all.
+"""The tasks of planning: turn records into rows of shards, on storage. Each task holds one bucket of records, never all.
 
     records --partition_records--> buckets by order key -----------------------select--> rows of every split, in order
                      \\--> buckets by pixel hash --find_duplicates--> drops --/
 
-Everything is a function of the records alone, so every attempt and every machine plans the same shards.
+The result depends on the records alone, so every attempt on every machine plans the same shards.
 """
 
 from collections import Counter
@@ -45,7 +45,7 @@ ROW_SCHEMA = pa.schema(
         if field.name not in ("reason", "detail", "val_fraction", "test_fraction")
     ]
 )
-"""A planned row: a record that stays, its labels as ids."""
+"""A planned row: an accepted record with label ids instead of label names."""
 _PLACE = [field for field in RECORD_SCHEMA if field.name in (*LOCATOR_SCHEMA.names, "order_key")]
 REJECTS_SCHEMA = pa.schema(
     [
@@ -59,7 +59,7 @@ REJECTS_SCHEMA = pa.schema(
 LOCATED_REJECTS = pa.schema([*REJECTS_SCHEMA, *_PLACE])
 _IDS_SCHEMA = pa.schema([pa.field("order_key", pa.uint64()), pa.field("example_id", pa.string())])
 _GROUPS_SCHEMA = pa.schema([pa.field("group", pa.string()), pa.field("split", pa.string())])
-_ROWS_PER_READ = 2048  # of a planned file: a shard reads some thousand rows of it
+_ROWS_PER_READ = 2048  # row group size of planned files: a shard reads some thousand rows
 
 
 class SortTask(FrozenConfig):
@@ -70,16 +70,16 @@ class SortTask(FrozenConfig):
     num_files: int
     num_buckets: int
     chunks: tuple[int, ...] = ()
-    """Of dealing out: the chunks whose records are dealt."""
+    """For `partition_records`: the chunks whose records it partitions."""
     known: tuple[tuple[str, str, str], ...] = ()
-    """Of dealing out: (store, shard, split) of segments that the corpus has already."""
+    """For `partition_records`: (store, shard, split) of shards of the base corpus."""
     drops: tuple[str, ...] = ()
-    """Partition files of what goes, by order key."""
+    """Partition files of dropped examples, by order key."""
     gains: tuple[str, ...] = ()
-    """Partition files of what gets labels of its copies, by order key."""
+    """Partition files of examples that get the labels of their copies, by order key."""
 
     def files(self, kind: str) -> list[str]:
-        """Keys of the partition files of a kind, one of every task that dealt out."""
+        """Keys of the partition files of a kind, one for every task of `partition_records`."""
         return [f"{PLAN}/{kind}/{number:05d}.bin" for number in range(self.num_files)]
 
     @property
@@ -88,43 +88,43 @@ class SortTask(FrozenConfig):
 
 
 class PartitionedRecords(FrozenConfig):
-    """What dealing out saw among the accepted examples."""
+    """Counts of the accepted examples of one `partition_records` task."""
 
     label_counts: dict[str, int]
     num_accepted: int
     num_weighted: int
     has_val: bool
-    """Whether any example is in val before `val_per_class` takes some: where the source names val."""
+    """Whether any example is in val before `val_per_class` moves some there: true if the source names val."""
     leaks: "Dropped | None"
-    """What is left out as it shows a picture of an evaluation set; not among the accepted."""
+    """Examples dropped because they show an image of an evaluation set; they are not counted as accepted."""
 
 
 class Dropped(FrozenConfig):
-    """What goes, by label, and the partition file that lists it."""
+    """Dropped examples by label, and the partition file that lists them."""
 
     key: str
     label_counts: dict[str, int]
     gains: str = ""
-    """The partition file of what stays and gets labels of its copies. Empty: nothing does."""
+    """Partition file of the remaining examples that get labels of their copies. Empty: there are none."""
     gained: dict[str, int] = Field(default_factory=dict)
-    """How many of them get each label."""
+    """How many of these examples get each label."""
 
 
 class Selected(FrozenConfig):
-    """One bucket in order: rows and bytes of every split, refusals, statistics."""
+    """One bucket in order: rows and bytes of every split, refused examples, statistics."""
 
     bucket: int
     num_rows: dict[str, int]
     num_bytes: dict[str, int]
     num_rejects: int
     num_counted: int
-    """Refusals that count against the allowed share."""
+    """Refused examples that count against the allowed share."""
     stats: dict[str, Any]
     """CorpusStats as JSON."""
 
 
 def rows_key(split: str, bucket: int) -> str:
-    """File of the planned rows of a bucket, of one split."""
+    """Key of the planned rows of one bucket and split."""
     return f"{PLAN}/rows/{split}/{bucket:05d}.parquet"
 
 
@@ -133,7 +133,7 @@ def rejects_key(bucket: int) -> str:
 
 
 def partition_records(task: SortTask) -> PartitionedRecords:
-    """Deal some records into buckets by order key, and the accepted ones by pixel hash and by group."""
+    """Partition some records by order key, and the accepted ones also by pixel hash and by group."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     records = Chunks(corpus, config).load_records(task.chunks)
@@ -168,13 +168,13 @@ def partition_records(task: SortTask) -> PartitionedRecords:
 
 
 def _one_for_each(drops: pa.Table) -> pa.Table:
-    """The first reason of every example."""
+    """Only the first reason of every example."""
     ids = drops["example_id"].to_pylist()
     return drops.take(pa.array(sorted({example_id: i for i, example_id in reversed([*enumerate(ids)])}.values())))
 
 
 def _known_rows(task: SortTask, seed: int) -> pa.Table:
-    """Rows of shards that the corpus has already, as PIXELS_SCHEMA without labels."""
+    """Rows in shards of the base corpus, as PIXELS_SCHEMA without labels."""
     tables = [PIXELS_SCHEMA.empty_table()]
     for uri, key, split in task.known:
         file = open_shard(open_store(uri), key)
@@ -198,13 +198,13 @@ def _known_rows(task: SortTask, seed: int) -> pa.Table:
 
 
 def label_counts(rows: pa.Table, column: str = "labels") -> dict[str, int]:
-    """How many rows have each label."""
+    """Number of rows with each label."""
     counted = pc.value_counts(pc.list_flatten(rows[column].combine_chunks()))
     return dict(zip(counted.field("values").to_pylist(), counted.field("counts").to_pylist(), strict=True))
 
 
 def find_duplicates(task: SortTask) -> Dropped:
-    """What goes of one bucket of pixel hashes. Raises ValueError where a group lies in two splits."""
+    """The dropped examples of one bucket of pixel hashes. Raises ValueError if a group has two splits."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     _check_groups(read_partition(corpus, task.files("by-group"), task.number, _GROUPS_SCHEMA))
@@ -223,7 +223,7 @@ def find_duplicates(task: SortTask) -> Dropped:
 
 
 def save_drops(corpus: Store, name: str, drops: pa.Table, num_buckets: int) -> Dropped:
-    """Write a list of what goes (DROPS_SCHEMA) by order key."""
+    """Save dropped examples (DROPS_SCHEMA) by order key."""
     key = f"{PLAN}/drops/{name}"
     write_partitions(corpus, key, drops, bucket_of(drops["order_key"].to_numpy(), num_buckets), num_buckets)
     return Dropped(key=key, label_counts=label_counts(drops))
@@ -234,40 +234,40 @@ def _check_groups(rows: pa.Table) -> None:
     crossing = grouped.filter(pc.greater(grouped["split_count_distinct"], 1))["group"].to_pylist()
     if crossing:
         raise ValueError(
-            f"{len(crossing):,} groups lie in more than one split, {min(crossing)!r} for one: variants of one object "
-            "would be trained on and tested on. The source must give a group one split."
+            f"{len(crossing):,} groups are in more than one split, for example {min(crossing)!r}: variants of one object "
+            "would be used for training and testing. The source must give each group one split."
         )
 
 
 def survivors(corpus: Store, task: SortTask) -> pa.Table:
-    """The accepted records of one bucket of order keys without what goes, in order."""
+    """The remaining accepted records of one bucket of order keys, in order."""
     return _sorted_bucket(corpus, task)[0]
 
 
 def _sorted_bucket(corpus: Store, task: SortTask) -> tuple[pa.Table, pa.Table, pa.Table]:
-    """One bucket of order keys: what stays, in order; what goes as (record, reason) rows; what examining refused."""
+    """One bucket of order keys: remaining records, in order; dropped records with their reasons; refused records."""
     records = read_partition(corpus, task.files("by-order"), task.number, RECORD_SCHEMA)
     refused = pc.is_valid(records["reason"])
     accepted = records.filter(pc.invert(refused)).sort_by([("order_key", "ascending"), ("example_id", "ascending")])
     _check_ids(corpus, task, accepted)
     drops = _dropped(corpus, task, task.number)
-    place = pc.index_in(accepted["example_id"], drops["example_id"].combine_chunks())
-    gone = accepted.filter(pc.is_valid(place))
-    why = drops.take(place.drop_null())
-    gone = gone.drop_columns(["reason", "detail"])
+    position = pc.index_in(accepted["example_id"], drops["example_id"].combine_chunks())
+    dropped = accepted.filter(pc.is_valid(position))
+    reasons = drops.take(position.drop_null())
+    dropped = dropped.drop_columns(["reason", "detail"])
     for name in DROPS_SCHEMA.names[3:]:
-        gone = gone.append_column(name, why[name])
+        dropped = dropped.append_column(name, reasons[name])
     gains = read_partition(corpus, task.gains, task.number, GAINS_SCHEMA)
-    return _with_gains(accepted.filter(pc.is_null(place)), gains), gone, records.filter(refused)
+    return _with_gains(accepted.filter(pc.is_null(position)), gains), dropped, records.filter(refused)
 
 
 def _with_gains(rows: pa.Table, gains: pa.Table) -> pa.Table:
-    """Records with the labels and weights that their copies have, too."""
+    """Records with the labels and weights of their copies merged in."""
     if not len(gains):
         return rows
-    place = pc.index_in(rows["example_id"], gains["example_id"].combine_chunks())
+    position = pc.index_in(rows["example_id"], gains["example_id"].combine_chunks())
     for name in ("labels", "weights"):
-        merged = pc.if_else(pc.is_valid(place), gains[name].take(place), rows[name])
+        merged = pc.if_else(pc.is_valid(position), gains[name].take(position), rows[name])
         rows = rows.set_column(rows.column_names.index(name), RECORD_SCHEMA.field(name), merged)
     return rows
 
@@ -291,7 +291,7 @@ def _check_ids(corpus: Store, task: SortTask, accepted: pa.Table) -> None:
 
 
 def val_candidates(task: SortTask) -> dict[str, list[int]]:
-    """For every class the smallest split hashes among what stays in train, twice as many as may become val, ascending."""
+    """For every class, the smallest split hashes of the remaining train rows, ascending: twice as many as may become val."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     rows = survivors(corpus, task)
@@ -309,14 +309,14 @@ def _split_hashes(rows: pa.Table) -> list[int]:
 
 
 def select(task: SortTask) -> Selected:
-    """Write the rows of one bucket in their order, by split and with label ids, and what is refused beside them.
+    """Write the rows of one bucket in order, by split and with label ids, and the refused examples.
 
-    Raises ValueError where two examples have one id, or break what the source promises of labels.
+    Raises ValueError if two examples have one id, or if labels break the contract of sources.
     """
     corpus = open_store(task.corpus)
     classes = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_FILE)["classes"]})
     outside = corpus.read_json(CLASSES_FILE)["outside"]
-    accepted, gone, refused = _sorted_bucket(corpus, task)
+    accepted, dropped, refused = _sorted_bucket(corpus, task)
     _check_labels(accepted, single_label=corpus.read_json(CLASSES_FILE)["single_label"])
     accepted = _per_class_val(accepted, corpus.read_json(VAL_FILE))
     rows = with_label_ids(accepted, classes)
@@ -324,7 +324,7 @@ def select(task: SortTask) -> Selected:
     rejects = pa.concat_tables(
         [
             _rejects(refused, lambda row: (row["reason"], row["detail"], None)),
-            _rejects(gone, lambda row: (row["reason"], row["detail"], row["other_id"])),
+            _rejects(dropped, lambda row: (row["reason"], row["detail"], row["other_id"])),
             _rejects(accepted.filter(empty), lambda row: (outside["reason"], outside["detail"], None)),
         ]
     ).sort_by("example_id")
@@ -336,7 +336,7 @@ def select(task: SortTask) -> Selected:
         num_rows[split], num_bytes[split] = len(part), pc.sum(part["num_bytes"]).as_py()
         _write_rows(corpus, rows_key(split, task.number), part)
     counted = pc.invert(pc.is_in(rejects["reason"], pa.array(sorted(NOT_COUNTED))))
-    pairs = gone.append_column("left_out", pa.repeat(True, len(gone)))
+    pairs = dropped.append_column("left_out", pa.repeat(True, len(dropped)))
     stats = CorpusStats.of(rows, rejects, len(classes.classes), SampleRule(), pairs)
     return Selected(
         bucket=task.number,
@@ -355,7 +355,7 @@ def _write_rows(corpus: Store, key: str, rows: pa.Table) -> None:
 
 
 def _check_labels(accepted: pa.Table, *, single_label: bool) -> None:
-    """Raises ValueError at an example that breaks a promise of sources."""
+    """Raises ValueError for an example whose labels break the contract of sources."""
     counts = pc.list_value_length(accepted["labels"])
     weights = pc.list_value_length(accepted["weights"])
     wrong = pc.not_equal(counts, 1) if single_label else pc.less(counts, 1)
@@ -363,13 +363,13 @@ def _check_labels(accepted: pa.Table, *, single_label: bool) -> None:
     if bad := accepted.filter(wrong).slice(0, 1).to_pylist():
         raise ValueError(
             f"{bad[0]['example_id']!r} has {len(bad[0]['labels'])} labels and weights {bad[0]['weights']}; the source "
-            f"promises {'one label' if single_label else 'one or more labels'} for each example, and a weight for "
-            "every label of every example or for none. Correct the source reader."
+            f"must give {'one label' if single_label else 'one or more labels'} for each example, and one weight per "
+            "label for all examples or for none. Correct the source reader."
         )
 
 
 def _per_class_val(rows: pa.Table, last_hash: dict[str, int]) -> pa.Table:
-    """Moves to val what has one of the smallest split hashes of its (first) class."""
+    """Move to val the rows with the smallest split hashes of their (first) class."""
     if not last_hash or not len(rows):
         return rows
     splits = [
@@ -382,7 +382,7 @@ def _per_class_val(rows: pa.Table, last_hash: dict[str, int]) -> pa.Table:
 
 
 def with_label_ids(table: pa.Table, class_map: ClassMap) -> pa.Table:
-    """Label names -> ids. Labels of classes that the map lacks are left out, with their weights."""
+    """Label names -> ids. Labels that the class map lacks are left out with their weights."""
     names = table["labels"].combine_chunks()
     ids = pc.index_in(pc.list_flatten(names), pa.array(class_map.source_ids, pa.string()))
     known = pc.is_valid(ids).to_numpy(zero_copy_only=False)
@@ -397,10 +397,10 @@ def with_label_ids(table: pa.Table, class_map: ClassMap) -> pa.Table:
     return table.set_column(table.column_names.index("weights"), "weights", weights)
 
 
-def _rejects(rows: pa.Table, why: Callable[[dict[str, Any]], tuple[str, str, str | None]]) -> pa.Table:
+def _rejects(rows: pa.Table, reason_of: Callable[[dict[str, Any]], tuple[str, str, str | None]]) -> pa.Table:
     """Records as rows of LOCATED_REJECTS."""
     out = []
     for row in rows.to_pylist():
-        row["reason"], row["detail"], row["kept_id"] = why(row)
+        row["reason"], row["detail"], row["kept_id"] = reason_of(row)
         out.append({**row, "source": f"{row['base'].removesuffix('/')}/{row['key']}"})
     return pa.Table.from_pylist(out, schema=LOCATED_REJECTS)

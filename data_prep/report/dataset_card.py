@@ -1,8 +1,8 @@
-"""README.md of a corpus: what people and Hugging Face `datasets` read. It names the shards of each split, so that
-`datasets.load_dataset(<folder of the corpus>)` passes over the tables beside them, and the names of the classes.
+"""README.md of a corpus: a dataset card for readers and for Hugging Face `datasets`. It names the shards of each split, so that
+`datasets.load_dataset(<folder of the corpus>)` ignores the other tables of the folder, and it names the classes.
 
-The names stand here and not in the Parquet schema: with 21,843 classes they would be 1 MB in the footer of every shard, and
-a segment that is added may bring further classes, while the shards that were there stay as they are.
+Class names are here and not in the Parquet schema: 21,843 names would add 1 MB to the footer of every shard, and a segment may
+add classes while the existing shards stay unchanged.
 """
 
 from collections import Counter
@@ -17,8 +17,8 @@ _LABELS = ("label", "labels")
 
 
 def dataset_card(manifest: Manifest, class_map: ClassMap) -> str:
-    """A dataset card: YAML with the files of every split and the type of every column, then text. Joined splits, such as
-    trainval, are left out, as they show rows of others again."""
+    """A dataset card: YAML with the files of every split and the type of every column, then text. Splits that join others,
+    such as trainval, are left out, because their rows would appear twice."""
     splits = {
         name: split for name, split in manifest.splits.items() if all(part.split == name for part in split.segments)
     }
@@ -43,8 +43,8 @@ def dataset_card(manifest: Manifest, class_map: ClassMap) -> str:
         "",
         '    datasets.load_dataset("<this folder>")',
         "",
-        "`image` holds the files as they were found. `manifest.json` describes the corpus; `report.html`, `stats.json`, "
-        "`rejects.parquet` and `leakage.parquet` say what is in it, what was refused and why.",
+        "`image` holds the original files. `manifest.json` describes the corpus; `report.html`, `stats.json`, "
+        "`rejects.parquet` and `leakage.parquet` show its contents, and what was refused and why.",
         "",
     ]
     return "\n".join(lines)
@@ -77,7 +77,7 @@ def _dtype(kind: pa.DataType) -> str:
 
 
 def _class_names(class_map: ClassMap) -> list[str]:
-    """Names by label id. `datasets` asks that they differ; two cranes are told apart by their source ids."""
+    """Names by label id. `datasets` requires distinct names, so classes with equal names get their source ids appended."""
     times = Counter(info.name for info in class_map.classes)
     return [info.name if times[info.name] == 1 else f"{info.name} ({info.source_id})" for info in class_map.classes]
 

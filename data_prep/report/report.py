@@ -1,4 +1,4 @@
-"""report.html: one page that opens anywhere and shows what is in a corpus. No scripts, no files beside it."""
+"""report.html: a single self-contained page that shows what is in a corpus. No scripts, no other files."""
 
 import itertools
 import json
@@ -40,10 +40,10 @@ _SPLIT_ORDER = ("train", "val", "test")
 _ADJECTIVE = {"train": "training", "val": "validation"}
 _KINDS = {
     "same_file": "the same file",
-    "same_pixels": "other bytes, the same pixels",
-    "near": "look alike",
-    "conflicting_labels": "of these, with other labels than the one that stays",
-    "across_splits": "of these, in another split than the one that stays",
+    "same_pixels": "same pixels, other bytes",
+    "near": "similar images",
+    "conflicting_labels": "of these, labels differ from the image that stays",
+    "across_splits": "of these, in another split than the image that stays",
 }
 
 
@@ -55,8 +55,8 @@ def render_report(
 ) -> str:
     """The page, self-contained, below 3 MB.
 
-    `load` gives the bytes of a picture and is called from 16 threads; where it raises, the reason stands in the place
-    of the picture.
+    `load` returns the bytes of an image and is called from 16 threads; if it raises, the page shows the reason in place of the
+    image.
     """
     pictures = load_pictures(stats, manifest.decode_policy, load)
     title = f"{manifest.name}/{manifest.version}"
@@ -69,10 +69,10 @@ def render_report(
         ("Formats", formats_section(stats)),
         ("Refused", refused_section(stats, pictures)),
         ("Duplicates", _duplicates(stats, pictures)),
-        ("Sample of the classes", sample_sheet(class_map, stats, pictures)),
-        ("Time of the steps", _times(manifest)),
-        ("How pictures are decoded", _decode_policy(manifest.decode_policy)),
-        ("How it was made", _provenance(manifest)),
+        ("Sample images by class", sample_sheet(class_map, stats, pictures)),
+        ("Time by stage", _times(manifest)),
+        ("Decode policy", _decode_policy(manifest.decode_policy)),
+        ("Provenance", _provenance(manifest)),
     ]
     body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
     head = f'<h1>{text(title)}</h1><div class="soft">digest {manifest.digest}<br>{text(credit)}</div>'
@@ -84,14 +84,14 @@ def render_report(
 def _tiles(manifest: Manifest, stats: CorpusStats) -> str:
     leaked = sum(found.count - found.num_left_out for found in stats.leakage.values())
     tiles = [
-        ("pictures", f"{manifest.counts.num_accepted:,}", ""),
+        ("images", f"{manifest.counts.num_accepted:,}", ""),
         ("classes", f"{manifest.num_classes:,}", ""),
-        ("bytes of pictures", num_bytes(manifest.counts.num_bytes), ""),
+        ("bytes of images", num_bytes(manifest.counts.num_bytes), ""),
         ("refused", f"{manifest.counts.num_refused:,}", ""),
     ]
     if not manifest.single_label:
         numbers = stats.labels_per_image
-        tiles.append(("labels a picture", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f}", ""))
+        tiles.append(("labels per image", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f}", ""))
     tiles.append(("leaked", f"{leaked:,}", " class=bad" if leaked else "") if stats.compared else ("leaked", "?", ""))
     return f'<div class="tiles">{"".join(f"<div{mark}><b>{v}</b>{text(name)}</div>" for name, v, mark in tiles)}</div>'
 
@@ -105,19 +105,21 @@ def _leakage(stats: CorpusStats, pictures: Pictures) -> str:
         if not kept:
             after = "All of them are left out of this corpus."
         elif found.num_left_out:
-            after = f"{found.num_left_out:,} of them are left out, {kept:,} are still in this corpus."
+            after = f"{found.num_left_out:,} of them are left out; {kept:,} are still in this corpus."
         else:
-            after = "They are still in this corpus: scores on that split would be too good."
-        who = f"{_ADJECTIVE.get(leak.own_split, leak.own_split)} image{'s match' if found.count > 1 else ' matches'}"
+            after = "They are still in this corpus, so scores on that split would be too high."
+        subject = (
+            f"{_ADJECTIVE.get(leak.own_split, leak.own_split)} image{'s match' if found.count > 1 else ' matches'}"
+        )
         mark = "bad" if kept else "plain"
         parts.append(
-            f'<p class="banner {mark}"><strong>{found.count:,} {text(who)} {text(where)}.</strong> {after}</p>'
+            f'<p class="banner {mark}"><strong>{found.count:,} {text(subject)} {text(where)}.</strong> {after}</p>'
         )
         if with_pictures:
             parts.append(_pairs(found, pictures, f"{leak.own_split} here", f"{leak.corpus_split} there"))
     if any(found.count > found.num_left_out for _, found, _ in leaks):
         parts.append(
-            "<p>To leave such pictures out, name the evaluation corpora in <code>decontaminate</code> of the recipe "
+            "<p>To leave such images out, name the evaluation corpora in <code>recipe.decontaminate</code> "
             "and prepare again.</p>"
         )
     return "".join(parts) + _compared(stats)
@@ -126,10 +128,10 @@ def _leakage(stats: CorpusStats, pictures: Pictures) -> str:
 def _compared(stats: CorpusStats) -> str:
     if not stats.compared:
         return (
-            '<p class="banner plain"><strong>Not looked for.</strong> This corpus was compared with no evaluation set (a '
-            "corpus with a test split, or a val split that its source names): none other was prepared under its root when it "
-            "was made, or it is a benchmark, whose splits are as published. Whether test pictures are among its pictures is "
-            "not known.</p>"
+            '<p class="banner plain"><strong>Not checked.</strong> This corpus was not compared with any evaluation set (a '
+            "corpus with a test split, or with a val split that its source names): either none was prepared under its root at "
+            "that time, or this corpus is a benchmark, whose splits are as published. It may contain test images of other "
+            "corpora.</p>"
         )
     older = ", ".join(sorted(stats.older_versions))
     older = f"<p>Older versions were not compared: {text(older)}.</p>" if older else ""
@@ -137,16 +139,16 @@ def _compared(stats: CorpusStats) -> str:
     if not clean:
         return older
     listed = ", ".join(f"{corpus} ({split})" for corpus, split in clean)
-    start = "None found" if not stats.leakage else "Nothing found in the others"
+    start = "None found" if not stats.leakage else "None found in the other evaluation sets"
     return (
-        f'<p class="banner"><strong>{start}.</strong> No training picture of this corpus looks like one of '
-        f"the evaluation pictures that it was compared with: {text(listed)}.</p>{older}"
+        f'<p class="banner"><strong>{start}.</strong> No training image of this corpus shows one of the evaluation images '
+        f"that it was compared with: {text(listed)}.</p>{older}"
     )
 
 
 def _own_splits(manifest: Manifest) -> str:
-    said = own_splits_said(manifest)
-    return f'<p class="banner plain">{text(said)}</p>' if said else ""
+    sentence = own_splits_said(manifest)
+    return f'<p class="banner plain">{text(sentence)}</p>' if sentence else ""
 
 
 def _splits(manifest: Manifest, stats: CorpusStats) -> str:
@@ -154,14 +156,14 @@ def _splits(manifest: Manifest, stats: CorpusStats) -> str:
     for name, split in manifest.splits.items():
         shards = sum(split.shards_in_use(segment) for segment in split.segments)
         owners = {segment.split for segment in split.segments}
-        note = "" if owners == {name} else "view of " + " + ".join(dict.fromkeys(map(_shown_of, split.segments)))
+        note = "" if owners == {name} else "consists of " + " + ".join(dict.fromkeys(map(_shown_of, split.segments)))
         size = num_bytes(stats.splits[name].num_bytes) if name in stats.splits else ""
         rows.append((name, f"{split.num_rows:,}", size, f"{split.num_row_groups:,}", f"{shards:,}", note))
-    return table(rows, ("split", "pictures", "bytes", "row groups", "shards", ""))
+    return table(rows, ("split", "images", "bytes", "row groups", "shards", ""))
 
 
 def _shown_of(segment: SegmentInfo) -> str:
-    """What a view shows of a segment."""
+    """The part of a segment that a joined split lists."""
     return f"the first {segment.num_rows:,} of {segment.split}" if segment.rows_left_out else segment.split
 
 
@@ -175,7 +177,7 @@ def _classes(class_map: ClassMap, stats: CorpusStats) -> str:
     ranked = {}
     for name, counts in by_split.items():
         ranked[name] = -np.sort(-counts)
-    plot = rank_plot(ranked, f"sizes of {len(names):,} classes, from {total.max():,} to {total.min():,} pictures")
+    plot = rank_plot(ranked, f"sizes of {len(names):,} classes, from {total.max():,} to {total.min():,} images")
 
     def listed(labels: np.ndarray) -> str:
         rows = ((names[i], *(f"{counts[i]:,}" for counts in (total, *by_split.values()))) for i in labels.tolist())
@@ -198,12 +200,12 @@ def _class_quantiles(counts: Mapping[str, np.ndarray]) -> str:
         largest_first = np.cumsum(-np.sort(-own))
         half = int(np.searchsorted(largest_first, largest_first[-1] / 2)) + 1
         rows.append((name, *(f"{q:,}" for q in quantiles), f"{half:,}", f"{(own == 0).sum():,}"))
-    head = ("pictures in a class", "least", "10 %", "25 %", "median", "75 %", "90 %", "most")
-    return table(rows, (*head, "classes with half of all", "empty classes"))
+    head = ("images per class", "minimum", "10 %", "25 %", "median", "75 %", "90 %", "maximum")
+    return table(rows, (*head, "classes with half of all images", "empty classes"))
 
 
 def _class_list(class_map: ClassMap, counts: np.ndarray) -> str:
-    """Every class on a line of plain text, which the search of a browser finds. Tables of 21,841 rows are slow."""
+    """Every class as a line of plain text, which browsers can search. Tables of 21,841 rows are slow."""
     order = sorted(range(len(counts)), key=lambda i: (class_map.classes[i].name.casefold(), i))
     lines, room = [], _MAX_LIST_CHARS
     for i in order:
@@ -212,42 +214,42 @@ def _class_list(class_map: ClassMap, counts: np.ndarray) -> str:
         lines.append(text(f"{info.name[:80]}{source_id[:40]} {counts[i]:,}"))
         room -= len(lines[-1])
         if room < 0:
-            lines.append(f"... {len(order) - len(lines):,} more; classes.json and stats.json have all")
+            lines.append(f"... {len(order) - len(lines):,} more; classes.json and stats.json list all")
             break
     return f"<details><summary>All {len(order):,} classes by name</summary><pre class=list>{chr(10).join(lines)}</pre></details>"
 
 
 def sizes_section(stats: CorpusStats) -> str:
-    """Histograms of sides, aspect ratios and file sizes."""
+    """Histograms of image sides, aspect ratios and file sizes."""
     powers_of_two, powers_of_ten = 2.0 ** np.arange(-8, 33), 10.0 ** np.arange(13)
     plots = [
         _histogram(stats.side_px, SIDE_PX, "√(width × height), px", powers_of_two, "{:.0f}".format),
-        _histogram(stats.aspect_ratio, ASPECT_RATIO, "width over height", powers_of_two, "{:.3g}".format),
-        _histogram(stats.file_bytes, FILE_BYTES, "bytes of a file", powers_of_ten, num_bytes),
+        _histogram(stats.aspect_ratio, ASPECT_RATIO, "width / height", powers_of_two, "{:.3g}".format),
+        _histogram(stats.file_bytes, FILE_BYTES, "file size in bytes", powers_of_ten, num_bytes),
     ]
     return f'<div class="three">{"".join(f"<div>{plot}</div>" for plot in plots)}</div>'
 
 
 def _histogram(counts: np.ndarray, scale: LogScale, title: str, ticks: np.ndarray, name: Callable[[float], str]) -> str:
-    """The octaves that hold anything, on a log scale."""
+    """The octaves that are not empty, on a log scale."""
     used = np.flatnonzero(counts)
     if not len(used):
-        return "<p>No pictures.</p>"
+        return "<p>No images.</p>"
     step = scale.bins_per_octave
     low, high = used[0] // step * step, min(len(counts), (used[-1] // step + 1) * step)
     edges = scale.edges[low : high + 1]
     places = np.log(ticks / edges[0]) / np.log(edges[-1] / edges[0])
     inside = np.flatnonzero((places > -0.001) & (places < 1.001))
-    shown = inside[:: max(1, -(-len(inside) // 6))]  # on a phone there is no room for more
+    shown = inside[:: max(1, -(-len(inside) // 6))]  # as many as fit on a phone
     marks = [(float(places[i]), name(float(ticks[i]))) for i in shown]
     names = [f"{name(a)} to {name(b)}" for a, b in itertools.pairwise(edges)]
     quantiles = (name(scale.quantile(counts, q)) for q in (0.05, 0.5, 0.95))
-    said = "<p class=soft>about: 5 % {}, median {}, 95 % {}</p>".format(*quantiles)
-    return bar_plot(counts[low:high], names, Axis(f"{title}, log scale", marks), title) + said
+    percentiles = "<p class=soft>approximate percentiles: 5 % {}, median {}, 95 % {}</p>".format(*quantiles)
+    return bar_plot(counts[low:high], names, Axis(f"{title}, log scale", marks), title) + percentiles
 
 
 def formats_section(stats: CorpusStats) -> str:
-    """Formats and modes, and labels an image where there are several."""
+    """Formats and colour modes, and the number of labels per image if it varies."""
     total = max(1, sum(stats.kinds.values()))
     rows = [
         (kind, f"{n:,}", f"{100 * n / total:.3g} %") for kind, n in sorted(stats.kinds.items(), key=lambda k: -k[1])
@@ -258,17 +260,17 @@ def formats_section(stats: CorpusStats) -> str:
         numbers = (
             (f"{n}{' or more' if n == last else ''}", f"{count:,}") for n, count in enumerate(stats.labels_per_image)
         )
-        labels = f"<div>{table((row for row in numbers if row[1] != '0'), ('labels', 'pictures'))}</div>"
-    return f'<div class="two"><div>{table(rows, ("format and mode", "pictures", "share"))}</div>{labels}</div>'
+        labels = f"<div>{table((row for row in numbers if row[1] != '0'), ('labels', 'images'))}</div>"
+    return f'<div class="two"><div>{table(rows, ("format and mode", "images", "share"))}</div>{labels}</div>'
 
 
 def refused_section(stats: CorpusStats, pictures: Pictures) -> str:
-    """What was refused, by reason, with the first pictures of each."""
+    """Refused examples by reason, with the first images of each."""
     if not stats.refused:
         return "<p>None.</p>"
     ordered = sorted(stats.refused.items(), key=lambda item: (-item[1].count, item[0]))
     parts = [table([(reason.replace("_", " "), f"{found.count:,}") for reason, found in ordered], ("reason", "files"))]
-    # Those that repeat another picture stand beside it, under these sections.
+    # Images that repeat another one are shown next to it, in the sections on duplicates and leakage.
     pairs = {"duplicate": stats.duplicates, "near_duplicate": stats.duplicates, "leakage": stats.leakage}
     for reason, found in ordered:
         if pairs.get(reason):
@@ -288,7 +290,7 @@ def _duplicates(stats: CorpusStats, pictures: Pictures) -> str:
     if not ordered:
         return "<p>None.</p>"
     rows = ((_KINDS[kind], f"{found.count:,}", f"{found.num_left_out:,}") for kind, found in ordered)
-    parts = [table(rows, ("what", "pictures", "left out"))]
+    parts = [table(rows, ("kind", "images", "left out"))]
     for kind, found in ordered:
         parts.append(f"<h3>{text(kind.replace('_', ' '))}</h3>{_pairs(found, pictures, 'repeats', 'stays')}")
     return "".join(parts)
@@ -312,7 +314,7 @@ def _pair(found: Finding, pictures: Pictures, left: str, right: str) -> str:
 
 
 def sample_sheet(class_map: ClassMap, stats: CorpusStats, pictures: Pictures) -> str:
-    """A few pictures of some classes."""
+    """A few images of some classes."""
     total = stats.class_counts
     parts = []
     for label in stats.rule.labels(stats.num_classes).tolist():
@@ -332,14 +334,14 @@ def _times(manifest: Manifest) -> str:
         rate = f"{number / seconds:,.0f}/s" if seconds > 0 else ""
         moved = f"{num_bytes(counts.num_bytes / seconds)}/s" if step in ("examine", "write") and seconds > 0 else ""
         rows.append((step, duration(seconds), rate, moved))
-    return table(rows, ("step", "time", "pictures", "bytes of pictures"))
+    return table(rows, ("stage", "time", "images", "bytes of images"))
 
 
 def _decode_policy(policy: DecodePolicy) -> str:
     rows = []
     for name, field in type(policy).model_fields.items():
         value = getattr(policy, name)
-        said = (
+        shown = (
             ", ".join(map(str, value))
             if isinstance(value, tuple)
             else f"{value:,}"
@@ -347,7 +349,7 @@ def _decode_policy(policy: DecodePolicy) -> str:
             else value
         )
         meaning = " ".join((field.description or "").split())
-        rows.append((name.replace("_", " "), f"{said}", meaning))
+        rows.append((name.replace("_", " "), f"{shown}", meaning))
     return table(rows, ("what", "policy", "meaning"))
 
 

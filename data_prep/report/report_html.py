@@ -68,12 +68,12 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .8rem; line-hei
 
 
 def text(value: object) -> str:
-    """Escaped for HTML."""
+    """Escape a value for HTML."""
     return html.escape(str(value))
 
 
 def page(title: str, body: str) -> str:
-    """A whole document. Its policy forbids scripts and everything that is not in the page."""
+    """A complete HTML document. Its content policy forbids scripts and external resources."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -83,7 +83,7 @@ def page(title: str, body: str) -> str:
 
 
 def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table of plain texts; those that start with a digit stand to the right."""
+    """A table of plain texts; columns whose cells all start with a digit are right-aligned."""
     lines = [[text(cell) for cell in row] for row in rows]
     titles = [text(name) for name in head]
     right = [all(line[i][:1].isdigit() or not line[i] for line in lines) for i in range(len(lines[0]) if lines else 0)]
@@ -94,7 +94,7 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
 
 
 def num_bytes(number: float) -> str:
-    """As 1.5 MB."""
+    """Formats bytes, such as 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if number < 999.5:
             return f"{number:.3g} {unit}"
@@ -103,7 +103,7 @@ def num_bytes(number: float) -> str:
 
 
 def short(number: float) -> str:
-    """As 20k or 1.5M; for axes."""
+    """Formats a number for an axis, such as 20k or 1.5M."""
     for unit in ("", "k", "M"):
         if number < 999.5:
             return f"{number:.3g}{unit}"
@@ -112,7 +112,7 @@ def short(number: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """As 0.8 s, 12 min or 3.5 h."""
+    """Formats seconds, such as 0.8 s, 12 min or 3.5 h."""
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
@@ -120,15 +120,15 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Axis:
-    """A title, and labels at shares of the length."""
+    """A title, and tick labels with their positions as shares of the length."""
 
     title: str
     ticks: Sequence[tuple[float, str]]
 
 
 def bar_plot(counts: np.ndarray, bin_names: Sequence[str], x: Axis, what: str) -> str:
-    """One bar a bin, with its name and count when pointed at."""
-    top, y = _linear_axis(int(counts.max()), "pictures")
+    """One bar per bin; its tooltip shows name and count."""
+    top, y = _linear_axis(int(counts.max()), "images")
     width = 1000 / len(counts)
     bars = "".join(
         f'<rect x="{i * width:.1f}" y="{100 - 100 * n / top:.2f}" width="{width * 0.92:.1f}" height="{100 * n / top:.2f}">'
@@ -140,11 +140,11 @@ def bar_plot(counts: np.ndarray, bin_names: Sequence[str], x: Axis, what: str) -
 
 
 def rank_plot(sorted_counts: dict[str, np.ndarray], what: str) -> str:
-    """Class sizes from large to small on a log scale, a line for each split; it ends where empty classes begin."""
+    """Class sizes in descending order on a log scale, one line per split; a line ends where empty classes begin."""
     num_ranks = max(map(len, sorted_counts.values()))
     largest = max(int(counts[0]) for counts in sorted_counts.values())
     decades = max(1, math.ceil(math.log10(max(largest, 2))))
-    y = Axis("pictures in the class, log scale", [(d / decades, short(10**d)) for d in range(decades + 1)])
+    y = Axis("images in the class, log scale", [(d / decades, short(10**d)) for d in range(decades + 1)])
     paths = "".join(
         f'<path class="{name}" d="{_steps(counts[counts > 0], num_ranks, decades)}"/>'
         for name, counts in sorted_counts.items()
@@ -153,12 +153,12 @@ def rank_plot(sorted_counts: dict[str, np.ndarray], what: str) -> str:
     legend = "".join(f'<span class="{name}"><i class="key"></i>{text(name)}</span>' for name in sorted_counts)
     step = _nice(num_ranks / 5)
     marks = [1, *range(step, num_ranks - step // 2, step), num_ranks]
-    x = Axis("classes by rank, the largest at the left", [((m - 0.5) / num_ranks, f"{m:,}") for m in marks])
+    x = Axis("classes by rank, largest first", [((m - 0.5) / num_ranks, f"{m:,}") for m in marks])
     return f'<div class="legend soft">{legend}</div>' + _plot(paths, x, y, what, "plot tall")
 
 
 def _steps(counts: np.ndarray, num_ranks: int, decades: int) -> str:
-    """A path of at most a few hundred steps; the head is drawn class by class."""
+    """A path of at most a few hundred steps; the first 100 classes are drawn one by one."""
     ranks = np.unique(np.concatenate([np.arange(100), np.linspace(0, len(counts) - 1, 400).astype(int)]))
     ranks = ranks[ranks < len(counts)]
     starts = 1000 * ranks / num_ranks
@@ -169,7 +169,7 @@ def _steps(counts: np.ndarray, num_ranks: int, decades: int) -> str:
 
 
 def stacked_bars(names: Sequence[str], parts: dict[str, np.ndarray]) -> str:
-    """One bar a name, made of the splits' counts."""
+    """One bar per name, stacked from the counts of the splits."""
     total = sum(parts.values(), np.zeros(len(names), np.int64))
     top = max(1, int(total.max()))
     lines = []
@@ -205,6 +205,6 @@ def _linear_axis(largest: int, title: str) -> tuple[int, Axis]:
 
 
 def _nice(number: float) -> int:
-    """1, 2 or 5 times a power of ten, the next one up."""
+    """The next number above that is 1, 2 or 5 times a power of ten."""
     power = 10 ** math.floor(math.log10(max(number, 1)))
     return int(next(m * power for m in (1, 2, 5, 10) if m * power >= max(number, 1)))

@@ -1,4 +1,4 @@
-"""The small pictures of the report: read at once by many threads, decoded few at a time."""
+"""Thumbnails of the report: read by many threads in parallel, decoded few at a time."""
 
 import base64
 import io
@@ -17,27 +17,27 @@ from infra.config import replace
 
 Decode = Callable[[bytes, DecodePolicy], np.ndarray]
 
-# On S3 a picture costs a round trip, not bandwidth: one by one a page took 40 s.
+# On S3 an image costs a round trip, not bandwidth: read one by one, a page took 40 s.
 _READ_THREADS = 16
-# A picture may hold 89 million pixels: a few hundred MB while it is decoded.
+# An image may have 89 million pixels: a few hundred MB while it is decoded.
 _DECODED_AT_ONCE = 2
 _THUMBNAIL_PX, _THUMBNAIL_BYTES = 96, 4_000
 _MAX_LEAKS_WITH_PICTURES = 8
 _DECODED = frozenset({"duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
-"""Reasons of examples whose pictures preparation has decoded whole, so that decoding them again is safe."""
+"""Reasons for which an image is left out after it was decoded successfully: decoding it again is safe."""
 _NEVER_DECODED = frozenset({"side_too_small", "side_too_large", "aspect_ratio", "refused_by_policy", "no_label"})
-"""Reasons found before decoding: the picture may be good, and may as well crash a decoder."""
+"""Reasons found before decoding: the image may be valid, or may crash a decoder."""
 _TIMEOUT_S, _MEMORY_BYTES = 20.0, 4 << 30
 
 
 def leaks_by_size(stats: CorpusStats) -> list[tuple[Leak, Findings, bool]]:
-    """The largest first, and whether its pictures are shown: a root may hold dozens of evaluation sets."""
+    """The largest leaks first, each with whether its images are shown: a root may hold dozens of evaluation sets."""
     ordered = sorted(stats.leakage.items(), key=lambda item: (-item[1].count, item[0]))
     return [(leak, found, rank < _MAX_LEAKS_WITH_PICTURES) for rank, (leak, found) in enumerate(ordered)]
 
 
 class Pictures:
-    """Small pictures by the place of their bytes, or why there is none."""
+    """Thumbnails by the location of their bytes, or the reason why there is none."""
 
     def __init__(self, found: Mapping[tuple[object, ...], str]) -> None:
         self._found = found
@@ -47,7 +47,7 @@ class Pictures:
         name = text(row.example_id)
         if found.startswith("data:"):
             return f'<img class="pic" alt="{name}" title="{name}" src="{found}">'
-        why = found or (reason.replace("_", " ") if reason else "place not known")
+        why = found or (reason.replace("_", " ") if reason else "location unknown")
         return f'<div class="pic none" title="{name}">{text(why)}</div>'
 
 
@@ -56,8 +56,8 @@ def _place(row: SampleRow) -> tuple[object, ...]:
 
 
 def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[SampleRow], bytes]) -> Pictures:
-    """Every picture that the report shows. What no decoder has seen yet is first decoded in a process of its own."""
-    # Limits by which a picture may be refused are lifted, to show it. That on pixels stays: it bounds the memory.
+    """All images that the report shows. Images that no decoder has processed yet are first decoded in a separate process."""
+    # Lift the limits for which an image may have been refused, in order to show it, except that on pixels, which bounds memory.
     lenient = replace(
         policy,
         formats=DecodePolicy().formats,
@@ -78,7 +78,7 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
                 return _thumbnail(decoder(data, lenient))
         except ImageRejected as error:
             return error.reason.replace("_", " ")
-        except Exception as error:  # a picture that is gone must not cost a corpus that is whole
+        except Exception as error:  # a missing image must not prevent the report
             return f"not read: {type(error).__name__}"
 
     jobs = {_place(row): (row, decoder) for row, decoder in _shown(stats) if row.base}
@@ -87,7 +87,7 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
 
 
 def _shown(stats: CorpusStats) -> Iterable[tuple[SampleRow, Decode]]:
-    """Every picture of the page that can be decoded, and by what."""
+    """Every image of the page that can be decoded, with its decoder."""
     for rows in stats.sheet.values():
         yield from ((row, decode) for row in rows)
     leaks = (found for _, found, with_pictures in leaks_by_size(stats) if with_pictures)
@@ -103,7 +103,7 @@ def _shown(stats: CorpusStats) -> Iterable[tuple[SampleRow, Decode]]:
 
 
 def _decode_guarded(data: bytes, policy: DecodePolicy) -> np.ndarray:
-    """As `decode`; an image that ends the process which tries it first is rejected as decoder_crash."""
+    """As `decode`, after a trial in a separate process: an image that crashes it is rejected as decoder_crash."""
     with Examiner(policy, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES) as examiner:
         for _, verdict in examiner.run([(None, data)]):
             if isinstance(verdict, ImageRejected):
@@ -115,7 +115,7 @@ def _thumbnail(pixels: np.ndarray) -> str:
     image = Image.fromarray(pixels)
     image.thumbnail((_THUMBNAIL_PX, _THUMBNAIL_PX))
     data = b""
-    for quality in (75, 40, 10):  # noise would make the page large
+    for quality in (75, 40, 10):  # images of noise would make the page large
         file = io.BytesIO()
         image.save(file, "WEBP", quality=quality)
         data = file.getvalue()

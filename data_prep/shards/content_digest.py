@@ -1,4 +1,4 @@
-"""What a shard, a split and a corpus say, as sha256: equal on every store, for every parallelism and version."""
+"""Content digests of shards, splits and corpora, as sha256: equal on every store, for any number of workers and any version."""
 
 import hashlib
 import struct
@@ -15,9 +15,9 @@ RowContent: TypeAlias = tuple[str, bytes, Iterable[int], Iterable[float] | None]
 
 
 def content_digest(rows: Iterable[RowContent]) -> str:
-    """sha256 over rows: what a shard says, however it is stored.
+    """sha256 over the content of rows, independent of how they are stored.
 
-    Every part is preceded by its length, so no two different row lists have the same encoding.
+    Every field is preceded by its length, so different lists of rows never have the same encoding.
     """
     digest = hashlib.sha256()
     for example_id, sha256, labels, weights in rows:
@@ -40,7 +40,7 @@ def split_digest(split: SplitInfo, class_map_digest: str, shard_digests: Mapping
 
 
 def corpus_digest(class_map_digest: str, splits: Mapping[str, SplitInfo], shard_digests: Mapping[str, str]) -> str:
-    """The corpus digest of DESIGN 3.1: schema version, class map, and for each split R, segments, shards in order."""
+    """Digest of a corpus (docs/design.md, "Corpus format"): schema version, class map, and layout and shards of each split."""
     layouts = {name: _layout(split, shard_digests) for name, split in splits.items()}
     return digest_of({"schema_version": SCHEMA_VERSION, "class_map": class_map_digest, "splits": layouts})
 

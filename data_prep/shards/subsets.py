@@ -1,4 +1,4 @@
-"""Subsets of a corpus as views: a manifest of their own over the same shards, and no copied byte (DESIGN 3.1)."""
+"""Subsets of a corpus: a manifest of its own over the same shards, without copying (docs/design.md, "Corpus format")."""
 
 import time
 from collections.abc import Mapping
@@ -24,34 +24,34 @@ from infra.storage import Store, open_store
 
 
 def check_take(name: str, num_rows: int | None, train_at_most: int) -> None:
-    """Raises ValueError where a view is asked for (not None) that train cannot be larger than, before it is prepared."""
+    """Raises ValueError if a subset is requested (not None) for which train will be too small, before anything is prepared."""
     if num_rows is not None and num_rows >= train_at_most:
         raise ValueError(
-            f"take {num_rows:,}: train of {name} will have {train_at_most:,} rows at most. Ask for fewer; the whole corpus "
-            "needs no view."
+            f"take {num_rows:,}: train of {name} will have {train_at_most:,} rows at most. Ask for fewer; to use the whole "
+            "corpus, leave out take."
         )
 
 
 def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
-    """The first rows of a split as a corpus of the same name: nested by construction, as rows stand in random order. What
-    was added stands behind what was there, and is in random order by itself.
+    """The first rows of a split, as a corpus of the same name. Subsets are nested, because rows are in random order. Rows that
+    were added later come after the first ones and are in random order among themselves.
 
-    The other splits stay whole; those that are joined with this one, as trainval with train, are not in the view. Its
-    version follows from the digest of the corpus and the number, so a second request finds it. Raises ValueError where the
-    split does not exist, has no more rows than that, or is joined of others.
+    The other splits stay whole; splits that join this one, such as trainval for train, are not in the subset. The version
+    follows from the digest of the corpus and the number, so a second request finds the subset. Raises ValueError if the split
+    does not exist, does not have more rows than that, or joins other splits.
     """
     manifest = load_manifest(corpus)
     info = manifest.split(split)
     if joined := [s.split for s in info.segments if s.split != split]:
         members = " and ".join(dict.fromkeys(joined))
         raise ValueError(
-            f"take: {split} of {manifest.name}/{manifest.version} shows rows of {members}, which stand one after another: "
-            f"its first rows are no random part of it. Cut {members.replace(' and ', ' or ')} instead."
+            f"take: {split} of {manifest.name}/{manifest.version} joins {members}, one after another, so its first rows are "
+            f"not a random part of it. Take a subset of {members.replace(' and ', ' or ')} instead."
         )
     if not 0 < num_rows < info.num_rows:
         raise ValueError(
-            f"take {num_rows:,}: {split} of {manifest.name}/{manifest.version} has {info.num_rows:,} rows. Ask for fewer, "
-            "and for one at least; the whole corpus needs no view."
+            f"take {num_rows:,}: {split} of {manifest.name}/{manifest.version} has {info.num_rows:,} rows. Ask for at least 1 "
+            "and for fewer than that; the whole corpus needs no subset."
         )
     view_of = {"version": manifest.version, "digest": manifest.digest, "split": split, "take": num_rows}
     view, found = _place_of_view(corpus, view_of)
@@ -63,7 +63,9 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     for name, whole in manifest.splits.items():
         if name == split:
             splits[name] = _shown(_first_rows(whole, num_rows), manifest, digests)
-        elif all(segment.split != split for segment in whole.segments):  # what was joined with it has other rows now
+        elif all(
+            segment.split != split for segment in whole.segments
+        ):  # splits that join this one would have other rows
             splits[name] = _shown(whole, manifest, digests)
     rows = sum(part.num_rows for name, part in splits.items() if all(s.split == name for s in part.segments))
     counts = manifest.counts
@@ -87,8 +89,8 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
 
 
 def _place_of_view(corpus: Store, view_of: Mapping[str, Any]) -> tuple[Store, Manifest | None]:
-    """Where a view stands, and its manifest if it does. Its version follows from the digest of its parent alone; another
-    version of the corpus may have that digest too, with another decode policy, and its views then stand elsewhere."""
+    """Store of a subset, and its manifest if it exists. The version follows from the digest of the parent alone. Another
+    version of the parent with another decode policy may have the same digest; its subsets get a version of their own."""
     identity = {"of": view_of["digest"], "split": view_of["split"], "take": view_of["take"]}
     for version in (digest_of(identity), digest_of({**identity, "version": view_of["version"]})):
         view = open_store(f"{corpus.uri.rpartition('/')[0]}/{version[:12]}")
@@ -98,12 +100,12 @@ def _place_of_view(corpus: Store, view_of: Mapping[str, Any]) -> tuple[Store, Ma
         if view_of.items() <= found.provenance.get("view_of", {}).items():
             return view, found
     raise RuntimeError(
-        f"{view.uri} holds another corpus than the view of {view_of['version']}. Delete it, or ask for another number."
+        f"{view.uri} holds another corpus than this subset of {view_of['version']}. Delete it, or ask for another number."
     )
 
 
 def _shown_counts(counts: Counts, rows: int, num_bytes: int) -> Counts:
-    """Of a view: its rows. What was refused is told of the corpus that it is of; what that one may lack, of both."""
+    """Counts of a subset: its rows. Refused examples are reported for the parent only, but losses of unknown size for both."""
     lost = counts.refused.get(UNCOUNTED, 0)
     return Counts(
         num_found=rows + lost,
@@ -119,12 +121,12 @@ def utc_now() -> str:
 
 
 def _first_rows(info: SplitInfo, num_rows: int) -> SplitInfo:
-    """The split cut behind its first rows."""
+    """The split limited to its first rows."""
     return info.model_copy(update={"num_rows": num_rows, "segments": first_rows(info.segments, num_rows)})
 
 
 def _shown(info: SplitInfo, owner: Manifest, digests: dict[str, str]) -> SplitInfo:
-    """The split as another version lists it: with the place of its shards, and a digest of its own."""
+    """The split as another version lists it: with the version that holds its shards, and its own digest."""
     segments = tuple(s.model_copy(update={"version": s.version or owner.version}) for s in info.segments)
     placed = info.model_copy(update={"segments": segments})
     return placed.model_copy(update={"digest": split_digest(placed, owner.class_map_digest, digests)})

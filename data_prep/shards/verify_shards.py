@@ -1,5 +1,5 @@
-"""Read a corpus back: file checksums, rows, page checksums, image hashes, labels, digests, on request also the pixels of
-every picture; name what is wrong."""
+"""Reads a corpus back and reports defects: file checksums, rows, page checksums, image hashes, labels, digests and, on request,
+the pixels of every image."""
 
 import hashlib
 from collections import Counter
@@ -38,11 +38,11 @@ from infra.storage import Store, open_store
 
 _BLOCK_BYTES = 1 << 20
 _TABLES = (REJECTS_KEY, SHARDS_KEY, LEAKAGE_KEY)
-_MAX_PICTURES = 100  # of a shard that are named one by one
+_MAX_PICTURES = 100  # per shard that are named individually
 
 
 class ShardSpec(FrozenConfig):
-    """What a shard must be, whatever rows it holds."""
+    """Expected properties of a shard, whatever rows it holds."""
 
     key: str
     num_rows: int
@@ -57,7 +57,7 @@ class ShardSpec(FrozenConfig):
 
 @dataclass(frozen=True)
 class ReadBack:
-    """What a shard says when it is read from the store."""
+    """Digests and label counts of a shard as read from the store."""
 
     sha256: str
     content_digest: str
@@ -65,7 +65,7 @@ class ReadBack:
 
 
 class PixelCheck(FrozenConfig):
-    """How pictures are decoded again: the corpus's policy, and the limits of the process that decodes."""
+    """How to decode images again: the policy of the corpus, and the limits of the decoding process."""
 
     policy: DecodePolicy
     timeout_s: float
@@ -73,65 +73,65 @@ class PixelCheck(FrozenConfig):
 
 
 class VerifyTask(FrozenConfig):
-    """One shard to check against its line in shards.parquet."""
+    """One shard to check against its row in shards.parquet."""
 
     corpus: str
     spec: ShardSpec
     sha256: str
     content_digest: str
     pixels: PixelCheck | None = None
-    """Decode every picture; None: compare bytes only."""
+    """How to decode every image; None: compare bytes only."""
 
 
 class ShardCheck(FrozenConfig):
-    """The outcome for one shard: `problem` is None where all is right."""
+    """Result for one shard: `problem` is None if the shard is intact."""
 
     key: str
     problem: str | None
     label_counts: dict[int, int]
     pictures: dict[str, str] = Field(default_factory=dict)
-    """Example id -> what is wrong with its pixels; the first 100 of the shard."""
+    """Example id -> what is wrong with its pixels, for the first 100 of the shard."""
 
 
 class VerifyReport(FrozenConfig):
-    """The outcome for a corpus."""
+    """Result for a corpus."""
 
     corpus: str
     num_shards: int
     num_rows: int
-    """Of the corpus; a view shows the first rows of shards that hold more."""
+    """Rows of the corpus; the shards of a subset may hold more."""
     num_rows_read: int
-    """Of its shards, all of which are checked."""
+    """Rows of its shards, all of which are checked."""
     label_counts: dict[int, int]
-    """Of the rows that were read."""
+    """Labels of the rows that were read."""
     problems: dict[str, str]
-    """URI of what is wrong -> what is wrong with it; of shards and what says what they hold."""
+    """URI -> what is wrong with it; for shards, shard list and class map."""
     pictures: dict[str, dict[str, str]]
-    """URI of a shard -> example id -> what is wrong with its pixels, up to 100 of a shard. Empty unless they were decoded."""
+    """URI of a shard -> example id -> what is wrong with its pixels, up to 100 per shard. Empty unless pixels were checked."""
     beside: dict[str, str]
-    """The same of what is told beside the shards: refusals, leakage, statistics, report."""
+    """URI -> what is wrong with it; for the auxiliary files: refused examples, leakage, statistics, report."""
 
 
 def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: bool = False) -> VerifyReport:
-    """Check every file of a corpus. Raises RuntimeError where there is none.
+    """Check every file of a corpus. Raises RuntimeError if there is no corpus.
 
-    Found and named are a flipped byte, a missing, extra, swapped or truncated shard, and a listing or class map that
-    the digest of the manifest contradicts. With `pixels` every picture is decoded again, which takes as long as it took to
-    examine it: one that is refused, or does not give the pixels whose hash was stored, is named, too.
+    Detects and names a flipped byte; a missing, extra, swapped or truncated shard; and a shard list or class map that contradicts
+    the digest in the manifest. With `pixels`, every image is decoded again, which takes as long as examining it did; images that
+    are refused, or whose pixels differ from the stored hash, are named.
     """
     manifest = load_manifest(corpus)
     problems: dict[str, str] = {}
     if not _class_map_is_right(corpus, manifest):
-        problems[corpus.uri_of(CLASSES_KEY)] = "does not give the class map digest of the manifest"
+        problems[corpus.uri_of(CLASSES_KEY)] = "does not match the class map digest in the manifest"
     try:
         listed = {line["key"]: line for line in read_table(corpus, SHARDS_KEY).to_pylist()}
     except (OSError, pa.ArrowException, KeyError):
-        listed = {}  # named below: it gives no digest
+        listed = {}  # reported below, because no digest matches
     specs = shard_specs(corpus, manifest)
     digests = {key: line["content_digest"] for key, line in listed.items()}
     whole = digests.keys() >= specs.keys()
     if not whole or corpus_digest(manifest.class_map_digest, manifest.splits, digests) != manifest.digest:
-        problems[corpus.uri_of(SHARDS_KEY)] = "does not give the corpus digest of the manifest"
+        problems[corpus.uri_of(SHARDS_KEY)] = "does not match the corpus digest in the manifest"
     for key in corpus.list():
         if not key.startswith(f"{WORK}/") and key.endswith(".parquet") and key not in specs and key not in _TABLES:
             problems[corpus.uri_of(key)] = "is not listed in the manifest: an extra shard"
@@ -169,7 +169,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
 
 
 def _num_rows(manifest: Manifest) -> int:
-    """Rows that the splits show, those once that several splits share."""
+    """Rows of all splits; rows that several splits share count once."""
     rows: Counter[tuple[str, str]] = Counter()
     for split in manifest.splits.values():
         for segment in split.segments:
@@ -179,7 +179,7 @@ def _num_rows(manifest: Manifest) -> int:
 
 
 def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
-    """What cannot be read of the files beside the shards; a view has none of them, but those of the corpus it is of."""
+    """Auxiliary files that cannot be read, with the reason; a subset has none and relies on those of its parent."""
     if "view_of" in manifest.provenance:
         return {}
     readers = {
@@ -201,7 +201,7 @@ def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
 
 def _check_report(page: bytes) -> None:
     if not page.rstrip().endswith(b"</html>"):
-        raise ValueError("it does not end as a page does")
+        raise ValueError("the HTML document is not complete")
 
 
 def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
@@ -213,7 +213,7 @@ def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
 
 
 def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec]]:
-    """What every shard of a corpus must be and where it lies, by key; each once although views list it again."""
+    """The spec and the store of every shard of a corpus, by key; a shard that several splits list appears once."""
     specs = {}
     for split in manifest.splits.values():
         for segment in split.segments:
@@ -231,24 +231,24 @@ def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, Sha
 
 
 def verify_shard(task: VerifyTask) -> ShardCheck:
-    """Check one shard against its listing; a bad shard is a result, not an exception."""
+    """Check one shard against the shard list; a bad shard is a result, not an exception."""
     corpus, key = open_store(task.corpus), task.spec.key
     try:
         found = read_back(corpus, task.spec)
     except ShardError as error:
         return ShardCheck(key=key, problem=error.found, label_counts={})
     if found.content_digest != task.content_digest:
-        problem = "holds other examples than are listed for it: swapped or rewritten"
+        problem = "holds other examples than the shard list says: swapped or rewritten"
         return ShardCheck(key=key, problem=problem, label_counts={})
     if found.sha256 != task.sha256:
-        problem = f"has sha256 {found.sha256[:12]}, listed is {task.sha256[:12]}: a byte was changed"
+        problem = f"has sha256 {found.sha256[:12]}, but the shard list says {task.sha256[:12]}: a byte was changed"
         return ShardCheck(key=key, problem=problem, label_counts={})
     num_wrong, pictures = 0, dict[str, str]()
     for example_id, wrong in _wrong_pictures(corpus, task.spec, task.pixels) if task.pixels else ():
         num_wrong += 1
         if len(pictures) < _MAX_PICTURES:
             pictures[example_id] = wrong
-    corrupt = f"holds {num_wrong:,} of {task.spec.num_rows:,} pictures that are corrupt" if num_wrong else None
+    corrupt = f"holds {num_wrong:,} corrupt images among {task.spec.num_rows:,}" if num_wrong else None
     return ShardCheck(key=key, problem=corrupt, label_counts=found.label_counts, pictures=pictures)
 
 
@@ -261,13 +261,13 @@ def _pixel_check(manifest: Manifest) -> PixelCheck:
 
 
 def _wrong_pictures(corpus: Store, spec: ShardSpec, check: PixelCheck) -> Iterator[tuple[str, str]]:
-    """Example id and fault of every picture of a shard that does not give the pixels that were examined."""
+    """Example id and defect of every image of a shard whose pixels differ from the examined ones."""
     with Examiner(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as examiner:
         for (example_id, expected), outcome in examiner.run(_pictures(corpus, spec)):
             if isinstance(outcome, ImageRejected):
                 yield example_id, f"cannot be decoded: {outcome}"
             elif outcome.pixel_sha256 != expected:
-                yield example_id, "decodes to other pixels than its pixel_sha256 says"
+                yield example_id, "decodes to pixels that do not match its pixel_sha256"
 
 
 def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes], bytes]]:
@@ -282,7 +282,7 @@ def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes
 
 
 def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
-    """Read a whole shard. Raises ShardError where its bytes, rows, schema, images or labels contradict themselves."""
+    """Read a whole shard. Raises ShardError if its bytes, rows, schema, images or labels are inconsistent."""
     uri, label_counts = corpus.uri_of(spec.key), Counter[int]()
     file = open_shard(corpus, spec.key)
     try:
@@ -306,15 +306,15 @@ def _checked_rows(file: pq.ParquetFile, uri: str, spec: ShardSpec, label_counts:
         for row in table.to_pylist():
             example_id, labels = row["example_id"], row["labels"]
             if hashlib.sha256(row["image"]["bytes"]).digest() != row["sha256"]:
-                raise ShardError(uri, f"holds other image bytes for {example_id} than its sha256 says")
+                raise ShardError(uri, f"holds image bytes for {example_id} that do not match its sha256")
             if not labels or not all(0 <= label < spec.num_classes for label in labels):
-                raise ShardError(uri, f"labels {example_id} with {labels}; there are {spec.num_classes} classes")
+                raise ShardError(uri, f"labels {example_id} with {labels}, but there are {spec.num_classes} classes")
             label_counts.update(labels)
             yield example_id, row["sha256"], labels, row.get("weights")
 
 
 def file_sha256(corpus: Store, key: str) -> str:
-    """Of an object as it lies in the store, read in blocks."""
+    """sha256 of an object in the store, read in blocks."""
     digest = hashlib.sha256()
     with corpus.open(key) as file:
         while block := file.read(_BLOCK_BYTES):

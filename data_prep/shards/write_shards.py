@@ -1,4 +1,4 @@
-"""The second pass: write each shard from range reads of the source, R rows to a row group. Finished shards stay."""
+"""The write stage: writes each shard from range reads of the source, R rows per row group. Finished shards are kept."""
 
 import hashlib
 import itertools
@@ -22,8 +22,8 @@ from infra.storage import Store, open_store
 
 _READ_THREADS = 8
 _MIN_ROWS_AT_ONCE = 32
-# Larger pages, as of a whole row group of photographs, are put together in memory that the kernel must give anew each time:
-# a tenth of the time. Those below 1 MiB are copied through the cache, which takes longer, too.
+# Larger pages, such as a whole row group of photographs, are assembled in memory that the kernel must provide anew each time, which
+# takes a tenth of the time. Pages below 1 MiB are copied through the cache, which takes longer as well.
 _PAGE_BYTES, _MAX_BATCH_ROWS = 1_500_000, 1024
 _HASHED_AT_ONCE_BYTES, _HASHED_AHEAD = 256 * 1024, 4
 _PLACE = ["example_id", "base", "key", "offset", "sha256"]
@@ -31,17 +31,17 @@ _STATISTICS = ["example_id", "label", "width_px", "height_px"]
 
 
 class ShardTask(FrozenConfig):
-    """Everything that writing one shard needs; the same task gives the same shard wherever it runs."""
+    """Everything needed to write one shard; the same task writes the same shard on every machine."""
 
     corpus: str
     spec: ShardSpec
     pieces: tuple[tuple[int, int, int], ...]
-    """(bucket, start, stop): rows of the planned files, one after another."""
+    """(bucket, start, stop): rows of the planned files, in this order."""
     origin: str
 
 
 class ShardInfo(FrozenConfig):
-    """A finished shard, in full size at its place."""
+    """A finished shard with its size and digests."""
 
     corpus: str
     key: str
@@ -53,7 +53,7 @@ class ShardInfo(FrozenConfig):
 
 
 def ensure_shard(task: ShardTask) -> ShardInfo:
-    """The finished shard of a task, written unless it lies there already, in full size and of the planned rows."""
+    """The finished shard of a task. It is written unless it exists already with the expected size and the planned rows."""
     corpus = open_store(task.corpus)
     rows = _planned_rows(corpus, task)
     digest = table_content_digest(rows)
@@ -70,7 +70,7 @@ def _finished_info(corpus: Store, task: ShardTask, digest: str) -> ShardInfo | N
 
 
 def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:
-    """The rows of a shard, columns of ROW_SCHEMA. Only the parts of the planned files that hold them are read."""
+    """The rows of a shard, columns of ROW_SCHEMA. Only those parts of the planned files that hold them are read."""
     split = task.spec.key.partition("/")[0]
     tables = []
     for bucket, start, stop in task.pieces:
@@ -84,10 +84,10 @@ def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:
 
 
 def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
-    """Write a shard, then note that it is finished. S3 checks what it is sent by a checksum; `vitline data verify` reads
-    all back.
+    """Write a shard, then record that it is finished. S3 verifies the upload by a checksum; `vitline data verify` reads
+    everything back.
 
-    Raises RuntimeError where the source changed since it was examined, or the shard does not lie there in full size.
+    Raises RuntimeError if the source changed since it was examined, or if the stored shard has another size than was written.
     """
     corpus = open_store(task.corpus)
     with corpus.writer(task.spec.key) as file:
@@ -108,7 +108,7 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
     found = corpus.size(task.spec.key)
     if found != info.num_bytes:
         raise RuntimeError(
-            f"{corpus.uri_of(task.spec.key)} has {found:,} bytes, and {info.num_bytes:,} were written: the store or the "
+            f"{corpus.uri_of(task.spec.key)} has {found:,} bytes, but {info.num_bytes:,} were written: the store or the "
             "disk loses data. Check it before preparing again."
         )
     corpus.write_json(_info_key(task.spec.key), info.model_dump(mode="json"))
@@ -116,8 +116,8 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
 
 
 def shard_writer(sink: "HashingSink", schema: pa.Schema, mean_image_bytes: float) -> pq.ParquetWriter:
-    """Parquet's own writer, told to keep image bytes as they are: no compression, dictionary or statistics on them."""
-    batch_rows = math.ceil(_PAGE_BYTES / max(1, mean_image_bytes))  # a page ends between two batches, whatever its size
+    """pyarrow's writer, configured to store image bytes as they are: no compression, dictionary or statistics for them."""
+    batch_rows = math.ceil(_PAGE_BYTES / max(1, mean_image_bytes))  # a page can end only between two batches
     return pq.ParquetWriter(
         sink,
         schema,
@@ -130,7 +130,7 @@ def shard_writer(sink: "HashingSink", schema: pa.Schema, mean_image_bytes: float
 
 
 def _tables(planned: pa.Table, task: ShardTask) -> Iterator[pa.Table]:
-    """The shard in parts of whole row groups; only one part's images are in memory."""
+    """The shard in batches of whole row groups; only the images of one batch are in memory."""
     size = task.spec.rows_per_row_group * -(-_MIN_ROWS_AT_ONCE // task.spec.rows_per_row_group)
     images = _Images(planned, size)
     for start in range(0, len(planned), size):
@@ -139,7 +139,7 @@ def _tables(planned: pa.Table, task: ShardTask) -> Iterator[pa.Table]:
 
 
 class _Images:
-    """Reads the images of one part after another into the same memory: new pages cost as much as the reading."""
+    """Reads the images of one batch after another into the same memory, because allocating takes as long as reading."""
 
     def __init__(self, planned: pa.Table, size: int) -> None:
         self._stores = {base: open_store(base) for base in planned["base"].unique().to_pylist()}
@@ -149,7 +149,7 @@ class _Images:
         self._memory = np.empty(largest, np.uint8)
 
     def read(self, part: pa.Table) -> pa.BinaryArray:
-        """The images of a part; valid until the next one is read. Raises RuntimeError where one has changed."""
+        """The images of a batch, valid until the next call. Raises RuntimeError if one has changed since it was examined."""
         ends = np.concatenate([[0], np.cumsum(part["num_bytes"].to_numpy())]).tolist()
         memory, rows = self._memory.data, part.select(_PLACE).to_pylist()
         spaces = [memory[start:stop] for start, stop in itertools.pairwise(ends)]
@@ -167,8 +167,8 @@ class _Images:
         length = store.read_into(row["key"], row["offset"], space)
         if length < len(space) or hashlib.sha256(space).digest() != row["sha256"]:
             raise RuntimeError(
-                f"{store.uri_of(row['key'])} ({row['example_id']}) changed after it was examined. Let the source rest and "
-                "prepare again: a changed source is another version."
+                f"{store.uri_of(row['key'])} ({row['example_id']}) changed after it was examined. Stop changing the source and "
+                "prepare again: the changed source becomes another version."
             )
 
 
@@ -195,7 +195,7 @@ def _info_key(shard_key: str) -> str:
 
 
 class HashingSink:
-    """A file for pyarrow that counts and hashes what passes; a thread hashes while the caller encodes and writes on."""
+    """A file for pyarrow that counts and hashes what is written, in a thread while the caller continues to encode and write."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.num_bytes, self.closed = file, 0, False
@@ -205,7 +205,7 @@ class HashingSink:
 
     def write(self, data: Any) -> int:
         self._file.write(data)
-        self._pieces.append(bytes(data))  # no copy: what pyarrow hands over is bytes
+        self._pieces.append(bytes(data))  # no copy: pyarrow passes bytes
         self._piece_bytes += len(data)
         self.num_bytes += len(data)
         if self._piece_bytes >= _HASHED_AT_ONCE_BYTES:
@@ -214,7 +214,7 @@ class HashingSink:
 
     @property
     def sha256(self) -> str:
-        """Of all that was written, in hexadecimal."""
+        """sha256 of everything written, in hexadecimal."""
         self._hash_pieces()
         while self._ahead:
             self._ahead.popleft().result()
@@ -227,7 +227,7 @@ class HashingSink:
         pass
 
     def close(self) -> None:
-        self.closed = True  # the store closes the file, and makes it visible
+        self.closed = True  # the store closes the file and makes it visible
 
     def _hash_pieces(self) -> None:
         self._ahead.append(self._hasher.submit(_update, self._digest, self._pieces))

@@ -1,10 +1,9 @@
-"""Pictures that occur more than once: which of them stays.
+"""Exact duplicates: images with equal bytes or equal decoded pixels, and which of them stays.
 
-Bytes or only decoded pixels equal, both count. Of a set of equal pictures the one stays that is in the corpus already,
-else the one that the source names as test, then as val, then the one of the group that sorts first, then the one with
-the smallest sha256, then the smallest id. A split that is drawn has no say: who stays would be in val or test the more
-often, the more copies there are. Two splits never share a picture. Where a picture may have several labels it gets those
-of its copies.
+Of a set of equal images, the first by these criteria stays: it is in the corpus already; the source names it as test; the source
+names it as val; its group sorts first; it has the smallest sha256; it has the smallest id. A drawn split is not a criterion:
+otherwise an image would be in val or test more often the more copies it has. An image is never in two splits. If images can have
+several labels, the one that stays gets the labels of its copies.
 """
 
 from typing import Any, Literal
@@ -33,7 +32,7 @@ PIXELS_SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.string())),
         pa.field("weights", pa.list_(pa.float32())),
         *LOCATOR_SCHEMA,
-        pa.field("known", pa.bool_()),  # in the corpus already, in a segment that stays as it is
+        pa.field("known", pa.bool_()),  # in the corpus already, in an existing segment
     ]
 )
 DROPS_SCHEMA = pa.schema(
@@ -51,47 +50,49 @@ DROPS_SCHEMA = pa.schema(
         *(field.with_name(f"other_{field.name}") for field in LOCATOR_SCHEMA),
     ]
 )
-"""What goes, and the picture that it repeats."""
+"""Dropped examples, each with the image that it repeats."""
 GAINS_SCHEMA = pa.schema(
     [
         pa.field("order_key", pa.uint64()),
         pa.field("example_id", pa.string()),
         pa.field("labels", pa.list_(pa.string())),
         pa.field("weights", pa.list_(pa.float32())),
-        pa.field("gained", pa.list_(pa.string())),  # of the labels those that it did not have
+        pa.field("gained", pa.list_(pa.string())),  # the labels that the example did not have itself
     ]
 )
-"""Labels and weights that a picture has with those of its copies."""
+"""Labels and weights of an image after those of its copies were merged in."""
 
 
 def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"], *, several_labels: bool = False) -> pa.Table:
-    """Of `rows` (PIXELS_SCHEMA, all rows of their pixel hashes) those that go, as DROPS_SCHEMA.
+    """The examples to drop among `rows` (PIXELS_SCHEMA, complete for their pixel hashes), as DROPS_SCHEMA.
 
-    Under "keep" only those go that lie in another split than the one that stays. With `several_labels` what stays gets
-    those of what goes: see `gained_labels`.
+    With "keep", only examples in another split than the one that stays are dropped. With `several_labels`, the example that
+    stays gets the labels of the dropped ones: see `gained_labels`.
     """
-    goes, kept = _equal_pairs(rows, policy)
-    return _drops(rows.take(pa.array(goes)), rows.take(pa.array(kept)), several_labels)
+    dropped, kept = _equal_pairs(rows, policy)
+    return _drops(rows.take(pa.array(dropped)), rows.take(pa.array(kept)), several_labels)
 
 
 def gained_labels(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Table:
-    """What stays of `exact_duplicates` and has fewer labels, or smaller weights, than what goes for it, as GAINS_SCHEMA:
-    its own labels in their order, then the others sorted; of every label the largest weight.
+    """Examples that stay in `exact_duplicates` and gain labels or larger weights from their dropped copies, as GAINS_SCHEMA:
+    first their own labels in order, then the new ones sorted, each with the largest weight.
 
-    What is in the corpus already stays as it is.
+    Examples that are in the corpus already are not changed.
     """
-    goes, kept = _equal_pairs(rows, policy)
+    dropped, kept = _equal_pairs(rows, policy)
     copies: dict[int, list[int]] = {}
-    for gone, stays in zip(goes.tolist(), kept.tolist(), strict=True):
-        copies.setdefault(stays, []).append(gone)
-    pairs = np.unique(np.concatenate([goes, kept]))
+    for row, kept_row in zip(dropped.tolist(), kept.tolist(), strict=True):
+        copies.setdefault(kept_row, []).append(row)
+    pairs = np.unique(np.concatenate([dropped, kept]))
     taken = dict(zip(pairs.tolist(), rows.take(pa.array(pairs)).to_pylist(), strict=True))
-    merged = (_merged(taken[stays], [taken[gone] for gone in gone_for_it]) for stays, gone_for_it in copies.items())
+    merged = (
+        _merged(taken[kept_row], [taken[row] for row in dropped_rows]) for kept_row, dropped_rows in copies.items()
+    )
     return pa.Table.from_pylist([row for row in merged if row], schema=GAINS_SCHEMA)
 
 
 def _merged(kept: dict[str, Any], copies: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """A row of GAINS_SCHEMA; none where the copies add nothing."""
+    """A row of GAINS_SCHEMA; None if the copies add nothing."""
     weights: dict[str, float] = {}
     for row in (kept, *copies):
         for label, weight in zip(row["labels"], row["weights"] or [0.0] * len(row["labels"]), strict=True):
@@ -106,7 +107,7 @@ def _merged(kept: dict[str, Any], copies: list[dict[str, Any]]) -> dict[str, Any
 
 
 def _equal_pairs(rows: pa.Table, policy: Literal["drop", "keep"]) -> tuple[np.ndarray, np.ndarray]:
-    """Positions of what goes, and of what stays instead."""
+    """Positions of the dropped rows, and of the rows that stay instead."""
     known = rows["known"].to_numpy()
     splits = rows["split"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     keys = pa.table(
@@ -122,36 +123,38 @@ def _equal_pairs(rows: pa.Table, policy: Literal["drop", "keep"]) -> tuple[np.nd
     pixels = keys["pixels"].combine_chunks().dictionary_encode().indices.to_numpy()[order]
     first = np.ones(len(order), dtype=bool)
     first[1:] = pixels[1:] != pixels[:-1]
-    # The kept row of every position: the last set start at or before it.
+    # Position of the row that stays, for every position: the last start of a set at or before it.
     kept = order[np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))] if len(order) else order
     crossing = splits[order] != splits[kept]
-    goes = ~first & ~known[order] & (crossing | (policy == "drop"))
-    return order[goes], kept[goes]
+    is_dropped = ~first & ~known[order] & (crossing | (policy == "drop"))
+    return order[is_dropped], kept[is_dropped]
 
 
 def split_ranks(rows: pa.Table) -> np.ndarray:
-    """0 for what the source names as test, 1 as val, 2 for all else: the smaller one stays. int8."""
+    """Rank of the split, int8: 0 if the source names test, 1 if it names val, otherwise 2. The smaller rank stays."""
     named = pc.is_null(rows["val_fraction"])
     rank = pc.if_else(pc.equal(rows["split"], "test"), 0, pc.if_else(pc.equal(rows["split"], "val"), 1, 2))
     return pc.if_else(named, rank, 2).cast(pa.int8()).to_numpy()
 
 
-def _drops(goes: pa.Table, stays: pa.Table, several_labels: bool) -> pa.Table:
-    pairs = list(zip(goes.to_pylist(), stays.to_pylist(), strict=True))
-    kinds = ["same_file" if gone["sha256"] == kept["sha256"] else "same_pixels" for gone, kept in pairs]
+def _drops(dropped: pa.Table, kept: pa.Table, several_labels: bool) -> pa.Table:
+    pairs = list(zip(dropped.to_pylist(), kept.to_pylist(), strict=True))
+    kinds = ["same_file" if copy["sha256"] == original["sha256"] else "same_pixels" for copy, original in pairs]
     return drops_table(
-        goes,
-        stays,
+        dropped,
+        kept,
         reason="duplicate",
         kinds=kinds,
-        details=[_detail(kind, gone, kept, several_labels) for kind, (gone, kept) in zip(kinds, pairs, strict=True)],
-        labels_differ=[not kept["known"] and gone["labels"] != kept["labels"] for gone, kept in pairs],
+        details=[
+            _detail(kind, copy, original, several_labels) for kind, (copy, original) in zip(kinds, pairs, strict=True)
+        ],
+        labels_differ=[not original["known"] and copy["labels"] != original["labels"] for copy, original in pairs],
     )
 
 
 def drops_table(
-    goes: pa.Table,
-    stays: pa.Table,
+    dropped: pa.Table,
+    kept: pa.Table,
     *,
     reason: str,
     kinds: list[str],
@@ -159,29 +162,30 @@ def drops_table(
     labels_differ: list[bool],
     other_corpus: list[str | None] | None = None,
 ) -> pa.Table:
-    """Rows of DROPS_SCHEMA: row i of `goes` is left out for row i of `stays`."""
+    """Rows of DROPS_SCHEMA: row i of `dropped` is dropped because of row i of `kept`."""
     columns = {
-        **{name: goes[name] for name in ("order_key", "example_id", "labels")},
-        "reason": pa.repeat(reason, len(goes)),
+        **{name: dropped[name] for name in ("order_key", "example_id", "labels")},
+        "reason": pa.repeat(reason, len(dropped)),
         "kind": pa.array(kinds, pa.string()),
         "detail": pa.array(details, pa.string()),
         "labels_differ": pa.array(labels_differ, pa.bool_()),
-        "other_corpus": pa.array(other_corpus or [None] * len(goes), pa.string()),
-        "other_split": stays["split"],
-        "other_id": stays["example_id"],
-        **{f"other_{name}": stays[name] for name in LOCATOR_SCHEMA.names},
+        "other_corpus": pa.array(other_corpus or [None] * len(dropped), pa.string()),
+        "other_split": kept["split"],
+        "other_id": kept["example_id"],
+        **{f"other_{name}": kept[name] for name in LOCATOR_SCHEMA.names},
     }
     return pa.table(columns).select(DROPS_SCHEMA.names).cast(DROPS_SCHEMA)
 
 
-def _detail(kind: str, gone: dict, kept: dict, several_labels: bool) -> str:
-    text = f"{kind.replace('_', ' ')} as {kept['example_id']}"
-    if kept["known"]:
+def _detail(kind: str, copy: dict, original: dict, several_labels: bool) -> str:
+    text = f"{kind.replace('_', ' ')} as {original['example_id']}"
+    if original["known"]:
         text += ", which is in the corpus already"
-    if gone["split"] != kept["split"]:
-        text += f", which stays in {kept['split']} and would be in {gone['split']} too"
-    if gone["labels"] != kept["labels"] and not kept["known"]:
+    if copy["split"] != original["split"]:
+        text += f", which stays in {original['split']}; this copy would be in {copy['split']}"
+    if copy["labels"] != original["labels"] and not original["known"]:
         text += (
-            f", labelled {kept['labels']} and here {gone['labels']}{', which it gets too' if several_labels else ''}"
+            f", labelled {original['labels']} (this copy: {copy['labels']}"
+            f"{', which are merged into it' if several_labels else ''})"
         )
     return text

@@ -1,9 +1,9 @@
-"""Pictures that look alike: found by 256-bit perceptual hashes (images.py), at most MAX_DISTANCE bits apart.
+"""Near duplicates: images whose 256-bit perceptual hashes (images.py) differ in at most MAX_DISTANCE bits.
 
-Against a table of evaluation hashes the search is exact: a distance of at most 31 leaves one of 16 bands of 16 bits with
-at most one differing bit, so 17 probes of each band find every match (multi-index hashing; Norouzi et al.,
-arXiv:1307.2982). Within a corpus only pictures that share a whole band are compared, which finds nearly all pairs of a
-few bits and fewer of the distant ones. Pictures without contrast have no hash, and are near nothing.
+The search in a table of evaluation hashes is exact: with at most 31 differing bits, at least one of 16 bands of 16 bits has at
+most one differing bit, so 17 probes per band find every match (multi-index hashing; Norouzi et al., arXiv:1307.2982). Within a
+corpus, only images that share a whole band are compared, which finds nearly all pairs with few differing bits and fewer of the
+others. Images without contrast have no hash and match nothing.
 """
 
 import math
@@ -15,7 +15,7 @@ import pyarrow as pa
 MAX_DISTANCE = 31
 _BANDS = 16
 _BAND_VALUES = 1 << 16
-# With fewer hashes, comparing with all of them is as fast as asking the bands.
+# Below this number of hashes, comparing with all of them is as fast as probing the bands.
 _BRUTE_FORCE_BELOW = 2048
 _QUERIES_AT_ONCE = 256
 _PAIRS_AT_ONCE = 1 << 15  # their columns stay in the cache of a core
@@ -33,17 +33,16 @@ def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 class HashIndex:
-    """A table of hashes to search: 16 bands and the hashes take some 110 bytes each, and 8 MiB more. Equal hashes are
-    looked at once."""
+    """A searchable table of hashes. Bands and hashes take about 110 bytes per hash, plus 8 MiB. Equal hashes are compared once."""
 
     def __init__(self, hashes: np.ndarray) -> None:
-        """`hashes` (n, 4) uint64; those of pictures without contrast are left out."""
+        """`hashes`: (n, 4) uint64; those of images without contrast are left out."""
         order = np.lexsort(hashes.T)
         order = order[hashes[order].any(axis=1)]
         ordered = hashes[order]
         new = np.ones(len(order), dtype=bool)
         new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-        # Rows of hash i are _owners[_owner_starts[i] : _owner_starts[i + 1]], ascending, as lexsort is stable.
+        # Rows of hash i are _owners[_owner_starts[i] : _owner_starts[i + 1]], ascending because lexsort is stable.
         self._owners, self._owner_starts = order, np.append(np.flatnonzero(new), len(order))
         distinct = np.ascontiguousarray(ordered[new])
         self._num_distinct, self._table = len(distinct), _halves(distinct)
@@ -54,13 +53,13 @@ class HashIndex:
 
     @classmethod
     def of(cls, column: pa.ChunkedArray) -> "HashIndex":
-        """Of a column of 32-byte hashes."""
+        """Index of a column of 32-byte hashes."""
         return cls(as_words(column.to_pylist()))
 
     def search(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every pair (query, row of the table, distance) at most MAX_DISTANCE apart, by query, then by row.
+        """Every pair (query, row of the table, distance) with at most MAX_DISTANCE differing bits, sorted by query and row.
 
-        `queries` (m, 4) uint64. Memory is that of the result, and of the near pairs of 256 queries.
+        `queries`: (m, 4) uint64. Memory: the result, and the near pairs of 256 queries.
         """
         blocks = [
             self._block(queries[first : first + _QUERIES_AT_ONCE], first)
@@ -70,9 +69,9 @@ class HashIndex:
         return query, row, distance
 
     def _block(self, queries: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        asked = np.flatnonzero(queries.any(axis=1))
-        halves = _halves(queries[asked])
-        found = [_near(halves, query, self._table, word) for query, word in self._candidates(queries[asked])]
+        searched = np.flatnonzero(queries.any(axis=1))
+        halves = _halves(queries[searched])
+        found = [_near(halves, query, self._table, word) for query, word in self._candidates(queries[searched])]
         query, word, distance = (_joined([part[i] for part in found]) for i in range(3))
         # Near pairs share several bands.
         _, once = np.unique(query * self._num_distinct + word, return_index=True)
@@ -82,10 +81,10 @@ class HashIndex:
         row = self._owners[row]
         order = np.lexsort((row, query[pair]))
         pair, row = pair[order], row[order]
-        return asked[query[pair]] + first, row, distance[pair]
+        return searched[query[pair]] + first, row, distance[pair]
 
     def _candidates(self, queries: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pieces of pairs (query, hash) among which are all that are near, some of them several times."""
+        """Batches of pairs (query, hash) that include all near pairs, some of them several times."""
         every = np.arange(len(queries))
         if not self._bands:
             yield from _expanded(every, np.zeros_like(every), np.full_like(every, self._num_distinct))
@@ -99,7 +98,7 @@ class HashIndex:
 
 
 def _by_value(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Starts and numbers: those with value v are numbers[starts[v] : starts[v + 1]]."""
+    """Starts and numbers: the positions with value v are numbers[starts[v] : starts[v + 1]]."""
     starts = np.zeros(_BAND_VALUES + 1, dtype=np.int64)
     starts[1:] = np.cumsum(np.bincount(values, minlength=_BAND_VALUES))
     return starts, np.argsort(values, kind="stable").astype(np.int32)
@@ -112,7 +111,7 @@ def _halves(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _near(
     queries: Sequence[np.ndarray], query: np.ndarray, table: Sequence[np.ndarray], word: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of pairs those at most MAX_DISTANCE apart, and how far. Hashes in two halves: most pairs are far by the first."""
+    """The pairs with at most MAX_DISTANCE differing bits, and their distances. Most pairs are excluded by the first half."""
     distance = np.zeros(len(query), dtype=np.uint8)
     for queries_half, table_half in zip(queries, table, strict=True):
         bits = queries_half.take(query, axis=0)
@@ -125,9 +124,9 @@ def _near(
 
 
 def _expanded(labels: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The numbers of all ranges [start, end) one after another, with the label of the range of each, in pieces."""
+    """The numbers of all ranges [start, end), concatenated, each with the label of its range, in batches."""
     stops = np.cumsum(ends - starts)
-    offsets = ends - stops  # of a number from its place in the sequence
+    offsets = ends - stops  # difference between a number and its place in the sequence
     total = int(stops[-1]) if len(stops) else 0
     for low in range(0, total, _PAIRS_AT_ONCE):
         high = min(low + _PAIRS_AT_ONCE, total)
@@ -142,19 +141,19 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def band_bits(num_images: int) -> int:
-    """Width of the bands within a corpus, 16 to 48 bits: of unrelated photographs, few share one.
+    """Width of the bands within a corpus, 16 to 48 bits, such that few unrelated photographs share a band.
 
-    A bit tells unrelated pictures apart as 0.7 of a fair bit would, and drawings as 0.4: 0.6 is reckoned with. Narrower
-    bands would find more of the distant pairs, at a cost that grows with the square of the corpus.
+    One bit separates unrelated photographs as well as 0.7 of a random bit, and drawings as well as 0.4; this assumes 0.6.
+    Narrower bands would find more of the distant pairs, but their cost grows with the square of the corpus.
     """
     return int(np.clip(8 * round(math.log2(max(2, num_images)) / 0.6 / 8), 16, 48))
 
 
 def band_keys(hashes: np.ndarray, bits: int) -> np.ndarray:
-    """(n, 16) uint64: for every hash the keys of 16 bands of so many bits (a multiple of 8), which no other band has.
+    """(n, 16) uint64: keys of 16 bands of `bits` bits (a multiple of 8) for every hash. Keys of different bands never coincide.
 
-    Bands start 16 bits apart and overlap. Of pairs that differ in 4, 8, 16 and 31 bits anywhere they find, at 16 bits,
-    100, 100, 100 and 92 %; at 32 bits 100, 100, 86 and 17 %; at 48 bits 100, 95, 36 and 2 %.
+    Bands start 16 bits apart and overlap. For pairs that differ in 4, 8, 16 and 31 random bits, bands of 16 bits find 100, 100,
+    100 and 92 %; bands of 32 bits 100, 100, 86 and 17 %; bands of 48 bits 100, 95, 36 and 2 %.
     """
     width = bits // 8
     own = np.ascontiguousarray(hashes).view(np.uint8).reshape(-1, 32)
@@ -166,10 +165,10 @@ def band_keys(hashes: np.ndarray, bits: int) -> np.ndarray:
 
 
 def pairs_within(keys: np.ndarray, hashes: np.ndarray, cap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows with one key, at most MAX_DISTANCE apart, as arrays of pairs (i, j) of positions, i before j.
+    """Pairs (i, j) of positions, i before j, of rows with one key and at most MAX_DISTANCE differing bits, as arrays.
 
-    `keys` are sorted. Each row is compared with the first `cap` rows of its key, so time is linear in the rows. Sorted by
-    sha256 these are the ones that stay, for which the others go.
+    `keys` must be sorted. Each row is compared with the first `cap` rows of its key, so time is linear in the rows. If the rows
+    are sorted by sha256, these first rows are the ones that stay.
     """
     rows = np.arange(len(keys))
     first = _first_of_key(keys)
@@ -181,7 +180,7 @@ def pairs_within(keys: np.ndarray, hashes: np.ndarray, cap: int) -> Iterator[tup
 
 
 def num_beyond(keys: np.ndarray, cap: int) -> int:
-    """Pairs of rows with one key that `pairs_within` does not compare, as their key has more than `cap` rows."""
+    """Number of pairs of rows with one key that `pairs_within` skips because the key has more than `cap` rows."""
     return int(np.maximum(np.arange(len(keys)) - _first_of_key(keys) - cap, 0).sum())
 
 
@@ -195,21 +194,21 @@ def _first_of_key(keys: np.ndarray) -> np.ndarray:
 def resolve(
     pairs: Iterable[tuple[bytes, bytes]], same: Callable[[bytes, bytes], bool] | None = None
 ) -> dict[bytes, bytes]:
-    """Which pictures go, and for which: pairs of keys that look alike, in any order.
+    """Which images are dropped, each with the image that stays instead, from pairs of keys of similar images in any order.
 
-    Pair by pair against kept ones, no chaining: in the order of their keys (sha256 behind the rank of the split) a picture
-    goes where a kept one with a smaller key looks like it; it names the smallest of these. With `same`, pairs are
-    candidates, and it is asked (smaller, larger) only of those on which the answer still depends: of a thousand alike a
-    thousand times, not half a million.
+    Images are processed in the order of their keys (sha256 prefixed by the rank of the split). An image is dropped if it is
+    similar to one that stays and has a smaller key; the smallest such key is recorded. Similarity is not chained. With `same`,
+    pairs are candidates, and same(smaller, larger) is called only if the result still depends on it: for a thousand similar
+    images a thousand times, not half a million.
     """
     smaller: dict[bytes, set[bytes]] = {}
     for a, b in pairs:
         if a != b:
             smaller.setdefault(max(a, b), set()).add(min(a, b))
-    goes: dict[bytes, bytes] = {}
+    dropped: dict[bytes, bytes] = {}
     for picture in sorted(smaller):
         for other in sorted(smaller[picture]):
-            if other not in goes and (same is None or same(other, picture)):
-                goes[picture] = other
+            if other not in dropped and (same is None or same(other, picture)):
+                dropped[picture] = other
                 break
-    return goes
+    return dropped

@@ -1,8 +1,8 @@
-"""Pictures of 32 x 32 pixels: what perceptual hashes are made of, and what confirms that two pictures are one.
+"""Thumbnails of 32 x 32 pixels: input of perceptual hashes, and confirmation that two images show the same picture.
 
-A hash finds candidates, the two thumbnails decide. The same picture is one that was scaled, compressed again, made
-lighter or darker, mirrored, or of which up to an eighth was cut off at any edge. Another drawing of one series
-(another mouth, another emblem in the folder) is not; tests/benchmarks/near_duplicates.py has the figures.
+A hash finds candidates; the two thumbnails decide. Two images show the same picture if one was scaled, recompressed, made lighter
+or darker, mirrored, or cropped by up to an eighth at any edge. Different drawings of one series (another mouth, another emblem in
+the folder) are not the same; tests/benchmarks/near_duplicates.py measures both.
 """
 
 import functools
@@ -12,25 +12,26 @@ from PIL import Image
 
 THUMBNAIL_PX = 32
 
-# Chosen between settings that were tried on 800 drawings of one collection, on which hash and confirmation were made too;
-# the figures are of others. Tighter loses copies made lighter, whose near-white parts are clipped; looser takes one
-# playing card of a series for another.
-_MOST_UNLIKE = 0.04  # what remains between two copies, as a share of the square of the contrast
-_WORST_SPOT = 0.35  # the same in any 7 x 7 spot, as a deviation, in units of the contrast
-_MOST_UNLIKE_CUT, _WORST_SPOT_CUT = 0.03, 0.25  # of blurred pictures
-_MOST_CUT = 0.125  # of a side, at either edge
-_LEAST_CORRELATION = 0.3  # below this nothing can be the same, not even when cut
-_LEAST_CONTRAST = 1.0  # standard deviation in grey levels; a flat picture is like any other flat picture
+# Chosen among settings that were tried on 800 drawings of one collection, which were also used to develop hash and confirmation;
+# the measured figures are of other images. Tighter limits lose lighter copies, whose near-white parts are clipped; looser limits
+# confuse playing cards of one series.
+_MOST_UNLIKE = 0.04  # remaining mean square difference of two copies, relative to squared contrast
+_WORST_SPOT = 0.35  # the same in any 7 x 7 spot, as root mean square relative to contrast
+_MOST_UNLIKE_CUT, _WORST_SPOT_CUT = 0.03, 0.25  # for blurred images, when looking for a crop
+_MOST_CUT = 0.125  # share of a side that may be cropped at either edge
+_LEAST_CORRELATION = 0.3  # pairs below this are never the same, cropped or not
+_LEAST_CONTRAST = 1.0  # standard deviation in grey levels; a flat image resembles every other flat image
 _SPOT_PX = 7
-_NOISE = 6.0  # grey levels by which a picture of little contrast may differ
+_NOISE = 6.0  # grey levels by which an image of little contrast may differ
 _NUM_VALUES = 3 * THUMBNAIL_PX**2
-_TOGETHER = 32  # pairs that are worked on at once: 800 KB an image
+_TOGETHER = 32  # pairs per batch: 800 KB for either side
 
 
 def thumbnail(pixels: np.ndarray) -> np.ndarray:
-    """The picture (height, width, 3), uint8 RGB, averaged down (or blown up) to (32, 32, 3), its sides apart.
+    """The image (height, width, 3), uint8 RGB, resized to (32, 32, 3) without keeping the aspect ratio.
 
-    Whole-number arithmetic of Pillow: equal on all machines. The gap of 2 makes large pictures 4 times as fast.
+    Pillow uses integer arithmetic, so the result is equal on all machines. The reducing gap of 2 makes large images 4 times as
+    fast.
     """
     image = Image.fromarray(np.ascontiguousarray(pixels))
     size = (THUMBNAIL_PX, THUMBNAIL_PX)
@@ -38,15 +39,14 @@ def thumbnail(pixels: np.ndarray) -> np.ndarray:
 
 
 def same_picture(a: np.ndarray, b: np.ndarray) -> bool:
-    """`same_pictures` of one pair, (32, 32, 3) uint8 each."""
+    """`same_pictures` for one pair, (32, 32, 3) uint8 each."""
     return bool(same_pictures(a[None], b[None])[0])
 
 
 def same_pictures(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Which pairs of thumbnails, two times (pairs, 32, 32, 3) uint8, show one picture, or one of them the mirror image of
-    the other: (pairs,) bool.
+    """Which pairs of thumbnails, two arrays (pairs, 32, 32, 3) uint8, show the same picture, possibly mirrored: (pairs,) bool.
 
-    Symmetric. Two pictures without contrast are never the same.
+    Symmetric. Two images without contrast are never the same.
     """
     same = np.zeros(len(a), bool)
     for start in range(0, len(a), _TOGETHER):
@@ -59,16 +59,16 @@ def same_pictures(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return same
 
 
-# Below, an image is (pairs, 3, 32, 32) float64, and a number (pairs,). Pairs are worked on together as an image of this
-# size takes less time than the call that works on it; what is decided of a pair does not depend on the others.
+# Below, an image is (pairs, 3, 32, 32) float64 and a number is (pairs,). Pairs are processed in batches, because a call takes
+# longer than the arithmetic on a single pair. The result for a pair does not depend on the others.
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     same = np.zeros(len(a), bool)
     left = np.flatnonzero(_correlation(a, b) >= _LEAST_CORRELATION)
     same[left] = _within(a[left], b[left], _MOST_UNLIKE, _WORST_SPOT)
-    # One may be cut from the other. A thumbnail of the cut picture is sharper than the piece of the whole one's, so both
-    # are blurred; as that forgives more, the cut must explain half of the difference.
+    # One image may be a crop of the other. The thumbnail of the crop is sharper than the same region in the thumbnail of the whole
+    # image, so both are blurred. Blurring hides differences, so the crop must explain at least half of the difference.
     left = left[~same[left]]
     a, b = _blurred(a[left], 1), _blurred(b[left], 1)
     enough = np.minimum(_MOST_UNLIKE_CUT, _unlike(a, b) / 2)
@@ -81,7 +81,7 @@ def _alike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _within(a: np.ndarray, b: np.ndarray, most_unlike: np.ndarray | float, worst_spot: float) -> np.ndarray:
-    """Whether two images differ little, over all and in every spot. The spots cost most, and few come so far."""
+    """Whether two images differ little, overall and in every spot. The spots are checked last because they take longest."""
     within = _unlike(a, b) < most_unlike
     near = np.flatnonzero(within)
     within[near] = _spot(a[near], b[near]) < worst_spot
@@ -98,7 +98,7 @@ def _deviation(image: np.ndarray) -> np.ndarray:
 
 
 def _each(number: np.ndarray) -> np.ndarray:
-    """A number of each pair, to be combined with images."""
+    """One number per pair, shaped for arithmetic with images."""
     return number[:, None, None, None]
 
 
@@ -108,18 +108,18 @@ def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far two images differ beyond brightness, over all, as a share of the contrast squared."""
+    """Mean square difference of two images after matching brightness, relative to squared contrast."""
     return np.minimum(_share(_as_light_as(a, b), b), _share(_as_light_as(b, a), a))
 
 
 def _spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The same in the spot where they differ most."""
+    """The largest difference of two images in any spot, after matching brightness."""
     views = ((a, b), (_as_light_as(a, b), b), (_as_light_as(b, a), a))
     return np.minimum.reduce([_worst_spot(*view) for view in views])
 
 
 def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """`a` made lighter or darker by the factor that brings it nearest to `b`; white stays white."""
+    """`a` scaled in brightness by the factor that brings it closest to `b`; white stays white."""
     factor, not_white, products, squares = np.ones(len(a)), b < 254, a * b, a * a
     for _ in range(3):
         inside = (_each(factor) * a < 254) & not_white
@@ -129,13 +129,13 @@ def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Mean square of the difference, as a share of the square of b's contrast (noise added)."""
+    """Mean square difference, relative to the squared contrast of b (plus noise)."""
     return _sum((a - b) ** 2) / _NUM_VALUES / (_deviation(b) + _NOISE) ** 2
 
 
 def _worst_spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Of all 7 x 7 spots the largest deviation that no brightness and contrast of the spot explains, in units of the
-    contrast of the picture. Small changes of a drawing show here; clipped highlights and a softer scale hardly do."""
+    """The largest deviation in any 7 x 7 spot that brightness and contrast of the spot do not explain, relative to the contrast
+    of the image. Small changes in a drawing are visible here; clipped highlights and softer scaling hardly are."""
     mean_a, mean_b = _spots(a), _spots(b)
     var_a = np.maximum(_spots(a * a) - mean_a**2, 0)
     var_b = np.maximum(_spots(b * b) - mean_b**2, 0)
@@ -146,7 +146,7 @@ def _worst_spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _left_over(var_x: np.ndarray, var_y: np.ndarray, cov: np.ndarray) -> np.ndarray:
-    """Variance of y that is no multiple (0 to 1.3) of x."""
+    """Variance of y that is not explained as a multiple (0 to 1.3) of x."""
     slope = np.clip(cov / (var_x + 1), 0, 1.3)
     return var_y - 2 * slope * cov + slope**2 * var_x
 
@@ -160,8 +160,8 @@ def _spots(image: np.ndarray) -> np.ndarray:
 
 
 def _piece_like(whole: np.ndarray, piece: np.ndarray) -> np.ndarray:
-    """The window of `whole` that looks most like `piece`, blown up to a thumbnail: Gauss-Newton over its four edges,
-    with brightness and contrast free, first on blurred pictures. (Lucas and Kanade, IJCAI 1981.)"""
+    """The window of `whole` that resembles `piece` most, resized to a thumbnail: Gauss-Newton over its four edges with free
+    brightness and contrast, on blurred images first. (Lucas and Kanade, IJCAI 1981.)"""
     window = np.tile((0.0, 1.0, 0.0, 1.0), (len(whole), 1))
     for blur, num_steps in ((2, 5), (1, 3)):
         source, target = _blurred(whole, blur), _blurred(piece, blur)
@@ -175,9 +175,9 @@ def _piece_like(whole: np.ndarray, piece: np.ndarray) -> np.ndarray:
 
 
 def _moved(source: np.ndarray, target: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """One step of the edges (left, right, top, bottom; shares of the side) toward the window that `target` shows."""
+    """One step of the window edges (left, right, top, bottom; shares of the side) toward the window that `target` shows."""
     view, size = _cut(source, window), THUMBNAIL_PX / (window[:, 1::2] - window[:, ::2])
-    # How a pixel changes when an edge moves: its slope, times how much of the edge's move the pixel takes part in.
+    # Derivative of a pixel with respect to an edge: its slope, times the share of the edge's movement that reaches the pixel.
     right = (np.arange(THUMBNAIL_PX) + 0.5) / THUMBNAIL_PX
     bottom = right[:, None]
     across = view @ (_slope_matrix().T * _each(size[:, 0]))
@@ -199,19 +199,19 @@ def _moved(source: np.ndarray, target: np.ndarray, window: np.ndarray) -> np.nda
 
 
 def _cut(image: np.ndarray, window: np.ndarray) -> np.ndarray:
-    """The windows of images (left, right, top, bottom; shares of the side) as 32 x 32, linearly interpolated."""
+    """The windows of images (left, right, top, bottom; shares of the side), interpolated linearly to 32 x 32."""
     return _two_sided(_interpolation(window[:, None, 2:]), image, _interpolation(window[:, None, :2]))
 
 
 def _interpolation(edges: np.ndarray) -> np.ndarray:
-    """The matrices, (..., 32, 32), that blow up what lies between two edges, (..., 2)."""
+    """The matrices, (..., 32, 32), that stretch the range between two edges, (..., 2), to the full side."""
     side, start, end = THUMBNAIL_PX, edges[..., :1], edges[..., 1:]
     position = np.clip((start + (np.arange(side) + 0.5) / side * (end - start)) * side - 0.5, 0, side - 1)
     return np.maximum(1 - np.abs(position[..., None] - np.arange(side)), 0)
 
 
 def _blurred(image: np.ndarray, times: int) -> np.ndarray:
-    """Each pixel a quarter of either neighbour and half of itself, `times` over, in both directions."""
+    """Each pixel becomes half of itself plus a quarter of either neighbour, in both directions, `times` times."""
     matrix = _blur_matrix(times)
     return _two_sided(matrix, image, matrix)
 
@@ -224,12 +224,12 @@ def _blur_matrix(times: int) -> np.ndarray:
 
 @functools.cache
 def _slope_matrix() -> np.ndarray:
-    """Change per pixel along an axis: half the difference of the neighbours, at the edges the difference to one."""
+    """Derivative along an axis: half the difference of the neighbours; at the edges, the difference to the one neighbour."""
     slopes: np.ndarray = np.asarray(np.gradient(np.eye(THUMBNAIL_PX), axis=0))
     return slopes
 
 
 def _two_sided(rows: np.ndarray, image: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """rows @ channel @ columns.T of each channel."""
+    """rows @ channel @ columns.T for each channel."""
     product: np.ndarray = rows @ image @ columns.swapaxes(-1, -2)
     return product

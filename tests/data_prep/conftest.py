@@ -1,35 +1,27 @@
-"""Small real folders of pictures, and corpora prepared from them in this process."""
+"""Small real folders of images, and corpora prepared from them in this process."""
 
-import io
 import os
 import uuid
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.config import ClassFolders, CorpusConfig, CorpusRecipe, ShardingConfig
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from infra.storage import open_store
 
+from ..pictures import blurred
+
 
 @pytest.fixture(scope="session")
 def picture():
-    """Bytes of a small picture: another one for every seed."""
-
-    def make(seed, size=(24, 20), file_format="JPEG"):
-        coarse = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8))
-        file = io.BytesIO()
-        coarse.resize(size, Image.Resampling.BICUBIC).save(file, file_format)
-        return file.getvalue()
-
-    return make
+    """Bytes of a small image; every seed gives a different one."""
+    return blurred
 
 
 @pytest.fixture(scope="session")
 def fill_folder(picture):
-    """Puts `per_class` pictures, of seeds from `first` on, into each of some class folders."""
+    """Writes `per_class` images, with seeds from `first` on, into each of some class folders."""
 
     def fill(folder, per_class=40, classes=("cat", "dog", "bird/owl"), first=0):
         for c, label in enumerate(classes):
@@ -80,7 +72,7 @@ def prepared(request_for):
 
 @pytest.fixture(scope="session")
 def shared_corpus(fill_folder, request_for, tmp_path_factory):
-    """A corpus of 120 pictures in 3 classes, in memory, for tests that only read."""
+    """A corpus of 120 images in 3 classes, in memory, for tests that only read."""
     request = request_for(fill_folder(tmp_path_factory.mktemp("pictures")))
     root = f"memory://shared-{uuid.uuid4().hex}"
     prepare([request], root)

@@ -1,4 +1,4 @@
-"""Requests: what is refused before anything is spent."""
+"""Requests that are refused before any work is done."""
 
 import pytest
 from pydantic import ValidationError
@@ -29,6 +29,6 @@ def test_a_wrong_request_names_its_field(request_fields, place):
     assert [".".join(map(str, error["loc"])) for error in caught.value.errors()] == [place]
 
 
-def test_requests_travel_as_json():
+def test_requests_survive_json():
     for preset in (presets.noto_emoji(), presets.twitter_emoji("cache"), presets.digits(), presets.digits_5_to_9()):
         assert CorpusConfig.model_validate(preset.model_dump(mode="json")) == preset

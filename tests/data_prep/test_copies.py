@@ -1,4 +1,4 @@
-"""Copies of a picture have no say in its split: as often in val and test as others, and none moves when one is added."""
+"""Copies of an image do not affect its split: it is in val and test as often as others, and adding a copy moves nothing."""
 
 import json
 import math
@@ -19,7 +19,7 @@ FRACTION = 0.2  # of val and of test
 
 
 def splits_of(request, root):
-    """The splits of every picture, by its number in the table."""
+    """The splits of every image, by its number in the table."""
     prepare([request], root)
     corpus, found = corpus_store(open_store(root), request), defaultdict(set)
     manifest = load_manifest(corpus)
@@ -33,7 +33,7 @@ def splits_of(request, root):
 
 @pytest.fixture
 def table(tmp_path, picture):
-    """table(copies) writes a table in which picture i stands 1 + copies(i) times, and gives the request for it."""
+    """table(copies) writes a table that contains image i 1 + copies(i) times, and returns the request for it."""
 
     def make(copies, duplicates="drop", fraction=FRACTION, **more):
         folder = tmp_path / "table"
@@ -68,13 +68,13 @@ def test_copies_change_no_split(table, memory_root, duplicates):
     assert mixed == alone
 
 
-def test_a_picture_of_many_rows_is_left_for_train(table, memory_root):
+def test_an_image_of_many_rows_stays_in_train(table, memory_root):
     found = splits_of(table(lambda i: 39 if i < 10 else 0, fraction=0.45), memory_root)
     assert {"train"} in found.values()
     assert len(found) == NUM_PICTURES
 
 
-def test_a_copy_in_a_segment_goes_for_the_one_that_was_there(table, memory_root):
+def test_a_copy_in_a_segment_is_dropped_for_the_existing_one(table, memory_root):
     first = table(lambda i: 0)
     before = splits_of(first, memory_root)
     version = load_manifest(corpus_store(open_store(memory_root), first)).version
@@ -88,7 +88,7 @@ def test_a_copy_in_a_segment_goes_for_the_one_that_was_there(table, memory_root)
     }
 
 
-def test_val_of_every_class_is_chosen_by_pictures(table, memory_root):
+def test_val_per_class_counts_distinct_images(table, memory_root):
     found = []
     for i, copies in enumerate((lambda i: 0, lambda i: i % 3)):
         request = replace(table(copies, fraction=0.0), **{"recipe.val_per_class": 30})
@@ -98,7 +98,7 @@ def test_val_of_every_class_is_chosen_by_pictures(table, memory_root):
 
 
 def test_copies_in_several_groups_stay_in_one_and_follow_it(table, memory_root):
-    """Fifteen groups share each picture with a neighbour: a picture stays in the group that sorts first, in its split."""
+    """Fifteen groups share each image with a neighbour: an image stays in the group that sorts first, in its split."""
     request = table(lambda i: 1, group="x")
     path = Path(request.source.path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Statistics of parts, merged, are those of the whole; and the whole is what was counted by hand."""
+"""Merged statistics of parts equal those of the whole, and the whole equals what was counted by hand."""
 
 import functools
 import json
@@ -109,7 +109,7 @@ def stats_of(accepted, rejects, pairs=None, compared=()):
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), num_rows=st.integers(0, 60), num_parts=st.integers(1, 5))
-def test_it_does_not_matter_how_the_rows_were_dealt(data, num_rows, num_parts):
+def test_statistics_do_not_depend_on_how_rows_were_partitioned(data, num_rows, num_parts):
     tables = drawn(num_rows, num_rows)
     whole = stats_of(*tables, [("pets/1", "test")])
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -126,17 +126,17 @@ def test_it_does_not_matter_how_the_rows_were_dealt(data, num_rows, num_parts):
     assert functools.reduce(lambda a, b: merged(b, a), parts).to_json() == whole.to_json()
 
 
-def test_it_survives_pickle_and_json():
+def test_statistics_survive_pickle_and_json():
     stats = stats_of(*drawn(1, 50), [("pets/1", "test")])
     stored = json.loads(json_bytes(stats.to_json()))
     assert CorpusStats.from_json(stored).to_json() == stats.to_json()
     assert pickle.loads(pickle.dumps(stats)).to_json() == stats.to_json()
     del stored["kinds"]
-    with pytest.raises(ValueError, match="prepare the corpus again"):
+    with pytest.raises(ValueError, match="Prepare the corpus again"):
         CorpusStats.from_json(stored)
 
 
-def test_counts_of_five_pictures():
+def test_counts_of_five_images():
     accepted = accepted_of(
         ["a", "b", "c", "d", "e"],
         [[0], [0, 39], [39], [39], [0]],
@@ -162,7 +162,7 @@ def test_counts_of_five_pictures():
     assert {each.picture.key for each in stats.refused["empty"].first} == {"x", "z"}
 
 
-def test_likenesses_are_counted_by_kind_and_place():
+def test_duplicates_and_leaks_are_counted_by_kind_and_split():
     pairs = pairs_of(
         [
             ("a", "same_file", True, None, "train", False),
@@ -183,7 +183,7 @@ def test_likenesses_are_counted_by_kind_and_place():
     assert len(stats.compared) == 2
 
 
-def test_pairs_without_places_are_kept_by_name():
+def test_pairs_without_locations_keep_their_ids():
     pairs = pa.table({"example_id": ["a"], "kind": ["near"], "other_id": ["b"]})
     stats = stats_of(*(table.slice(0, 0) for table in drawn(0, 1)[:2]), pairs)
     assert stats.duplicates.keys() == {"near"}
@@ -196,7 +196,7 @@ def test_size_is_bounded():
     assert large < 1.1 * small
 
 
-def test_bins_are_where_they_are_said_to_be():
+def test_bins_have_the_documented_edges():
     assert SIDE_PX.count(np.array([0.1, 1.0, 1e9]))[[0, -1]].tolist() == [2, 1]
     assert ASPECT_RATIO.count(np.array([1.0, 1.04, 0.96])).max() == 3
     values = np.repeat([100.0, 1000.0], [90, 10])
@@ -204,9 +204,9 @@ def test_bins_are_where_they_are_said_to_be():
     assert SIDE_PX.quantile(SIDE_PX.count(values), 0.95) == pytest.approx(1000, rel=0.07)
 
 
-def test_what_does_not_belong_together_is_refused():
+def test_incompatible_statistics_are_refused():
     accepted, rejects, _ = drawn(3, 20)
     with pytest.raises(ValueError, match="class map has 5 classes"):
         CorpusStats.of(accepted, rejects, 5, RULE)
-    with pytest.raises(ValueError, match="cannot be merged"):
+    with pytest.raises(ValueError, match="cannot merge statistics"):
         merged(stats_of(accepted, rejects), CorpusStats.of(accepted, rejects, NUM_CLASSES, SampleRule()))

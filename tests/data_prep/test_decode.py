@@ -1,4 +1,4 @@
-"""The one decoder: agreement with Pillow, a picture for every oddity, and hostile headers that cost nothing."""
+"""The decoder: agreement with Pillow, an image for every unusual feature, and hostile headers that cost nothing."""
 
 import io
 import struct
@@ -37,7 +37,7 @@ def png(samples, bits, colour_type, **chunks):
 
 
 def png_header(width, height):
-    """A small file that claims to be so large."""
+    """A small file that claims to have these dimensions."""
     small = png(np.zeros((1, 33, 3), np.uint16), 8, 2)
     head = b"IHDR" + struct.pack(">II", width, height) + small[24:29]
     return small[:12] + head + struct.pack(">I", zlib.crc32(head)) + small[33:]
@@ -78,7 +78,7 @@ def test_every_format_is_known_by_its_content(photos, file_format):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_turns_the_picture(orientation):
+def test_exif_orientation_rotates_the_image(orientation):
     # Top left red, top right blue, in an image of 8 x 16; where they end up is the definition of the tag.
     image = Image.new("RGB", (16, 8), WHITE)
     image.paste(RED, (0, 0, 8, 4))
@@ -103,7 +103,7 @@ def test_orientation_of_a_jpeg_photograph(photos):
     np.testing.assert_array_equal(turned, np.rot90(decode(encoded(photos[0], "JPEG")), k=-1))
 
 
-def test_broken_exif_says_nothing(jpeg):
+def test_broken_exif_is_ignored(jpeg):
     broken = b"Exif\0\0II*\0\xff\xff\xff\xff garbage"
     data = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(broken) + 2) + broken + jpeg[2:]
     np.testing.assert_array_equal(decode(data), decode(jpeg))
@@ -152,7 +152,7 @@ def test_one_bit_and_sixteen_bits():
     assert reason_of(encoded(Image.new("F", (4, 4)), "TIFF")) == "unsupported_mode"
 
 
-# Where pixel (row, column) of the stored picture belongs, by the table of the EXIF standard.
+# Where pixel (row, column) of the stored image belongs, by the table of the EXIF standard.
 TURNED = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -183,7 +183,7 @@ def as_ycck(cmyk):
 
 
 def oddities(photos):
-    """Name -> (file, pixels that are right, greatest error allowed), of every oddity of files, from real photographs."""
+    """Name -> (file, correct pixels, largest error allowed), for every unusual feature of files, from real photographs."""
     first, second = (np.asarray(photo)[100:196, 200:328] for photo in photos)
     photo, other = Image.fromarray(first), Image.fromarray(second)
     for orientation, turned in TURNED.items():
@@ -265,15 +265,15 @@ def oddities(photos):
     yield "progressive JPEG", progressive, np.asarray(Image.open(io.BytesIO(progressive))), 0
 
 
-def test_every_oddity_of_real_photographs(photos):
+def test_unusual_features_of_real_photographs(photos):
     for name, data, right, tolerance in oddities(photos):
         pixels = decode(data)
         assert (pixels.shape, pixels.dtype) == (right.shape, np.uint8), name
         assert np.abs(pixels - right.astype(float)).max() <= tolerance, name
 
 
-def test_oddities_that_a_policy_refuses(photos):
-    """By what the file is, whichever way it is read; a camera's MPO is no animation, a turned TIFF stays as stored."""
+def test_unusual_features_that_a_policy_refuses(photos):
+    """Refused by content, whichever way it is read; a camera's MPO is no animation, a rotated TIFF stays as stored."""
     files = {name: data for name, data, _, _ in oddities(photos)}
     for name, data in files.items():
         if "16-bit" in name:
@@ -295,7 +295,7 @@ def test_oddities_that_a_policy_refuses(photos):
 
 
 @pytest.mark.parametrize("error", [MemoryError("48 GB"), OSError("out of memory error when reading image file")])
-def test_too_little_memory_is_no_fault_of_the_file(jpeg, photos, monkeypatch, error):
+def test_lack_of_memory_is_not_blamed_on_the_file(jpeg, photos, monkeypatch, error):
     def fails(*_, **__):
         raise error
 
@@ -329,7 +329,7 @@ def test_a_decompression_bomb_costs_nothing(jpeg):
     assert peak < 2_000_000
 
 
-def test_limits_name_what_was_found(jpeg):
+def test_refusals_by_limits_name_the_value_and_the_limit(jpeg):
     wide = encoded(Image.new("RGB", (300, 2)), "PNG")
     assert reason_of(wide) == "aspect_ratio"
     assert decode(wide, DecodePolicy(max_aspect_ratio=150)).shape == (2, 300, 3)
@@ -341,7 +341,7 @@ def test_limits_name_what_was_found(jpeg):
         decode(wide)
 
 
-def test_what_is_no_image_is_refused():
+def test_files_that_are_not_images_are_refused():
     assert reason_of(b"") == "empty"
     assert reason_of(b"<html>404 not found</html>") == "not_an_image"
     assert reason_of(b"\0" * 1000) == "not_an_image"
@@ -352,23 +352,24 @@ def test_what_is_no_image_is_refused():
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "BMP"])
 def test_a_format_that_the_policy_leaves_out_is_refused_by_policy(file_format):
     data = encoded(Image.new("RGB", (2, 2)), file_format)
-    with pytest.raises(ImageRejected, match=f"{file_format} is a format that is not taken; taken are GIF, WEBP"):
+    with pytest.raises(ImageRejected, match=f"{file_format} is not an accepted format; accepted formats: GIF, WEBP"):
         decode(data, DecodePolicy(formats=("GIF", "WEBP")))
 
 
-def test_formats_that_nobody_takes_are_named_with_those_that_are_taken():
+def test_formats_that_no_policy_accepts_are_named_with_the_accepted_ones():
     files = {name: encoded(Image.new("RGB", (32, 32), RED), name) for name in ("ICO", "TGA", "ICNS", "DDS")}
     files["SVG"] = b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg xmlns="http://www.w3.org/2000/svg"/>'
     files["HEIF"] = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
     files["TGA"] = files["TGA"][:-26]  # as before version 2, without a footer
     for name, data in files.items():
         with pytest.raises(
-            ImageRejected, match=f"refused_by_policy: {name} is a .* not taken; taken are JPEG, PNG, GIF"
+            ImageRejected,
+            match=f"refused_by_policy: {name} is not an accepted format; accepted formats: JPEG, PNG, GIF",
         ):
             decode(data)
 
 
-def test_a_refusal_quotes_nothing_of_the_file():
+def test_a_refusal_quotes_no_content_of_the_file():
     """A link or a row of a table may lead to a private file, and the reason of a refusal is stored with the corpus."""
     secret = b"root:x:0:0:root:/root:/bin/bash"
     for start in (
@@ -406,8 +407,8 @@ def test_truncated_files_are_refused(photos, file_format):
 
 
 @pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
-def test_a_hole_in_a_png_is_refused(photos, exif_orientation):
-    """Whatever is asked of the file first: Pillow loads a PNG to find its EXIF, and shows black where that failed."""
+def test_missing_data_in_a_png_is_refused(photos, exif_orientation):
+    """Independent of what is read first: Pillow loads a PNG to find its EXIF, and returns black if that failed."""
     exif = Image.Exif()
     exif[0x0112] = 6
     for options in ({}, {"exif": exif}):
@@ -417,7 +418,7 @@ def test_a_hole_in_a_png_is_refused(photos, exif_orientation):
         assert reason_of(holed, exif_orientation=exif_orientation) == "corrupt"
 
 
-def test_what_breaks_behind_the_first_frame_is_a_refusal_where_frames_are_counted():
+def test_damage_after_the_first_frame_is_refused_if_frames_are_counted():
     frames = [Image.effect_noise((40, 40), sigma) for sigma in (20, 90, 60)]
     data = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
     second = struct.unpack("<I", data[4:8])[0]  # where the first directory stands; its last four bytes name the next
@@ -428,7 +429,7 @@ def test_what_breaks_behind_the_first_frame_is_a_refusal_where_frames_are_counte
     assert reason_of(broken, animation="reject") in ("refused_by_policy", "corrupt", "truncated")
 
 
-def test_a_hole_in_a_jpeg_is_refused_and_padding_is_not(jpeg):
+def test_missing_data_in_a_jpeg_is_refused_and_padding_is_not(jpeg):
     middle = len(jpeg) // 2
     assert reason_of(jpeg[:middle] + bytes(500) + jpeg[middle + 500 :]) == "corrupt"
     np.testing.assert_array_equal(decode(jpeg[:-2] + b"\1\2\3" + jpeg[-2:]), decode(jpeg))

@@ -1,5 +1,4 @@
-"""Damaged files of every format: each gives a verdict, whatever was done to it, and none ends the job. What Pillow
-refuses is refused."""
+"""Damaged files of every format: each gives a verdict, and none ends the job. Files that Pillow refuses are refused."""
 
 import functools
 import io
@@ -24,8 +23,8 @@ HUGE = (0, 1, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
 
 @functools.cache
 def originals():
-    """Whole files of a small photograph by name: every format, and what is odd in it. TGA has no mark to be known by, and
-    is taken only where a policy names it."""
+    """Intact files of a small photograph by name: every format, and its unusual features. TGA has no magic number, and is
+    accepted only if a policy names it."""
     photos = pytest.importorskip("sklearn.datasets").load_sample_images().images
     photo, other = (Image.fromarray(array).resize((40, 32)) for array in photos)
     exif = Image.Exif()
@@ -69,12 +68,12 @@ def originals():
 
 @st.composite
 def damaged(draw):
-    """One of the files, cut, spliced with another, or with bits, bytes, ranges and numbers changed."""
+    """One of the files, truncated, spliced with another, or with bits, bytes, ranges and numbers changed."""
     files = {name: data for name, data in originals().items() if "TGA" not in name}
     name = st.sampled_from(sorted(files))
     data = bytearray(files[draw(name)])
     for _ in range(draw(st.integers(1, 4))):
-        # Headers are where a change says the most.
+        # Changes of headers have the largest effect.
         at = draw(st.integers(0, min(len(data), 64)) | st.integers(0, len(data)))
         kind = draw(st.sampled_from(["cut", "bit", "byte", "number", "splice", "drop", "repeat"]))
         length = draw(st.integers(1, 64))
@@ -109,8 +108,8 @@ def check(verdict):
 
 
 @pytest.mark.parametrize("name", ["JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"])
-def test_the_whole_files_are_accepted(name):
-    """Else the damaged ones would say little."""
+def test_intact_files_are_accepted(name):
+    """Otherwise the damaged files would prove little."""
     files = [data for key, data in originals().items() if name in key.split()]
     assert files
     for data in files:
@@ -175,12 +174,12 @@ def refused_by_pillow_and_taken(seeds):
     return taken
 
 
-def test_what_pillow_refuses_is_refused():
+def test_files_that_pillow_refuses_are_refused():
     assert refused_by_pillow_and_taken(range(1_000)) == []
 
 
 @pytest.mark.slow
-def test_what_pillow_refuses_is_refused_in_ten_thousand_mutations():
+def test_files_that_pillow_refuses_are_refused_in_ten_thousand_mutations():
     assert refused_by_pillow_and_taken(range(1_000, 11_000)) == []
 
 

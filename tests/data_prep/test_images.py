@@ -1,4 +1,4 @@
-"""Hashes of pictures."""
+"""Perceptual hashes of images."""
 
 import io
 
@@ -35,7 +35,7 @@ def test_the_mirror_hash_is_the_hash_of_the_mirror_image(photos):
         assert distance(plain, mirror) > MAX_DISTANCE
 
 
-def test_near_copies_are_near_and_others_far(photos):
+def test_near_copies_have_near_hashes_and_others_have_not(photos):
     first, second = (perceptual_hashes(pixels)[0] for pixels in photos)
     assert distance(first, second) > 2 * MAX_DISTANCE  # unrelated: about 95
     half = np.asarray(Image.fromarray(photos[0]).resize((320, 213)))
@@ -55,13 +55,13 @@ def test_a_symmetrical_drawing_keeps_its_hash():
     assert distance(plain, perceptual_hashes(rough)[0]) <= 2
 
 
-def test_a_picture_without_contrast_has_no_hash():
+def test_an_image_without_contrast_has_no_hash():
     assert perceptual_hashes(np.full((9, 5, 3), 77, np.uint8)) == (NO_HASH, NO_HASH)
     faint = 200 + np.random.default_rng(0).integers(0, 2, (64, 64, 3), dtype=np.uint8)
     assert perceptual_hashes(faint) == (NO_HASH, NO_HASH)
 
 
-def test_a_picture_hashes_alike_everywhere():
+def test_an_image_has_the_same_hash_on_every_machine():
     """Golden: whole numbers throughout, so every machine has these bits. Computed by this code on x86-64."""
     y, x = np.mgrid[:90, :120]
     pixels = np.stack([x * x // 60 + y, x * y // 45, (x - y) ** 2 // 50], axis=-1).astype(np.uint8)
@@ -70,7 +70,7 @@ def test_a_picture_hashes_alike_everywhere():
     assert mirror.hex() == "df007f48f380ff40fd00b710f708ee00ffc07a11df20fe80f12cf6817d00fd00"
 
 
-def test_bits_of_mirror_images_are_those_of_mirrored_waves():
+def test_hash_bits_of_mirror_images_are_those_of_mirrored_waves():
     """By the definition: cosine waves over the picture, their sums by numpy, quarter and whole of the mean size."""
     wave = np.cos(np.pi * 3 * (np.arange(32) + 0.5) / 32)  # horizontal frequency 3, odd
     grey = np.round(127 + 100 * wave).astype(np.uint8)
@@ -82,7 +82,7 @@ def test_bits_of_mirror_images_are_those_of_mirrored_waves():
     assert int.from_bytes(mirror, "big").bit_count() == 2 * 63
 
 
-def test_pixels_hash_alike_in_every_lossless_file(photos):
+def test_pixels_have_the_same_hash_in_every_lossless_format(photos):
     png, bmp = (examine_image(reencoded(photos[0], f), DecodePolicy()) for f in ("PNG", "BMP"))
     assert png.pixel_sha256 == bmp.pixel_sha256 == pixel_sha256(photos[0])
     assert png.sha256 != bmp.sha256

@@ -1,4 +1,4 @@
-"""Shards open without us: Hugging Face datasets, DuckDB, Polars and Ray Data read them as they are."""
+"""Other tools open our shards: Hugging Face datasets, DuckDB, Polars and Ray Data."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ def shards(fill_folder, prepared, tmp_path):
 
 @pytest.fixture
 def without_images(shards, tmp_path):
-    """The same shards with every byte of the image column overwritten: what reads those is found out."""
+    """The same shards with every byte of the image column overwritten: reading the column is detected."""
     spoiled = []
     for path in shards:
         with open(path, "rb") as file:
@@ -48,7 +48,7 @@ def expected(shards):
     return [row for table in tables for row in table.to_pylist()]
 
 
-def test_hugging_face_datasets_show_pictures(shards, tmp_path, monkeypatch):
+def test_hugging_face_datasets_show_images(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets
@@ -113,7 +113,7 @@ def test_the_folder_of_a_corpus_is_a_dataset_with_named_classes(
     )
 
 
-def test_classes_of_one_name_are_told_apart_by_their_ids():
+def test_classes_with_equal_names_are_distinguished_by_their_ids():
     classes = [ClassInfo(name=name, source_id=i) for name, i in (("crane", "n1"), ("crane", "n2"), ("owl\x85", "n3"))]
     manifest = Manifest(
         name="x", version="v", digest="d", class_map_digest="c", num_classes=3, single_label=False, order_seed=0, splits={},

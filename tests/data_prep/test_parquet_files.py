@@ -9,15 +9,15 @@ from data_prep.parquet_files import read_parquet
 ROOMS = [Path(__file__).parents[2] / room for room in ("data_prep", "flows", "infra", "vit")]
 
 
-def test_columns_come_in_the_order_asked_for(tmp_path):
+def test_columns_come_in_the_requested_order(tmp_path):
     pq.write_table(pa.table({"a": [1, 2], "b": ["x", "y"], "c": [[1], []]}), tmp_path / "rows.parquet")
     with open(tmp_path / "rows.parquet", "rb") as file:
         assert read_parquet(file, ["b", "a"]) == pa.table({"b": ["x", "y"], "a": [1, 2]})
         assert read_parquet(file).column_names == ["a", "b", "c"]
 
 
-def test_nothing_of_ours_reads_ahead_through_a_file_of_pythons():
-    """A process that has done so is aborted as it ends, once in a while: found from outside in 54 of 160 runs."""
+def test_no_code_reads_ahead_through_a_python_file():
+    """A process that reads ahead is occasionally aborted at exit: seen from outside in 54 of 160 runs."""
     calls = [
         f"{path}: {call}"
         for room in ROOMS

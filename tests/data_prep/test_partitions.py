@@ -1,4 +1,4 @@
-"""Partition files: what is dealt out comes back, once, in the right bucket."""
+"""Partition files: partitioned rows come back exactly once, in the right bucket."""
 
 import numpy as np
 import pyarrow as pa

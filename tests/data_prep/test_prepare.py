@@ -1,4 +1,4 @@
-"""Laws of preparation: every example once, one digest however it is computed, and a killed job goes on."""
+"""Laws of preparation: every example once, one digest however it is computed, and a killed job resumes."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ from infra.stores import s3_store
 
 
 def own_splits(manifest):
-    """The splits that hold shards; a view lists those of others again."""
+    """The splits that hold shards; joined splits list those of others again."""
     return [name for name, split in manifest.splits.items() if all(s.split == name for s in split.segments)]
 
 
@@ -48,13 +48,13 @@ def folder(fill_folder, tmp_path):
 
 
 def spoil(folder, picture):
-    """Six files that cannot be read as pictures, and two that are none by name."""
+    """Six files that cannot be read as images, and two that are not images by name."""
     whole = picture(9999, size=(200, 200))
     bad = {
         "cat/empty.jpg": (b"", "empty"),
         "cat/page.jpg": (b"<html>not found</html>", "not_an_image"),
         "dog/half.jpg": (whole[: len(whole) // 2], "truncated"),
-        "dog/long.png": (picture(1, size=(400, 2), file_format="PNG"), "aspect_ratio"),
+        "dog/long.png": (picture(1, size=(400, 2), kind="PNG"), "aspect_ratio"),
         "bird/owl/notes.txt": (b"seen in May", "ignored_file"),
         "bird/owl/._000.jpg": (b"\0\5\26\7", "ignored_file"),
         "top.jpg": (picture(2), "no_label"),
@@ -67,7 +67,7 @@ def spoil(folder, picture):
 
 def test_every_file_is_in_one_shard_or_refused_with_its_reason(folder, picture, prepared, memory_root):
     reasons = spoil(folder, picture)
-    (folder / "cat/odd name ü.JPEG").write_bytes(picture(3, file_format="PNG"))
+    (folder / "cat/odd name ü.JPEG").write_bytes(picture(3, kind="PNG"))
     corpus = prepared(folder, memory_root)
     rows, rejects = rows_of(corpus), rejects_of(corpus)
     assert {row["example_id"]: row["reason"] for row in rejects} == reasons
@@ -84,7 +84,7 @@ def test_every_file_is_in_one_shard_or_refused_with_its_reason(folder, picture, 
     assert load_class_names(corpus) == ["bird/owl", "cat", "dog"]
 
 
-def test_rows_of_a_segment_stand_in_hash_order_whatever_the_source_order(folder, prepared, memory_root):
+def test_rows_of_a_segment_are_in_hash_order_for_any_source_order(folder, prepared, memory_root):
     corpus = prepared(folder, memory_root)
     ids = [row["example_id"] for row in rows_of(corpus, "train")]
     assert ids != sorted(ids)
@@ -97,9 +97,7 @@ def backwards(work, tasks):
     return iter([work(task) for task in reversed(tasks)])
 
 
-def test_the_digest_knows_neither_chunks_nor_buckets_nor_parallelism_nor_store(
-    folder, request_for, memory_root, tmp_path
-):
+def test_the_digest_does_not_depend_on_chunks_buckets_parallelism_or_store(folder, request_for, memory_root, tmp_path):
     digests, files = set(), set()
     for root, chunk, sort_bytes, executor in (
         (memory_root, 16, 1 << 20, prepare.in_process),
@@ -115,7 +113,7 @@ def test_the_digest_knows_neither_chunks_nor_buckets_nor_parallelism_nor_store(
     assert len(digests) == len(files) == 1
 
 
-def test_several_corpora_share_one_execution_of_each_pass(folder, fill_folder, request_for, memory_root, tmp_path):
+def test_several_corpora_share_one_execution_per_stage(folder, fill_folder, request_for, memory_root, tmp_path):
     passes = []
 
     def counting(work, tasks):
@@ -136,7 +134,7 @@ class Killed(BaseException):
 
 
 def killed_after(num_tasks):
-    """An executor that finishes so many tasks, of all passes together, and dies in the next."""
+    """An executor that finishes `num_tasks` tasks of all stages together, and dies in the next."""
     left = [num_tasks]
 
     def execute(work, tasks):
@@ -186,7 +184,7 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
 
 
 def test_a_task_that_is_repeated_after_it_finished_decodes_nothing(folder, request_for, memory_root, monkeypatch):
-    """Ray repeats a task whose answer was lost with its node."""
+    """Ray repeats a task if its result was lost with its node."""
     answers = []
 
     def repeating(work, tasks):
@@ -202,7 +200,7 @@ def test_a_task_that_is_repeated_after_it_finished_decodes_nothing(folder, reque
     assert all(first == again for first, again in answers)
 
 
-def test_a_death_inside_a_shard_leaves_nothing_of_it(folder, request_for, tmp_path, monkeypatch):
+def test_a_kill_while_a_shard_is_written_leaves_no_partial_shard(folder, request_for, tmp_path, monkeypatch):
     request, root = request_for(folder), str(tmp_path / "store")
 
     def dying(images, row, space):
@@ -231,7 +229,7 @@ def test_a_damaged_shard_is_repaired_by_preparing_again(folder, request_for, mem
     assert corpus.read(key) == good
 
 
-def test_two_preparations_race_without_harm(folder, request_for, memory_root):
+def test_two_concurrent_preparations_give_the_same_corpus(folder, request_for, memory_root):
     request = request_for(folder)
     manifests = []
     threads = [
@@ -249,7 +247,7 @@ def test_two_preparations_race_without_harm(folder, request_for, memory_root):
 def test_above_the_limit_nothing_is_published_and_the_first_are_listed(folder, picture, request_for, memory_root):
     spoil(folder, picture)
     strict = request_for(folder, max_refused_fraction=0.05)
-    with pytest.raises(ValueError, match=r"6 of 81 pictures are refused.*cat/empty\.jpg: empty"):
+    with pytest.raises(ValueError, match=r"6 of 81 images are refused.*cat/empty\.jpg: empty"):
         prepare.prepare([strict], memory_root)
     corpus = corpus_store(open_store(memory_root), strict)
     assert all(key.startswith("_work/") for key in corpus.list())
@@ -269,9 +267,9 @@ def test_small_classes_are_left_out(folder, picture, prepared, memory_root):
     assert len(load_class_names(prepared(folder, memory_root, min_images_per_class=3))) == 4
 
 
-def test_of_equal_pictures_one_stays(fill_folder, picture, prepared, tmp_path, memory_root):
+def test_one_of_equal_images_stays(fill_folder, picture, prepared, tmp_path, memory_root):
     folder = fill_folder(tmp_path / "splits/train", per_class=10).parent
-    same, pixels = picture(77, file_format="PNG"), picture(77, file_format="BMP")
+    same, pixels = picture(77, kind="PNG"), picture(77, kind="BMP")
     (folder / "test/cat").mkdir(parents=True)
     for name, data in {
         "train/cat/a.png": same,
@@ -284,7 +282,7 @@ def test_of_equal_pictures_one_stays(fill_folder, picture, prepared, tmp_path, m
     kept = {row["example_id"]: row["kept_id"] for row in rejects_of(corpus) if row["reason"] == "duplicate"}
     assert kept == dict.fromkeys(["train/cat/a.png", "train/cat/b.png", "train/dog/c.bmp"], "test/cat/d.png")
     details = {row["example_id"]: row["detail"] for row in rejects_of(corpus)}
-    assert "labelled ['cat'] and here ['dog']" in details["train/dog/c.bmp"]
+    assert "labelled ['cat'] (this copy: ['dog'])" in details["train/dog/c.bmp"]
     # Kept or not, the picture of the test split is nowhere else.
     assert {row["example_id"] for row in rejects_of(prepared(folder, memory_root, duplicates="keep"))} == set(kept)
     (folder / "test/cat/d.png").write_bytes(picture(78))
@@ -292,7 +290,7 @@ def test_of_equal_pictures_one_stays(fill_folder, picture, prepared, tmp_path, m
     assert not rejects_of(corpus)
 
 
-def test_a_source_that_changes_under_the_work_is_an_error(folder, picture, request_for, memory_root):
+def test_a_source_that_changes_during_the_preparation_is_an_error(folder, picture, request_for, memory_root):
     def changing(work, tasks):
         results = [work(task) for task in tasks]
         (folder / "cat/000.jpg").write_bytes(picture(4242))
@@ -311,10 +309,10 @@ def test_two_files_with_one_id_are_an_error(folder, picture, request_for, memory
     assert r"cat/e\u0301.jpg, labelled cat" in str(caught.value)
 
 
-def test_a_folder_without_pictures_is_an_error(tmp_path, request_for, memory_root):
+def test_a_folder_without_images_is_an_error(tmp_path, request_for, memory_root):
     (tmp_path / "empty" / "cat").mkdir(parents=True)
     (tmp_path / "empty" / "notes.txt").write_text("nothing here")
-    with pytest.raises(ValueError, match="no labelled picture among the 1 files"):
+    with pytest.raises(ValueError, match="no labelled image among the 1 files"):
         prepare.prepare([request_for(tmp_path / "empty")], memory_root)
 
 
@@ -336,7 +334,7 @@ def test_too_large_a_file_is_refused_with_its_own_size(tmp_path, picture, reques
     assert refused["detail"] == f"{sizes[7]:,} bytes, limit {decode['max_bytes']:,}"
 
 
-def test_the_version_follows_what_the_corpus_holds(folder, picture, request_for, memory_root):
+def test_the_version_depends_on_the_content_of_the_corpus(folder, picture, request_for, memory_root):
     request = request_for(folder)
     root = open_store(memory_root)
     assert corpus_version(root, request) == corpus_version(root, request_for(folder, examples_per_chunk=3))
@@ -346,7 +344,7 @@ def test_the_version_follows_what_the_corpus_holds(folder, picture, request_for,
     assert corpus_version(root, request) != before
 
 
-def test_a_setting_of_later_changes_no_version_where_it_is_left_out(tmp_path, request_for, memory_root):
+def test_a_newer_setting_with_its_default_changes_no_version(tmp_path, request_for, memory_root):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/1.jpg").write_bytes(b"x")
     os.utime(tmp_path / "cat/1.jpg", ns=(1, 1))
@@ -364,7 +362,7 @@ def test_a_setting_of_later_changes_no_version_where_it_is_left_out(tmp_path, re
         (2_300, 2, (10, 11)),
     ],
 )
-def test_row_groups_and_shards_by_hand(
+def test_row_groups_and_shards_worked_out_by_hand(
     fill_folder, prepared, tmp_path, memory_root, row_group_bytes, rows, groups_per_shard
 ):
     folder = fill_folder(tmp_path / "p", per_class=30)
@@ -383,7 +381,7 @@ def test_row_groups_and_shards_by_hand(
         assert {metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)} == {rows}
 
 
-def test_progress_and_report_are_left_in_the_store(folder, picture, prepared, memory_root):
+def test_progress_and_report_are_written_to_the_store(folder, picture, prepared, memory_root):
     spoil(folder, picture)
     (folder / "cat" / "<script>.jpg").write_bytes(b"no picture")
     corpus = prepared(folder, memory_root)
@@ -402,7 +400,7 @@ def test_progress_and_report_are_left_in_the_store(folder, picture, prepared, me
 
 
 @pytest.mark.parametrize(("left_over", "known"), [(1, False), (20, True)])
-def test_what_examining_takes_is_not_guessed_from_a_last_part(folder, request_for, memory_root, left_over, known):
+def test_the_time_of_examining_is_not_extrapolated_from_few_chunks(folder, request_for, memory_root, left_over, known):
     request = request_for(folder, examples_per_chunk=1)
     (manifest,) = prepare.prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)
@@ -414,17 +412,15 @@ def test_what_examining_takes_is_not_guessed_from_a_last_part(folder, request_fo
     assert (corpus.read_json("_work/progress.json")["examine_s"] is not None) == known
 
 
-def test_a_folder_of_broken_pictures_is_an_error(tmp_path, request_for, memory_root):
+def test_a_folder_of_broken_images_is_an_error(tmp_path, request_for, memory_root):
     (tmp_path / "broken" / "cat").mkdir(parents=True)
     for i in range(3):
         (tmp_path / "broken" / "cat" / f"{i}.jpg").write_bytes(b"\xff\xd8\xff broken")
-    with pytest.raises(ValueError, match=r"3 of 3 pictures are refused.*cat/0\.jpg: "):
+    with pytest.raises(ValueError, match=r"3 of 3 images are refused.*cat/0\.jpg: "):
         prepare.prepare([request_for(tmp_path / "broken")], memory_root)
 
 
-def test_a_view_that_train_cannot_fill_is_refused_before_it_costs_anything(
-    fill_folder, request_for, tmp_path, memory_root
-):
+def test_a_subset_that_train_is_too_small_for_is_refused_early(fill_folder, request_for, tmp_path, memory_root):
     request = request_for(fill_folder(tmp_path / "source"))
     with pytest.raises(ValueError, match="take 120: train of folder will have 120 rows at most"):
         prepare.prepare([request], memory_root, take=120)
@@ -469,7 +465,7 @@ def no_credentials(monkeypatch, tmp_path):
     s3_store._filesystem.cache_clear()
 
 
-def test_a_row_that_its_store_denies_is_refused_and_the_others_are_prepared(table_with, memory_root, no_credentials):
+def test_a_row_without_access_is_refused_and_the_others_are_prepared(table_with, memory_root, no_credentials):
     request = table_with(
         6, "s3://somebody-elses/x.jpg", "s3:///no-bucket.jpg", "s3://Not a bucket!/x.jpg", "/etc/passwd"
     )
@@ -479,15 +475,17 @@ def test_a_row_that_its_store_denies_is_refused_and_the_others_are_prepared(tabl
     assert details["s3://somebody-elses/x.jpg"].startswith(
         "no access to s3://somebody-elses/x.jpg: Unable to locate cred"
     )
-    assert "is no name of a bucket" in " ".join(details.values())
+    assert "is not a valid bucket name" in " ".join(details.values())
     assert details["/etc/passwd"].endswith("bytes in no known image format")
 
 
-def test_where_a_store_denies_all_the_job_says_so_and_the_next_one_reads_again(
+def test_without_access_to_any_image_the_job_fails_and_the_next_one_reads_again(
     table_with, memory_root, no_credentials, monkeypatch, picture
 ):
     request = table_with(0, *(f"s3://bucket/{i}.jpg" for i in range(3)))
-    with pytest.raises(ValueError, match=r"not one picture could be read.* 3 .*no access to s3://bucket.*credentials"):
+    with pytest.raises(
+        ValueError, match=r"no image could be read; 3 are unreadable.*no access to s3://bucket.*credentials"
+    ):
         prepare.prepare([request], memory_root)
     monkeypatch.setattr(s3_store.S3Store, "read", lambda self, key, *_: picture(int(key[0])))
     monkeypatch.setattr(s3_store.S3Store, "read_into", _read_into)

@@ -1,4 +1,4 @@
-"""The real thing: Ray Data in a real Ray, killed with -9 in the middle, ends with the digest of an undisturbed run."""
+"""Ray Data in a real Ray, killed with -9 in the middle, gives the digest of an undisturbed run."""
 
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -84,7 +84,7 @@ def test_a_bad_source_fails_in_one_sentence(ray_jobs, tmp_path):
     run, job = submit(ray_jobs, tmp_path / "bad", request)
     ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
     assert (ended.state, ended.exit_code) == ("failed", 1)
-    assert f"{tmp_path / 'absent'} is no folder" in read_state(run)["reason"]
+    assert f"{tmp_path / 'absent'} is neither a folder" in read_state(run)["reason"]
     assert "Traceback" not in ray_jobs.logs(job)
 
 
@@ -112,8 +112,8 @@ def prepare_on(address, request, root):
     return manifest
 
 
-def test_a_killed_node_costs_what_it_was_at(cluster, fill_folder, request_for, tmp_path, memory_root):
-    """The only node that works is killed in the middle of examining and again of gathering; another one comes."""
+def test_a_killed_node_loses_only_its_current_work(cluster, fill_folder, request_for, tmp_path, memory_root):
+    """The only working node is killed during examining and again during writing; another one joins."""
     request = request_for(fill_folder(tmp_path / "pictures", per_class=200), examples_per_chunk=4)
     (undisturbed,) = prepare([request], memory_root, in_process)
     root = tmp_path / "store"

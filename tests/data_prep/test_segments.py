@@ -1,4 +1,4 @@
-"""Segments and views: a corpus grows without being written again, and a subset copies nothing."""
+"""Segments and subsets: a corpus grows without being rewritten, and a subset copies nothing."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -29,7 +29,7 @@ def base(fill_folder, prepared, tmp_path, memory_root):
 
 @pytest.fixture
 def grown(base, fill_folder, picture, request_for, tmp_path, memory_root):
-    """The corpus with a second segment: 20 new pictures of old classes, 10 of a new one, 2 that it has already."""
+    """The corpus with a second segment: 20 new images of old classes, 10 of a new one, 2 that it has already."""
     folder = fill_folder(tmp_path / "second", per_class=0, classes=("cat", "newt"))
     for i in range(30):
         (folder / ("cat" if i < 20 else "newt") / f"new-{i}.jpg").write_bytes(picture(7000 + i))
@@ -60,7 +60,7 @@ def test_a_segment_is_added_and_the_old_ones_stay_as_they_are(base, grown):
     assert verify_corpus(grown).problems == {}
 
 
-def test_views_of_versions_with_one_digest_are_views_of_their_own_version(base, request_for, tmp_path, memory_root):
+def test_subsets_of_versions_with_one_digest_belong_to_their_own_version(base, request_for, tmp_path, memory_root):
     request = request_for(tmp_path / "first")
     request = replace(request, **{"recipe.decode.exif_orientation": "ignore"})
     prepare([request], memory_root)
@@ -76,11 +76,11 @@ def test_views_of_versions_with_one_digest_are_views_of_their_own_version(base, 
     assert verify_corpus(open_store(f"{memory_root}/corpora/folder/{views[1].version}")).problems == {}
 
 
-def test_what_was_added_twice_is_refused(base, request_for, tmp_path, memory_root):
+def test_adding_the_same_images_twice_is_refused(base, request_for, tmp_path, memory_root):
     request = replace(request_for(tmp_path / "first"), add_to="folder")
     with pytest.raises(ValueError, match=r"'.*\.jpg' and others are in the corpus already"):
         prepare([request], memory_root)
-    with pytest.raises(ValueError, match=r"recipe.order_seed: 1 is asked for, but .* has 0"):
+    with pytest.raises(ValueError, match=r"recipe.order_seed: the request has 1, but .* has 0"):
         prepare([replace(request, recipe=replace(request.recipe, order_seed=1))], memory_root)
 
 
@@ -99,9 +99,11 @@ def test_a_subset_is_nested_digested_and_copies_no_shard(base, grown, memory_roo
             assert "trainval" not in manifest.splits
             digests.add(manifest.digest)
         assert len(digests) == 5
-        with pytest.raises(ValueError, match=f"has {len(whole)} rows. Ask for fewer"):
+        with pytest.raises(ValueError, match=f"has {len(whole)} rows. Ask for at least 1 and for fewer"):
             take(corpus, len(whole))
-    with pytest.raises(ValueError, match=r"trainval of folder/.* rows of train and val, which .* Cut train or val"):
+    with pytest.raises(
+        ValueError, match=r"trainval of folder/.* joins train and val, .* Take a subset of train or val"
+    ):
         take(base, 10, "trainval")
     assert take(base, 40).provenance["view_of"]["without"] == ["trainval"]
     taken = take(base, 40)

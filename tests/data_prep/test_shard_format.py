@@ -42,7 +42,7 @@ def split_of(segments, rows_per_group, groups_per_shard):
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 7), st.integers(1, 4))
-def test_places_are_what_dealing_rows_one_by_one_gives(segments, rows_per_group, groups_per_shard):
+def test_row_locations_equal_those_from_assigning_rows_one_by_one(segments, rows_per_group, groups_per_shard):
     split = split_of(segments, rows_per_group, groups_per_shard)
     dealt, first_row = [], 0
     for segment in split.segments:
@@ -72,7 +72,7 @@ def test_keys():
     assert place.key == "train/s000/part-00001-of-00002.parquet"
 
 
-def test_the_content_digest_of_one_row_by_hand():
+def test_the_content_digest_of_one_row_worked_out_by_hand():
     import hashlib
 
     row = struct.pack("<I", 5) + b"a/1.j" + struct.pack("<I", 2) + b"\1\2" + struct.pack("<IiiIf", 2, 7, 9, 1, 0.5)
@@ -90,7 +90,7 @@ def test_every_example_is_read_exactly_once_in_the_order_of_the_shards(shared_co
         assert [len(t) for t in tables] == [split.place(i).num_rows for i in range(split.num_row_groups)]
         rows = pa.concat_tables(tables).to_pylist()
         assert len(rows) == split.num_rows
-        if name != "trainval":  # a view: the shards of train and val again
+        if name != "trainval":  # a joined split: the shards of train and val again
             seen += rows
     assert len(seen) == len({row["example_id"] for row in seen}) == manifest.counts.num_accepted == 120
     names = load_class_names(shared_corpus)
@@ -146,15 +146,15 @@ def first_and_last(corpus):
     return [shard_key("train", "s000", i, segment.num_shards) for i in (0, segment.num_shards - 1)]
 
 
-def test_a_bad_shard_is_refused_by_name(own_corpus):
+def test_a_bad_shard_is_refused_with_its_name(own_corpus):
     first, last = first_and_last(own_corpus)
     good = own_corpus.read(first)
     flipped = bytearray(good)
-    # Inside a picture: of a page's header not every bit means something, and only `verify` looks at all of them.
+    # Inside an image: not every bit of a page header matters, and only `verify` checks all of them.
     flipped[good.index(b"\xff\xd8\xff") + 200] ^= 1
     for bad, complaint in (
         (bytes(flipped), "damaged page"),
-        (good[: len(good) // 2], "cut short or not Parquet"),
+        (good[: len(good) // 2], "truncated or not Parquet"),
         (own_corpus.read(last), "rows, but the manifest lists"),
     ):
         own_corpus.write(first, bad)
@@ -183,7 +183,7 @@ def test_other_columns_and_other_row_groups_are_refused(own_corpus):
             read_all(own_corpus)
 
 
-def test_a_corpus_that_is_not_there_says_what_to_do(memory_root, shared_corpus):
+def test_a_missing_corpus_is_an_error_with_the_next_step(memory_root, shared_corpus):
     with pytest.raises(RuntimeError, match="vitline data prep"):
         load_manifest(open_store(memory_root))
     with pytest.raises(ValueError, match="has no split 'dev'; it has test, train, trainval, val"):

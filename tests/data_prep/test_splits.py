@@ -1,4 +1,4 @@
-"""Splits and order: pure functions of ids, whatever the machine; the pinned values may never change."""
+"""Splits and order: pure functions of ids on every machine; the pinned values must never change."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ ids = st.text(min_size=1, max_size=30)
 fractions = st.floats(0, 0.49)
 
 
-def test_hashes_are_those_of_every_corpus_made_so_far():
+def test_hashes_are_those_of_all_existing_corpora():
     # sha256("vitline split\0" + "cat/1.jpg") and sha256("vitline order\0" + "0\0cat/1.jpg"), by coreutils' sha256sum
     assert split_hash("cat/1.jpg") == 0x9FA10472E0A07ECE
     assert order_key(0, "cat/1.jpg") == 0xEE7B166ED0E04CC8
@@ -51,6 +51,6 @@ def test_filled_splits_do_not_depend_on_the_order_of_the_groups():
     assert filled_splits(sizes, 50, 200) == filled_splits(dict(reversed(sizes.items())), 50, 200)
 
 
-def test_numbers_that_cannot_be_met_are_an_error():
+def test_impossible_numbers_are_an_error():
     with pytest.raises(ValueError, match="3 examples in 1 groups"):
         filled_splits({"three together": 3}, 1, 1)

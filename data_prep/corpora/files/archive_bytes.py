@@ -1,4 +1,4 @@
-"""The bytes of an archive in order, from a range of an object, from gzip, or from a member of another archive."""
+"""Sequential bytes of an archive: from a range of an object, from gzip, or from a member of another archive."""
 
 import zlib
 
@@ -6,20 +6,20 @@ from data_prep.corpora.files.archive_members import ArchiveDamaged, Member
 from infra.storage import Store
 
 WINDOW_BYTES = 4 << 20
-"""Most that is read at once where bytes follow each other."""
+"""Largest read of consecutive bytes."""
 
 _HEADER_WINDOW_BYTES = 4096
-# Reading on is faster than a new request over a gap of about latency x throughput: 1 MiB of S3, less of a disk.
+# Reading across a gap is faster than a new request if the gap is below latency x throughput: 1 MiB on S3, less on a disk.
 _NEAR_BYTES, _NEAR_BYTES_ON_DISK = 1 << 20, 1 << 16
-# Deflate can expand 1,032-fold. Tars of tiny pictures, mostly padding, come to some 50-fold.
+# Deflate can expand up to 1,032-fold. Tars of tiny images are mostly padding and reach about 50-fold.
 _MAX_EXPANSION, _FREE_EXPANSION_BYTES = 250, 1 << 30
-_PACKED_BYTES = 1 << 16  # zlib copies what it has not yet used of its input at every call
+_PACKED_BYTES = 1 << 16  # zlib copies unused input at every call
 
 
 class Ranges:
-    """Bytes [start, end) of an object, read in windows. Skipped bytes are not read where that pays."""
+    """Bytes [start, end) of an object, read in windows. Skipped bytes are not read if that saves time."""
 
-    ranged = True  # positions are those of the object
+    ranged = True  # positions are positions in the object
 
     def __init__(self, store: Store, key: str, start: int = 0, end: int | None = None) -> None:
         size = store.size(key)
@@ -47,7 +47,7 @@ class Ranges:
         self.position = position
 
     def bytes_after(self, position: int) -> int | None:
-        """How many bytes there are from `position` on; none: unknown."""
+        """Number of bytes from `position` to the end; None if unknown."""
         return self.end - position
 
     def _holds(self, position: int) -> bool:
@@ -55,7 +55,7 @@ class Ranges:
 
 
 class Gunzipped:
-    """The decompressed bytes of a gzip object of one or several gzip members."""
+    """The decompressed bytes of a gzip object, which may consist of several gzip members."""
 
     ranged = False
 
@@ -80,9 +80,9 @@ class Gunzipped:
         return None
 
     def _piece(self, at_most: int) -> bytes:
-        """Some bytes, at least one; none at the end. Raises ArchiveDamaged."""
+        """At least one byte; empty at the end. Raises ArchiveDamaged."""
         while True:
-            if self._gunzip.eof:  # several gzip files end to end are one, and padding may follow
+            if self._gunzip.eof:  # concatenated gzip files are valid, and padding may follow
                 self._waiting, self._gunzip, self._begun = self._gunzip.unused_data, zlib.decompressobj(wbits=31), False
             self._waiting = self._waiting or self._packed.take(_PACKED_BYTES)
             if not self._begun and self.position:
@@ -100,18 +100,18 @@ class Gunzipped:
         try:
             piece = self._gunzip.decompress(packed, at_most)
         except zlib.error as error:
-            raise ArchiveDamaged(self.archive, at, f"no gzip data: {error}") from error
+            raise ArchiveDamaged(self.archive, at, f"invalid gzip data: {error}") from error
         self._begun, self._waiting = True, self._gunzip.unconsumed_tail
         self.position += len(piece)
         if not packed and not piece and not self._gunzip.eof:
-            raise ArchiveDamaged(self.archive, at, "the gzip data are cut off")
+            raise ArchiveDamaged(self.archive, at, "the gzip data is truncated")
         if self.position > _FREE_EXPANSION_BYTES + _MAX_EXPANSION * self._packed.position:
-            raise ArchiveDamaged(self.archive, at, f"expands more than {_MAX_EXPANSION}-fold")
+            raise ArchiveDamaged(self.archive, at, f"the data expands more than {_MAX_EXPANSION}-fold")
         return piece
 
 
 class Inside:
-    """The bytes of a member, of which an archive source stands at the first, as an archive of their own."""
+    """The bytes of a member as an archive of its own; the source must be at the first byte of the member."""
 
     def __init__(self, source: "Source", member: Member) -> None:
         self.archive: str = f"{source.archive}!{member.path}"

@@ -1,4 +1,4 @@
-"""A member of an archive, and what its names may be."""
+"""Members of archives, and checks of their names."""
 
 import posixpath
 import re
@@ -9,7 +9,7 @@ _LONGEST_PATH = 4096
 
 
 class ArchiveDamaged(ValueError):
-    """The archive cannot be read on from `byte`. Callers of `archives` get a refused member instead."""
+    """The archive cannot be read beyond `byte`. Callers of `archives` get a refused member instead."""
 
     def __init__(self, archive: str, byte: int, what: str) -> None:
         super().__init__(f"{archive} at byte {byte:,}: {what}")
@@ -22,26 +22,26 @@ class ArchiveDamaged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member of an archive. `refused` members have no bytes that anybody should read."""
+    """One member of an archive. The bytes of `refused` members must not be read."""
 
     path: str
-    """Valid Unicode, `/`-separated, without './'. Of a refused member it may hold anything."""
+    """Valid Unicode, separated by /, without './'. For a refused member it may contain anything."""
     size: int = 0
-    """Bytes of the file, decompressed."""
+    """Decompressed bytes of the file."""
     offset: int | None = None
-    """Where the bytes stand in the archive as they are; none where they are compressed, or in `index` of a zip."""
+    """Position of the plain bytes in the archive; None if they are compressed, or in `index` of a zip."""
     kind: Literal["file", "folder", "link", "hard_link", "other", "damage"] = "file"
-    """Damage is no member but the end of what can be read; always refused."""
+    """`damage` is not a member but the end of the readable archive; always refused."""
     target: str | None = None
-    """What a link points to, as it is written; see `link_target`."""
+    """Target of a link as stored; see `link_target`."""
     refused: tuple[str, str] | None = None
     """Reason (of `RejectReason`) and detail."""
     header: int = 0
-    """Where its headers begin: in the tar, decompressed, or in the archive for an entry of a zip's directory."""
+    """Position of its headers: in the (decompressed) tar, or of the entry in a zip directory."""
 
 
 def link_target(member: Member) -> str | None:
-    """The path in the archive that a link points to; none where it leads out of the archive, or is no path."""
+    """The path in the archive that a link points to; None if it is outside of the archive or not a path."""
     if len(member.target or "") > _LONGEST_PATH:
         return None
     folder = "" if member.kind == "hard_link" else posixpath.dirname(member.path)
@@ -50,11 +50,11 @@ def link_target(member: Member) -> str | None:
 
 
 def checked_path(name: str) -> tuple[str, tuple[str, str] | None]:
-    """A name of an archive as a clean path, and why it is refused, if so: it is no text, or not below one folder."""
+    """A name in an archive as a clean path, and the refusal if it is not text or could leave the folder."""
     readable = name.encode(errors="surrogateescape").decode(errors="replace")
     path = "/".join(part for part in readable.split("/") if part not in ("", "."))[:_LONGEST_PATH]
     if len(readable) > _LONGEST_PATH:
-        return path, ("unsafe_path", f"a name of {len(readable):,} characters")
+        return path, ("unsafe_path", f"the name has {len(readable):,} characters, limit {_LONGEST_PATH:,}")
     if (
         readable.startswith("/")
         or "\\" in readable
@@ -62,7 +62,7 @@ def checked_path(name: str) -> tuple[str, tuple[str, str] | None]:
         or ".." in readable.split("/")
         or re.match(r"[A-Za-z]:", readable)
     ):
-        return readable, ("unsafe_path", f"{readable!r} could lead out of a folder")
+        return readable, ("unsafe_path", f"the path {readable!r} could leave the target folder")
     if readable != name:
         return path, ("unreadable", "the name is not UTF-8")
     return path, None

@@ -1,13 +1,12 @@
-"""Members of tar, tar.gz and zip archives in a store, streamed. Nothing is unpacked to disk.
+"""Streams members of tar, tar.gz and zip archives from a store. Nothing is unpacked to disk.
 
-What an archive claims is not believed: sizes are compared with the bytes that are there, headers and members are read
-up to limits, and a path that could lead out of a folder is refused before its bytes are read. Damage ends an archive
-with one refused member that names archive and byte; every member before it is given. Memory: a window of the archive
-and one member.
+Archives are untrusted: sizes are compared with the available bytes, headers and members are read up to limits, and a path that
+could leave the target folder is refused before its bytes are read. Damage ends an archive with one refused member that names
+archive and byte, after all members before it. Memory: a window of the archive and one member.
 
-- `index` gives members without their bytes, for planning; `stretches` cuts what it gives into pieces for workers.
-- `read_members` gives members with their bytes: of a whole archive, of a stretch, or of a tar inside a tar.
-- `member_pieces` gives the bytes of one member of a zip that is too large to be held, `open_members` those of a tar.
+- `index` returns members without their bytes, for planning; `stretches` divides them into pieces for workers.
+- `read_members` returns members with their bytes: of a whole archive, of a stretch, or of a tar inside a tar.
+- `member_pieces` streams one member of a zip that is too large for memory, `open_members` those of a tar.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -34,29 +33,29 @@ _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", (257, 262)
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Neighbouring members of an archive: `read_members(..., start, end, whole)` reads exactly these."""
+    """Consecutive members of an archive: `read_members(..., start, end, whole)` reads exactly these."""
 
     start: int
     end: int | None
     """None: to the end of the archive."""
     whole: bool
-    """Whether the mark of the archive's end belongs to it."""
+    """Whether the end-of-archive marker belongs to it."""
     num_members: int
-    """Without folders."""
+    """Number of members without folders."""
     num_bytes: int
-    """Of the files."""
+    """Bytes of the files."""
 
 
 def archive_kind(key: str) -> ArchiveKind | None:
-    """What an archive is by its name; none: no archive that is read here."""
+    """The kind of archive by its name; None if it is not a supported archive."""
     return next((kind for ending, kind in _ENDINGS if key.lower().endswith(ending)), None)
 
 
 def index(store: Store, key: str, start: int = 0, end: int | None = None, whole: bool = True) -> Iterator[Member]:
-    """Every member in the order of the archive, without reading their bytes (those of a tar.gz pass by, unkept).
+    """Every member in the order of the archive, without its bytes (those of a tar.gz are read and discarded).
 
-    `start` and `end` are those of a stretch, or of a tar inside a tar; `whole` as in Stretch. Damage comes as the last
-    member. Raises FileNotFoundError and what the store raises, nothing else.
+    `start` and `end` are those of a stretch, or of a tar inside a tar; `whole` as in Stretch. Damage is the last member. Raises
+    only FileNotFoundError and what the store raises.
     """
     try:
         if archive_kind(key) == "zip":
@@ -70,10 +69,10 @@ def index(store: Store, key: str, start: int = 0, end: int | None = None, whole:
 def stretches(
     members: Iterable[Member], members_each: int, start: int = 0, end: int | None = None
 ) -> Iterator[Stretch]:
-    """Cut what `index` of a tar or zip gives into stretches of so many members, the last one shorter.
+    """Divide the members from `index` of a tar or zip into stretches of `members_each` members; the last one may be shorter.
 
-    There is always one, so that a worker meets the damage of an archive without members, too. `start` and `end` as
-    given to `index`.
+    There is at least one stretch, so that a worker finds the damage of an archive without members. `start` and `end` as for
+    `index`.
     """
     number, num_bytes = 0, 0
     for member in members:
@@ -97,9 +96,8 @@ def read_members(
 ) -> Iterator[tuple[Member, bytes | None]]:
     """Members with their bytes; each byte of the archive is read once, in order, in windows of some MiB.
 
-    Bytes are given of files that are `wanted` (all, if it is left out) and not refused. Of a file larger than
-    `max_bytes` the first `max_bytes` + 1 are given. A second member of one name is refused. Zip entries come in the
-    order of their bytes. Otherwise as `index`.
+    Files that are `wanted` (default: all) and not refused come with their bytes, limited to the first `max_bytes` + 1. A
+    second member of the same name is refused. Zip entries come in the order of their bytes. Otherwise as `index`.
     """
     if archive_kind(key) == "zip":
         yield from _without_repeats(read_zip(store, key, max_bytes, start, end, wanted or _everything))
@@ -109,8 +107,8 @@ def read_members(
 
 
 def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
-    """The bytes of one file of a zip, some MiB at a time. Raises FileNotFoundError, and ArchiveDamaged: of a checksum
-    that does not match only behind the last piece."""
+    """The bytes of one file of a zip, some MiB at a time. Raises FileNotFoundError, and ArchiveDamaged; a wrong checksum is
+    detected only after the last piece."""
     archive = ZipDirectory(store, key)
     for entry in archive.entries():
         if entry.member.kind == "file" and entry.member.path == path:
@@ -120,8 +118,8 @@ def member_pieces(store: Store, key: str, path: str) -> Iterator[bytes]:
 
 
 def open_members(store: Store, key: str, opened: Callable[[Member], bool]) -> Iterator[tuple[Member, Source]]:
-    """Files of a tar or tar.gz that are `opened`, each with its bytes as a source to be read before the next is asked
-    for; what is left unread is passed over. Raises ArchiveDamaged."""
+    """Files of a tar or tar.gz that are `opened`, each with its bytes as a source that must be read before the next file is
+    requested; unread bytes are skipped. Raises ArchiveDamaged."""
     source = _tar_source(store, key)
     for member in tar_members(source, whole=True):
         if member.kind == "file" and not member.refused and opened(member):
@@ -135,10 +133,10 @@ def read_tars_inside(
     opened: Callable[[Member], bool],
     wanted: Callable[[Member], bool] | None = None,
 ) -> Iterator[tuple[Member, Member | None, bytes | None]]:
-    """(member, none, none) for every member of a tar or tar.gz; behind one that is `opened`, as it is a tar itself,
-    (member, member of it, its bytes). One level deep, whatever is inside. Otherwise as `read_members`.
+    """(member, None, None) for every member of a tar or tar.gz. A member that is `opened` is a tar itself and is followed by
+    (member, inner member, its bytes). One level deep. Otherwise as `read_members`.
 
-    A tar that has a range of its own in an uncompressed one is read better by `read_members` with `start` and `end`.
+    For an inner tar that has a range of its own in an uncompressed tar, prefer `read_members` with `start` and `end`.
     """
     source = _tar_source(store, key)
     try:
@@ -153,15 +151,15 @@ def read_tars_inside(
 
 
 def _tar_source(store: Store, key: str, start: int = 0, end: int | None = None) -> Source:
-    # A name may lie: the sizes of ImageNetV2's official .tar.gz are whole blocks of 512 bytes, as those of plain tars are.
+    # Names can be wrong: ImageNetV2's official .tar.gz files have sizes in whole blocks of 512 bytes, as plain tars have.
     plain = archive_kind(key) != "tar.gz" or store.read(key, *_TAR_MAGIC_AT) == _TAR_MAGIC
     return Ranges(store, key, start, end) if plain else Gunzipped(store, key)
 
 
 def _without_repeats(found: Iterator[tuple[Member, bytes | None]]) -> Iterator[tuple[Member, bytes | None]]:
-    """Refuses names that come again, and gives damage as the last member.
+    """Refuse repeated names, and convert damage to the last member.
 
-    The last hundred thousand names or so are remembered, which is more than a stretch has.
+    About the last hundred thousand names are remembered, which is more than a stretch has.
     """
     names: set[int] = set()
     try:
@@ -169,7 +167,7 @@ def _without_repeats(found: Iterator[tuple[Member, bytes | None]]) -> Iterator[t
             if member.kind == "folder" or (name := hash(member.path)) not in names:
                 yield member, data
             else:
-                refused = member.refused or ("damaged_archive", f"a second member of the name {member.path!r}")
+                refused = member.refused or ("damaged_archive", f"a second member with the name {member.path!r}")
                 yield replace(member, path=f"{member.path} (again at byte {member.header})", refused=refused), None
             if member.kind != "folder":
                 names = set() if len(names) == _REMEMBERED_NAMES else names

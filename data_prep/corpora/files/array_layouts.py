@@ -1,4 +1,4 @@
-"""What every layout of pixel arrays is to the corpus that is made of it, and how damage of their files is told."""
+"""Interface of layouts of pixel arrays for the corpus made from them, and errors for damaged files."""
 
 import contextlib
 import errno
@@ -17,12 +17,12 @@ from data_prep.corpora.raw import Part
 from infra.storage import Listed, Store, StoreFailed, open_store
 
 READ_BYTES = 4 * 1024 * 1024
-"""How much of a file is read at once."""
+"""Bytes read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels (h, w) or (h, w, 3), and where they stand."""
+    """Pixels (h, w) or (h, w, 3), with split, number and label."""
 
     split: str | None
     number: int
@@ -31,7 +31,7 @@ class Picture:
 
 
 class Arrays(ABC):
-    """One layout: which arrays there are, and their pictures."""
+    """One layout: finds the arrays and reads their images."""
 
     num_classes: int | None = None
 
@@ -40,23 +40,23 @@ class Arrays(ABC):
 
     @abstractmethod
     def files(self) -> list[Listed]:
-        """Every file that counts. Raises ValueError where there is none."""
+        """Every file of the source. Raises ValueError if there is none."""
 
     @abstractmethod
     def parts(self, max_pixels: int) -> Iterator[Part]:
-        """Every array or archive. Raises ValueError where it is not what the layout says."""
+        """Every array or archive. Raises ValueError if it does not match the layout."""
 
     @abstractmethod
     def pictures(self, part: Part) -> Iterator[Picture]:
-        """All pictures of a part. Raises ValueError where the array is damaged."""
+        """All images of a part. Raises ValueError if the array is damaged."""
 
     def class_names(self) -> list[str]:
-        """Names of the classes in the order of their numbers; none where the files hold none."""
+        """Class names in the order of their numbers; empty if the files do not contain them."""
         return []
 
 
 class OneFile(Arrays):
-    """A layout whose path is a file."""
+    """A layout that consists of a single file."""
 
     def __init__(self, uri: str, layout: str) -> None:
         super().__init__(uri, layout)
@@ -66,28 +66,28 @@ class OneFile(Arrays):
     def files(self) -> list[Listed]:
         found = [file for file in self.store.scan(self.key) if file.key == self.key]
         if not found:
-            raise ValueError(f"There is no file {self.uri}. Name the file of the layout {self.layout}.")
+            raise ValueError(f"There is no file {self.uri}. Give the file of layout {self.layout}.")
         return found
 
 
 class ArrayDamaged(ValueError):
-    """An array ends early, or cannot be decompressed."""
+    """An array is truncated or cannot be decompressed."""
 
 
 def buffered(store: Store, key: str) -> BinaryIO:
-    """A file that is read in long stretches: each is a request of an object store."""
+    """A file with a large read buffer: each read is a request to an object store."""
     return io.BufferedReader(cast(Any, store.open(key)), READ_BYTES)
 
 
 @contextlib.contextmanager
 def damage_of(uri: str) -> Iterator[None]:
-    """Whatever a damaged or hostile file makes the libraries raise is an ArrayDamaged; what the store raises is not."""
+    """Converts whatever libraries raise for a damaged or hostile file to ArrayDamaged, but not what the store raises."""
     try:
         yield
     except (ArrayDamaged, gzip.BadGzipFile, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ArrayDamaged(f"{uri} is damaged: {error}. Copy it again.") from error
     except (OSError, StoreFailed) as error:
-        if isinstance(error, OSError) and error.errno == errno.EINVAL:  # a place that no file has
+        if isinstance(error, OSError) and error.errno == errno.EINVAL:  # seek to an impossible position
             raise ArrayDamaged(f"{uri} is damaged: it points outside itself. Copy it again.") from error
         raise
     except Exception as error:

@@ -1,6 +1,6 @@
-"""Arrays in HDF5 files, read by rows with h5py (extra `vtab`).
+"""Reads arrays in HDF5 files by rows, with h5py (extra `vtab`).
 
-Only the file itself is opened: links to other files, and arrays that are stored in others, are refused.
+Only the given file is opened: links to other files, and arrays stored in other files, are refused.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from data_prep.corpora.files.array_layouts import READ_BYTES, ArrayDamaged
 
 _MAX_BLOCK_BYTES = 512 << 20
 _BLOCK_BYTES = 16 << 20
-"""About how much is read at once, where it is not stored in larger chunks."""
+"""Approximate bytes per read, unless the chunks of the file are larger."""
 
 
 class _Watched(io.RawIOBase):
-    """A file that remembers what its store has raised, and gives zeros from then on.
+    """A file that remembers exceptions of its store and returns zeros afterwards.
 
-    An exception must not pass through HDF5, and must not keep its memory: the process would crash at its end.
+    An exception must not pass through HDF5, and must not keep HDF5's memory alive: the process would crash at exit.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -51,20 +51,20 @@ class _Watched(io.RawIOBase):
         return len(buffer)
 
     def failure(self) -> Exception | None:
-        """What the store has raised, once."""
+        """The exception of the store, once."""
         failed, self._failed = self._failed, None
         return failed
 
 
 @dataclass(frozen=True)
 class Hdf5Array:
-    """An array of an open file; its first axis are rows."""
+    """An array of an open file; its first axis is the rows."""
 
     uri: str
     shape: tuple[int, ...]
     dtype: np.dtype
     rows_together: int
-    """Rows that are stored in one piece: what begins at a multiple of them is read once."""
+    """Rows that are stored in one chunk: reads that begin at multiples of it read each chunk once."""
     _dataset: Any
     _file: _Watched
 
@@ -87,24 +87,24 @@ class Hdf5File:
         self._uri, self._file, self._opened = uri, file, opened
 
     def array(self, name: str) -> Hdf5Array:
-        """An array of whole numbers by its path, as in latents/classes. Raises ValueError where it is none."""
+        """An array of whole numbers by its path, such as latents/classes. Raises ValueError if there is none."""
         import h5py
 
         with _damage_of(self._uri, self._file):
             found = self._linked(name)
             if found is None:
-                raise ArrayDamaged(f"it has no {name} of its own")
+                raise ArrayDamaged(f"it has no array {name} of its own")
             if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
-                raise ArrayDamaged(f"{name} is no array, or is stored in other files")
+                raise ArrayDamaged(f"{name} is not an array, or is stored in other files")
             shape, dtype, chunks = found.shape, found.dtype, found.chunks or (1,)
         uri = f"{self._uri}!{name}"
         if not shape or dtype.kind not in "ui":
-            raise ValueError(f"{uri} has the shape {shape} and type {dtype}; expected are rows of whole numbers.")
+            raise ValueError(f"{uri} has shape {shape} and type {dtype}; expected are rows of whole numbers.")
         block = max(math.prod(chunks), chunks[0] * math.prod(shape[1:])) * dtype.itemsize
         if block > _MAX_BLOCK_BYTES:
             raise ValueError(
-                f"{uri} is stored in chunks of {chunks}: one needs {block:,} bytes of memory to read a row, at most "
-                f"{_MAX_BLOCK_BYTES:,} are allowed. Write it in smaller ones."
+                f"{uri} is stored in chunks of {chunks}: reading one row needs {block:,} bytes of memory, but at most "
+                f"{_MAX_BLOCK_BYTES:,} are allowed. Write it with smaller chunks."
             )
         return Hdf5Array(uri, shape, dtype, chunks[0], found, self._file)
 
@@ -121,14 +121,16 @@ class Hdf5File:
 
 @contextlib.contextmanager
 def open_hdf5(file: BinaryIO, uri: str) -> Iterator[Hdf5File]:
-    """An HDF5 file, read in long stretches: each is a request of an object store. `uri` is for messages.
+    """Open an HDF5 file with a large read buffer: each read is a request to an object store. `uri` is for messages.
 
-    Raises ArrayDamaged, and ValueError where h5py is missing.
+    Raises ArrayDamaged, and ValueError if h5py is missing.
     """
     try:
         import h5py
     except ImportError as error:
-        raise ValueError(f'{uri} is read by h5py, which is not installed: pip install "vitline[vtab]"') from error
+        raise ValueError(
+            f'reading {uri} needs h5py, which is not installed. Run: pip install "vitline[vtab]"'
+        ) from error
     watched = _Watched(file)
     with contextlib.ExitStack() as opened:
         with _damage_of(uri, watched):

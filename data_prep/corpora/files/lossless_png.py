@@ -1,4 +1,4 @@
-"""Pixels as PNG files whose bytes never depend on a compressor."""
+"""Writes PNG files whose bytes do not depend on a compressor."""
 
 import struct
 import zlib
@@ -7,13 +7,13 @@ import numpy as np
 
 
 def lossless_png(pixels: np.ndarray) -> bytes:
-    """A PNG of uint8 pixels, (h, w) grey or (h, w, 3) RGB; of the same pixels always the same bytes.
+    """A PNG of uint8 pixels, (h, w) grey or (h, w, 3) RGB; equal pixels always give equal bytes.
 
-    Nothing is compressed: zlib's output differs between its releases and forks, and the digest of a corpus, which is
-    made of these bytes, must not. It costs a third more bytes for CIFAR; it is faster to write and to read.
+    Nothing is compressed, because the output of zlib differs between releases and forks, and the digest of a corpus, which
+    depends on these bytes, must not. This costs a third more bytes for CIFAR, but is faster to write and to read.
     """
     height, width = pixels.shape[:2]
-    lines = np.zeros((height, 1 + pixels[0].size), np.uint8)  # each line begins with its filter: none
+    lines = np.zeros((height, 1 + pixels[0].size), np.uint8)  # each line begins with its filter type: none
     lines[:, 1:] = pixels.reshape(height, -1)
     raw = lines.tobytes()
     blocks = [raw[i : i + 0xFFFF] for i in range(0, len(raw), 0xFFFF)]

@@ -1,4 +1,4 @@
-"""MATLAB 5 files, read without MATLAB or scipy, by the "MAT-File Format" of MathWorks, level 5."""
+"""Reads MATLAB 5 files without MATLAB or scipy, after MathWorks' "MAT-File Format", level 5."""
 
 import math
 import struct
@@ -19,13 +19,13 @@ _STEP_BYTES = 1 << 20
 
 
 def read_mat(data: bytes) -> dict[str, Any]:
-    """Variables of a MATLAB 5 file by name: struct arrays as lists of dicts and cells as lists, in column order,
-    numbers as flat arrays, text as str; None for other classes. Raises ValueError.
+    """Variables of a MATLAB 5 file by name: struct arrays as lists of dicts and cells as lists, in column order; numbers as
+    flat arrays; text as str; None for other classes. Raises ValueError.
 
-    Memory is bounded: numbers are views of the file, or of a variable inflated from it.
+    Memory is bounded: numbers are views of the file, or of one decompressed variable.
     """
     if len(data) < _MAT_HEADER_BYTES or data[126:128] not in (b"IM", b"MI"):
-        raise ValueError("no MATLAB 5 file (a newer one, of version 7.3, is HDF5).")
+        raise ValueError("not a MATLAB 5 file (the newer version 7.3 is HDF5).")
     reader = _MatReader("<" if data[126:128] == b"IM" else ">")
     found: dict[str, Any] = {}
     try:
@@ -36,21 +36,21 @@ def read_mat(data: bytes) -> dict[str, Any]:
                 name, value = reader.matrix(body, 0)
                 found[name] = value
     except (ValueError, ArithmeticError, LookupError, StopIteration, struct.error, zlib.error) as error:
-        raise ValueError(f"a damaged MATLAB file: {error or 'it ends early'}.") from error
+        raise ValueError(f"a damaged MATLAB file: {error or 'it is truncated'}.") from error
     return found
 
 
 def _inflated(body: memoryview) -> memoryview:
-    """Inflated into one buffer: zlib's own result stands in memory twice while it is put together."""
+    """Decompressed into one buffer: zlib's own result would be in memory twice while it is assembled."""
     inflate, found = zlib.decompressobj(), bytearray()
     for start in range(0, len(body), _STEP_BYTES):
         found += inflate.decompress(body[start : start + _STEP_BYTES], _MAX_MAT_BYTES - len(found) + 1)
         if len(found) > _MAX_MAT_BYTES:
-            raise ValueError(f"a variable of more than {_MAX_MAT_BYTES:,} bytes")
+            raise ValueError(f"a variable has more than {_MAX_MAT_BYTES:,} bytes")
         if inflate.eof:
             break
     if not inflate.eof:
-        raise ValueError("a variable that is cut off")
+        raise ValueError("a variable is truncated")
     return memoryview(found)
 
 
@@ -61,15 +61,17 @@ class _MatReader:
         self._order = order
 
     def elements(self, data: memoryview, position: int) -> Iterator[tuple[int, memoryview]]:
-        """(type, bytes) of the elements that follow each other."""
+        """(type, bytes) of consecutive elements."""
         while position + 8 <= len(data):
             kind, length = struct.unpack_from(self._order + "II", data, position)
             start = position + 8
             end = start + (length if kind == _COMPRESSED else -(-length // 8) * 8)
-            if kind >> 16:  # the small form: length and type in one word, and up to four bytes in the next
+            if kind >> 16:  # small format: length and type in one word, up to four bytes in the next
                 kind, length, start, end = kind & 0xFFFF, min(4, kind >> 16), position + 4, position + 8
             if start + length > len(data):
-                raise ValueError(f"an element of {length:,} bytes at byte {position:,}, {len(data) - start:,} are left")
+                raise ValueError(
+                    f"the element at byte {position:,} has {length:,} bytes, but only {len(data) - start:,} are left"
+                )
             yield kind, data[start : start + length]
             position = end
 
@@ -78,7 +80,7 @@ class _MatReader:
         if not body:
             return "", np.zeros(0)
         if depth > _MAX_DEPTH:
-            raise ValueError("structs in structs without end")
+            raise ValueError("structs are nested too deeply")
         parts = self.elements(body, 0)
         flags, shape, name = next(parts)[1], self._numbers(*next(parts)), bytes(next(parts)[1]).decode("latin-1")
         array_class, count = struct.unpack_from(self._order + "I", flags)[0] & 0xFF, math.prod(int(n) for n in shape)
@@ -97,7 +99,7 @@ class _MatReader:
         length = int(self._numbers(*next(parts))[0])
         names = bytes(next(parts)[1])
         if length < 1:
-            raise ValueError("field names without length")
+            raise ValueError("field names have no length")
         fields = [names[i : i + length].split(b"\0")[0].decode("latin-1") for i in range(0, len(names), length)]
         rest = list(parts)
         if count * len(fields) != len(rest):
@@ -108,7 +110,7 @@ class _MatReader:
     def _value(self, element: tuple[int, memoryview], depth: int) -> Any:
         kind, body = element
         if kind != _MATRIX:
-            raise ValueError(f"a value of type {kind} where a matrix should be")
+            raise ValueError(f"a value has type {kind}, but a matrix is expected")
         return self.matrix(body, depth + 1)[1]
 
     def _numbers(self, kind: int, body: memoryview) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Chosen members of an npm package of an exact version, kept in a store by checksum.
+"""Fetches chosen members of an npm package of an exact version, and keeps them in a store, verified by checksum.
 
-The members are laid end to end in one object with an index beside it. Nothing of an archive is unpacked to disk, so
-no path in it can lead anywhere, and every member has a place to be read from by range.
+The members are concatenated in one object with an index next to it. Nothing is unpacked to disk, so paths in the archive cannot do
+harm, and every member can be read by range.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ _FETCH_TIMEOUT_S = 600
 
 
 class PackageFile(FrozenConfig):
-    """A file of the package: where it lies in the object of all members."""
+    """A file of the package, and its range in the object of all members."""
 
     name: str
     offset: int
@@ -29,7 +29,7 @@ class PackageFile(FrozenConfig):
 
 
 class PackageIndex(FrozenConfig):
-    """What is kept of a package; written after the members."""
+    """The kept members of a package; written after their bytes."""
 
     package_sha256: str
     members: tuple[PackageFile, ...]
@@ -47,10 +47,10 @@ class NpmPackage(FrozenConfig):
         return f"{self.name}-{self.version}/members.bin"
 
     def fetched(self, cache: Store, wanted: Callable[[str], bool]) -> dict[str, PackageFile]:
-        """The members whose name inside the package is `wanted`, from the cache or by `npm pack` into it.
+        """The members whose name inside the package is `wanted`, from the cache or fetched into it by `npm pack`.
 
-        An archive `<name>-<version>.tgz` that lies in the cache is used instead of fetching. Raises FetchUnavailable
-        where npm is missing or refuses, and RuntimeError for an archive with another checksum.
+        An archive `<name>-<version>.tgz` in the cache is used instead of fetching. Raises FetchUnavailable if npm is missing or
+        fails, and RuntimeError for an archive with another checksum.
         """
         index = self._index(cache)
         if index is None:
@@ -84,30 +84,32 @@ class NpmPackage(FrozenConfig):
             self._npm_pack(folder)
         if not file.exists():
             raise FetchUnavailable(
-                f"npm pack gave no {file.name}, but {sorted(path.name for path in folder.iterdir())}."
+                f"npm pack did not write {file.name}, but {sorted(path.name for path in folder.iterdir())}."
             )
         return file
 
     def _npm_pack(self, folder: Path) -> None:
         what = f"{self.name}@{self.version}"
         if shutil.which("npm") is None:
-            raise FetchUnavailable(f"npm is not installed, so {what} cannot be fetched. Install Node.js to have it.")
+            raise FetchUnavailable(
+                f"npm is not installed, so {what} cannot be fetched. Install Node.js, which includes npm."
+            )
         command = ["npm", "pack", what, "--pack-destination", str(folder), "--ignore-scripts", "--loglevel=error"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, cwd=folder)
         except subprocess.TimeoutExpired as error:
             raise FetchUnavailable(f"npm did not fetch {what} within {_FETCH_TIMEOUT_S} s. Try again.") from error
         if done.returncode:
-            said = " ".join((done.stderr or done.stdout).split())[-300:]
-            raise FetchUnavailable(f"npm cannot fetch {what}: {said} (npm's own configuration says from where).")
+            output = " ".join((done.stderr or done.stdout).split())[-300:]
+            raise FetchUnavailable(f"npm cannot fetch {what}: {output} (npm's configuration determines the registry).")
 
     def _check(self, archive: Path) -> None:
         with archive.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:
             raise RuntimeError(
-                f"{self.name}@{self.version} has sha256 {found}, expected {self.sha256}: it is not the package that "
-                "this code knows. Remove it from the cache, or look at what the registry serves."
+                f"{self.name}@{self.version} has sha256 {found}, but {self.sha256} is expected: it is not the package that "
+                "this code was written for. Remove it from the cache, or check what the registry serves."
             )
 
     def _keep(self, archive: Path, cache: Store, wanted: Callable[[str], bool]) -> PackageIndex:

@@ -1,4 +1,4 @@
-"""Rows of a Parquet file of strangers, a few at a time; damage is a refusal of the rows that it is in."""
+"""Reads untrusted Parquet files a few rows at a time; damage becomes a refusal of the affected rows."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,21 +14,21 @@ PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
 
 
 class Refusal(Exception):
-    """Reason and detail why a file, a stretch of one or a row gives no example."""
+    """Reason and detail why a file, a piece of a file or a row gives no example."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(reason, detail)
         self.refused = reason, detail
 
 
-_BUFFER_BYTES = 1 << 20  # of each column; without a buffer Arrow holds whole column chunks, however large
+_BUFFER_BYTES = 1 << 20  # per column; without it, Arrow holds whole column chunks of any size
 _BATCH_BYTES, _BATCH_ROWS = 4 << 20, 1024
 
 
 class ParquetRows:
     """One Parquet file, read a few rows at a time whatever the size of its row groups: `with ParquetRows(...) as rows`.
 
-    Raises Refusal where the footer cannot be read or the file cannot be opened.
+    Raises Refusal if the file cannot be opened or its footer cannot be read.
     """
 
     def __init__(self, store: Store, key: str) -> None:
@@ -51,7 +51,7 @@ class ParquetRows:
                 self.num_rows = [group.num_rows for group in groups]
                 self.num_bytes = [max(0, group.total_byte_size) for group in groups]
                 if sum(self.num_rows) != metadata.num_rows or min(self.num_rows, default=0) < 0:
-                    raise ValueError(f"row groups of {self.num_rows} rows in a file of {metadata.num_rows}")
+                    raise ValueError(f"the row groups have {self.num_rows} rows, but the file has {metadata.num_rows}")
         except BaseException:
             self._file.close()
             raise
@@ -67,7 +67,7 @@ class ParquetRows:
         return sum(self.num_rows[:group])
 
     def batches(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of a row group. Raises Refusal behind those that can be read."""
+        """The rows of a row group. Raises Refusal after those that can be read."""
         wanted, num_read = self.num_rows[group], 0
         batch_rows = _BATCH_BYTES * wanted // max(1, self.num_bytes[group])
         with self._damage(f"row group {group}"):
@@ -82,13 +82,15 @@ class ParquetRows:
             num_read += batch.num_rows
             yield batch
         if num_read != wanted:
-            raise Refusal("uncounted_loss", f"{self._uri}: row group {group} holds {num_read} rows, not {wanted}")
+            raise Refusal(
+                "uncounted_loss", f"{self._uri}: row group {group} holds {num_read} rows, but {wanted} are expected"
+            )
 
     @contextlib.contextmanager
     def _damage(self, what: str) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # Arrow has no closed list of what damaged files make it raise
+        except Exception as error:  # Arrow raises various exceptions for damaged files
             if self._file.failure is not None:
                 raise self._file.failure from None
             detail = f"{self._uri}: {what}: {' '.join(str(error).split())[:300]}"
@@ -96,7 +98,7 @@ class ParquetRows:
 
 
 class _StoreFile:
-    """A file for Arrow that remembers what the store raised: Arrow raises OSError for damaged files too."""
+    """A file for Arrow that remembers exceptions of the store, because Arrow raises OSError for damaged files too."""
 
     closed = False
 
@@ -126,7 +128,7 @@ class _StoreFile:
 
 
 def cells(column: pa.Array) -> Iterator[Any]:
-    """The values of a column; a ValueError, not raised, in place of one that is no value, such as text that is not UTF-8."""
+    """The values of a column. An invalid value, such as text that is not UTF-8, is returned as a ValueError, not raised."""
     for scalar in column:
         try:
             yield scalar.as_py()
@@ -135,12 +137,12 @@ def cells(column: pa.Array) -> Iterator[Any]:
 
 
 def cell_value(cell: Any) -> Any:
-    """What `cells` gave. Raises the ValueError that it is."""
+    """A value from `cells`. Raises it if it is a ValueError."""
     if isinstance(cell, ValueError):
         raise cell
     return cell
 
 
 def cell_text(cell: Any) -> str:
-    """A cell as text; empty where it is. Raises ValueError."""
+    """A cell as text; empty for an empty cell. Raises ValueError."""
     return "" if cell_value(cell) is None else plain_text(str(cell))

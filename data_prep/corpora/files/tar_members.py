@@ -1,4 +1,4 @@
-"""Members of a tar: POSIX ustar and pax, GNU and old forms."""
+"""Members of a tar: POSIX ustar and pax, GNU and old formats."""
 
 import re
 import tarfile
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from data_prep.corpora.files.archive_bytes import Source
 from data_prep.corpora.files.archive_members import ArchiveDamaged, Member, checked_path
 
-_MAX_HEADER_BYTES = 1 << 20  # of a name or pax header; a longer one is damage
+_MAX_HEADER_BYTES = 1 << 20  # limit of a long name or pax header
 _BLOCK = tarfile.BLOCKSIZE
 _MAX_PADDING_BYTES = 1 << 20
 _WITHOUT_BYTES = frozenset({b"1", b"2", b"3", b"4", b"5", b"6"})
@@ -25,25 +25,27 @@ def read_tar(
             expected = min(member.size, max_bytes + 1)
             data = source.take(expected)
             if len(data) < expected:
-                raise ArchiveDamaged(source.archive, source.position, f"ends inside the member {member.path!r}")
+                raise ArchiveDamaged(
+                    source.archive, source.position, f"the archive ends inside the member {member.path!r}"
+                )
         yield member, data
 
 
 def tar_members(source: Source, whole: bool) -> Iterator[Member]:
-    """The members; `whole` as in Stretch. While one is given the source stands at its bytes. Raises ArchiveDamaged."""
+    """The members; `whole` as in Stretch. The source is at the bytes of the current member. Raises ArchiveDamaged."""
     while (found := _next_tar_member(source, whole)) is not None:
         member, size = found
         data_at = source.position
         left = source.bytes_after(data_at)
         if left is not None and size > left:
-            what = f"the member {member.path!r} claims {size:,} bytes, {max(0, left):,} are left"
+            what = f"the member {member.path!r} claims {size:,} bytes, but only {max(0, left):,} are left"
             raise ArchiveDamaged(source.archive, member.header, what)
         yield member
         source.skip_to(data_at + _padded(size))
 
 
 def _next_tar_member(source: Source, whole: bool) -> tuple[Member, int] | None:
-    """A member and the size of what follows its header; none at the end."""
+    """A member and the size of the data after its header; None at the end."""
     header, names = source.position, dict[str, str]()
     while True:
         at = source.position
@@ -51,27 +53,27 @@ def _next_tar_member(source: Source, whole: bool) -> tuple[Member, int] | None:
         if not block and not whole and at == header:
             return None
         if len(block) < _BLOCK:
-            raise ArchiveDamaged(source.archive, at, "ends without the mark of its end: it is cut off")
+            raise ArchiveDamaged(source.archive, at, "the end-of-archive marker is missing: the archive is truncated")
         if block.count(0) == _BLOCK:
             if at != header:
-                raise ArchiveDamaged(source.archive, at, "a name, but no member after it")
+                raise ArchiveDamaged(source.archive, at, "a long name is not followed by a member")
             _check_the_end(source)
             return None
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except tarfile.HeaderError as error:
-            hint = "; it is compressed, its name should end in .tar.gz" if block[:2] == b"\x1f\x8b" else ""
-            raise ArchiveDamaged(source.archive, at, f"no tar header ({error}){hint}") from error
+            hint = "; the file is compressed, so its name should end in .tar.gz" if block[:2] == b"\x1f\x8b" else ""
+            raise ArchiveDamaged(source.archive, at, f"invalid tar header ({error}){hint}") from error
         if info.size < 0:
-            raise ArchiveDamaged(source.archive, at, f"a member of {info.size} bytes")
+            raise ArchiveDamaged(source.archive, at, f"a member has size {info.size}")
         if info.type in (b"L", b"K"):
             text = _extension(source, info, at).partition(b"\0")[0]
             names["path" if info.type == b"L" else "linkpath"] = text.decode(errors="surrogateescape")
         elif info.type in (b"x", b"X"):
             names |= _pax_records(source, info, at)
         elif info.type == b"g":
-            if told := _pax_records(source, info, at):
-                raise ArchiveDamaged(source.archive, at, f"a header for all members sets {sorted(told)}")
+            if records := _pax_records(source, info, at):
+                raise ArchiveDamaged(source.archive, at, f"a global header sets {sorted(records)}")
         else:
             return _tar_member(source, info, block, header, names)
 
@@ -79,29 +81,29 @@ def _next_tar_member(source: Source, whole: bool) -> tuple[Member, int] | None:
 def _check_the_end(source: Source) -> None:
     left = source.bytes_after(source.position)
     if left is not None and left > _MAX_PADDING_BYTES:
-        what = f"{left:,} bytes after the mark of the end are not read; was another archive appended?"
+        what = f"{left:,} bytes follow the end-of-archive marker and are not read; was another archive appended?"
         raise ArchiveDamaged(source.archive, source.position, what)
 
 
 def _extension(source: Source, info: tarfile.TarInfo, at: int) -> bytes:
-    """The bytes of a header that goes before a member: a long name, or pax records."""
+    """The bytes of a header that precedes a member: a long name, or pax records."""
     if info.size > _MAX_HEADER_BYTES:
-        what = f"a header of {info.size:,} bytes; up to {_MAX_HEADER_BYTES:,} are read"
+        what = f"a header has {info.size:,} bytes, limit {_MAX_HEADER_BYTES:,}"
         raise ArchiveDamaged(source.archive, at, what)
     data = source.take(_padded(info.size))
     if len(data) < info.size:
-        raise ArchiveDamaged(source.archive, at, "ends inside a header")
+        raise ArchiveDamaged(source.archive, at, "the archive ends inside a header")
     return data[: info.size]
 
 
 def _pax_records(source: Source, info: tarfile.TarInfo, at: int) -> dict[str, str]:
-    """The pax records that matter here (POSIX pax, "Extended Header"): path, linkpath, size, and that it is sparse."""
+    """The relevant pax records (POSIX pax, "Extended Header"): path, linkpath, size, and whether the file is sparse."""
     data, position, found = _extension(source, info, at), 0, dict[str, str]()
     while position < len(data) and data[position] != 0:
         record = _PAX_RECORD.match(data, position)
         end = position + int(record[1]) if record else 0
         if record is None or not record.end() < end <= len(data) or data[end - 1 : end] != b"\n":
-            raise ArchiveDamaged(source.archive, at, "a pax header that is none")
+            raise ArchiveDamaged(source.archive, at, "invalid pax header")
         name = record[2].decode(errors="replace")
         if name in ("path", "linkpath", "size") or name.startswith("GNU.sparse."):
             found[name] = data[record.end() : end - 1].decode(errors="surrogateescape")
@@ -115,7 +117,7 @@ def _tar_member(
     size = info.size
     if "size" in names:
         if not re.fullmatch(r"[0-9]{1,19}", names["size"]):
-            raise ArchiveDamaged(source.archive, header, f"a member of {names['size']!r:.40} bytes")
+            raise ArchiveDamaged(source.archive, header, f"a member has size {names['size']!r:.40}")
         size = int(names["size"])
     size = 0 if info.type in _WITHOUT_BYTES else size
     sparse = info.type == b"S" or any(name.startswith("GNU.sparse.") for name in names)
@@ -124,11 +126,14 @@ def _tar_member(
     path, refused = checked_path(names.get("GNU.sparse.name") or names.get("path") or info.name)
     kind = _KINDS.get(info.type, "other")
     if not refused and not path and kind != "folder":
-        refused = ("unsafe_path", "a member without a name")
+        refused = ("unsafe_path", "the member has no name")
     if not refused and sparse:
-        refused = ("damaged_archive", "a sparse file: its bytes do not stand in one piece")
+        refused = ("damaged_archive", "sparse files are not supported")
     if not refused and kind == "other":
-        refused = ("ignored_file", "a device or pipe" if info.type in b"346" else f"a tar member of type {info.type!r}")
+        refused = (
+            "ignored_file",
+            "a device or pipe" if info.type in b"346" else f"unsupported tar member type {info.type!r}",
+        )
     target = None
     if kind in ("link", "hard_link"):
         target = names.get("linkpath") or info.linkname
@@ -138,7 +143,7 @@ def _tar_member(
 
 
 def _skip_sparse_map(source: Source, block: bytes, header: int) -> None:
-    """The blocks of holes that follow the header of an old GNU sparse file."""
+    """Skip the map of holes after the header of an old GNU sparse file."""
     goes_on = block[482]
     for _ in range(_MAX_HEADER_BYTES // _BLOCK):
         if not goes_on:
@@ -147,7 +152,7 @@ def _skip_sparse_map(source: Source, block: bytes, header: int) -> None:
         if len(block) < _BLOCK:
             break
         goes_on = block[504]
-    raise ArchiveDamaged(source.archive, header, "a sparse file whose map does not end")
+    raise ArchiveDamaged(source.archive, header, "the map of a sparse file does not end")
 
 
 def _padded(size: int) -> int:

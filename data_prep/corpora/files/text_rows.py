@@ -1,7 +1,7 @@
-"""Rows of a table of text, CSV or JSON lines, plain or gzipped: where they end, and what they hold.
+"""Reads rows of text tables (CSV or JSON lines, plain or gzipped), and finds where they end.
 
-Python's own csv and json parse them: beside an image a row costs nothing, and one bad row stays one refusal with its
-line number.
+They are parsed by Python's csv and json modules: compared with an image, a row costs nothing, and a bad row becomes a single
+refusal with its line number.
 """
 
 import codecs
@@ -18,17 +18,17 @@ from data_prep.labels.label_texts import short
 from infra.storage import Store
 
 DELIMITERS = {"CSV": ",", "TSV": "\t"}
-"""By kind of table; JSON lines have none."""
+"""By kind of table; JSON lines have no delimiter."""
 _MAX_LINE_BYTES = 16 << 20
-_READ_BYTES = 8 << 20  # of a table at once: few requests
-_TOO_LONG = b"(a line that is too long)"  # known by identity
+_READ_BYTES = 8 << 20  # per read, for few requests
+_TOO_LONG = b"(a line that is too long)"  # compared by identity
 _GZIP_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class TextRows:
-    """Rows of a table of text, from byte `start` to `end` of what it holds when it is decompressed.
+    """Rows of a text table, from byte `start` to `end` of its decompressed content.
 
-    Raises Refusal where the file cannot be opened or decompressed on. Memory: a row, and a window of the file.
+    Raises Refusal if the file cannot be opened, or not decompressed any further. Memory: a row, and a window of the file.
     """
 
     def __init__(self, store: Store, key: str, start: int = 0, end: int | None = None, line: int = 0) -> None:
@@ -52,11 +52,11 @@ class TextRows:
 
     def __exit__(self, *_: Any) -> None:
         self._file.close()
-        self._stored.close()  # which gzip leaves open
+        self._stored.close()  # gzip does not close it
 
     def records(self, delimiter: str | None) -> Iterator[tuple[int, bytes]]:
-        """Number of its first line, from 1, and bytes of every row that is not blank; `position` and `line` then stand
-        behind it. With a delimiter rows may have newlines in quotes. A row too long is given as `_TOO_LONG`."""
+        """Line number (from 1) and bytes of every row that is not blank; `position` and `line` are then at its end. With a
+        delimiter, rows may have newlines in quotes. A row that is too long is returned as `_TOO_LONG`."""
         while line := self._next():
             size, data = line
             number = self.line = self.line + 1
@@ -69,7 +69,7 @@ class TextRows:
                 yield number, data
 
     def _rest_of_row(self, first: tuple[int, bytes], delimiter: str) -> list[tuple[int, bytes]]:
-        """The further lines of a row whose first line ends inside quotes; none where they do not make a row."""
+        """The further lines of a row whose first line ends inside quotes; empty if they do not complete a row."""
         taken: list[tuple[int, bytes]] = []
 
         def lines() -> Iterator[str]:
@@ -88,7 +88,7 @@ class TextRows:
         return taken
 
     def _next(self) -> tuple[int, bytes] | None:
-        """Size and bytes of the next line."""
+        """Size and bytes of the next line; None at the end."""
         if self._again:
             return self._again.pop(0)
         at = self._read_to
@@ -104,7 +104,7 @@ class TextRows:
                     if more.endswith(b"\n"):
                         break
         except _GZIP_DAMAGE as error:
-            raise Refusal("uncounted_loss", f"{self._uri} behind line {self.line}: {error}") from error
+            raise Refusal("uncounted_loss", f"{self._uri} after line {self.line}: {error}") from error
         self._read_to += size
         if at == 0:
             line = line.removeprefix(codecs.BOM_UTF8)
@@ -112,9 +112,11 @@ class TextRows:
 
 
 def _is_row(line: bytes, delimiter: str) -> bool:
-    """Whether a line of CSV with quotes is a row by itself."""
+    """Whether a line of CSV with quotes is a complete row."""
     try:
-        next(csv.reader((line.decode("latin-1"),), delimiter=delimiter, strict=True))  # as UTF-8, to commas and quotes
+        next(
+            csv.reader((line.decode("latin-1"),), delimiter=delimiter, strict=True)
+        )  # equivalent to UTF-8 for commas and quotes
     except csv.Error:
         return False
     return True
@@ -125,22 +127,22 @@ def _windowed(file: Any, window_bytes: int) -> BinaryIO:
 
 
 def parsed_row(data: bytes, kind: str, columns: list[str]) -> Mapping[str, Any]:
-    """A row of text by column. Raises ValueError."""
+    """A row of text as a mapping of columns. Raises ValueError."""
     if data is _TOO_LONG:
-        raise ValueError(f"longer than {_MAX_LINE_BYTES:,} bytes")
+        raise ValueError(f"the row is longer than {_MAX_LINE_BYTES:,} bytes")
     if kind not in DELIMITERS:
         row = _parsed_json(data)
         if not isinstance(row, dict):
-            raise ValueError(f"{short(row)} is no JSON object")
+            raise ValueError(f"{short(row)} is not a JSON object")
         return row
     fields = parsed_line(data, kind)
     if len(fields) != len(columns):
-        raise ValueError(f"{len(fields)} fields under {len(columns)} columns")
+        raise ValueError(f"{len(fields)} fields, but {len(columns)} columns")
     return dict(zip(columns, fields, strict=True))
 
 
 def parsed_line(data: bytes, kind: str) -> list[str]:
-    """Fields of a row of CSV. Raises ValueError."""
+    """The fields of a CSV row. Raises ValueError."""
     try:
         return next(csv.reader([data.decode()], delimiter=DELIMITERS[kind], strict=True))
     except csv.Error as error:
@@ -155,7 +157,7 @@ def _parsed_json(data: bytes) -> Any:
 
 
 def keys_of(data: bytes) -> list[str]:
-    """Keys of a JSON object; none of what is no object."""
+    """The keys of a JSON object; empty for anything else."""
     try:
         row = _parsed_json(data)
     except ValueError:

@@ -1,7 +1,7 @@
-"""TFRecord files by their frames, and the tf.train.Example in a frame, with neither TensorFlow nor protobuf.
+"""Reads TFRecord files and the tf.train.Example in their records, without TensorFlow or protobuf.
 
-A frame is: length of the payload (uint64, little-endian), masked CRC-32C of these 8 bytes, payload, masked CRC-32C of
-the payload; mask: rotate right by 15, add 0xA282EAD8. (TensorFlow, core/lib/io/record_writer.h.)
+A record is: length of the payload (uint64, little-endian), masked CRC-32C of these 8 bytes, payload, masked CRC-32C of the
+payload. Mask: rotate right by 15, add 0xA282EAD8. (TensorFlow, core/lib/io/record_writer.h.)
 """
 
 import functools
@@ -16,14 +16,14 @@ from data_prep.corpora.files.archive_bytes import Source
 from infra.storage import Store
 
 MAX_RECORD_BYTES = 128 * 1024 * 1024
-"""Larger payloads are passed over unread."""
+"""Larger payloads are skipped without reading them."""
 _WINDOW_BYTES = 8 * 1024 * 1024
 _HEADER_BYTES, _FOOTER_BYTES = 12, 4
 _GZIP = b"\x1f\x8b\x08"
 
 
 class DamagedFile(ValueError):
-    """From here on the frames of a file cannot be found. File and byte are in the text."""
+    """Later records of a file cannot be found. The message has file and byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +34,22 @@ class Frame:
     length: int
     payload: bytes = b""
     damage: str = ""
-    """Why there is no payload; the frames behind are not touched by it."""
+    """Why there is no payload; later records are not affected."""
 
 
 def frames(store: Store, key: str, window_bytes: int = _WINDOW_BYTES) -> Iterator[Frame]:
-    """Every record of a file in order, both checksums compared; one window and one record are in memory.
+    """Every record of a file in order, with both checksums verified; memory holds one window and one record.
 
-    A payload that does not match its checksum, or is too large, is a frame with `damage`. Raises DamagedFile where
-    the file is truncated or a length does not match its checksum, ValueError for a compressed file.
+    A payload that is too large or does not match its checksum becomes a frame with `damage`. Raises DamagedFile if the file is
+    truncated or a length does not match its checksum, ValueError for a compressed file.
     """
     yield from _frames(_Window(store.uri_of(key), store.size(key), functools.partial(store.read, key), window_bytes))
 
 
 def frames_inside(source: Source, name: str, num_bytes: int, window_bytes: int = _WINDOW_BYTES) -> Iterator[Frame]:
-    """As `frames`, of a file that is the next `num_bytes` of an archive; offsets count from its first byte.
+    """As `frames`, for a file that is the next `num_bytes` of an archive; offsets count from its first byte.
 
-    Raises ArchiveDamaged, too.
+    Raises ArchiveDamaged as well.
     """
     first = source.position
 
@@ -68,7 +68,7 @@ def _frames(file: "_Window") -> Iterator[Frame]:
         if position > file.size:
             raise DamagedFile(
                 f"{file.uri}: the record at byte {start} has {length:,} bytes, but the file ends at byte {file.size}. "
-                "It is truncated; copy it again."
+                "The file is truncated. Copy it again."
             )
         if length > MAX_RECORD_BYTES:
             yield Frame(start, length, damage=f"{length:,} bytes, limit {MAX_RECORD_BYTES:,}")
@@ -81,22 +81,24 @@ def _frames(file: "_Window") -> Iterator[Frame]:
 
 
 def _length(file: "_Window", position: int) -> int:
-    """Length of the payload behind the header at `position`."""
+    """Length of the payload after the header at `position`."""
     if position + _HEADER_BYTES > file.size:
-        raise DamagedFile(f"{file.uri} ends within a record header at byte {position}. It is truncated; copy it again.")
+        raise DamagedFile(
+            f"{file.uri} ends within a record header at byte {position}. The file is truncated. Copy it again."
+        )
     header = file.read(position, _HEADER_BYTES)
     if _unmasked(header[8:]) != crc32c(header[:8]):
         if position == 0 and header.startswith(_GZIP):
-            raise ValueError(f"{file.uri} is compressed, which is not supported. Store it as gunzip makes it.")
+            raise ValueError(f"{file.uri} is compressed, which is not supported. Decompress it with gunzip.")
         raise DamagedFile(
-            f"{file.uri}: the length at byte {position} does not match its checksum. The file is damaged, or no "
-            "TFRecord file; copy it again."
+            f"{file.uri}: the length at byte {position} does not match its checksum. The file is damaged or not a "
+            "TFRecord file. Copy it again."
         )
     return int(struct.unpack_from("<Q", header)[0])
 
 
 class _Window:
-    """Short reads of a file one after the other, joined to few long ones, each of bytes that lie behind the last."""
+    """Combines consecutive short reads of a file into few long ones. Reads must move forward."""
 
     def __init__(self, uri: str, size: int, fetch: Callable[[int, int], bytes], window_bytes: int) -> None:
         self.uri, self.size = uri, size
@@ -110,7 +112,7 @@ class _Window:
             begin, last = max(offset, there), min(max(end, offset + self._window_bytes), self.size)
             more = self._fetch(begin, last)
             if len(more) < last - begin:
-                raise DamagedFile(f"{self.uri} became shorter while it was read: byte {last} is gone. Start again.")
+                raise DamagedFile(f"{self.uri} became shorter while it was read: byte {last} is missing. Start again.")
             self._start, self._data = offset, kept + more if kept else more
         return self._data[offset - self._start : end - self._start]
 
@@ -120,9 +122,9 @@ def _unmasked(masked: bytes) -> int:
     return ((rotated << 15) | (rotated >> 17)) & 0xFFFFFFFF
 
 
-# A checksum is linear, so that the share of every byte of a block can be looked up by its place and value, all at once;
-# blocks are then joined one by one. 500 MB/s on one core, where a loop over bytes makes 8. Of 256 to 2048 bytes a
-# block, 1024 is the fastest: the table of 1 MB stays in the cache.
+# The checksum is linear, so the contribution of every byte of a block is looked up by position and value, for all bytes at once,
+# and blocks are combined one by one. This reaches 500 MB/s on one core; a loop over bytes reaches 8. Of block sizes from 256 to
+# 2048 bytes, 1024 is the fastest, because the table of 1 MB stays in the cache.
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 1024, 32
 _SHORT_BYTES = 128
 _PLACES = np.arange(_BLOCK_BYTES, dtype=np.intp) * 256
@@ -138,9 +140,9 @@ def crc32c(data: bytes) -> int:
     places, (by_0, by_1, by_2, by_3) = _place_table(), _block_tables()
     rows = -(-len(data) // _BLOCK_BYTES)
     first = rows * _BLOCK_BYTES - len(data)
-    padded = np.zeros(rows * _BLOCK_BYTES, np.uint8)  # zeros in front leave a state of zero as it is
+    padded = np.zeros(rows * _BLOCK_BYTES, np.uint8)  # leading zeros do not change a state of zero
     padded[first:] = np.frombuffer(data, np.uint8)
-    padded[first : first + 4] ^= 0xFF  # as good as a first state of all ones
+    padded[first : first + 4] ^= 0xFF  # equivalent to an initial state of all ones
     blocks = padded.reshape(rows, _BLOCK_BYTES)
     state = 0
     for row in range(0, rows, _BLOCKS_AT_ONCE):
@@ -161,7 +163,7 @@ def _byte_table() -> list[int]:
 
 @functools.cache
 def _place_table() -> np.ndarray:
-    """At 256 * place + byte: the state after a block that is zero but for this byte at this place."""
+    """At 256 * position + byte: the state after a block of zeros that has only this byte at this position."""
     rows = np.empty((_BLOCK_BYTES, 256), np.uint32)
     rows[-1] = _byte_table()
     for place in range(_BLOCK_BYTES - 2, -1, -1):
@@ -171,7 +173,7 @@ def _place_table() -> np.ndarray:
 
 @functools.cache
 def _block_tables() -> list[list[int]]:
-    """For each byte of a state: what it becomes behind a block of zeros."""
+    """For each byte of a state: what it contributes after a block of zeros."""
     tables = np.arange(256, dtype=np.uint32) << (8 * np.arange(4, dtype=np.uint32)[:, None])
     for _ in range(_BLOCK_BYTES):
         tables = _with_a_zero(tables)
@@ -184,7 +186,7 @@ def _with_a_zero(states: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of a tf.train.Example. Values: for bytes the slices of the payload, else numbers."""
+    """A feature of a tf.train.Example. Values are numbers or, for bytes, slices of the payload."""
 
     kind: Literal["bytes", "float", "int64", ""]
     values: list[Any]
@@ -195,10 +197,10 @@ _VARINT, _EIGHT_BYTES, _LENGTH, _FOUR_BYTES = 0, 1, 2, 5
 
 
 def read_example(payload: bytes, wanted: Container[str]) -> dict[str, Feature]:
-    """The wanted features of a serialized tf.train.Example, by name. Raises ValueError, with the byte, where it is none.
+    """The wanted features of a serialized tf.train.Example, by name. Raises ValueError with the byte if it is not valid.
 
-    The wire format is that of protobuf; the messages are Example, Features, Feature, BytesList, FloatList, Int64List
-    of tensorflow/core/example. Repeated numbers may be packed or not; of two features of one name the last counts.
+    The wire format is protobuf; the messages are Example, Features, Feature, BytesList, FloatList and Int64List of
+    tensorflow/core/example. Repeated numbers may be packed or not; if a name occurs twice, the last feature counts.
     """
     found: dict[str, Feature] = {}
     for number, features in _fields(payload, 0, len(payload)):
@@ -213,7 +215,7 @@ def read_example(payload: bytes, wanted: Container[str]) -> dict[str, Feature]:
 
 
 def _entry(payload: bytes, entry: slice) -> tuple[str, list[slice]]:
-    """A map entry: the name, and where the parts of the feature are."""
+    """A map entry: the name, and the slices of the feature."""
     name, parts = "", []
     for number, value in _fields(payload, entry.start, entry.stop):
         if number == 1 and isinstance(value, slice):
@@ -252,7 +254,7 @@ def _values(payload: bytes, kind: str, value: slice | int) -> list[Any]:
     if kind == "bytes":
         return [value]
     if (value.stop - value.start) % 4:
-        raise ValueError(f"byte {value.start}: {value.stop - value.start} bytes are no list of floats")
+        raise ValueError(f"byte {value.start}: {value.stop - value.start} bytes are not a list of floats")
     return np.frombuffer(payload[value], "<f4").tolist()
 
 
@@ -261,7 +263,7 @@ def _signed(value: int) -> int:
 
 
 def _fields(payload: bytes, at: int, stop: int) -> Iterator[tuple[int, slice | int]]:
-    """Number and value of every field of a message: a varint itself, of everything else the place."""
+    """Number and value of every field of a message: the value of a varint; the slice of any other field."""
     while at < stop:
         tag, at = _varint(payload, at, stop)
         number, wire = tag >> 3, tag & 7
@@ -274,22 +276,22 @@ def _fields(payload: bytes, at: int, stop: int) -> Iterator[tuple[int, slice | i
         elif wire in (_EIGHT_BYTES, _FOUR_BYTES):
             size = 8 if wire == _EIGHT_BYTES else 4
         else:
-            raise ValueError(f"byte {at}: wire type {wire} is not known")
+            raise ValueError(f"byte {at}: unknown wire type {wire}")
         if at + size > stop:
-            raise ValueError(f"byte {at}: a field of {size:,} bytes ends behind its message at byte {stop}")
+            raise ValueError(f"byte {at}: a field of {size:,} bytes exceeds its message, which ends at byte {stop}")
         yield number, slice(at, at + size)
         at += size
 
 
 def _varint(payload: bytes, at: int, stop: int) -> tuple[int, int]:
-    """A varint of up to 10 bytes, of which 64 bits count, and the byte behind it."""
+    """A varint of up to 10 bytes, reduced to 64 bits, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         if at >= stop:
-            raise ValueError(f"byte {at}: a number ends behind its message")
+            raise ValueError(f"byte {at}: a number exceeds its message")
         byte = payload[at]
         at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at
-    raise ValueError(f"byte {at}: a number of more than 10 bytes")
+    raise ValueError(f"byte {at}: a number has more than 10 bytes")

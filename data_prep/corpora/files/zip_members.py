@@ -1,4 +1,4 @@
-"""Members of a zip (APPNOTE 6.3.10): its directory is read first, then members in the order of their bytes."""
+"""Members of a zip (APPNOTE 6.3.10): the directory is read first, then the members in the order of their bytes."""
 
 import stat
 import struct
@@ -24,7 +24,7 @@ _UNLIKE_DIRECTORY = "size or checksum differ from the directory"
 
 @dataclass(frozen=True, slots=True)
 class ZipEntry:
-    """An entry of the directory: the member, and where and how its bytes are kept."""
+    """An entry of the directory: the member, and where and how its bytes are stored."""
 
     member: Member
     name: bytes
@@ -35,12 +35,12 @@ class ZipEntry:
 
     @property
     def claimed(self) -> int:
-        """Bytes of the archive that it takes at least."""
+        """Bytes of the archive that the entry occupies at least."""
         return _LOCAL.size + len(self.name) + self.packed_size
 
 
 class ZipDirectory:
-    """The directory of a zip archive. Raises ArchiveDamaged where there is none."""
+    """The directory of a zip archive. Raises ArchiveDamaged if there is none."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key, self.archive = store, key, store.uri_of(key)
@@ -49,7 +49,7 @@ class ZipDirectory:
         tail = store.read(key, tail_at, size)
         at = tail.rfind(b"PK\5\6")
         if at < 0 or len(tail) - at < _END.size:
-            raise ArchiveDamaged(self.archive, size, "no zip directory at the end: it is cut off, or no zip")
+            raise ArchiveDamaged(self.archive, size, "no zip directory at the end: the file is truncated or not a zip")
         _, disk, first_disk, _, num, length, offset, _ = _END.unpack_from(tail, at)
         end = tail_at + at
         if _IN_64_BITS in (length, offset) or num == 0xFFFF:
@@ -57,15 +57,13 @@ class ZipDirectory:
                 tail, at, end, (disk, first_disk, num, length, offset)
             )
         self.begin, self.end, self.num_entries = end - length, end, num
-        self._shift = (
-            self.begin - offset
-        )  # above 0 where something stands before the archive, as a program that unpacks it
+        self._shift = self.begin - offset  # above 0 if data precedes the archive, such as a self-extracting program
         if disk or first_disk or self.begin < 0 or self._shift < 0:
-            raise ArchiveDamaged(self.archive, end, "the zip directory lies outside the archive, or on another volume")
+            raise ArchiveDamaged(self.archive, end, "the zip directory is outside of the archive or on another volume")
         self._link_source = Ranges(store, key, 0, self.begin)
 
     def _end_64(self, tail: bytes, at: int, end: int, plain: tuple[int, ...]) -> tuple[int, ...]:
-        """Where the directory ends (behind it stands the zip64 record), and what the record says."""
+        """End of the directory (start of the zip64 record), and the content of the record."""
         if at < _LOCATOR64.size or tail[at - _LOCATOR64.size : at - _LOCATOR64.size + 4] != b"PK\6\7":
             return end, *plain
         stated = _LOCATOR64.unpack_from(tail, at - _LOCATOR64.size)[2]
@@ -74,28 +72,28 @@ class ZipDirectory:
             if len(record) == _END64.size and record[:4] == b"PK\6\6":
                 _, disk, first_disk, _, num, length, offset = _END64.unpack(record)
                 return position, disk, first_disk, num, length, offset
-        raise ArchiveDamaged(self.archive, end, "no zip64 directory where there should be one")
+        raise ArchiveDamaged(self.archive, end, "the zip64 record is missing")
 
     def entries(self, start: int = 0, end: int | None = None) -> Iterator[ZipEntry]:
-        """Entries whose place in the archive is in [start, end), by default all. Raises ArchiveDamaged."""
+        """Entries whose position in the archive is in [start, end), by default all. Raises ArchiveDamaged."""
         first, last = max(self.begin, start), self.end if end is None else min(self.end, end)
         source, number, claimed = Ranges(self._store, self._key, first, last), 0, 0
         while source.position < last:
             entry = self._next_entry(source)
             number, claimed = number + 1, claimed + (0 if entry.member.refused else entry.claimed)
             if claimed > self.begin:
-                what = f"entries overlap: {claimed:,} bytes are claimed of {self.begin:,}"
+                what = f"entries overlap: they claim {claimed:,} bytes of {self.begin:,}"
                 raise ArchiveDamaged(self.archive, entry.member.header, what)
             yield entry
         if first == self.begin and last == self.end and (number - self.num_entries) % 65_536:
-            what = f"{number:,} entries in a directory of {self.num_entries:,}"
+            what = f"the directory has {number:,} entries, but states {self.num_entries:,}"
             raise ArchiveDamaged(self.archive, last, what)
 
     def _next_entry(self, source: Ranges) -> ZipEntry:
         at = source.position
         fixed = source.take(_ENTRY.size)
         if len(fixed) < _ENTRY.size or fixed[:4] != b"PK\1\2":
-            raise ArchiveDamaged(self.archive, at, "no entry where the zip directory should have one")
+            raise ArchiveDamaged(self.archive, at, "invalid entry in the zip directory")
         _, made, _, flags, method, _, _, crc, packed, size, n, e, c, _, _, attributes, start = _ENTRY.unpack(fixed)
         rest = source.take(n + e + c)
         if len(rest) < n + e + c:
@@ -111,7 +109,7 @@ class ZipDirectory:
         elif stat.S_ISLNK(mode):
             kind = "link"
         elif not refused and not path:
-            refused = ("unsafe_path", "a member without a name")
+            refused = ("unsafe_path", "the member has no name")
         elif not refused and stat.S_IFMT(mode) not in (0, stat.S_IFREG):
             refused = ("ignored_file", "a device or pipe")
         if not refused and kind != "folder":
@@ -124,20 +122,26 @@ class ZipDirectory:
         if flags & 0x2041:
             return "unreadable", "encrypted"
         if method not in (0, 8):
-            return "unreadable", f"zip compression method {method}; stored and deflated members are read"
+            return (
+                "unreadable",
+                f"unsupported zip compression method {method}; supported are stored and deflated members",
+            )
         if end > self.begin:
-            return "damaged_archive", f"claims bytes up to {end:,}; the zip directory begins at {self.begin:,}"
+            return (
+                "damaged_archive",
+                f"the member claims bytes up to {end:,}, but the zip directory begins at {self.begin:,}",
+            )
         return None
 
     def _with_target(self, entry: ZipEntry) -> ZipEntry:
         member, data = self.read(entry, self._link_source, _MAX_LINK_BYTES)
         if data is not None and len(data) > _MAX_LINK_BYTES:
-            member, data = replace(member, refused=("damaged_archive", "a link of many bytes")), None
+            member, data = replace(member, refused=("damaged_archive", "the target of the link is too long")), None
         target = None if data is None else data.decode(errors="replace")
         return replace(entry, member=replace(member, target=target, offset=None))
 
     def read(self, entry: ZipEntry, source: Ranges, max_bytes: int) -> tuple[Member, bytes | None]:
-        """The member with its offset, if it has one, and its first `max_bytes` + 1 bytes; or refused."""
+        """The member with its offset (if stored plainly) and its first `max_bytes` + 1 bytes; or refused."""
         if refused := self._go_to(entry, source):
             return replace(entry.member, refused=refused), None
         offset = source.position
@@ -150,8 +154,8 @@ class ZipDirectory:
         return replace(entry.member, offset=None if entry.deflated else offset), data
 
     def pieces(self, entry: ZipEntry) -> Iterator[bytes]:
-        """All bytes of a member in order, some MiB at a time, however many they are. Raises ArchiveDamaged where they are
-        not what the directory says; what is found at their end, as by the checksum, is raised behind the last piece."""
+        """All bytes of a member in order, some MiB at a time. Raises ArchiveDamaged if they contradict the directory; a wrong
+        size or checksum is detected after the last piece."""
         source, size, crc = Ranges(self._store, self._key, 0, self.begin), 0, 0
         if refused := entry.member.refused or self._go_to(entry, source):
             raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {refused[1]}")
@@ -165,24 +169,24 @@ class ZipDirectory:
             raise ArchiveDamaged(self.archive, entry.start, f"{entry.member.path}: {_UNLIKE_DIRECTORY}")
 
     def _go_to(self, entry: ZipEntry, source: Ranges) -> tuple[str, str] | None:
-        """Leave the source at the member's first byte, or say why there is none."""
+        """Move the source to the first byte of the member, or return the reason why there is none."""
         source.skip_to(entry.start)
         fixed = source.take(_LOCAL.size)
         if len(fixed) < _LOCAL.size or fixed[:4] != b"PK\3\4":
-            return "damaged_archive", f"no zip member at byte {entry.start:,}"
+            return "damaged_archive", f"there is no zip member at byte {entry.start:,}"
         _, name_length, extra_length = _LOCAL.unpack(fixed)
         if source.take(name_length) != entry.name:
-            return "damaged_archive", "named otherwise in the zip directory"
+            return "damaged_archive", "the name differs from the zip directory"
         source.skip_to(source.position + extra_length)
         if source.position + entry.packed_size > self.begin:
-            return "damaged_archive", "claims more bytes than the archive has"
+            return "damaged_archive", "the member claims more bytes than the archive has"
         return None
 
 
 def read_zip(
     store: Store, key: str, max_bytes: int, start: int, end: int | None, wanted: Callable[[Member], bool]
 ) -> Iterator[tuple[Member, bytes | None]]:
-    """Members whose entries stand in [start, end), with their bytes as of `read_tar`. Raises ArchiveDamaged."""
+    """Members whose entries are in [start, end), with bytes as in `read_tar`. Raises ArchiveDamaged."""
     archive = ZipDirectory(store, key)
     source = Ranges(store, key, 0, archive.begin)
     for batch in _batches(archive.entries(start, end), _ENTRIES_SORTED_AT_ONCE):
@@ -191,7 +195,7 @@ def read_zip(
             member, data = entry.member, None
             if member.kind == "file" and not member.refused:
                 if entry.start < free_from:
-                    member = replace(member, refused=("damaged_archive", "overlaps another zip member"))
+                    member = replace(member, refused=("damaged_archive", "the member overlaps another zip member"))
                 elif wanted(member):
                     member, data = archive.read(entry, source, max_bytes)
                 free_from = max(free_from, entry.start + entry.claimed)
@@ -199,7 +203,7 @@ def read_zip(
 
 
 def _batches(entries: Iterator[ZipEntry], size: int) -> Iterator[list[ZipEntry]]:
-    """Lists of `size`; what damage is raised comes after all entries before it."""
+    """Lists of `size` entries; damage is raised after all entries before it."""
     batch: list[ZipEntry] = []
     try:
         for entry in entries:
@@ -214,7 +218,7 @@ def _batches(entries: Iterator[ZipEntry], size: int) -> Iterator[list[ZipEntry]]
 
 
 def _unpacked(entry: ZipEntry, source: Ranges, at_most: int) -> Iterator[bytes]:
-    """The first bytes of a member, of which the source stands at the first. Raises zlib.error."""
+    """The first bytes of a member; the source must be at its first byte. Raises zlib.error."""
     packed = _packed(source, entry.packed_size if entry.deflated else min(entry.packed_size, at_most))
     yield from _inflated(packed, at_most) if entry.deflated else packed
 
@@ -230,7 +234,7 @@ def _inflated(packed: Iterator[bytes], at_most: int) -> Iterator[bytes]:
     while at_most > 0 and not inflate.eof:
         waiting = waiting or next(packed, b"")
         piece = inflate.decompress(waiting, min(at_most, WINDOW_BYTES))
-        if not waiting and not piece:  # cut off
+        if not waiting and not piece:  # truncated
             return
         waiting, at_most = inflate.unconsumed_tail, at_most - len(piece)
         if piece:
@@ -238,7 +242,7 @@ def _inflated(packed: Iterator[bytes], at_most: int) -> Iterator[bytes]:
 
 
 def _extra_fields(data: bytes) -> dict[int, bytes]:
-    """Extra fields by their id (4.5.1); what does not fit is left out."""
+    """Extra fields by their id (4.5.1); a field that does not fit is left out."""
     found, position = dict[int, bytes](), 0
     while position + 4 <= len(data):
         key, length = struct.unpack_from("<HH", data, position)
@@ -252,7 +256,7 @@ def _wide_numbers(data: bytes) -> tuple[int, ...]:
 
 
 def _zip_name(name: bytes, flags: int, extra: dict[int, bytes]) -> str:
-    """The name: in Unicode by an extra field of Info-ZIP (4.6.9), or UTF-8 if it can be (macOS does not set the flag)."""
+    """The name: Unicode from an extra field of Info-ZIP (4.6.9), or UTF-8 if valid (macOS does not set the flag)."""
     unicode_name = extra.get(0x7075, b"")
     if unicode_name[:1] == b"\1" and unicode_name[1:5] == struct.pack("<I", zlib.crc32(name)):
         name, flags = unicode_name[5:], 0x800

@@ -1,4 +1,4 @@
-"""Annotations of a data set: small texts, alone, in an archive or in a folder, and the labels that are made of them."""
+"""Reads annotations of a data set (small text files, alone, in an archive or in a folder), and keeps labels made from them."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,15 +15,17 @@ _LABELS = "labels.parquet"
 
 
 def annotation_texts(store: Store, key: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    """Path and text of the files that are `wanted` by their path, in an archive or a folder (`key` ends with /); of any
-    other file itself. Raises ValueError where one is damaged, is too large or is not UTF-8."""
+    """Path and text of the files whose path is `wanted`, in an archive or a folder (`key` ends with /); for any other file, the
+    file itself. Raises ValueError if one is damaged, too large or not UTF-8."""
     for path, name, data in _files(store, key, wanted):
         if len(data) > _MAX_TEXT_BYTES:
-            raise ValueError(f"{name} has more than {_MAX_TEXT_BYTES:,} bytes: it is no annotation. Get it again.")
+            raise ValueError(
+                f"{name} has more than {_MAX_TEXT_BYTES:,} bytes, too many for annotations. Download it again."
+            )
         try:
             yield path, data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{name} is no text in UTF-8: {error}. Get it again.") from error
+            raise ValueError(f"{name} is not UTF-8 text: {error}. Download it again.") from error
 
 
 def _files(store: Store, key: str, wanted: Callable[[str], bool]) -> Iterator[tuple[str, str, bytes]]:
@@ -31,7 +33,7 @@ def _files(store: Store, key: str, wanted: Callable[[str], bool]) -> Iterator[tu
     if archive_kind(key):
         for member, data in read_members(store, key, _MAX_TEXT_BYTES, wanted=lambda member: wanted(member.path)):
             if member.refused and (member.kind == "damage" or wanted(member.path)):
-                raise ValueError(f"{uri}!{member.path}: {member.refused[1]}. Get it again.")
+                raise ValueError(f"{uri}!{member.path}: {member.refused[1]}. Download it again.")
             if data is not None:
                 yield member.path, f"{uri}!{member.path}", data
     elif key.endswith("/"):
@@ -43,7 +45,7 @@ def _files(store: Store, key: str, wanted: Callable[[str], bool]) -> Iterator[tu
 
 
 def keep_labels(work: WorkFolder, labels: Mapping[str, Mapping[str, int]]) -> None:
-    """Keep labels, by split and key, for the workers: they need not read all annotations again for a few pictures."""
+    """Save labels by split and key, so that workers need not read all annotations for a few images."""
     rows = [(split, key, label) for split, of_split in labels.items() for key, label in of_split.items()]
     splits, keys, classes = zip(*rows, strict=True) if rows else ((), (), ())
     columns = {
@@ -53,12 +55,12 @@ def keep_labels(work: WorkFolder, labels: Mapping[str, Mapping[str, int]]) -> No
     }
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd")
-    work.work.write(_LABELS, sink.getvalue().to_pybytes())
+    work.store.write(_LABELS, sink.getvalue().to_pybytes())
 
 
 def kept_labels(work: WorkFolder) -> dict[tuple[str, str], int]:
-    """What `keep_labels` has kept, by split and key."""
-    with work.work.open(_LABELS) as file:
+    """The labels saved by `keep_labels`, by split and key."""
+    with work.store.open(_LABELS) as file:
         table = read_parquet(file)
     splits, keys, labels = (table[name].to_pylist() for name in ("split", "key", "label"))
     return dict(zip(zip(splits, keys, strict=True), labels, strict=True))

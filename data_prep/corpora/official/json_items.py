@@ -1,4 +1,4 @@
-"""A list in a JSON file that is too large to be held."""
+"""Streams a list from a JSON file that is too large for memory."""
 
 import codecs
 import json
@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 _MAX_VALUE_CHARACTERS = 16 << 20
-_AT_A_NUMBERS_END = len("e+")  # a number that seems to end before so many characters may yet go on
+_AT_A_NUMBERS_END = len("e+")  # a number may continue if fewer characters follow it
 
 
 def json_items(pieces: Iterator[bytes], name: str) -> Iterator[Any]:
-    """The items of the list that the JSON object in `pieces` calls `name`, one at a time. Everything is read to its end.
+    """The items of the list named `name` in the JSON object in `pieces`, one at a time. All pieces are read.
 
-    Raises ValueError that says where the text is not JSON, or an item is larger than 16 Mi characters.
+    Raises ValueError with the position if the text is not JSON, or if an item is larger than 16 Mi characters.
     """
     text = _JsonText(pieces)
     text.take("{")
@@ -20,7 +20,7 @@ def json_items(pieces: Iterator[bytes], name: str) -> Iterator[Any]:
         text.take(":")
         text.value()
         if text.next_mark() == "}":
-            raise ValueError(f"no list {name!r}")
+            raise ValueError(f"there is no list {name!r}")
         text.take(",")
     text.take(":")
     text.take("[")
@@ -29,26 +29,26 @@ def json_items(pieces: Iterator[bytes], name: str) -> Iterator[Any]:
     while text.next_mark() != "]":
         text.take(",")
         yield text.value()
-    for _ in pieces:  # what reads them compares a checksum at the end
+    for _ in pieces:  # read on to the end, where a checksum is compared
         pass
 
 
 class _JsonText:
-    """JSON text that comes in pieces; a value and a piece of it are in memory."""
+    """JSON text that arrives in pieces; memory holds one value and one piece."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces, self._utf8, self._json = pieces, codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
         self._text, self._at, self._before = "", 0, 0
 
     def next_mark(self) -> str:
-        """The next character that is not white, which is not taken. Raises ValueError at the end."""
+        """The next character that is not whitespace, without consuming it. Raises ValueError at the end."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._more():
-                raise ValueError("it ends early")
+                raise ValueError("the JSON text ends early")
 
     def take(self, mark: str) -> None:
         if (found := self.next_mark()) != mark:
@@ -73,7 +73,7 @@ class _JsonText:
                 return value
 
     def _more(self) -> bool:
-        """Whether there was more."""
+        """Read the next piece. False at the end."""
         for piece in self._pieces:
             if text := self._utf8.decode(piece):
                 self._before += self._at

@@ -1,8 +1,8 @@
-"""A benchmark as a corpus: slices of the splits of TFDS, made of the official files of a data set.
+"""A benchmark as a corpus: the official splits of a data set, as slices of TFDS splits, read from its official files.
 
-Rows stand in the order of TFDS, so that train800 are the first 800 rows of train and val200 the first 200 of val. An
-example id is the split of TFDS and the key that TFDS gives the example, as in train/Abyssinian_100.jpg: whoever has the
-ids can compute the order, and with it the splits, again.
+Rows are in the order of TFDS, so train800 is the first 800 rows of train and val200 the first 200 rows of val. An example id is the
+TFDS split and the key that TFDS gives the example, such as train/Abyssinian_100.jpg: the order and the splits can be computed
+again from the ids.
 """
 
 import hashlib
@@ -22,10 +22,10 @@ from data_prep.parquet_files import read_parquet
 
 
 class OfficialCorpus(RawCorpus):
-    """Parts are those of the data set's files."""
+    """The corpus of a data set with official splits. Its parts are those of the files of the data set."""
 
     def __init__(self, data: VtabData, official_splits: OfficialSplits, views: Views) -> None:
-        self._data, self._carving, self.views = data, official_splits, views
+        self._data, self._official_splits, self.views = data, official_splits, views
         self.origin, self.credit = data.store.uri, f"{data.official.title}; {data.official.terms}"
         self.benchmark_rows = official_splits.num_rows
         self._positions: dict[str, Mapping[Key, int] | np.ndarray] = {}
@@ -38,12 +38,12 @@ class OfficialCorpus(RawCorpus):
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         files, keys = self._data.files(), self._data.keys()
-        for split, expected in self._carving.sizes.items():
+        for split, expected in self._official_splits.sizes.items():
             if (there := len(keys.get(split, ()))) != expected:
                 unlike = "; ".join(self._data.official.unlike_official(files))
                 raise ValueError(
-                    f"{self._data.official.title} at {self.origin} has {there:,} examples of {split}, expected are "
-                    f"{expected:,}. {f'{unlike}. ' if unlike else ''}Get its files again from {self._data.official.home}."
+                    f"{self._data.official.title} at {self.origin} has {there:,} examples of {split}, but {expected:,} are "
+                    f"expected. {f'{unlike}. ' if unlike else ''}Download its files again from {self._data.official.home}."
                 )
             _save_positions(work, split, keys[split])
         yield from self._data.parts(work)
@@ -64,9 +64,9 @@ class OfficialCorpus(RawCorpus):
         return ClassInfo(name=self._data.class_names()[int(source_id)], source_id=source_id)
 
     def _example(self, found: Found, work: WorkFolder, spill: Spill) -> RawExample | None:
-        """None where the benchmark does not use it."""
+        """The example, or None if the benchmark does not use it."""
         position = self._position(found.split, found.key, work)
-        split = None if position is None else self._carving.split_of(found.split, position)
+        split = None if position is None else self._official_splits.split_of(found.split, position)
         if position is None or split is None or found.data is None:
             return None
         base, (key, offset, length) = self._data.store.uri, found.where or ("", 0, 0)
@@ -81,11 +81,11 @@ class OfficialCorpus(RawCorpus):
             offset=offset,
             length=length,
             data=found.data,
-            order_key=order_key(position, self._carving.sizes[found.split]),
+            order_key=order_key(position, self._official_splits.sizes[found.split]),
         )
 
     def _position(self, split: str, key: Key, work: WorkFolder) -> int | None:
-        if split not in self._carving.sizes:
+        if split not in self._official_splits.sizes:
             return None
         if split not in self._positions:
             self._positions[split] = _load_positions(work, split)
@@ -96,7 +96,7 @@ class OfficialCorpus(RawCorpus):
 
 
 def _save_positions(work: WorkFolder, split: str, keys: Sequence[Key]) -> None:
-    """Keep where every key stands in the order of TFDS, for the workers."""
+    """Save the position of every key in the order of TFDS, for the workers."""
     positions = np.empty(len(keys), np.int64)
     positions[tfds_order(split, keys)] = np.arange(len(keys))
     columns = {"position": pa.array(positions)}
@@ -104,12 +104,12 @@ def _save_positions(work: WorkFolder, split: str, keys: Sequence[Key]) -> None:
         columns["key"] = pa.array([str(key) for key in keys])
     sink = pa.BufferOutputStream()
     pq.write_table(pa.table(columns), sink, compression="zstd")
-    work.work.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
+    work.store.write(f"positions/{split}.parquet", sink.getvalue().to_pybytes())
 
 
 def _load_positions(work: WorkFolder, split: str) -> Mapping[Key, int] | np.ndarray:
-    """By key; of keys that are the numbers from 0 on, as an array."""
-    with work.work.open(f"positions/{split}.parquet") as file:
+    """Positions by key; an array if the keys are the numbers from 0 on."""
+    with work.store.open(f"positions/{split}.parquet") as file:
         table = read_parquet(file)
     positions = table["position"].to_numpy()
     if "key" not in table.column_names:

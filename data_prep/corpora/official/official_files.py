@@ -1,4 +1,4 @@
-"""Which files a data set is distributed as, where from, and on which terms. Nothing is fetched."""
+"""The files that a data set is distributed as, where to get them and under which terms. Nothing is downloaded."""
 
 from collections.abc import Mapping
 
@@ -11,11 +11,11 @@ class OfficialFile(FrozenConfig):
 
     name: str
     num_bytes: int = 0
-    """0: unknown."""
+    """Size; 0: unknown."""
     sha256: str = ""
     """Empty: unknown."""
     other_names: tuple[str, ...] = ()
-    """What is read in its place: the file unpacked (a folder ends with /), or packed otherwise."""
+    """Names accepted instead: the unpacked file (a folder ends with /), or another packing."""
 
 
 class OfficialFiles(FrozenConfig):
@@ -25,13 +25,13 @@ class OfficialFiles(FrozenConfig):
     home: str
     """Where to get them."""
     terms: str
-    """Licence, as far as it is known, and what has to be done: an account, rules to accept."""
+    """Licence, as far as it is known, and requirements: an account, rules to accept."""
     files: tuple[OfficialFile, ...]
 
     def found(self, store: Store) -> dict[str, Listed]:
-        """The files in a folder, by official name; a folder's entry is its first file, under the folder's name.
+        """The files present in a folder, by official name; for a folder, its first file with the name of the folder.
 
-        Raises ValueError naming every missing file, where to get it and what it may be called.
+        Raises ValueError that lists every missing file, its accepted names and where to get it.
         """
         there: dict[str, Listed] = {}
         for file in self.files:
@@ -42,15 +42,15 @@ class OfficialFiles(FrozenConfig):
         if missing := [file for file in self.files if file.name not in there]:
             listing = "; ".join(_described(file) for file in missing)
             raise ValueError(
-                f"{self.title}: {store.uri} lacks {listing}. Get {'it' if len(missing) == 1 else 'them'} from {self.home} "
+                f"{self.title}: {store.uri} lacks {listing}. Download {'it' if len(missing) == 1 else 'them'} from {self.home} "
                 f"({self.terms})."
             )
         return there
 
     def unlike_official(self, there: Mapping[str, Listed]) -> list[str]:
-        """What differs in size from the official files, each as a clause; unpacked files are not compared."""
+        """Clauses on files whose size differs from the official one; unpacked files are not compared."""
         return [
-            f"{file.name} has {found.size:,} bytes, the official one {file.num_bytes:,}"
+            f"{file.name} has {found.size:,} bytes, but the official file has {file.num_bytes:,}"
             for file in self.files
             if (found := there.get(file.name)) and found.key == file.name and file.num_bytes not in (0, found.size)
         ]

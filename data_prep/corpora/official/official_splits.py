@@ -1,4 +1,4 @@
-"""Where VTAB cuts its splits: slices of the splits of TFDS, in TFDS's order (google-research/task_adaptation, data/)."""
+"""Official splits of VTAB: slices of TFDS splits, in the order of TFDS (google-research/task_adaptation, data/)."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,11 +7,11 @@ from data_prep.corpora.raw import FirstRows
 from infra.config import FrozenConfig
 
 NUM_TRAIN, NUM_VAL = 800, 200
-"""VTAB-1k trains on the first 800 examples of train, chooses on the first 200 of val."""
+"""VTAB-1k trains on the first 800 examples of train and chooses settings on the first 200 of val."""
 
 
 class Slice(NamedTuple):
-    """Examples [start, stop) of a split of TFDS."""
+    """Examples [start, stop) of a TFDS split."""
 
     split: str
     start: int
@@ -19,7 +19,7 @@ class Slice(NamedTuple):
 
 
 class OfficialSplits(FrozenConfig):
-    """Train, val and test of a data set, as slices of the splits of TFDS."""
+    """Train, val and test of a data set, as slices of TFDS splits."""
 
     train: Slice
     val: Slice
@@ -27,7 +27,7 @@ class OfficialSplits(FrozenConfig):
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Examples in each split of TFDS that is used."""
+        """Number of examples of each TFDS split that is used."""
         sizes: dict[str, int] = {}
         for part in self.rows.values():
             sizes[part.split] = max(sizes.get(part.split, 0), part.stop)
@@ -35,16 +35,16 @@ class OfficialSplits(FrozenConfig):
 
     @property
     def rows(self) -> Mapping[str, Slice]:
-        """Where train, val and test are."""
+        """The slices of train, val and test."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
     @property
     def num_rows(self) -> Mapping[str, int]:
-        """Examples of train, val and test."""
+        """Number of examples of train, val and test."""
         return {name: part.stop - part.start for name, part in self.rows.items()}
 
     def split_of(self, split: str, position: int) -> str | None:
-        """train, val or test, by the split and position in TFDS; none: this example is not used."""
+        """train, val or test, by TFDS split and position; None if the example is not used."""
         for name, part in self.rows.items():
             if part.split == split and part.start <= position < part.stop:
                 return name
@@ -52,7 +52,7 @@ class OfficialSplits(FrozenConfig):
 
 
 def order_key(position: int, size: int) -> int:
-    """uint64 that sorts the examples of a split of TFDS as TFDS does."""
+    """uint64 that sorts the examples of a TFDS split in the order of TFDS."""
     return (position << 64) // size
 
 
@@ -64,23 +64,23 @@ VIEWS: Views = {
     "val200": (FirstRows("val", NUM_VAL),),
     "train800val200": (FirstRows("train", NUM_TRAIN), FirstRows("val", NUM_VAL)),
 }
-"""Further splits of every task. The rows of train, val and test are in the order of TFDS."""
+"""Joined splits of every task. The rows of train, val and test are in the order of TFDS."""
 
 
 def _own(train: int, val: int, test: int) -> OfficialSplits:
-    """A data set that comes with three splits."""
+    """Splits of a data set that has three official splits."""
     return OfficialSplits(train=Slice("train", 0, train), val=Slice("validation", 0, val), test=Slice("test", 0, test))
 
 
 def cut(train: int, trainval: int, test: int, test_split: str = "test") -> OfficialSplits:
-    """One whose val is the end of its train."""
+    """Splits of a data set whose val is the end of its train."""
     return OfficialSplits(
         train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice(test_split, 0, test)
     )
 
 
 def _one(train: int, trainval: int, total: int) -> OfficialSplits:
-    """One of a single split."""
+    """Splits of a data set with a single TFDS split."""
     return OfficialSplits(
         train=Slice("train", 0, train), val=Slice("train", train, trainval), test=Slice("train", trainval, total)
     )
@@ -106,4 +106,4 @@ OFFICIAL_SPLITS: Mapping[str, OfficialSplits] = {
         train=Slice("train", 0, 24_300), val=Slice("test", 0, 12_150), test=Slice("test", 12_150, 24_300)
     ),
 }
-"""By the name of the data set: 16 of them make the 19 tasks."""
+"""By name of the data set: 16 data sets make the 19 tasks."""

@@ -1,4 +1,4 @@
-"""OpenCV, of the extra `vtab`: by its calls TFDS makes the pictures of two data sets."""
+"""OpenCV (extra `vtab`): two data sets need the same image operations as TFDS."""
 
 from typing import Any
 
@@ -9,6 +9,6 @@ def opencv(data_set: str) -> Any:
         import cv2
     except ImportError as error:
         raise ValueError(
-            f'{data_set}: its pictures are made with OpenCV, which is not installed: pip install "vitline[vtab]"'
+            f'{data_set}: its images are made with OpenCV, which is not installed. Run: pip install "vitline[vtab]"'
         ) from error
     return cv2

@@ -1,4 +1,4 @@
-"""Picture files of a data set in an archive (.zip, .tar, .tar.gz) or in a folder: parts, and members with their bytes."""
+"""Image files of a data set in an archive (.zip, .tar, .tar.gz) or a folder: parts, and members with their bytes."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from infra.storage import Store
 
 
 def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
-    """Parts of an archive, or of a folder (`key` ends with /)."""
+    """The parts of an archive, or of a folder (`key` ends with /)."""
     if key.endswith("/"):
         batch: list[Any] = []
         number = 0
@@ -21,7 +21,7 @@ def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
                 batch, number = [], number + 1
         if batch:
             yield Part(name=f"{key}{number:06d}", num_examples=len(batch), where={"key": key, "files": batch})
-    elif archive_kind(key) == "tar.gz":  # what is inside is read from its beginning
+    elif archive_kind(key) == "tar.gz":  # can only be read from the beginning
         yield Part(name=key, num_bytes=store.size(key), where={"key": key})
     else:
         for number, stretch in enumerate(stretches(index(store, key), work.examples_per_part)):
@@ -36,8 +36,8 @@ def picture_parts(store: Store, key: str, work: WorkFolder) -> Iterator[Part]:
 def picture_members(
     store: Store, part: Part, max_bytes: int, wanted: Callable[[str], bool]
 ) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
-    """Of a part of `picture_parts` the files that are `wanted` by their path: member, bytes, and where they stand as they
-    are. Paths in a folder are those of the store. A refused member, as damage of the archive, comes without bytes."""
+    """The files of a part from `picture_parts` whose path is `wanted`: member, bytes, and the location of the bytes if they are
+    stored plainly. Paths in a folder are keys of the store. Refused members, such as damage, have no bytes."""
     where: Any = part.where
     if "files" in where:
         for path in where["files"]:
@@ -53,7 +53,7 @@ def picture_members(
 
 
 def picture_paths(store: Store, key: str) -> Iterator[str]:
-    """Every path in an archive, without reading its bytes, or in a folder. Raises ValueError for a damaged archive."""
+    """Every path in an archive (without reading its bytes) or a folder. Raises ValueError for a damaged archive."""
     if key.endswith("/"):
         yield from (found.key for found in store.scan(key))
         return

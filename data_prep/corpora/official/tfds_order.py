@@ -1,7 +1,7 @@
-"""The order in which TFDS stores the examples of a split, computed from their keys; VTAB's slices are cut in it.
+"""The order in which TFDS stores the examples of a split, computed from their keys; the slices of VTAB refer to it.
 
-The order is that of MD5(split name + key), as tensorflow_datasets/core/hashing.py and shuffle.py make it, in all
-versions since 4.2.0. Integer keys are hashed as decimal text, without padding.
+Examples are sorted by MD5(split name + key), as in tensorflow_datasets/core/hashing.py and shuffle.py of all versions since
+4.2.0. Integer keys are hashed as decimal text, without padding.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 
 def tfds_order(split: str, keys: Sequence[str | int]) -> list[int]:
-    """Positions in `keys` of the first, second, ... example of the split that TFDS calls `split`."""
+    """Positions in `keys` of the first, second, ... example of the TFDS split `split`."""
     salted = hashlib.md5(split.encode(), usedforsecurity=False)
     digests = []
     for key in keys:
@@ -20,6 +20,6 @@ def tfds_order(split: str, keys: Sequence[str | int]) -> list[int]:
 
 
 def order_prefix(split: str, key: str | int) -> int:
-    """uint64 that sorts examples of a split as TFDS does, whatever the other keys are: the first half of the digest."""
+    """uint64 that sorts examples of a split like TFDS, independent of other keys: the first half of the digest."""
     digest = hashlib.md5(f"{split}{key}".encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big")

@@ -1,5 +1,5 @@
-"""CIFAR's binary archives (https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version"): records of one or two labels
-and 3,072 bytes, red, green, blue."""
+"""CIFAR's binary archives (https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version"): records of one or two labels and
+3,072 bytes: red, green, blue."""
 
 import gzip
 import math
@@ -43,8 +43,8 @@ _CIFAR_SHAPE = (3, 32, 32)
 
 
 class Cifar(OneFile):
-    """The archive is one part: what is inside a tar.gz is read from its beginning. Positions count through the batches,
-    as the keys of TFDS do."""
+    """A CIFAR archive. It is one part, because a tar.gz is read from its beginning. Positions count through all batches, as in
+    the keys of TFDS."""
 
     def __init__(self, uri: str, layout: str) -> None:
         super().__init__(uri, layout)
@@ -63,14 +63,14 @@ class Cifar(OneFile):
             if name in self._cifar.splits:
                 if name in counts or member.size % self._record_bytes or member.size > _MAX_MEMBER_BYTES:
                     raise ValueError(
-                        f"{self.uri} holds {name} with {member.size:,} bytes; expected is one with a multiple of "
-                        f"{self._record_bytes:,}. It is not the binary archive of {self.layout}."
+                        f"{self.uri} holds {name} with {member.size:,} bytes; expected is one such file, with a multiple of "
+                        f"{self._record_bytes:,} bytes. It is not the binary archive of {self.layout}."
                     )
                 counts[name] = member.size // self._record_bytes
         if missing := self._cifar.splits.keys() - counts.keys():
             raise ValueError(
-                f"{self.uri} lacks {', '.join(sorted(missing))}. Name the binary archive of {self.layout}, as "
-                f"cifar-{10 if self.layout == 'cifar10' else 100}-binary.tar.gz; the Python archive is made of pickles."
+                f"{self.uri} lacks {', '.join(sorted(missing))}. Give the binary archive of {self.layout}, such as "
+                f"cifar-{10 if self.layout == 'cifar10' else 100}-binary.tar.gz; the Python archive consists of pickles."
             )
         where: dict[str, JsonValue] = {"counts": dict(counts), "present": ["test", "train"]}
         yield Part(name=self.key, num_bytes=file.size, num_examples=sum(counts.values()), where=where)
@@ -86,7 +86,7 @@ class Cifar(OneFile):
             raise ValueError(f"{self.uri}: {', '.join(firsts)} changed since it was listed. Start again.")
 
     def num_pictures(self, part: Part) -> dict[str, int]:
-        """Pictures of each split."""
+        """Number of images of each split."""
         counts: Any = part.where["counts"]
         totals: dict[str, int] = {}
         for name, split in self._cifar.splits.items():
@@ -105,14 +105,14 @@ class Cifar(OneFile):
         return _name(member) in self._cifar.splits
 
     def _check_gzip(self) -> None:
-        # The checksum of gzip stands behind the end of the tar, where nobody looks who reads members only.
+        # The checksum of gzip follows the end of the tar, which reading members does not reach.
         if archive_kind(self.key) == "tar.gz":
             with buffered(self.store, self.key) as file, gzip.GzipFile(fileobj=file) as unpacked, damage_of(self.uri):
                 while unpacked.read(READ_BYTES):
                     pass
 
     def _firsts(self, counts: Mapping[str, int]) -> dict[str, int]:
-        """The position of the first picture of each file: they may stand in any order in the archive."""
+        """Position of the first image of each file, whatever the order of the files in the archive."""
         firsts, ends = {}, dict[str, int]()
         for name, split in self._cifar.splits.items():
             firsts[name] = ends.get(split, 0)

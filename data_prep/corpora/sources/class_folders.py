@@ -1,7 +1,7 @@
-"""Class folders of any depth, or one archive of them: the path below the folder is the class, and the hierarchy.
+"""Class folders of any depth, or one archive of them: the path below the folder is the class and its hierarchy.
 
-Links, hidden files, AppleDouble files, empty files, foreign files, odd names and endings are ordinary life: what is
-no picture by its name is listed as refused, everything else is judged by its content.
+Links, hidden files, AppleDouble files, empty files, other files, unusual names and extensions are normal: files that are not images by
+their names are listed as refused, everything else is judged by its content.
 """
 
 import contextlib
@@ -36,22 +36,22 @@ _SURVEY_KEY = "archive.json"
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """A file found: its path below the folder as the disk spells it, and why it is refused, if so."""
+    """A file: its path below the folder as on disk, and the refusal, if it is refused."""
 
     path: str
     size: int = 0
     tag: str = ""
-    """Another text when the file was replaced: mtime in ns, or ETag."""
+    """Differs when the file was replaced: mtime in ns, or ETag."""
     refused: Refused | None = None
     target: str | None = None
-    """Path below the folder that a link gives a second label; such a link is refused itself."""
+    """Path below the folder to which a link adds a second label; the link itself is refused."""
 
 
 class ClassFolderCorpus(ListedCorpus):
     """A folder of class folders, local or in a store, or one archive of it.
 
-    In an archive one folder that holds everything, and no picture directly, is the folder itself: `tar cf pets.tar pets`.
-    Links in archives lead to other members only.
+    In an archive, a single folder that holds everything, without images directly in it, is taken as the source folder:
+    `tar cf pets.tar pets`. Links in archives may lead to other members only.
     """
 
     def __init__(self, source: ClassFolders, recipe: CorpusRecipe) -> None:
@@ -100,7 +100,7 @@ class ClassFolderCorpus(ListedCorpus):
         return ClassInfo(name=source_id, source_id=source_id, parents=tuple(source_id.split("/")[:-1]))
 
     def _split_folders(self) -> dict[str, str]:
-        """Top-level folders that are splits. Raises ValueError where that is not certain."""
+        """Top-level folders that are splits. Raises ValueError if that is ambiguous."""
         tops = Tops(self._top_folders)
         if self._top_folders != "classes":
             for name, holds_pictures in self._folders_on_top() if self._folder else self._prefixes_on_top():
@@ -108,10 +108,10 @@ class ClassFolderCorpus(ListedCorpus):
         return tops.splits_at(self.origin)
 
     def _folders_on_top(self) -> Iterator[tuple[str, bool]]:
-        """Names of the folders and whether they hold a picture; behind the first that does and is no split: no."""
+        """Names of the top-level folders, and whether they hold an image; after the first that does and is not a split, False."""
         folder, found = cast(Path, self._folder), False
         for child in sorted(os.scandir(folder), key=lambda child: child.name):
-            is_dir = os.path.isdir(child.path) if child.is_symlink() else child.is_dir()  # false of links that go round
+            is_dir = os.path.isdir(child.path) if child.is_symlink() else child.is_dir()  # False for circular links
             if is_dir and not is_hidden(child.name):
                 stray = not found and child.name.lower() not in SplitRule.NAMES and not self._refused(child, child.name)
                 holds_pictures = stray and self._holds_pictures(child)
@@ -126,8 +126,8 @@ class ClassFolderCorpus(ListedCorpus):
         return any(not entry.refused or entry.target for entry in entries)
 
     def _prefixes_on_top(self) -> Iterator[tuple[str, bool]]:
-        """As `_folders_on_top`, of objects: from the first picture that is in no split on, splits are asked for by name,
-        as a list of all would cost a request a thousand objects."""
+        """As `_folders_on_top`, for objects. After the first image outside of splits, splits are looked up by name, because
+        listing everything would take one request per thousand objects."""
         for entry in self._walk():
             top, below, _ = entry.path.partition("/")
             if below and not is_hidden(top):
@@ -144,21 +144,19 @@ class ClassFolderCorpus(ListedCorpus):
             return self._objects()
         if not self._folder.is_dir():
             raise ValueError(
-                f"{self._folder} is no folder and no archive (.tar, .tar.gz, .tgz, .zip); "
-                "name one that holds a folder of pictures per class."
+                f"{self._folder} is neither a folder nor an archive (.tar, .tar.gz, .tgz, .zip). "
+                "Give a folder or archive with one folder of images per class."
             )
         return self._below(self._folder, "", frozenset({os.path.realpath(self._folder)}))
 
     def _objects(self) -> Iterator[FolderEntry]:
-        """The objects of a store, in its order."""
+        """The objects of a store, in the order of the store."""
         found = False
         for listed in self._store.scan():
             found = True
             yield FolderEntry(listed.key, listed.size, listed.tag, refusal_by_name(listed.key) or _no_key(listed.key))
         if not found:
-            raise ValueError(
-                f"{self.origin} holds no objects; name a prefix that holds a folder of pictures per class."
-            )
+            raise ValueError(f"{self.origin} holds no objects. Give a prefix with one folder of images per class.")
 
     def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[FolderEntry]:
         try:
@@ -175,7 +173,9 @@ class ClassFolderCorpus(ListedCorpus):
             elif child.is_dir():
                 real = os.path.realpath(child.path)
                 if real in above:
-                    yield FolderEntry(path, refused=("ignored_file", f"link to {real}, a folder that holds this one"))
+                    yield FolderEntry(
+                        path, refused=("ignored_file", f"link to {real}, a folder that contains the link")
+                    )
                 else:
                     yield from self._below(Path(child.path), path + "/", above | {real})
             else:
@@ -184,7 +184,7 @@ class ClassFolderCorpus(ListedCorpus):
 
     def _refused(self, child: os.DirEntry[str], path: str) -> Refused | None:
         if is_hidden(child.name):
-            return "ignored_file", "hidden, or of the system"
+            return "ignored_file", "hidden file or system file"
         if child.is_symlink():
             if self._links == "skip":
                 return "ignored_file", "symbolic link"
@@ -193,22 +193,22 @@ class ClassFolderCorpus(ListedCorpus):
         if child.is_dir():
             return None
         if not child.is_file():
-            return "ignored_file", "neither file nor folder"
+            return "ignored_file", "neither a file nor a folder"
         return refusal_by_name(path) or _no_key(path)
 
     def _second_label(self, child: os.DirEntry[str], path: str) -> FolderEntry:
         target = os.path.relpath(os.path.realpath(child.path), os.path.realpath(self._folder or ""))
         if target == ".." or target.startswith("../"):
             return FolderEntry(
-                path, refused=("ignored_file", f"link to {os.readlink(child.path)!r}, outside of the folder")
+                path, refused=("ignored_file", f"link to {os.readlink(child.path)!r}, outside of the source folder")
             )
         if target == "." or path.startswith(f"{target}/"):
-            return FolderEntry(path, refused=("ignored_file", f"link to {target}, a folder that holds this one"))
+            return FolderEntry(path, refused=("ignored_file", f"link to {target}, a folder that contains the link"))
         return FolderEntry(path, refused=("ignored_file", f"second label of {readable_id(target)}"), target=target)
 
 
 class _Archive:
-    """One archive of class folders: stretches of a tar or of a zip's directory, or a whole tar.gz, are parts."""
+    """One archive of class folders. Its parts are pieces of a tar or of the directory of a zip, or a whole tar.gz."""
 
     def __init__(self, uri: str, source: ClassFolders, recipe: CorpusRecipe) -> None:
         folder, _, self._key = uri.rpartition("/")
@@ -221,13 +221,13 @@ class _Archive:
             if listed.key == self._key:
                 return hashlib.sha256(f"{listed.size}\0{listed.tag}".encode()).hexdigest()
         raise ValueError(
-            f"{self._store.uri_of(self._key)} does not exist; name a folder or an archive of class folders."
+            f"{self._store.uri_of(self._key)} does not exist. Give a folder or an archive of class folders."
         )
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        self.fingerprint()  # raises where there is none
+        self.fingerprint()  # raises if the archive does not exist
         if self._kind == "tar.gz":
-            # No random access: one worker reads it, once for the layout (and once for links), once for the bytes.
+            # No random access: one worker reads it once for the layout (and once for links), and once for the bytes.
             yield Part(
                 name="000000", num_bytes=self._store.size(self._key), where={"start": 0, "end": None, "whole": True}
             )
@@ -237,10 +237,10 @@ class _Archive:
         if not survey.num_members:
             raise ValueError(
                 f"{self._store.uri_of(self._key)} holds no members{survey.damage and ': '}{survey.damage}. "
-                "Name a folder, or an archive of class folders."
+                "Give a folder, or an archive of class folders."
             )
         survey.find_targets(index(self._store, self._key))
-        work.work.write_json(_SURVEY_KEY, survey.as_json())
+        work.store.write_json(_SURVEY_KEY, survey.as_json())
         for number, stretch in enumerate(cut):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield Part(name=f"{number:06d}", num_bytes=stretch.num_bytes, num_examples=stretch.num_members, where=where)
@@ -255,7 +255,7 @@ class _Archive:
             ):
                 damage = "" if member.path == damage else damage
                 yield from self._of_member(survey, member, data, spill)
-            if damage:  # seen in the whole zip directory only
+            if damage:  # damage that was found only in the whole directory of the zip
                 yield from self._of_member(survey, survey.damaged_member(), None, spill)
 
     def _empty_survey(self) -> "Survey":
@@ -263,7 +263,7 @@ class _Archive:
 
     def _survey(self, work: WorkFolder) -> "Survey":
         if self._kind != "tar.gz":
-            return Survey.from_json(work.work.read_json(_SURVEY_KEY))
+            return Survey.from_json(work.store.read_json(_SURVEY_KEY))
         survey = self._empty_survey()
         for _ in survey.through(index(self._store, self._key)):
             pass
@@ -273,7 +273,7 @@ class _Archive:
     def _of_member(
         self, survey: "Survey", member: Member, data: bytes | None, spill: Spill | None
     ) -> Iterator[RawExample]:
-        """The examples or the refusal that come of a member."""
+        """The examples, or the refusals, for a member."""
         split_rule, layout = SplitRule(self._recipe, frozenset(survey.layout.splits.values())), survey.layout
         refused = member.refused or (None if member.kind == "folder" else refusal_by_name(member.path))
         if not refused and member.kind in ("link", "hard_link"):
@@ -299,30 +299,30 @@ class _Archive:
     def _locator(self, member: Member, data: bytes, spill: Spill | None) -> dict[str, Any]:
         if member.offset is not None:
             return {"base": self._store.uri, "key": self._key, "offset": member.offset, "length": member.size}
-        if spill is None or len(data) > self._recipe.decode.max_bytes:  # refused: never read again
+        if spill is None or len(data) > self._recipe.decode.max_bytes:  # refused: not read again
             return {"base": self._store.uri, "key": self._key, "num_bytes": member.size}
         return {"base": spill.base, "key": spill.key, "offset": spill.keep(data), "length": len(data)}
 
     def _of_link(self, links: "Links", member: Member) -> Refused | None:
-        """Why a link is no example; none: its examples come with the member that it leads to."""
+        """Why a link is not an example; None if its examples come with the member that it leads to."""
         if self._links == "skip":
             return "ignored_file", "symbolic link" if member.kind == "link" else "hard link"
         target = link_target(member)
         if target is None:
             return "ignored_file", f"link to {member.target!r:.200}, outside of the archive"
         if member.path.startswith(f"{target}/"):
-            return "ignored_file", f"link to {target}, a folder that holds this one"
+            return "ignored_file", f"link to {target}, a folder that contains the link"
         found = links.resolved(member.path)
         if found in links.targets:
-            return "unreadable", f"link to {member.target!r:.200}, which leads on over too many links, or round"
+            return "unreadable", f"link to {member.target!r:.200}, which leads through too many links or in a circle"
         if found not in links.existing:
             return "unreadable", f"link to {member.target!r:.200}, which does not exist"
         return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
 
     def _of_links_to(self, links: "Links", names: list[str], target: str, refused: Refused) -> dict[str, Refused]:
-        """Refusals of the links that would be examples, were what they lead to not refused itself."""
+        """Refusals of the links that would be examples if their target were not refused."""
         if self._links == "second_label":
-            return {}  # every link is refused as one
+            return {}  # every link is refused as a link
         reason, detail = refused
         entries = [name for name in names if name in links.targets and not refusal_by_name(name)]
         return {name: (reason, f"link to {target}: {detail}") for name in entries}

@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn: arrays of 17 grey levels, stored as lossless PNG."""
+"""The handwritten digits of scikit-learn: arrays with 17 grey levels, stored as lossless PNG."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from data_prep.splits import filled_splits
 
 
 class DigitsCorpus(RawCorpus):
-    """All ten digits or some of them, with exact numbers in train and val and the rest in test. One part."""
+    """All ten digits or some of them, with exact numbers in train and val; the rest is test. One part."""
 
     origin = "sklearn.datasets.load_digits"
     credit = "Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, UCI Machine Learning Repository"
@@ -25,8 +25,10 @@ class DigitsCorpus(RawCorpus):
 
     def fingerprint(self) -> str:
         if importlib.util.find_spec("sklearn") is None:
-            raise ValueError("The digits come with scikit-learn, which is not installed: pip install scikit-learn.")
-        return "1797 digits of 8 x 8"  # the data set is fixed; a release of the library does not change it
+            raise ValueError(
+                "The digits are part of scikit-learn, which is not installed. Run: pip install scikit-learn."
+            )
+        return "1797 digits of 8 x 8"  # the data set is the same in all releases of the library
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         _, splits = self._load()
@@ -49,7 +51,7 @@ class DigitsCorpus(RawCorpus):
                 )
 
     def _load(self) -> tuple[Any, dict[int, tuple[str, str]]]:
-        """The data set, and id and split of every digit that is asked for. Raises ValueError where there are too few."""
+        """The data set, and id and split of every requested digit. Raises ValueError if there are too few."""
         from sklearn.datasets import load_digits
 
         data = load_digits()
@@ -59,5 +61,5 @@ class DigitsCorpus(RawCorpus):
 
 
 def _levels(image: np.ndarray) -> np.ndarray:
-    # 0 ... 16 -> 0 ... 255: an odd scale, but every level stays apart, so nothing is lost.
+    # 0 ... 16 -> 0 ... 255: an uneven scale, but all levels stay distinct, so nothing is lost.
     return np.round(image * (255 / 16)).astype(np.uint8)

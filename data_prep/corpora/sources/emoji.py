@@ -1,8 +1,8 @@
 """Noto and Twitter emoji of 64 pixels; the subcategory is the class.
 
-The unit that is split is a group of base emoji, shared by both styles: bases with an identical picture in either
-style (skin tones included), and versions of one motif for man, woman, person, boy, girl and child. Hashing the base
-alone would put the same picture into train and test.
+Splits are assigned to groups of base emoji that both styles share: bases with an identical image in either style (including skin
+tones), and the versions of one motif for man, woman, person, boy, girl and child. Splitting by base alone would put identical images
+into train and test.
 """
 
 import json
@@ -36,8 +36,8 @@ _CREDITS = {
     "twitter": "Twemoji, Twitter, Inc and contributors, CC BY 4.0; emoji-data, Cal Henderson, MIT",
 }
 _DATA = "emoji.json"
-# The subcategories of Unicode's emoji-test.txt, as emoji.json has them. Here too, so that a class has its parent
-# where the packages are not at hand.
+# The subcategories of Unicode's emoji-test.txt, as in emoji.json. They are repeated here so that parents of classes are known
+# without the packages.
 _SUBCATEGORIES = {
     "Activities": "arts & crafts, award-medal, event, game, sport",
     "Animals & Nature": "animal-amphibian, animal-bird, animal-bug, animal-mammal, animal-marine, animal-reptile, "
@@ -59,14 +59,14 @@ _SUBCATEGORIES = {
     "sky & weather, time, transport-air, transport-ground, transport-water",
 }
 CATEGORY_OF = {name: category for category, names in _SUBCATEGORIES.items() for name in names.split(", ")}
-# Joiner, variation selector, male and female sign say nothing about the motif.
+# Joiner, variation selector, male and female sign do not change the motif.
 _DROPPED_CODES = frozenset({"200D", "FE0F", "2640", "2642"})
 _PEOPLE = frozenset({"1F468", "1F469", "1F9D1", "1F466", "1F467", "1F9D2"})
 
 
 @dataclass(frozen=True)
 class BaseEmoji:
-    """An emoji without skin tone: its code, its classes, and the file names of its pictures, the plain one first."""
+    """An emoji without skin tone: its code, its classes, and the file names of its images, the plain one first."""
 
     code: str
     category: str
@@ -75,7 +75,7 @@ class BaseEmoji:
 
 
 class EmojiCorpus(ListedCorpus):
-    """One style, as the pre-training corpus or as a task. Both hold to one split of the groups."""
+    """One style, as the pre-training corpus or as a task. Both use the same split of the groups."""
 
     def __init__(self, source: Emoji, recipe: CorpusRecipe) -> None:
         self._source, package = source, PACKAGES[source.style]
@@ -123,7 +123,7 @@ class EmojiCorpus(ListedCorpus):
 
 
 def fetch_style(style: str, cache: Store) -> dict[str, PackageFile]:
-    """Pictures and data of a style, by name in the package. Raises FetchUnavailable where they cannot be had."""
+    """Images and data of a style, by name in the package. Raises FetchUnavailable if they cannot be fetched."""
     return PACKAGES[style].fetched(cache, lambda name: name == _DATA or name.startswith(f"img/{style}/64/"))
 
 
@@ -152,9 +152,9 @@ def task_bases(bases: list[BaseEmoji], min_per_class: int) -> list[BaseEmoji]:
 
 
 def group_bases(bases: list[BaseEmoji], pictures: dict[str, dict[str, str]]) -> dict[str, str]:
-    """For every base code the code that names its group: the smallest in it.
+    """The group of every base code, named by the smallest code in it.
 
-    `pictures` gives for each style the sha256 of every picture. Bases are joined by equal pictures and equal motifs.
+    `pictures`: sha256 of every image for each style. Bases are joined if they share an image or a motif.
     """
     together: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for base in bases:

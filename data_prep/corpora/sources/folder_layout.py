@@ -1,4 +1,4 @@
-"""What paths of class folders say: which folder on top is a split, what the class is, where links lead."""
+"""Interprets paths of class folders: which top-level folders are splits, what the class is, and where links lead."""
 
 import os
 import posixpath
@@ -14,7 +14,7 @@ from data_prep.corpora.raw import RawExample, SplitRule
 
 Refused = tuple[str, str]
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "icon\r"})
-# Files that lie beside pictures everywhere. Any other ending, and none, is judged by content.
+# Extensions of files that are often next to images. Files with other extensions, or none, are judged by content.
 _NO_PICTURE_ENDINGS = frozenset(
     "." + ending
     for line in (
@@ -24,34 +24,34 @@ _NO_PICTURE_ENDINGS = frozenset(
     )
     for ending in line.split()
 )
-# Links among folders can multiply: so many names of a picture are looked at beside the links that are entries themselves.
+# Links between folders can multiply: besides the links to the file itself, at most this many names of an image are considered.
 _MAX_NAMES = 64
 _MAX_LINK_STEPS = 40
 
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """How paths are read: the folder around everything, if there is one, and the folders below it that are splits."""
+    """How paths are interpreted: the folder around everything, if there is one, and the folders below it that are splits."""
 
     splits: dict[str, str]
     wrapper: str = ""
     only_splits: bool = False
-    """Whether what lies in no split folder is refused."""
+    """Whether files outside of split folders are refused."""
 
     def example(self, names: list[str], split_rule: SplitRule, refused: Refused | None) -> RawExample:
-        """The example of a file with these paths, without its place. Id and split are of the first, labels of all."""
+        """The example of a file with these paths, without its location. Id and split follow from the first path, labels from all."""
         example_id = readable_id(names[0])
         labels = tuple(sorted({"/".join(classes) for name in names if (classes := self._read(readable_id(name))[1])}))
         named = self._read(example_id)[0]
         if self.only_splits and named is None and not refused:
-            refused = ("ignored_file", f"in none of the split folders {', '.join(self.splits)}")
+            refused = ("ignored_file", f"not in one of the split folders {', '.join(self.splits)}")
         if not labels and not refused:
-            refused = ("no_label", "lies in no class folder")
+            refused = ("no_label", "not in a class folder")
         split = split_rule.assign_split(example_id, named)
         return RawExample(example_id=example_id, labels=labels, split=split, base="", key="", refused=refused)
 
     def _read(self, example_id: str) -> tuple[str | None, list[str]]:
-        """The split that is named, and the folders that are the class."""
+        """The split named by the path, and the folders that form the class."""
         folders = example_id.split("/")[:-1]
         if self.wrapper and folders[:1] == [self.wrapper]:
             folders = folders[1:]
@@ -62,7 +62,7 @@ class FolderLayout:
 
 
 class Tops:
-    """Top-level folders: splits all of them or none, unless `top_folders` says it, as a class may be called 'train'."""
+    """Decides which top-level folders are splits: all or none, unless `top_folders` says so; a class may be named 'train'."""
 
     def __init__(self, top_folders: TopFolders) -> None:
         self._top_folders = top_folders
@@ -75,61 +75,61 @@ class Tops:
         if split := SplitRule.NAMES.get(name.lower()):
             self.splits[name] = split
         elif holds_pictures:
-            self._stray = self._stray or f"the folder {name!r}"
+            self._stray = self._stray or f"folder {name!r}"
 
     def add_picture(self, path: str) -> None:
-        """One beside the folders."""
-        self._stray = self._stray or f"the picture {path!r}"
+        """An image next to the folders."""
+        self._stray = self._stray or f"image {path!r}"
 
     def splits_at(self, uri: str) -> dict[str, str]:
-        """The folders that are splits, `uri` being what holds them all. Raises ValueError where that is not certain."""
+        """The folders of `uri` that are splits. Raises ValueError if that is ambiguous."""
         found = set(self.splits.values())
         if self._top_folders == "splits":
             if "train" not in found:
-                named = ", ".join(self.splits) or "no folder named so"
+                named = ", ".join(self.splits) or "no such folders"
                 raise ValueError(
-                    f"source.top_folders is 'splits', but {uri} holds {named}: expected are train and, if there are any, "
-                    "val and test at its top. Name the folder that holds them, or leave the setting out."
+                    f"source.top_folders is 'splits', but {uri} holds {named}; expected at its top are train and, optionally, "
+                    "val and test. Give the folder that holds them, or leave source.top_folders out."
                 )
             return self.splits
         if self._top_folders == "classes" or "train" not in found:
             return {}
         if self._stray and len(found) > 1:
             raise ValueError(
-                f"{uri} holds {', '.join(self.splits)}, which are called as splits are, and beside them "
-                f"{self._stray}, which is none. Take it away, or say what they are: with source.top_folders=splits they are "
-                "splits and all else is left out, with source.top_folders=classes each is a class."
+                f"{uri} holds {', '.join(self.splits)}, which are names of splits, but also "
+                f"{self._stray}. Move that away, or decide: with source.top_folders=splits these folders are splits and "
+                "everything else is left out; with source.top_folders=classes each folder is a class."
             )
         return {} if self._stray else self.splits
 
 
 class Names(NamedTuple):
-    """The paths by which a file is reached, and whether there are more, by links among folders."""
+    """The paths that lead to a file, and whether there are more, because of links between folders."""
 
     paths: list[str]
     more: bool
 
     def refusal(self) -> Refused:
         return "ignored_file", (
-            f"links to folders give {self.paths[0]} more names than {len(self.paths):,}; the others are not looked at"
+            f"links to folders give {self.paths[0]} more than {len(self.paths):,} names; the others are ignored"
         )
 
 
 class Links:
-    """Links of a source by their paths, and what each of them points to."""
+    """Links of a source with their targets."""
 
     def __init__(self, targets: dict[str, str], existing: Iterable[str] = ()) -> None:
         self.targets, self.existing = targets, set(existing)
         self._by_target: dict[str, list[str]] = {}
-        self._by_file: dict[str, list[str]] = {}  # links to it, over however many others
+        self._by_file: dict[str, list[str]] = {}  # links that lead to it, directly or through others
         for link in sorted(targets):
             self._by_file.setdefault(self.resolved(link), []).append(link)
-            if not link.startswith(f"{targets[link]}/"):  # a folder that holds the link
+            if not link.startswith(f"{targets[link]}/"):  # skip links to a folder that contains the link
                 self._by_target.setdefault(targets[link], []).append(link)
 
     def names_of(self, path: str) -> Names:
-        """Every path by which a file is reached, its own first, then all links to it; and of the names that it has by
-        links to folders above it so many."""
+        """The paths that lead to a file: its own, all links to it, and up to _MAX_NAMES that go through links to folders
+        above it."""
         found: dict[str, tuple[str, ...]] = dict.fromkeys([path, *self._by_file.get(path, ())], ())
         limit = len(found) + _MAX_NAMES
         waiting = deque(found) if self._by_target else deque[str]()
@@ -149,7 +149,7 @@ class Links:
         return Names([*found], more=False)
 
     def resolved(self, path: str) -> str:
-        """Where a path leads when links are followed, at most some tens one after another; itself, if it passes none."""
+        """The path after following links (up to _MAX_LINK_STEPS); the path itself if it has none."""
         for _ in range(_MAX_LINK_STEPS):
             link = next((link for link, _ in _beginnings(path) if link in self.targets), None)
             if link is None:
@@ -159,7 +159,7 @@ class Links:
 
 
 class Survey:
-    """What one pass over the headers of an archive tells: the layout, and the links. Memory: that of the links."""
+    """Layout and links of an archive, from one pass over its headers. Memory: the links."""
 
     def __init__(self, with_links: bool, top_folders: TopFolders = "auto", uri: str = "") -> None:
         self.num_members, self.damage, self.damage_path = 0, "", ""
@@ -168,7 +168,7 @@ class Survey:
         self._outer, self._inner, self._bare = Tops(top_folders), Tops(top_folders), ""
 
     def through(self, members: Iterable[Member]) -> Iterator[Member]:
-        """The same members; when they are through, the survey is made."""
+        """Yields the same members; the survey is complete after the last one."""
         targets: dict[str, str] = {}
         for member in members:
             if member.kind == "damage":
@@ -184,7 +184,7 @@ class Survey:
         self.layout = self._found_layout()
 
     def _found_layout(self) -> FolderLayout:
-        """Raises ValueError where it is not certain."""
+        """The layout. Raises ValueError if it is ambiguous."""
         only_splits, named = self._top_folders == "splits", self._top_folders != "classes"
         wrapped = bool(self._outer.first and self._inner.first and not self._outer.several)
         if not wrapped or (named and "train" in self._outer.splits.values()):
@@ -195,7 +195,7 @@ class Survey:
         return FolderLayout(splits, self._outer.first if splits or not self._bare else "", only_splits)
 
     def find_targets(self, members: Iterable[Member]) -> None:
-        """Which targets of links there are, by a second pass; none is made where there are no links."""
+        """Find the link targets that exist, in a second pass, which is skipped if there are no links."""
         wanted = {self.links.resolved(link) for link in self.links.targets}
         if wanted:
             found = (name for member in members if not member.refused for name, _ in _beginnings(member.path))
@@ -237,12 +237,12 @@ class Survey:
 
 
 def refusal_by_name(path: str) -> Refused | None:
-    """Why a file is no picture by its path alone."""
+    """Why a file is not an image by its path alone; None if it may be one."""
     *folders, name = path.split("/")
     if is_hidden(name) or any(is_hidden(folder) for folder in folders):
-        return "ignored_file", "hidden, or of the system"
+        return "ignored_file", "hidden file or system file"
     ending = os.path.splitext(name)[1].lower()
-    return ("ignored_file", f"no picture by its ending {ending}") if ending in _NO_PICTURE_ENDINGS else None
+    return ("ignored_file", f"not an image by its extension {ending}") if ending in _NO_PICTURE_ENDINGS else None
 
 
 def readable_id(path: str) -> str:
@@ -251,7 +251,7 @@ def readable_id(path: str) -> str:
 
 
 def is_picture(member: Member) -> bool:
-    """Whether the bytes of a member are worth reading, by its name."""
+    """Whether the bytes of a member should be read, by its name."""
     return refusal_by_name(member.path) is None
 
 

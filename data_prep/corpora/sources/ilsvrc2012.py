@@ -1,4 +1,4 @@
-"""ImageNet-1k (ILSVRC2012) as it is distributed: two archives of images, and the development kit with the labels."""
+"""ImageNet-1k (ILSVRC2012) as distributed: two archives of images, and the development kit with the labels."""
 
 import functools
 import hashlib
@@ -24,7 +24,7 @@ _OTHERS = "train-others"
 
 
 class Ilsvrc2012Corpus(RawCorpus):
-    """1,000 classes of one label each, by WNID. Parts: the tar of each synset, and stretches of the validation archive.
+    """1,000 classes by WNID, one label per image. Parts: the tar of each synset, and pieces of the validation archive.
 
     Ids are `ILSVRC2012_img_train.tar!n01440764.tar!n01440764_18.JPEG` and
     `ILSVRC2012_img_val.tar!ILSVRC2012_val_00000001.JPEG`.
@@ -44,31 +44,31 @@ class Ilsvrc2012Corpus(RawCorpus):
                     digest.update(f"{name}\0{listed.size}\0{listed.tag}\n".encode())
         if missing:
             raise ValueError(
-                f"{self.origin} lacks {', '.join(sorted(missing))}; name the folder of the files as image-net.org gives them."
+                f"{self.origin} lacks {', '.join(sorted(missing))}. Give the folder with the files as distributed by image-net.org."
             )
         return digest.hexdigest()
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        self.fingerprint()  # raises where a file is missing
-        _ = self.kit  # raises where it is damaged, before the archives are read
+        self.fingerprint()  # raises if a file is missing
+        _ = self.kit  # raises if it is damaged, before the archives are read
         yield from self.training_parts()
         yield from self.validation_parts(work)
 
     def training_parts(self) -> Iterator[Part]:
-        """The tar of each synset, as `synset_part`, and last what else is in the archive. Raises ValueError where there is
-        no synset."""
+        """The tar of each synset, as `synset_part`, then one part for all other members. Raises ValueError if there is no
+        synset."""
         tars, others = SynsetTars(), False
         for member in index(self._store, TRAIN):
             if synset := tars.synset_of(member):
                 yield synset_part(f"train-{synset}", synset, TRAIN, member)
             others |= not synset and member.kind != "folder"
         if not tars.synsets:
-            raise ValueError(f"{self._store.uri_of(TRAIN)} holds no n########.tar; fetch it again.")
+            raise ValueError(f"{self._store.uri_of(TRAIN)} holds no n########.tar. Download it again.")
         if others:
             yield Part(name=_OTHERS)
 
     def validation_parts(self, work: WorkFolder) -> Iterator[Part]:
-        """Stretches of the validation archive."""
+        """Pieces of the validation archive."""
         for number, stretch in enumerate(stretches(index(self._store, VAL), work.examples_per_part)):
             where: dict[str, Any] = {"start": stretch.start, "end": stretch.end, "whole": stretch.whole}
             yield Part(
@@ -102,7 +102,10 @@ class Ilsvrc2012Corpus(RawCorpus):
             if 1 <= number <= len(self.kit.truth):
                 labels = (self.kit.truth[number - 1],)
             else:
-                refused = ("no_label", f"the kit has labels of ILSVRC2012_val_00000001 to {len(self.kit.truth):08d}")
+                refused = (
+                    "no_label",
+                    f"the kit has labels only for ILSVRC2012_val_00000001 to {len(self.kit.truth):08d}",
+                )
         return RawExample(
             example_id=f"{VAL}!{readable_id(member.path)}",
             labels=labels,
@@ -117,11 +120,11 @@ class Ilsvrc2012Corpus(RawCorpus):
 
     @functools.cached_property
     def kit(self) -> Kit:
-        """Raises ValueError where it is not what it should be."""
+        """The development kit. Raises ValueError if it is not as expected."""
         return read_kit(self._store)
 
 
 def validation_number(name: str) -> int:
-    """1 to 50,000, of the name of a validation image; 0: it is none."""
+    """Number of a validation image by its name, 1 to 50,000; 0 for any other name."""
     named = _VAL_IMAGE.fullmatch(name)
     return int(named[1]) if named else 0

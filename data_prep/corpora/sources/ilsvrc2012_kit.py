@@ -1,6 +1,6 @@
-"""The development kit of ILSVRC2012: its classes with names and hierarchy, and the labels of the validation images.
+"""The development kit of ILSVRC2012: classes with names and hierarchy, and the labels of the validation images.
 
-Layout: ILSVRC2012_devkit_t12/readme.txt of the kit.
+The layout is described in ILSVRC2012_devkit_t12/readme.txt of the kit.
 """
 
 import functools
@@ -22,7 +22,7 @@ _MAX_KIT_FILE_BYTES = 64 << 20
 
 
 def read_kit(store: Store) -> "Kit":
-    """The kit in a folder. Raises ValueError where it is not what it should be."""
+    """The kit in a folder. Raises ValueError if it is not as expected."""
     texts: dict[str, bytes] = {}
     for member, data in read_members(
         store, KIT, _MAX_KIT_FILE_BYTES, wanted=lambda member: member.path.endswith((_TRUTH, _META))
@@ -31,35 +31,37 @@ def read_kit(store: Store) -> "Kit":
             texts[_TRUTH if member.path.endswith(_TRUTH) else _META] = data
     uri = store.uri_of(KIT)
     if missing := {_TRUTH, _META} - texts.keys():
-        raise ValueError(f"{uri} lacks {', '.join(sorted(missing))}; it is cut off, or another file. Fetch it again.")
+        raise ValueError(
+            f"{uri} lacks {', '.join(sorted(missing))}: it is truncated or another file. Download it again."
+        )
     try:
         return Kit.parse(texts[_META], texts[_TRUTH])
     except ValueError as error:
-        raise ValueError(f"{uri}: {error} Fetch it again.") from error
+        raise ValueError(f"{uri}: {error} Download it again.") from error
 
 
 @dataclass(frozen=True)
 class Synset:
-    """One of the kit's synsets: its number, 1 to 1,000 for the classes and above for what they are kinds of."""
+    """A synset of the kit. Numbers 1 to 1,000 are classes, larger ones are their ancestors."""
 
     number: int
     wnid: str
     words: str
     children: tuple[int, ...]
     is_class: bool
-    """Nothing is a kind of it."""
+    """Whether it has no children."""
 
 
 @dataclass(frozen=True)
 class Kit:
-    """What the development kit tells: synsets by WNID, and the WNID of each validation image in turn."""
+    """Content of the development kit: synsets by WNID, and the WNID of each validation image in order."""
 
     by_wnid: dict[str, Synset]
     truth: list[str]
 
     @classmethod
     def parse(cls, meta: bytes, truth: bytes) -> "Kit":
-        """From meta.mat and the ground truth. Raises ValueError where they are not what they should be."""
+        """Parse meta.mat and the ground truth. Raises ValueError if they are not as expected."""
         rows = read_mat(meta).get("synsets")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise ValueError(f"{_META} has no struct array 'synsets'.")
@@ -73,7 +75,9 @@ class Kit:
             if not text:
                 continue
             if len(labels) != number - 1 or not re.fullmatch(r"[0-9]{1,6}", text) or int(text) not in wnids:
-                raise ValueError(f"line {number} of {_TRUTH} is {text[:40]!r}, no number of a synset in {_META}.")
+                raise ValueError(
+                    f"line {number} of {_TRUTH} is {text[:40]!r}, which is not the number of a synset in {_META}."
+                )
             labels.append(wnids[int(text)])
         if not labels:
             raise ValueError(f"{_TRUTH} has no labels.")
@@ -81,18 +85,18 @@ class Kit:
 
     @functools.cached_property
     def classes(self) -> list[str]:
-        """WNIDs of the classes, sorted: label ids as everyone counts them."""
+        """WNIDs of the classes, sorted: the usual order of label ids."""
         return sorted(synset.wnid for synset in self.by_wnid.values() if synset.is_class)
 
     def class_info(self, wnid: str) -> ClassInfo:
-        """Name and hierarchy of a class; of a WNID that the kit lacks, the WNID alone."""
+        """Name and hierarchy of a class; the WNID alone if the kit lacks it."""
         synset = self.by_wnid.get(wnid)
         if synset is None:
             return ClassInfo(name=wnid, source_id=wnid)
         return ClassInfo(name=synset.words, source_id=wnid, parents=self.parents(synset))
 
     def parents(self, synset: Synset) -> tuple[str, ...]:
-        """WNIDs from the root down to what the synset is a kind of; of several parents, the first by number."""
+        """WNIDs of the ancestors from the root down; of several parents, the first by number."""
         path: list[str] = []
         above = self._parent_of.get(synset.number)
         while above is not None and above.wnid not in path:
@@ -111,7 +115,7 @@ def _synset(row: dict[str, Any]) -> Synset:
     number, num_children = _whole(number), _whole(row.get("num_children"))
     if number is None or num_children is None or not isinstance(wnid, str) or not re.fullmatch(r"n[0-9]{8}", wnid):
         raise ValueError(
-            f"{_META} has a synset of ILSVRC2012_ID {number!r:.40}, WNID {wnid!r:.40} and num_children {num_children}."
+            f"{_META} has an invalid synset: ILSVRC2012_ID {number!r:.40}, WNID {wnid!r:.40} and num_children {num_children}."
         )
     below = children.ravel().tolist() if isinstance(children, np.ndarray) and children.dtype.kind in "iuf" else []
     return Synset(
@@ -124,6 +128,6 @@ def _synset(row: dict[str, Any]) -> Synset:
 
 
 def _whole(value: Any) -> int | None:
-    """A number of one element; none: it is something else."""
+    """The number in an array of one element; None for anything else."""
     is_number = isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iuf"
     return int(value.item()) if is_number and math.isfinite(value.item()) else None

@@ -1,9 +1,9 @@
-"""Pixel arrays, each picture as a lossless PNG in the spill: CIFAR's binary archives, idx files as of MNIST, npz.
+"""Pixel arrays, with each image as a lossless PNG in the spill: CIFAR's binary archives, idx files (as for MNIST), npz.
 
-Nothing is unpickled. Files are streamed: one picture is in memory, of CIFAR one file of its archive. What a header
-claims is compared with the bytes that are there before any picture is read. A damaged array is a ValueError, never some
-pictures of it: behind a flipped bit a compressed file goes on with wrong pixels until its checksum is met at the end.
-The official test part is test; val is hashed off train where there is none.
+Nothing is unpickled. Files are streamed: one image is in memory, and for CIFAR one file of the archive. Headers are compared with
+the available bytes before any image is read. A damaged array is a ValueError and never a partial result: after a flipped bit, a
+compressed file continues with wrong pixels until its checksum is verified at the end.
+The official test part becomes test; val is drawn from train if there is none.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _LAYOUTS: Mapping[str, type[Arrays]] = {
 
 
 class ImageArraysCorpus(RawCorpus):
-    """Arrays of one layout. An example id is the array's split and the position in it, as in train/00001."""
+    """Arrays of one layout. An example id is the split of the array and the position in it, such as train/00001."""
 
     def __init__(self, source: ImageArrays, recipe: CorpusRecipe) -> None:
         self.origin = open_store(source.path).uri
@@ -60,7 +60,7 @@ def _as_example(picture: Picture, rule: SplitRule, spill: Spill, num_classes: in
     example_id = f"{picture.split or 'images'}/{picture.number:05d}"
     split = rule.assign_split(example_id, picture.split)
     if picture.label < 0 or (num_classes is not None and picture.label >= num_classes):
-        refused = ("no_label", f"label {picture.label} of {num_classes or 'some'} classes")
+        refused = ("no_label", f"label {picture.label} is not a class ({num_classes or 'unknown number of'} classes)")
         return RawExample(example_id, (), split, spill.base, spill.key, refused=refused)
     file = lossless_png(picture.pixels)
     return RawExample(

@@ -1,6 +1,6 @@
-"""ImageNet-21k as it is distributed: one tar per synset, all of them in one tar, or in a folder.
+"""ImageNet-21k as distributed: one tar per synset, all of them in one tar or in a folder.
 
-fall11_whole.tar (21,841 synsets) and winter21_whole.tar.gz (19,167, below a folder) of image-net.org.
+These are fall11_whole.tar (21,841 synsets) and winter21_whole.tar.gz (19,167, below a folder) of image-net.org.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _OTHERS, _STREAM = "others", "stream"
 
 
 class ImageNet21kCorpus(RawCorpus):
-    """Every synset's tar is one part, and one class; the id of an image is `n01440764.tar!n01440764_10026.JPEG`.
+    """The tar of every synset is one part and one class. The id of an image is `n01440764.tar!n01440764_10026.JPEG`.
 
     A compressed archive of tars has no random access, so it is one part, and its images are spilled.
     """
@@ -31,7 +31,9 @@ class ImageNet21kCorpus(RawCorpus):
         folder, _, name = self.origin.rpartition("/")
         self._kind = archive_kind(name)
         if self._kind == "zip":
-            raise ValueError(f"{source.path}: ImageNet-21k is a .tar, a .tar.gz or a folder of n########.tar.")
+            raise ValueError(
+                f"{source.path}: ImageNet-21k must be a .tar, a .tar.gz or a folder of n########.tar files."
+            )
         self._archive = name if self._kind else ""
         self._store, self._split_rule = open_store(folder if self._kind else self.origin), SplitRule(recipe)
         self._max_bytes = recipe.decode.max_bytes
@@ -44,12 +46,12 @@ class ImageNet21kCorpus(RawCorpus):
                 digest.update(f"{listed.key}\0{listed.size}\0{listed.tag}\n".encode(errors="surrogateescape"))
         if not found:
             raise ValueError(
-                f"{self.origin} does not exist; name ImageNet-21k's archive, or a folder of n########.tar."
+                f"{self.origin} does not exist. Give ImageNet-21k's archive, or a folder of n########.tar files."
             )
         return digest.hexdigest()
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        self.fingerprint()  # raises where there is none
+        self.fingerprint()  # raises if the source does not exist
         if self._kind == "tar.gz":
             yield Part(name=_STREAM, num_bytes=self._store.size(self._archive))
             return
@@ -59,7 +61,9 @@ class ImageNet21kCorpus(RawCorpus):
                 yield synset_part(synset, synset, self._archive or member.path, member)
             others |= not synset and member.kind != "folder"
         if not tars.synsets:
-            raise ValueError(f"{self.origin} holds no n########.tar; name ImageNet-21k's archive, or a folder of them.")
+            raise ValueError(
+                f"{self.origin} holds no n########.tar. Give ImageNet-21k's archive, or a folder of such files."
+            )
         if others:
             yield Part(name=_OTHERS)
 
@@ -74,7 +78,7 @@ class ImageNet21kCorpus(RawCorpus):
             yield replace(example, split=self._split_rule.assign_split(example.example_id))
 
     def _members(self) -> Iterator[Member]:
-        """The members of the archive, or the files of the folder as if they were members."""
+        """The members of the archive, or the files of the folder as members."""
         if self._archive:
             yield from index(self._store, self._archive)
         else:
@@ -100,22 +104,24 @@ class ImageNet21kCorpus(RawCorpus):
                 yield empty_tar(self._store, self._archive, name)
 
     def _spilled(self, spill: Spill, example: RawExample) -> RawExample:
-        if example.data is None or len(example.data) > self._max_bytes:  # refused, so it is never read again
+        if (
+            example.data is None or len(example.data) > self._max_bytes
+        ):  # too large: it will be refused and not read again
             return example
         offset = spill.keep(example.data)
         return replace(example, base=spill.base, key=spill.key, offset=offset, length=len(example.data))
 
 
 class SynsetTars:
-    """Tells the tars of synsets from whatever else is beside them; memory: the names of the synsets."""
+    """Distinguishes the tars of synsets from other members. Memory: the names of the synsets."""
 
     def __init__(self) -> None:
         self.synsets: set[str] = set()
         self.opened = ""
-        """What `synset_of` said last."""
+        """The latest result of `synset_of`."""
 
     def synset_of(self, member: Member) -> str:
-        """n########, where the member is the first tar of this name; else empty."""
+        """n########, if the member is the first tar with this name; otherwise empty."""
         named = _SYNSET_TAR.fullmatch(member.path)
         first = member.kind == "file" and not member.refused and named and named[1] not in self.synsets
         self.opened = named[1] if named and first else ""
@@ -130,23 +136,23 @@ class SynsetTars:
         elif member.kind in ("link", "hard_link"):
             refused = ("ignored_file", f"link to {member.target!r:.200}")
         elif _SYNSET_TAR.fullmatch(member.path):
-            refused = ("damaged_archive", "a second archive of this synset")
+            refused = ("damaged_archive", "a second archive for this synset")
         elif member.path.endswith(".tar"):
-            refused = ("no_label", "an archive that is not called n########.tar")
+            refused = ("no_label", "an archive whose name is not n########.tar")
         else:
-            refused = ("ignored_file", "no n########.tar")
+            refused = ("ignored_file", "not an n########.tar file")
         return _example(store, archive or member.path, prefix + readable_id(member.path), refused=refused)
 
 
 def synset_part(name: str, synset: str, key: str, member: Member) -> Part:
-    """The part of one synset's tar: a member of an archive `key`, or the whole file `key`."""
+    """The part of the tar of a synset: a member of the archive `key`, or the whole file `key`."""
     start = member.offset or 0
     where: dict[str, Any] = {"key": key, "start": start, "end": start + member.size, "synset": synset}
     return Part(name=name, num_bytes=member.size, where=where)
 
 
 def synset_examples(store: Store, part: Part, max_bytes: int, prefix: str = "") -> Iterator[RawExample]:
-    """The images of a synset's tar, without their split. Ids are `prefix`, the tar's name, `!` and the member's path."""
+    """The images of the tar of a synset, without splits. Ids: `prefix`, name of the tar, `!`, path of the member."""
     where: Any = part.where
     found = False
     for member, data in read_members(store, where["key"], max_bytes, where["start"], where["end"], wanted=is_picture):
@@ -157,7 +163,7 @@ def synset_examples(store: Store, part: Part, max_bytes: int, prefix: str = "") 
 
 
 def refused_tars(store: Store, archive: str, members: Iterator[Member], prefix: str = "") -> Iterator[RawExample]:
-    """A refusal for everything that is no tar of a synset."""
+    """A refusal for every member that is not the tar of a synset."""
     tars = SynsetTars()
     for member in members:
         if member.kind != "folder" and not tars.synset_of(member):
@@ -167,7 +173,7 @@ def refused_tars(store: Store, archive: str, members: Iterator[Member], prefix: 
 def synset_example(
     store: Store, key: str, synset: str, member: Member, data: bytes | None, prefix: str = ""
 ) -> Iterator[RawExample]:
-    """The example or the refusal that comes of a member of a synset's tar; nothing comes of a folder."""
+    """The example or refusal for a member of the tar of a synset; nothing for a folder."""
     if member.kind == "folder" and not member.refused:
         return
     refused = member.refused or refusal_by_name(member.path)
@@ -179,7 +185,7 @@ def synset_example(
 
 def empty_tar(store: Store, key: str, name: str, prefix: str = "") -> RawExample:
     """The refusal of a tar without members."""
-    refused = ("damaged_archive", "holds nothing")
+    refused = ("damaged_archive", "the archive is empty")
     return _example(store, key, prefix + readable_id(name.rpartition("/")[2]), refused=refused)
 
 

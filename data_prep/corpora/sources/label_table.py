@@ -1,7 +1,7 @@
-"""A table of image locations and labels, as JFT's is: CSV, JSON lines or Parquet, of any number of rows.
+"""A table of image locations and labels, as JFT is: CSV, JSON lines or Parquet, with any number of rows.
 
-The driver reads a table of text once, only to find where rows end; workers read their stretch of it again and parse
-it. Of Parquet the driver reads footers.
+The driver reads text tables once, only to find the ends of rows; workers read and parse their pieces. Of Parquet files, the driver
+reads the footers.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ _KINDS = {
     "JSON lines": (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz", ".json", ".json.gz"),
     "Parquet": PARQUET_ENDINGS,
 }
-_ROWS_LOOKED_AT = 100  # of JSON lines, to know the columns
-# A stretch of a row group costs reading the row group up to it: with so many, still less than the images.
+_ROWS_LOOKED_AT = 100  # rows of JSON lines that are read to find the columns
+# Reading a piece of a row group means reading the row group up to it. With so many pieces this still costs less than the images.
 _STRETCHES_PER_ROW_GROUP = 16
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 _IN_ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|zip)!", re.IGNORECASE)
@@ -40,25 +40,25 @@ _MAYBE_SPLIT = re.compile(rb"val|dev|test", re.IGNORECASE)
 
 
 class LabelTableCorpus(RawCorpus):
-    """The images that a table names, wherever they are, with the labels that it gives them.
+    """The images that a table locates anywhere, with the labels of the table.
 
-    - A location is a path below `images`, an absolute path (/...) of a disk that every worker sees, or a URI (s3://,
-      file://). `./` at its front is overlooked; `..`, members of archives (a.tar!b.jpg) and other services are refused.
-    - A label is text as it stands in the table; a whole number becomes `number_label`, as in other kinds of sources, so
-      that classes keep their order, unless the class map of the recipe has it without zeros. Of a label that a row repeats,
-      the larger weight is kept.
-    - CSV has a header and is RFC 4180: quoted fields may hold commas, quotes and newlines, up to 128 KiB. A quote that
-      is not closed costs its line. TSV is the same with tabs. JSON lines: an object a line.
-    - Tables of text are cut where rows end, Parquet into row groups; a .gz file is read by one worker from its front,
-      so large tables should be many of them.
-    - Where a split column is named and an empty cell stands in it, the split is hashed. To know whether the table has
-      a val split the driver reads that column up to the first row of val.
+    - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://,
+      file://). A leading `./` is ignored; `..`, members of archives (a.tar!b.jpg) and other services are refused.
+    - A label is the text of the table. A whole number becomes `number_label`, as for other kinds of sources, so that classes keep
+      their order, unless the class map of the recipe has the number without zeros. If a row repeats a label, the larger weight
+      counts.
+    - CSV has a header and follows RFC 4180: quoted fields may hold commas, quotes and newlines, up to 128 KiB. A quote that is
+      not closed invalidates its line. TSV is the same with tabs. JSON lines have one object per line.
+    - Text tables are divided where rows end, Parquet into row groups. A .gz file is read from its beginning by one worker, so
+      large tables should be many files.
+    - If a split column is configured, examples with an empty cell get a drawn split. To know whether the table has a val
+      split, the driver reads that column up to the first row of val.
     """
 
     lists_ids = True
     when_ids_repeat = (
-        "A table has one row for each picture: put all labels of a picture into its row, as a list, or as one text with "
-        "source.label_separator, and the weights likewise; or name a column of distinct ids as source.id_column."
+        "A table has one row per image: put all labels of an image into its row, as a list, or as one text with "
+        "source.label_separator, and the weights likewise; or set source.id_column to a column of distinct ids."
     )
 
     def __init__(self, source: LabelTable, recipe: CorpusRecipe) -> None:
@@ -67,7 +67,7 @@ class LabelTableCorpus(RawCorpus):
         self.origin, self.single_label = self._files.uri, source.single_label
 
     def fingerprint(self) -> str:
-        """Of names, sizes and tags of the tables; not of the images, which may be hundreds of millions: pictures that
+        """Digest of names, sizes and tags of the tables, but not of the images, which may be hundreds of millions: images that
         are replaced under an unchanged table are not noticed."""
         return self._files.fingerprint()
 
@@ -100,7 +100,7 @@ class LabelTableCorpus(RawCorpus):
             if _kind(file.key) != _kind(first):
                 raise ValueError(
                     f"{self._files.uri} holds tables of two kinds: {first} is {_kind(first)}, {file.key} is "
-                    f"{_kind(file.key)}. Name a folder of one kind, or one file."
+                    f"{_kind(file.key)}. Give a folder with one kind, or a single file."
                 )
             yield file
 
@@ -151,8 +151,8 @@ class LabelTableCorpus(RawCorpus):
                 )
 
     def _columns(self, key: str) -> list[str]:
-        """Names of the columns of a table of text: the header, or the keys of the first rows of JSON lines; of an empty
-        table of JSON lines none are asked for."""
+        """Column names of a text table: the header, or the keys of the first rows of JSON lines. An empty table of JSON lines
+        has no columns, and none are required."""
         kind = _kind(key)
         first: list[bytes] = []
         with TextRows(self._files.store, key) as text:
@@ -162,11 +162,11 @@ class LabelTableCorpus(RawCorpus):
                     if kind in DELIMITERS or len(first) == _ROWS_LOOKED_AT:
                         break
             except Refusal:
-                if not first:  # else what can be read is read
+                if not first:  # otherwise the readable rows are used
                     raise
         if kind in DELIMITERS:
             if not first:
-                raise Refusal("unreadable", f"{self._files.store.uri_of(key)} is empty: it has no header")
+                raise Refusal("unreadable", f"{self._files.store.uri_of(key)} is empty: a header is expected")
             try:
                 columns = parsed_line(first[0], kind)
             except ValueError as error:
@@ -185,16 +185,16 @@ class LabelTableCorpus(RawCorpus):
                 shown = ", ".join(columns[:100]) or "none"
                 raise ValueError(
                     f"{self._files.store.uri_of(key)} has {'several columns' if name in columns else 'no column'} "
-                    f"{name!r}; its columns are {shown}. Name the right ones as image_column, labels_column and so on."
+                    f"{name!r}; its columns are {shown}. Set image_column, labels_column and the other column names correctly."
                 )
 
     def _present_splits(self) -> set[str]:
-        """The splits of the split column, up to the first row of val: with val there, nothing is hashed."""
+        """The splits of the split column, up to the first row of val: if val exists, no split is drawn."""
         found: set[str] = set()
         if not self._source.split_column:
             return found
         for file in self._tables():
-            with contextlib.suppress(Refusal):  # its part gives the refusal
+            with contextlib.suppress(Refusal):  # becomes a refusal when the part is read
                 for word in self._split_words(file.key):
                     found.add(SplitRule.NAMES.get(word, "train"))
                     if "val" in found:
@@ -213,7 +213,7 @@ class LabelTableCorpus(RawCorpus):
         columns = self._columns(key)
         with TextRows(self._files.store, key) as text:
             for _, data in text.records(DELIMITERS.get(_kind(key))):
-                if not _MAYBE_SPLIT.search(data):  # most rows are of train, and need not be parsed
+                if not _MAYBE_SPLIT.search(data):  # most rows are in train and need not be parsed
                     continue
                 with contextlib.suppress(ValueError):
                     yield _word(parsed_row(data, _kind(key), columns).get(column))
@@ -228,7 +228,7 @@ def _word(value: Any) -> str:
 
 
 class _Rows:
-    """Rows of one table as examples."""
+    """Converts rows of one table to examples."""
 
     def __init__(
         self, source: LabelTable, recipe: CorpusRecipe, store: Store, key: str, present: frozenset[str]
@@ -291,7 +291,7 @@ class _Rows:
         return self.refused(f"{self._id}!{number}", reason, detail)
 
     def _located(self, location: Any) -> tuple[str, str]:
-        """Base and key. Few bases, so that few stores are opened. Raises Refusal."""
+        """Base and key. There are few bases, so that few stores are opened. Raises Refusal."""
         if not isinstance(location, str) or not location.strip():
             raise Refusal("unreadable", "no location")
         scheme, is_uri, rest = location.partition("://")
@@ -304,15 +304,17 @@ class _Rows:
         elif scheme in ("s3", "memory"):
             root, _, key = rest.partition("/")
             if not _BUCKET.fullmatch(root):
-                raise Refusal("unreadable", f"{short(root)} is no name of a bucket; expected is {scheme}://bucket/path")
+                raise Refusal(
+                    "unreadable", f"{short(root)} is not a valid bucket name; expected is {scheme}://bucket/path"
+                )
             base = f"{scheme}://{root}"
         else:
-            raise Refusal("unreadable", "not supported: locations are paths, file:///path or s3://bucket/key")
+            raise Refusal("unreadable", "unsupported location; expected is a path, file:///path or s3://bucket/key")
         if ".." in key.split("/"):
-            raise Refusal("unsafe_path", "'..' leads out of its folder")
+            raise Refusal("unsafe_path", "the path contains '..'")
         if _IN_ARCHIVE.search(key):
             raise Refusal(
-                "unreadable", "not supported: members of archives; WebDataset and class folders read archives"
+                "unreadable", "members of archives are not supported here; WebDataset and class folders read archives"
             )
         key.encode()
         _check_path(key)
@@ -327,7 +329,7 @@ class _Rows:
                 return distinct_labels(labels, source.single_label), None
             weights = [_weight(weight) for weight in self._several(row.get(source.weights_column))]
             if len(weights) != len(labels):
-                raise ValueError(f"{len(weights)} weights for {len(labels)} labels")
+                raise ValueError(f"{len(weights)} weights, but {len(labels)} labels")
             largest: dict[str, float] = {}
             for label, weight in zip(labels, weights, strict=True):
                 largest[label] = max(weight, largest.get(label, weight))
@@ -352,27 +354,27 @@ class _Rows:
     def _split(self, row: Mapping[str, Any]) -> str | None:
         word = _word(row.get(self._source.split_column))
         if word and word not in SplitRule.NAMES:
-            raise ValueError(f"split {short(word)} is none of {', '.join(SplitRule.NAMES)}")
+            raise ValueError(f"split {short(word)} is not one of {', '.join(SplitRule.NAMES)}")
         return SplitRule.NAMES.get(word)
 
 
 def _check_path(key: str) -> None:
-    """Raises Refusal where a path is none that a store has."""
+    """Raises Refusal for a path that no store can have."""
     names = key.split("/")
     if "." in names:
         plain = "/".join(name for name in names if name != ".")
-        raise Refusal("unreadable", f"a '.' stands between two slashes; write the path as {short(plain)}")
+        raise Refusal("unreadable", f"the path has a folder '.'; write it as {short(plain)}")
     if "" in names:
-        raise Refusal("unreadable", "a slash is doubled, or stands at the end; expected is the path of a file")
+        raise Refusal("unreadable", "the path has a double or trailing slash; expected is the path of a file")
     if "\0" in key:
-        raise Refusal("unreadable", "the path holds a zero byte")
+        raise Refusal("unreadable", "the path contains a zero byte")
 
 
 def _weight(value: Any) -> float:
     try:
         weight = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"weight {short(value)} is no number") from None
-    if not 0 <= weight <= _LARGEST_FLOAT32:  # false of NaN, too
-        raise ValueError(f"weight {weight} is not a number from 0 that a float32 holds")
+        raise ValueError(f"weight {short(value)} is not a number") from None
+    if not 0 <= weight <= _LARGEST_FLOAT32:  # also false for NaN
+        raise ValueError(f"weight {weight} is outside of 0 to the largest float32")
     return weight

@@ -1,4 +1,4 @@
-"""Two arrays, of pictures and of labels, that are read side by side: idx files as of MNIST, and npz."""
+"""Reads two arrays side by side, images and labels: idx files (as for MNIST) and npz."""
 
 import contextlib
 import gzip
@@ -18,7 +18,7 @@ from data_prep.corpora.files.array_layouts import ArrayDamaged, Arrays, OneFile,
 from data_prep.corpora.raw import Part, SplitRule
 from infra.storage import Listed, open_store
 
-_MAX_EXPANSION = 1032  # of deflate
+_MAX_EXPANSION = 1032  # largest expansion by deflate
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,30 @@ class StreamedArray:
     file: BinaryIO
 
     def rows(self, uri: str) -> Iterator[np.ndarray]:
-        """Each of shape[1:], and the end of the file behind the last. Raises ArrayDamaged."""
+        """Rows of shape[1:], then a check that the file ends. Raises ArrayDamaged."""
         shape = self.shape[1:]
         num_bytes = math.prod(shape) * self.dtype.itemsize
         for row in range(self.shape[0]):
             with damage_of(uri):
                 data = self.file.read(num_bytes)
             if len(data) < num_bytes:
-                raise ArrayDamaged(f"{uri} ends in row {row:,} of {self.shape[0]:,}. Copy it again.")
+                raise ArrayDamaged(f"{uri} is truncated in row {row:,} of {self.shape[0]:,}. Copy it again.")
             yield np.frombuffer(data, self.dtype).reshape(shape)
         with damage_of(uri):
-            if self.file.read(1):  # what reads on to the end compares its checksum
-                raise ArrayDamaged(f"it goes on behind its {self.shape[0]:,} rows")
+            if self.file.read(1):  # reading to the end verifies the checksum
+                raise ArrayDamaged(f"there is data after its {self.shape[0]:,} rows")
 
 
 class _Paired(Arrays):
-    """Arrays in pairs; a part is a pair."""
+    """Arrays in pairs; a part is one pair."""
 
     @abstractmethod
     def pairs(self) -> list[tuple[str | None, str, str]]:
-        """Split, name of the pictures, name of the labels. Raises ValueError."""
+        """Split, name of the image array, name of the label array. Raises ValueError."""
 
     @abstractmethod
     def open(self, name: str) -> contextlib.AbstractContextManager[StreamedArray]:
-        """An array by its name, its header checked. Raises ValueError and FileNotFoundError."""
+        """An array by its name, after a check of its header. Raises ValueError and FileNotFoundError."""
 
     @abstractmethod
     def uri_of(self, name: str) -> str: ...
@@ -81,30 +81,30 @@ class _Paired(Arrays):
     def _check(self, name: str, images: StreamedArray, max_pixels: int) -> None:
         uri, shape = self.uri_of(name), images.shape
         if images.dtype != np.uint8:
-            why = ": float pixels have no agreed range" if images.dtype.kind == "f" else ""
-            raise ValueError(f"{uri} has pixels of {images.dtype}, which is not supported{why}. Store them as uint8.")
+            why = ": the value range of float pixels is not defined" if images.dtype.kind == "f" else ""
+            raise ValueError(
+                f"{uri} has pixels of type {images.dtype}, which is not supported{why}. Store them as uint8."
+            )
         layout = _channels(shape)
         if layout is None:
             raise ValueError(
-                f"{uri} has the shape {shape}; expected is (n, h, w), (n, h, w, 1 or 3) or (n, 1 or 3, h, w), and not "
-                "two of them at once. Reshape it."
+                f"{uri} has shape {shape}; expected is (n, h, w), (n, h, w, 1 or 3) or (n, 1 or 3, h, w), and the axis of "
+                "the channels must be unambiguous. Reshape it."
             )
         height, width = (shape[2], shape[3]) if layout == "first" else (shape[1], shape[2])
         if not 0 < height * width <= max_pixels:
-            raise ValueError(
-                f"{uri} has pictures of {width} x {height} pixels; expected are 1 to {max_pixels:,} pixels."
-            )
+            raise ValueError(f"{uri} has images of {width} x {height} pixels; expected are 1 to {max_pixels:,} pixels.")
 
     def _check_labels(self, name: str, labels: StreamedArray, num_images: int) -> None:
         if labels.dtype.kind not in "ui" or labels.shape not in ((num_images,), (num_images, 1)):
             raise ValueError(
-                f"{self.uri_of(name)} has labels of {labels.dtype} and shape {labels.shape}, which is not supported; "
-                f"expected are integers of shape ({num_images},), one a picture."
+                f"{self.uri_of(name)} has labels of type {labels.dtype} and shape {labels.shape}, which is not supported; "
+                f"expected are integers of shape ({num_images},), one per image."
             )
 
 
 def _channels(shape: tuple[int, ...]) -> str | None:
-    """Where the channels are: none, first or last of the axes of a picture. None where that is not certain."""
+    """Axis of the channels: none, first or last of an image. None if it is ambiguous."""
     if len(shape) == 3:
         return "none"
     first, last = (shape[1] in (1, 3), shape[3] in (1, 3)) if len(shape) == 4 else (False, False)
@@ -112,19 +112,19 @@ def _channels(shape: tuple[int, ...]) -> str | None:
 
 
 def _pixels(row: np.ndarray, layout: str | None) -> np.ndarray:
-    """(h, w) or (h, w, 3) of one picture."""
+    """Pixels of one image, (h, w) or (h, w, 3)."""
     if layout == "first":
         row = row.transpose(1, 2, 0)
     return row[..., 0] if layout != "none" and row.shape[-1] == 1 else row
 
 
 def _checked_size(uri: str, shape: tuple[int, ...], dtype: np.dtype, held: int, at_most: int) -> None:
-    """Raises ValueError unless an array of `held` bytes (0: not known, but `at_most` so many) has this shape."""
+    """Raises ValueError unless an array of this shape fits. `held`: its bytes, 0 if unknown; `at_most`: upper limit."""
     num_bytes = math.prod(shape) * dtype.itemsize
     if any(length < 0 for length in shape) or (held or num_bytes) != num_bytes or num_bytes > at_most:
         raise ValueError(
-            f"{uri} says that it is an array of {shape}, {num_bytes:,} bytes, but holds "
-            f"{f'{held:,}' if held else f'at most {at_most:,}'}. It is truncated or damaged; copy it again."
+            f"{uri} states shape {shape}, {num_bytes:,} bytes, but holds "
+            f"{f'{held:,}' if held else f'at most {at_most:,}'}. It is truncated or damaged. Copy it again."
         )
 
 
@@ -136,7 +136,7 @@ _IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0
 
 
 class Idx(_Paired):
-    """A folder of <split>-images-idx3-ubyte and <split>-labels-idx1-ubyte, each plain or .gz; t10k is test."""
+    """A folder of <split>-images-idx3-ubyte and <split>-labels-idx1-ubyte files, each plain or .gz; t10k is test."""
 
     def __init__(self, uri: str, layout: str) -> None:
         super().__init__(uri, layout)
@@ -146,7 +146,7 @@ class Idx(_Paired):
         found = [file for file in self.store.scan() if _IDX_NAME.fullmatch(file.key)]
         if not found:
             raise ValueError(
-                f"{self.uri} is no folder with idx files; expected are names as train-images-idx3-ubyte and "
+                f"{self.uri} is not a folder with idx files; expected are names such as train-images-idx3-ubyte and "
                 "train-labels-idx1-ubyte, plain or .gz."
             )
         return found
@@ -165,13 +165,15 @@ class Idx(_Paired):
             if what == "labels":
                 continue
             if (stem, "labels") not in named:
-                raise ValueError(f"{self.uri} holds {named[stem, what]}, but no {stem}-labels-idx1-ubyte beside it.")
+                raise ValueError(
+                    f"{self.uri} holds {named[stem, what]}, but no {stem}-labels-idx1-ubyte. Add the labels."
+                )
             pairs.append((_idx_split(stem), named[stem, what], named[stem, "labels"]))
         splits = [split for split, _, _ in pairs]
         if len(set(splits)) < len(splits) or (None in splits and len(splits) > 1):
             raise ValueError(
-                f"{self.uri} holds {', '.join(pictures for _, pictures, _ in pairs)}: more than one array of a split. "
-                "Give each data set a folder of its own."
+                f"{self.uri} holds {', '.join(pictures for _, pictures, _ in pairs)}: several arrays of one split. "
+                "Put each data set into a folder of its own."
             )
         return pairs
 
@@ -189,7 +191,9 @@ class Idx(_Paired):
             with damage_of(uri):
                 zeros, kind, num_axes = struct.unpack(">HBB", _exactly(file, 4))
                 if zeros or kind not in _IDX_TYPES or not num_axes:
-                    raise ArrayDamaged(f"it begins with {zeros:04x} {kind:02x} {num_axes:02x}, as no idx file does")
+                    raise ArrayDamaged(
+                        f"it begins with {zeros:04x} {kind:02x} {num_axes:02x}, which is not valid for idx"
+                    )
                 shape = struct.unpack(f">{num_axes}I", _exactly(file, 4 * num_axes))
             dtype, head = np.dtype(_IDX_TYPES[kind]), 4 + 4 * num_axes
             if packed:
@@ -200,7 +204,7 @@ class Idx(_Paired):
 
 
 def _idx_split(stem: str) -> str | None:
-    """The split that a name ends in, as in train, t10k and emnist-letters-test."""
+    """The split named by the last word of a file name stem, such as train, t10k or emnist-letters-test."""
     word = re.split(r"[-_.]", stem.lower())[-1]
     return "test" if word == "t10k" else SplitRule.NAMES.get(word)
 
@@ -208,7 +212,7 @@ def _idx_split(stem: str) -> str | None:
 def _exactly(file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) < count:
-        raise ArrayDamaged("ends within its header")
+        raise ArrayDamaged("it is truncated within its header")
     return data
 
 
@@ -222,7 +226,7 @@ _NPZ_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.form
 
 
 class Npz(OneFile, _Paired):
-    """One .npz of x_train, y_train, x_test, y_test (x_val, y_val), of train_images, train_labels and so on, or of
+    """One .npz with x_train, y_train, x_test, y_test (x_val, y_val); with train_images, train_labels and so on; or with
     images and labels."""
 
     def pairs(self) -> list[tuple[str | None, str, str]]:
@@ -240,7 +244,7 @@ class Npz(OneFile, _Paired):
         if not pairs or len({split for split, _, _ in pairs}) < len(pairs) or (pairs[-1][0] is None and len(pairs) > 1):
             raise ValueError(
                 f"{self.uri} holds the arrays {', '.join(sorted(names))[:500]}; expected are x_train and y_train, x_test "
-                "and y_test, or train_images and train_labels, or images and labels alone. Rename them."
+                "and y_test, or train_images and train_labels, or only images and labels. Rename the arrays."
             )
         return pairs
 
@@ -249,7 +253,7 @@ class Npz(OneFile, _Paired):
 
     @contextlib.contextmanager
     def open(self, name: str) -> Iterator[StreamedArray]:
-        # Each array has a file of its own: two that read in turns would throw away each other's buffer.
+        # Each array gets a file of its own: reading two in turns from one file would discard its buffer each time.
         uri = self.uri_of(name)
         with self._zip() as archive, contextlib.ExitStack() as opened:
             with damage_of(uri):
@@ -261,11 +265,15 @@ class Npz(OneFile, _Paired):
             with damage_of(uri):
                 shape, fortran_order, dtype = _NPZ_HEADERS[version](file)
             if dtype.hasobject:
-                raise ValueError(f"{uri} is an array of Python objects, which is not supported: reading it runs code.")
+                raise ValueError(
+                    f"{uri} is an array of Python objects, which is not supported, because reading it could run code."
+                )
             if fortran_order and len(shape) > 1:
                 raise ValueError(f"{uri} is in Fortran order, which is not supported. Save np.ascontiguousarray of it.")
             if info.file_size > _MAX_EXPANSION * info.compress_size + 1024:
-                raise ValueError(f"{uri} claims {info.file_size:,} bytes in {info.compress_size:,}. It is damaged.")
+                raise ValueError(
+                    f"{uri} claims {info.file_size:,} bytes in {info.compress_size:,}. It is damaged. Copy it again."
+                )
             held = info.file_size - file.tell()
             _checked_size(uri, shape, dtype, held, held)
             yield StreamedArray(shape, dtype, file)

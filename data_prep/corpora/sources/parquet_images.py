@@ -1,4 +1,4 @@
-"""Parquet files with an image column: the layout of Hugging Face, plain bytes, and corpora that vitline wrote."""
+"""Parquet files with an image column: Hugging Face's layout, plain bytes, and corpora written by vitline."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from infra.storage import Store, open_store
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the source, the split that it is of, and how many of its rows belong to the corpus (None: all)."""
+    """A file of the source, its split, and the number of its rows that belong to the corpus (None: all)."""
 
     store: Store
     key: str
@@ -35,7 +35,7 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Names of the columns; empty: there is none."""
+    """Names of the columns; empty if there is none."""
 
     image: str
     label: str
@@ -51,13 +51,15 @@ class _Columns:
 class ParquetCorpus(RawCorpus):
     """Parquet files with an image column: bytes, or a struct with a field `bytes`.
 
-    A label that is a number is the class `number_label` of it, named by the declared ClassLabel, so that classes keep
-    the order of their numbers. A file is of the split that its path names (`named_split`). The id of a row is
-    `file!number of the row` unless a column holds it. Of a corpus that vitline wrote, ids, groups, labels, weights,
-    classes and splits are taken over, and only the rows of its manifest.
+    A numeric label becomes `number_label`, named by the declared ClassLabel, so that classes keep the order of their numbers. The
+    split of a file is the one named in its path (`named_split`). The id of a row is `file!row number` unless a column holds it.
+    From a corpus written by vitline, ids, groups, labels, weights, classes and splits are taken over, but only the rows in its
+    manifest.
     """
 
-    when_ids_repeat = "Name a column of distinct ids as source.id_column, or none: an id is then the file and row."
+    when_ids_repeat = (
+        "Set source.id_column to a column of distinct ids, or leave it empty: an id is then file and row number."
+    )
 
     def __init__(self, source: ParquetImages, recipe: CorpusRecipe) -> None:
         self._source, self._recipe = source, recipe
@@ -83,8 +85,8 @@ class ParquetCorpus(RawCorpus):
             first = first or (uri, names)
             if names != first[1]:
                 raise ValueError(
-                    f"{uri} declares other class names for {self._columns.label!r} than {first[0]}, so that a number "
-                    "would mean two things. Prepare them as two corpora, or write them again with equal names."
+                    f"{uri} declares other class names for {self._columns.label!r} than {first[0]}, so the meaning of a number "
+                    "would be ambiguous. Prepare them as two corpora, or rewrite them with equal names."
                 )
             for begin, end, num_rows, num_bytes in _stretches(footer, file.num_rows, work.examples_per_part):
                 yield Part(
@@ -108,7 +110,7 @@ class ParquetCorpus(RawCorpus):
             yield reader.refused(f"{part.name}!footer", *error.refused)
 
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
-        """Of the rows of a part the ids that a column holds; rows are told apart by their numbers."""
+        """The ids of a part, from the id column. The listed location includes the row number."""
         where, found = cast(dict[str, Any], part.where), list[RawExample]()
         with contextlib.suppress(Refusal), ParquetRows(open_store(where["base"]), where["key"]) as rows:
             for group in range(*(where.get("groups") or (0, 0))):
@@ -139,7 +141,7 @@ class ParquetCorpus(RawCorpus):
 
     @functools.cached_property
     def _own(self) -> Manifest | None:
-        """The manifest, where the folder is a corpus that vitline wrote."""
+        """The manifest, if the folder is a corpus written by vitline."""
         if self._files.single:
             return None
         try:
@@ -153,12 +155,12 @@ class ParquetCorpus(RawCorpus):
         except RuntimeError as error:
             raise ValueError(str(error)) from error
         if self._source.single_label and not manifest.single_label:
-            raise ValueError(f"{self._files.uri} has several labels an image: set single_label to false.")
+            raise ValueError(f"{self._files.uri} has several labels per image. Set source.single_label to false.")
         return manifest
 
     @functools.cached_property
     def _own_classes(self) -> dict[str, ClassInfo]:
-        """By source id, in the order of their numbers."""
+        """Classes by source id, in the order of their label ids."""
         classes = self._files.store.read_json(CLASSES_KEY)["classes"]
         return {info.source_id: info for info in map(ClassInfo.model_validate, classes)}
 
@@ -170,7 +172,7 @@ class ParquetCorpus(RawCorpus):
 
     @functools.cached_property
     def _first_schema(self) -> pa.Schema | None:
-        """Of the first file that can be read."""
+        """Schema of the first readable file."""
         footers = (footer for _, footer in self._footers())
         return next((footer.schema for footer in footers if isinstance(footer, _Footer)), None)
 
@@ -195,7 +197,7 @@ class ParquetCorpus(RawCorpus):
         for name, split in self._own.splits.items():
             rows_per_shard = split.rows_per_row_group * split.row_groups_per_shard
             for segment in split.segments:
-                if segment.split != name:  # a split put together of others
+                if segment.split != name:  # a split that joins others
                     continue
                 keys = segment_keys(segment)[: split.shards_in_use(segment)]
                 for number, key in enumerate(keys):
@@ -203,7 +205,7 @@ class ParquetCorpus(RawCorpus):
                     yield _File(segment_store(self._files.store, segment), key, name, min(left, rows_per_shard))
 
     def _footers(self) -> "Iterator[tuple[_File, _Footer | Refusal]]":
-        """Every file with its footer, a few requests at a time."""
+        """Every file with its footer, several requests at a time."""
         files = self._listed()
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
             while batch := [*itertools.islice(files, _FOOTERS_AT_ONCE)]:
@@ -213,14 +215,14 @@ class ParquetCorpus(RawCorpus):
         for name in self._columns.named:
             if schema.names.count(name) != 1:
                 raise ValueError(
-                    f"{uri} has no column {name!r}, or two; its columns are {', '.join(schema.names)}. "
-                    "Name the right ones as image_column, label_column and id_column."
+                    f"{uri} has no column {name!r}, or several; its columns are {', '.join(schema.names)}. "
+                    "Set image_column, label_column and id_column correctly."
                 )
         kind = schema.field(self._columns.image).type
         if not _is_binary(kind) and not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
             raise ValueError(
-                f"Column {self._columns.image!r} of {uri} is {kind}: images are binary, or a struct with a field 'bytes'. "
-                "Locations of images are read by the source 'table'."
+                f"Column {self._columns.image!r} of {uri} is {kind}; expected is binary, or a struct with a field 'bytes'. "
+                "For a column of image locations, use the source kind 'table'."
             )
 
 
@@ -243,7 +245,7 @@ def _footer_of(file: _File) -> _Footer | Refusal:
 
 
 def _stretches(footer: _Footer, limit: int | None, rows_per_part: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first row group, end, rows, bytes) of stretches of whole row groups with at least `rows_per_part` rows each."""
+    """(first row group, end, rows, bytes) of pieces of whole row groups with at least `rows_per_part` rows each."""
     first = rows_before = rows = num_bytes = 0
     for group, (num_rows, size) in enumerate(zip(footer.num_rows, footer.num_bytes, strict=True)):
         rows, num_bytes = rows + num_rows, num_bytes + size
@@ -256,7 +258,7 @@ def _stretches(footer: _Footer, limit: int | None, rows_per_part: int) -> Iterat
 
 
 class _Reader:
-    """Rows of one file as examples."""
+    """Converts rows of one file to examples."""
 
     def __init__(
         self, file: _File, columns: _Columns, label_of: Callable[[int], str], single_label: bool, rule: SplitRule
@@ -266,7 +268,7 @@ class _Reader:
         self._id, self._uri = unicodedata.normalize("NFC", file.key), file.store.uri_of(file.key)
 
     def group(self, rows: ParquetRows, group: int, spill: Spill) -> Iterator[RawExample]:
-        """The rows of one row group; behind damage one refusal for what is left of it."""
+        """The rows of one row group; after damage, one refusal for the rest of it."""
         number, limit = rows.first_row(group), self._file.num_rows
         num_classes = len(declared_names(rows.schema, self._columns.label)) or None
         try:
@@ -314,7 +316,7 @@ class _Reader:
     def _labels(self, value: Any, num_classes: int | None) -> tuple[str, ...]:
         numbers = value if isinstance(value, list) else [value]
         if num_classes is not None and any(isinstance(n, int) and n >= num_classes for n in numbers):
-            raise ValueError(f"label {short(value)}, but {num_classes} classes are declared")
+            raise ValueError(f"label {short(value)}, but only {num_classes} classes are declared")
         return distinct_labels(label_texts(value, self._label_of), self._single_label)
 
 
@@ -330,7 +332,9 @@ def _listed_row(value: Any, number: int, where: Mapping[str, Any]) -> RawExample
 def _image_bytes(cell: Any) -> bytes:
     if isinstance(cell_value(cell), dict):
         if cell["bytes"] is None and cell.get("path"):
-            raise ValueError(f"only the path {short(cell['path'])} of an image, no bytes; images have to be embedded")
+            raise ValueError(
+                f"the row has only the path {short(cell['path'])} of an image, but no bytes; images must be embedded"
+            )
         cell = cell["bytes"]
     if cell is None:
         raise ValueError("no image")
@@ -350,7 +354,7 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def declared_names(schema: pa.Schema, column: str) -> list[str]:
-    """Class names that the Hugging Face metadata declare for a column, a ClassLabel or a list of them; else none."""
+    """Class names declared by Hugging Face metadata for a column that is a ClassLabel or a list of them; else none."""
     try:
         feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][column]
         while isinstance(feature, list) or "feature" in feature:

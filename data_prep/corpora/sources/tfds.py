@@ -1,8 +1,8 @@
-"""Directories written by TensorFlow Datasets, read without TensorFlow.
+"""Reads directories written by TensorFlow Datasets, without TensorFlow.
 
-The images are the files that TFDS stored, byte for byte. An example id is the split of TFDS and the position in its
-order, as in train/00000799: shards are consecutive pieces of that order, so `train[:800]` are the ids below
-train/00000800, whatever the number of shards. The key that TFDS made the order from is stored nowhere.
+Images are the files that TFDS stored, byte for byte. An example id is the TFDS split and the position in its order, such as
+train/00000799. Shards are consecutive pieces of that order, so `train[:800]` are the ids below train/00000800, whatever the number of
+shards. The keys from which TFDS computed the order are not stored.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class _Info(BaseModel):
     splits: tuple[_Split, ...]
 
     def shard_key(self, split: _Split, shard: int) -> str:
-        """The name of a shard file, as TFDS makes it from the template of the split."""
+        """The name of a shard file, from the template of the split."""
         of = f"{len(split.shard_lengths):05d}"
         words = {
             "DATASET": self.name,
@@ -56,7 +56,7 @@ class _Info(BaseModel):
 
 
 class LabelRefused(ValueError):
-    """A record without a label that could be used: the text is the detail."""
+    """A record without a usable label; the text is the detail."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
@@ -64,13 +64,13 @@ class LabelRefused(ValueError):
 
 
 class TfdsCorpus(RawCorpus):
-    """One version of a data set, on any store. A part is a shard file."""
+    """One version of a data set, on any store. Each part is a shard file."""
 
     def __init__(self, source: TfdsDirectory, recipe: CorpusRecipe) -> None:
         self.source, self._recipe, self.store = source, recipe, open_store(source.path)
         self.origin, self.single_label = self.store.uri, source.single_label
         self.label_features = frozenset({source.label_feature})
-        """What `labels_of` wants of a record."""
+        """The features that `labels_of` needs."""
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self._info.name.encode())
@@ -83,12 +83,12 @@ class TfdsCorpus(RawCorpus):
         self._check_features()
         if info.file_format not in _SMALLEST_RECORD_BYTES:
             raise ValueError(
-                f"{self.origin} holds {info.file_format} files, which is not supported; tfrecord and array_record are. "
+                f"{self.origin} holds {info.file_format} files, which is not supported; tfrecord and array_record are supported. "
                 "Prepare it again with file_format='array_record'."
             )
         if info.file_format == "array_record" and importlib.util.find_spec("array_record") is None:
             raise ValueError(
-                f"{self.origin} holds array_record files, which is not supported without their package: "
+                f"{self.origin} holds array_record files; reading them needs the package array-record. Run: "
                 "pip install array-record."
             )
         present: list[Any] = sorted({self.source.splits[split.name] for split in taken})
@@ -118,15 +118,15 @@ class TfdsCorpus(RawCorpus):
         """The labels of a record. Raises LabelRefused."""
         label = features.get(self.source.label_feature, Feature("", []))
         if label.kind not in ("int64", "") or any(number < 0 for number in label.values) or not label.values:
-            # TFDS writes -1 where the label is not known, as in the test split of a competition.
-            detail = f"{self.source.label_feature!r} is {label.values[:8]} of {label.kind or 'nothing'}"
+            # TFDS writes -1 for an unknown label, as in the test split of a competition.
+            detail = f"{self.source.label_feature!r} is {label.values[:8]} of type {label.kind or 'nothing'}"
             raise LabelRefused("no_label", detail)
         if self.source.single_label and len(label.values) > 1:
-            raise LabelRefused("damaged_archive", f"{len(label.values)} labels where there is one")
+            raise LabelRefused("damaged_archive", f"{len(label.values)} labels, but single_label expects one")
         return tuple(dict.fromkeys(number_label(number) for number in label.values))
 
     def num_examples(self) -> dict[str, int]:
-        """Examples of every split of TFDS. Raises ValueError where the directory is none of TFDS."""
+        """Number of examples of every TFDS split. Raises ValueError if the directory was not written by TFDS."""
         return {split.name: sum(split.shard_lengths) for split in self._info.splits}
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class TfdsCorpus(RawCorpus):
             return _Info.model_validate(self.store.read_json(_INFO))
         except FileNotFoundError as error:
             raise ValueError(
-                f"{self.origin} has no {_INFO}. Name the folder of one version, as in oxford_flowers102/2.1.1."
+                f"{self.origin} has no {_INFO}. Give the folder of one version, such as oxford_flowers102/2.1.1."
             ) from error
         except ValidationError as error:
             first = error.errors()[0]
@@ -151,14 +151,14 @@ class TfdsCorpus(RawCorpus):
             lines = self.store.read(key).decode(errors="replace").split("\n")
         except FileNotFoundError:
             return []
-        return [line.strip() for line in lines if line.strip()]  # as TFDS itself reads it
+        return [line.strip() for line in lines if line.strip()]  # as TFDS reads it
 
     def _taken(self) -> list[_Split]:
         taken = [split for split in self._info.splits if split.name in self.source.splits]
         if not taken:
             raise ValueError(
-                f"{self.origin} has the splits {', '.join(split.name for split in self._info.splits)}, and none of "
-                f"{', '.join(self.source.splits)}. Say in `splits` which to take and what they are."
+                f"{self.origin} has the splits {', '.join(split.name for split in self._info.splits)}, but none of "
+                f"{', '.join(self.source.splits)}. Set `splits` to the splits to take, and what each becomes."
             )
         return taken
 
@@ -167,29 +167,29 @@ class TfdsCorpus(RawCorpus):
             size = self.store.size(key)
         except FileNotFoundError as error:
             raise ValueError(
-                f"{self.store.uri_of(key)} is missing; {_INFO} lists it. Copy the whole folder."
+                f"{self.store.uri_of(key)} is missing, but {_INFO} lists it. Copy the whole folder."
             ) from error
-        # So that a wrong number of examples cannot become as many refusals.
+        # Otherwise a wrong number of examples would become as many refusals.
         if num_examples * _SMALLEST_RECORD_BYTES[self._info.file_format] > size:
             raise ValueError(
                 f"{self.store.uri_of(key)} has {size:,} bytes, too few for the {num_examples:,} examples that {_INFO} "
-                "gives it. Copy the folder again."
+                "states. Copy the folder again."
             )
         return size
 
     def _check_features(self) -> None:
-        """Raises ValueError where features.json says that image or label are something else than what is read here."""
+        """Raises ValueError if features.json says that image or label have an unsupported type."""
         try:
             top = self.store.read_json(_FEATURES)
         except FileNotFoundError:
-            return  # older than TFDS 4: the records themselves have to tell
+            return  # TFDS before version 4: only the records show the types
         image, depth = self._found(top, self.source.image_feature)
         kind, dtype = _class_of(image), _dtype_of(image)
         if kind != "Image" or depth or dtype == "float32":
             what = f"{kind} of {dtype or 'bytes'}" + " in a sequence" * bool(depth)
             raise ValueError(
-                f"{self.origin}: the feature {self.source.image_feature!r} is {what}, which is not supported; an "
-                "Image of 8 or 16 bits is. Name another in `image_feature`."
+                f"{self.origin}: the feature {self.source.image_feature!r} is {what}, which is not supported; expected is an "
+                "Image of 8 or 16 bits. Set `image_feature` to another feature."
             )
         label, depth = self._found(top, self.source.label_feature)
         while _class_of(label) == "Sequence":
@@ -200,12 +200,12 @@ class TfdsCorpus(RawCorpus):
         if not (kind == "ClassLabel" or plain) or depth > 1 or (depth and self.single_label):
             what = f"{kind} of {dtype or 'int64'}" + " in a sequence" * depth
             raise ValueError(
-                f"{self.origin}: the feature {self.source.label_feature!r} is {what}; expected is a ClassLabel or "
-                "integer, or a sequence of them with single_label false. Name another in `label_feature`."
+                f"{self.origin}: the feature {self.source.label_feature!r} is {what}; expected is a ClassLabel or an "
+                "integer, or a sequence of these with single_label false. Set `label_feature` to another feature."
             )
 
     def _found(self, top: Any, path: str) -> tuple[Any, int]:
-        """A feature by its path as in objects/kind, and in how many sequences it lies."""
+        """A feature by its path, such as objects/kind, and the number of sequences around it."""
         node, depth = top, 0
         for name in path.split("/"):
             while _class_of(node) == "Sequence":
@@ -213,12 +213,12 @@ class TfdsCorpus(RawCorpus):
             children = _of(_of(node, "featuresDict"), "features") or _of(node, "content")
             if not isinstance(children, dict) or name not in children:
                 names = ", ".join(children) if isinstance(children, dict) else "nothing"
-                raise ValueError(f"{self.origin} has no feature {path!r}, but {names}. Name another.")
+                raise ValueError(f"{self.origin} has no feature {path!r}; it has {names}. Choose one of these.")
             node = children[name]
         return node, depth
 
 
-# features.json was {"type": "module.Class", "content": ...} first, and {"pythonClassName": ..., "image": ...} later.
+# Early files have {"type": "module.Class", "content": ...}, later ones {"pythonClassName": ..., "image": ...}.
 def _of(node: Any, name: str) -> Any:
     return node.get(name) if isinstance(node, dict) else None
 
@@ -246,7 +246,7 @@ def _inner(sequence: Any) -> Any:
 
 
 class _Shard:
-    """The examples of one file. An example is taken or refused by itself; what cannot be reached is refused too."""
+    """The examples of one file. Examples are accepted or refused individually; unreachable ones are refused as well."""
 
     def __init__(self, corpus: TfdsCorpus, part: Part, rule: SplitRule) -> None:
         self._store, self._part, self._rule, self._source = corpus.store, part, rule, corpus.source
@@ -255,7 +255,7 @@ class _Shard:
         self._wanted = corpus.label_features | {corpus.source.image_feature}
 
     def tfrecord_examples(self) -> Iterator[RawExample]:
-        index, why = 0, f"{self._store.uri_of(self._part.name)} ends before it, though {_INFO} lists it"
+        index, why = 0, f"{self._store.uri_of(self._part.name)} ends before this example, which {_INFO} lists"
         try:
             for frame in frames(self._store, self._part.name):
                 if frame.damage:
@@ -274,12 +274,12 @@ class _Shard:
         from array_record.python.array_record_module import ArrayRecordReader
 
         with _local_file(self._store, self._part.name) as path, Spill(work, self._part) as spill:
-            # Without reading ahead a record that is damaged takes no other with it.
+            # Without reading ahead, a damaged record does not affect others.
             reader = ArrayRecordReader(str(path), options="readahead_buffer_size:0,max_parallelism:0")
             held = reader.num_records()
             for index in range(max(held, self._part.num_examples)):
                 if index >= held:
-                    why = f"{self._store.uri_of(self._part.name)} holds {held:,} records; {_INFO} lists more"
+                    why = f"{self._store.uri_of(self._part.name)} holds {held:,} records, but {_INFO} lists more"
                     yield self._refused(index, "damaged_archive", why)
                     continue
                 try:
@@ -288,23 +288,22 @@ class _Shard:
                     yield self._refused(index, "damaged_archive", str(error))
                     continue
                 yield self._example(index, payload, None, spill)
-            with contextlib.suppress(RuntimeError):  # what made it unreadable is said once more
+            with contextlib.suppress(RuntimeError):  # raises the error of a damaged record again
                 reader.close()
 
     def _example(self, index: int, payload: bytes, offset: int | None, spill: Spill | None = None) -> RawExample:
-        """A record as an example. Its image is read where the record stands, at `offset`, or from the spill."""
+        """A record as an example. Its image is read at `offset` of the file, or from the spill."""
         if index >= self._part.num_examples:
-            listed = (
-                f"{_INFO} gives {self._part.name} {self._part.num_examples:,} examples: it is of another preparation"
-            )
+            listed = f"{_INFO} states {self._part.num_examples:,} examples for {self._part.name}: the file is from another preparation"
             return self._refused(index, "damaged_archive", listed)
         try:
             features = read_example(payload, self._wanted)
         except ValueError as error:
-            return self._refused(index, "damaged_archive", f"no tf.train.Example: {error}")
+            return self._refused(index, "damaged_archive", f"invalid tf.train.Example: {error}")
         image = features.get(self._source.image_feature, Feature("", []))
         if image.kind != "bytes" or len(image.values) != 1:
-            detail = f"{self._source.image_feature!r} has {len(image.values)} values of {image.kind or 'nothing'}"
+            found = f"{len(image.values)} values of type {image.kind or 'nothing'}"
+            detail = f"{self._source.image_feature!r} has {found}; expected is one of type bytes"
             return self._refused(index, "damaged_archive", detail)
         try:
             labels = self._labels_of(features)
@@ -340,7 +339,7 @@ class _Shard:
 
 @contextlib.contextmanager
 def _local_file(store: Store, key: str) -> Iterator[Path]:
-    """The file where it lies, or a copy for as long as it is read: the package reads local files only."""
+    """The local file, or a temporary local copy: the package reads local files only."""
     scheme, _, folder = store.uri.partition("://")
     if scheme == "file":
         yield Path(folder, key)

@@ -1,4 +1,4 @@
-"""WebDataset tars: neighbouring files of one name up to its first dot are one example."""
+"""WebDataset tars: consecutive files with the same name up to the first dot form one example."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from data_prep.labels.label_texts import distinct_labels, label_texts, labelled_
 from infra.storage import Listed, Store
 
 _ENDINGS = (".tar", ".tar.gz", ".tgz")
-# One worker reads a tar up to this size whole. The headers of a larger one are listed first, to cut it.
+# One worker reads a tar of up to this size as a whole. For a larger one, the headers are listed first, to divide it.
 _LARGEST_WHOLE_BYTES = 16 << 30
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _META = re.compile(r"__[^/]*__(?:$|/)")
@@ -28,14 +28,14 @@ _META = re.compile(r"__[^/]*__(?:$|/)")
 class WebDatasetCorpus(RawCorpus):
     """WebDataset tars, plain or gzipped.
 
-    The id of an example is `shard.tar!key`. Its image is the first of `image_keys` that it has; its label is a text
-    (txt), a field of a json, or a number (cls), which becomes `number_label`, so that classes keep their order. A tar
-    is of the split that its path names (`named_split`).
+    The id of an example is `shard.tar!key`. Its image is its first file in the order of `image_keys`. Its label is a text (txt),
+    a field of a json, or a number (cls), which becomes `number_label`, so that classes keep their order. The split of a tar is
+    the one named in its path (`named_split`).
     """
 
     def __init__(self, source: WebDataset, recipe: CorpusRecipe) -> None:
         if re.search(r"\{.*\.\..*\}", source.path):
-            raise ValueError(f"{source.path}: patterns in braces are not supported. Name the folder of the tars.")
+            raise ValueError(f"{source.path}: patterns in braces are not supported. Give the folder of the tars.")
         self._source, self._recipe = source, recipe
         self._files = SourceFiles(source.path, _ENDINGS)
         self.origin, self.single_label = self._files.uri, source.single_label
@@ -73,7 +73,7 @@ class WebDatasetCorpus(RawCorpus):
 
 
 def _stretches(store: Store, file: Listed, examples_each: int) -> Iterator[tuple[int, int | None]]:
-    """(first byte, end) of stretches of a tar with so many examples each, of which none is cut; read by its headers."""
+    """(first byte, end) of pieces of a tar with `examples_each` whole examples each, found by reading the headers."""
     start, num_examples, key = 0, 0, None
     for member in index(store, file.key):
         named = _NAME.fullmatch(member.path)
@@ -87,7 +87,7 @@ def _stretches(store: Store, file: Listed, examples_each: int) -> Iterator[tuple
 
 @dataclass
 class _Group:
-    """The files of one example: the images and the label with their bytes, and the endings of all of them."""
+    """The files of one example: images and label with their bytes, and the extensions of all files."""
 
     key: str
     files: dict[str, tuple[Member, bytes]] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Group:
 
 
 class _Reader:
-    """Examples of one tar."""
+    """Reads the examples of one tar."""
 
     def __init__(
         self, source: WebDataset, recipe: CorpusRecipe, store: Store, key: str, present: frozenset[str]
@@ -107,7 +107,7 @@ class _Reader:
         self._image_keys = [key.lower() for key in source.image_keys]
 
     def groups(self, start: int, end: int | None) -> Iterator[_Group | RawExample]:
-        """Examples of a stretch, and refusals of what belongs to none. Holds one example at a time."""
+        """Examples of a piece of the tar, and refusals of files that belong to none. Holds one example at a time."""
         group: _Group | None = None
         for member, data in read_members(
             self._store, self._key, self._max_bytes, start, end, end is None, self._is_wanted
@@ -125,7 +125,7 @@ class _Reader:
                     yield group
                 group = _Group(named[1])
             if ending in group.files:
-                yield self.refused(member.path, "ignored_file", f"a second {ending} of {group.key}")
+                yield self.refused(member.path, "ignored_file", f"a second {ending} file of {group.key}")
             elif data is not None:
                 group.files[ending] = member, data
             group.endings = [*group.endings[:20], ending]
@@ -136,7 +136,7 @@ class _Reader:
         image = next((ending for ending in self._image_keys if ending in group.files), None)
         if image is None:
             endings, wanted = ", ".join(group.endings), ", ".join(self._image_keys)
-            detail = f"no image: it has {endings}, wanted is one of {wanted}"
+            detail = f"no image: the example has {endings}, expected is one of {wanted}"
             return self.refused(f"{group.key}.{group.endings[0]}", "unreadable", detail)
         member, data = group.files[image]
         if member.size > self._max_bytes:
@@ -163,19 +163,19 @@ class _Reader:
         return named is not None and named[2].lower() in (*self._image_keys, self._label_key)
 
     def _foreign(self, member: Member, named: re.Match[str] | None) -> tuple[str, str] | None:
-        """Why a member belongs to no example."""
+        """Why a member does not belong to any example; None if it may."""
         if member.refused:
             return member.refused
         if member.kind != "file":
-            return "ignored_file", f"a link to {short(member.target)}; a WebDataset holds files"
+            return "ignored_file", f"a link to {short(member.target)}; a WebDataset must hold files"
         if named is None or _META.match(member.path):
-            return "ignored_file", "belongs to no example by its name: files are key.ending"
+            return "ignored_file", "the name does not belong to an example; expected is KEY.EXTENSION"
         return None
 
     def _labels(self, group: _Group) -> tuple[str, ...]:
-        """Raises ValueError, and RecursionError of a json that is nested too deeply."""
+        """Labels of an example. Raises ValueError, and RecursionError for a json that is nested too deeply."""
         if self._label_key not in group.files:
-            raise ValueError(f"no {self._label_key}: it has {', '.join(group.endings)}")
+            raise ValueError(f"no {self._label_key} file: the example has {', '.join(group.endings)}")
         text = group.files[self._label_key][1].decode().strip()
         value: Any = text
         if self._label_key.rpartition(".")[2] == "json":
@@ -186,7 +186,7 @@ class _Reader:
 
 
 def _field(value: Any, path: str) -> Any:
-    """A field of a json object, or of objects inside objects by a path with dots. Raises ValueError."""
+    """A field of a json object, or of nested objects by a path with dots. Raises ValueError."""
     if isinstance(value, dict) and path in value:
         return value[path]
     name, _, rest = path.partition(".")

@@ -1,1 +1,1 @@
-"""The data sets that the ViT paper transfers to beside VTAB."""
+"""The data sets that the ViT paper transfers to besides VTAB."""

@@ -1,8 +1,8 @@
-"""ImageNet-1k: test are the 50,000 validation images, val the last 1 % of train in the order of TFDS.
+"""ImageNet-1k: test is the 50,000 validation images, val the last 1 % of train in the order of TFDS.
 
-Where that 1 % begins depends on the names of all 1,281,167 training images, as TFDS sorts them by a hash of their names. So
-the headers of the training archive are read once when it is listed; examples then know their split by themselves. A share of
-our own hash would need no listing, but be other images than those the published learning rates were chosen on.
+TFDS sorts by a hash of file names, so where that 1 % begins depends on the names of all 1,281,167 training images. Listing therefore
+reads the headers of the training archive once; afterwards every example determines its split by itself. A split by our own hash
+would need no listing, but val would differ from the images on which the published learning rates were chosen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,12 +23,12 @@ from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, VIEWS
 from infra.storage import Store
 
 _VAL_BEGINS = "val-begins.json"
-# Each header is a read. A tenth of the archive, 128,100 headers on a local disk, took 29 s with one thread, 9 s with these.
+# Each header is one read. A tenth of the archive, 128,100 headers on a local disk, took 29 s with one thread, 9 s with these.
 _LIST_THREADS = 16
 
 
 class Imagenet(ImagenetTask):
-    """Parts: the tar of each synset, and stretches of the validation archive. Ids are as train/n01440764_18.JPEG and
+    """Parts: the tar of each synset, and pieces of the validation archive. Ids: train/n01440764_18.JPEG and
     validation/ILSVRC2012_val_00000001.JPEG."""
 
     views = VIEWS
@@ -48,19 +48,19 @@ class Imagenet(ImagenetTask):
     )
 
     def __init__(self, store: Store, recipe: CorpusRecipe) -> None:
-        self._carving = OFFICIAL_SPLITS["imagenet"]
-        super().__init__(store, recipe, self._carving.num_rows)
+        self._official_splits = OFFICIAL_SPLITS["imagenet"]
+        super().__init__(store, recipe, self._official_splits.num_rows)
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        self.files()  # raises where one is missing
+        self.files()  # raises if one is missing
         validation, train = self.validation_parts(work), list(self.archives.training_parts())
-        work.work.write_json(_VAL_BEGINS, self._val_begins(train))
+        work.store.write_json(_VAL_BEGINS, self._val_begins(train))
         yield from train
         yield from validation
 
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         is_train = "synset" in part.where
-        tfds_split, val_begins = ("train", work.work.read_json(_VAL_BEGINS)) if is_train else ("validation", 0)
+        tfds_split, val_begins = ("train", work.store.read_json(_VAL_BEGINS)) if is_train else ("validation", 0)
         for example in self.archives.examples(part, work):
             if example.refused:
                 yield example
@@ -74,19 +74,19 @@ class Imagenet(ImagenetTask):
         """`order_prefix` of the first image of val. Raises ValueError unless the archive has all training images."""
         with ThreadPoolExecutor(_LIST_THREADS) as threads:
             prefixes = np.sort(np.concatenate(list(threads.map(self._prefixes, train))))
-        if len(prefixes) != (expected := self._carving.sizes["train"]):
+        if len(prefixes) != (expected := self._official_splits.sizes["train"]):
             raise self.not_whole(f"{len(prefixes):,} training images", f"{expected:,}")
-        return int(prefixes[self._carving.val.start])
+        return int(prefixes[self._official_splits.val.start])
 
     def _prefixes(self, part: Part) -> np.ndarray:
-        """Of every image in the tar of a synset. Raises ValueError where it is damaged."""
+        """`order_prefix` of every image in the tar of a synset. Raises ValueError if it is damaged."""
         where: Any = part.where
         if "synset" not in where:
             return np.empty(0, np.uint64)
         found = []
         for member in index(self.store, where["key"], where["start"], where["end"]):
             if member.kind == "damage" and member.refused:
-                raise ValueError(f"{self.store.uri_of(where['key'])}: {member.refused[1]}. Get it again.")
+                raise ValueError(f"{self.store.uri_of(where['key'])}: {member.refused[1]}. Download it again.")
             if member.kind == "file" and not member.refused and is_picture(member):
                 found.append(order_prefix("train", file_name(member.path)))
         return np.array(found, np.uint64)

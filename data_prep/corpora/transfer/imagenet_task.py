@@ -1,5 +1,5 @@
-"""What ImageNet and its two other test sets share: the classes of the development kit, so that a head that was trained on
-one can be scored on the others."""
+"""Shared by ImageNet and its two other test sets: the classes of the development kit, so that a head trained on one can be scored
+on the others."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ VALIDATION_FILE = OfficialFile(
 
 
 class ImagenetTask(RawCorpus):
-    """The class map is that of the kit: WNIDs in their order, names, hierarchy. Of all three it has one digest."""
+    """The class map is that of the development kit: sorted WNIDs, names, hierarchy. Its digest is the same for all three."""
 
     official: ClassVar[OfficialFiles]
 
@@ -35,7 +35,7 @@ class ImagenetTask(RawCorpus):
         self.archives = Ilsvrc2012Corpus(Ilsvrc2012(path=store.uri), recipe)
 
     def files(self) -> dict[str, Listed]:
-        """By official name. Raises ValueError that lists the missing ones."""
+        """Files by official name. Raises ValueError that lists the missing ones."""
         return self.official.found(self.store)
 
     def fingerprint(self) -> str:
@@ -52,24 +52,24 @@ class ImagenetTask(RawCorpus):
 
     @cached_property
     def kit(self) -> Kit:
-        """Raises ValueError where its classes are not those of ILSVRC2012."""
+        """The development kit. Raises ValueError if its classes are not those of ILSVRC2012."""
         kit, release = self.archives.kit, RELEASES["imagenet1k"]
         digest = hashlib.sha256("\n".join(kit.classes).encode()).hexdigest()
         if digest != release.sha256:
             raise ValueError(
-                f"{self.store.uri_of(KIT)} has {len(kit.classes):,} classes, whose WNIDs have the sha256 {digest:.12}; "
-                f"expected are the {release.num_classes:,} of {release.what}, {release.sha256:.12}. It is the kit of another "
-                f"year, or a changed one. Get {KIT} from {self.official.home}."
+                f"{self.store.uri_of(KIT)} has {len(kit.classes):,} classes, whose WNIDs have sha256 {digest:.12}; "
+                f"expected are the {release.num_classes:,} classes of {release.what}, {release.sha256:.12}. It is the kit of "
+                f"another year, or it was changed. Download {KIT} from {self.official.home}."
             )
         return kit
 
     def validation_parts(self, work: WorkFolder) -> Sequence[Part]:
-        """Of the validation archive. Raises ValueError where it has not the images that the kit has labels of."""
+        """Parts of the validation archive. Raises ValueError unless it has one image per label of the kit."""
         parts = list(self.archives.validation_parts(work))
         there, expected = sum(part.num_examples for part in parts), OFFICIAL_SPLITS["imagenet"].sizes["validation"]
         if not there == expected == len(self.kit.truth):
             raise self.not_whole(
-                f"{there:,} validation images, {KIT} {len(self.kit.truth):,} labels of them", f"{expected:,}"
+                f"{there:,} validation images and {KIT} {len(self.kit.truth):,} labels", f"{expected:,}"
             )
         return parts
 
@@ -77,11 +77,11 @@ class ImagenetTask(RawCorpus):
         """The error for files with other examples than the official ones."""
         unlike = "".join(f"{clause}. " for clause in self.official.unlike_official(self.files()))
         return ValueError(
-            f"{self.official.title} at {self.origin} has {there}, expected are {expected}. {unlike}Get its files again from "
-            f"{self.official.home}."
+            f"{self.official.title} at {self.origin} has {there}, but {expected} are expected. {unlike}Download its files again "
+            f"from {self.official.home}."
         )
 
 
 def file_name(example_id: str) -> str:
-    """The name of the image, which is its key in TFDS, from an id of `Ilsvrc2012Corpus`."""
+    """The file name of the image, which is its key in TFDS, from an id of `Ilsvrc2012Corpus`."""
     return example_id.rpartition("!")[2].rpartition("/")[2]

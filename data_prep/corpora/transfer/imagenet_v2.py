@@ -1,8 +1,8 @@
-"""ImageNetV2 (arXiv:1902.10811), matched frequency: 10,000 new images, ten of each class of ImageNet, gathered as its
-validation images were.
+"""ImageNetV2 (arXiv:1902.10811), matched frequency: 10,000 new images, ten per class of ImageNet, collected like its validation
+images.
 
-Folders are called by the number of the class among the sorted WNIDs, without zeros in front: sorted as text, which some
-readers do, folder 10 would be class 2.
+Folder names are the class numbers in the order of the sorted WNIDs, without leading zeros. Some readers sort them as text, which
+makes folder 10 class 2.
 """
 
 import re
@@ -22,7 +22,7 @@ _IMAGE = re.compile(r"(?:.*/)?(0|[1-9][0-9]*)/([^/]+)", re.DOTALL)
 
 
 class ImagenetV2(ImagenetTask):
-    """Test only. Ids are as test/207_<file>: the key that TFDS makes of folder and file."""
+    """Test split only. Ids: test/207_<file>, with the key that TFDS makes of folder and file."""
 
     official = OfficialFiles(
         title="ImageNetV2 (matched frequency)",
@@ -43,7 +43,7 @@ class ImagenetV2(ImagenetTask):
         super().__init__(store, recipe, {"test": TEST_SETS["imagenet-v2"]})
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        _ = self.kit  # raises where its classes are others
+        _ = self.kit  # raises if its classes differ
         yield from picture_parts(self.store, self.files()[self.official.files[0].name].key, work)
 
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
@@ -61,7 +61,7 @@ class ImagenetV2(ImagenetTask):
         number, key, classes = int(named[1]), readable_id(f"{named[1]}_{named[2]}"), self.kit.classes
         base, refused = self.store.uri, None
         if number >= len(classes):
-            refused = ("no_label", f"folder {number}; the classes are 0 to {len(classes) - 1}")
+            refused = ("no_label", f"folder {number} is outside of the classes 0 to {len(classes) - 1}")
         if not where:
             base, where = spill.base, (spill.key, spill.keep(data), len(data))
         return RawExample(

@@ -1,4 +1,4 @@
-"""A data set of the ViT paper as a corpus: of ImageNet its own readers, of the others VTAB's with another carving."""
+"""A data set of the ViT paper as a corpus: own readers for ImageNet, those of VTAB with other official splits for the rest."""
 
 from collections.abc import Mapping
 
@@ -31,7 +31,7 @@ _NUM_CLASSES = {"cifar10": 10, "cifar100": 100, "pets": 37, "flowers102": 102}
 
 
 def open_task(source: Transfer, recipe: CorpusRecipe) -> RawCorpus:
-    """A task from the official files in a folder; CIFAR, Pets and Flowers also from a directory that TFDS prepared."""
+    """A task from the official files in a folder; CIFAR, Pets and Flowers also from a directory prepared by TFDS."""
     task, store = source.task, open_store(source.path)
     if task in _OF_IMAGENET:
         return _OF_IMAGENET[task](store, recipe)
@@ -41,10 +41,10 @@ def open_task(source: Transfer, recipe: CorpusRecipe) -> RawCorpus:
 
 
 def data_set_of(task: str) -> str:
-    """The data set that a task is made of."""
+    """Name of the data set of a task."""
     return "imagenet" if task in _OF_IMAGENET else task
 
 
 def official_files_of(task: str) -> OfficialFiles:
-    """What the files of a task are called and where they come from."""
+    """The official files of a task, and where to get them."""
     return (_OF_IMAGENET.get(task) or _READERS[task]).official

@@ -1,12 +1,12 @@
-"""Caltech-101, whose splits the archive does not tell: they are found by comparing pictures.
+"""Caltech-101, whose archive does not contain VTAB's splits: they are found by comparing images.
 
-TFDS draws 30 pictures of a class for its train with a fixed seed, but in the order in which a file system happened to
-list the files, so that each prepared copy may differ. The copy behind clip-benchmark/wds_vtab-caltech101 (Hugging Face
-Hub) is published as pixels, in VTAB's train and test, without names. Each of its pictures is looked for in the archive;
-what is left of the archive is val. So the keys of train are known, and with them TFDS's order, which must begin with the
-published train: this is checked.
+TFDS draws 30 images per class for its train split with a fixed seed, but in the order in which a file system happened to list the
+files, so prepared copies may differ. The copy behind clip-benchmark/wds_vtab-caltech101 (Hugging Face Hub) is published as pixels, in
+VTAB's train and test splits, without file names. Each of its images is searched in the archive; the remaining images of the archive
+are val. This gives the keys of train and, with them, the order of TFDS, which must begin with the published train split: this is
+checked.
 
-A copy that TFDS has prepared is read by `data_prep/corpora/sources/tfds.py`.
+A copy prepared by TFDS is read by `data_prep/corpora/sources/tfds.py`.
 """
 
 import contextlib
@@ -36,17 +36,17 @@ _ARCHIVE, _INNER = "caltech-101.zip", "caltech-101/101_ObjectCategories.tar.gz"
 _HUB = "clip-benchmark/wds_vtab-caltech101"
 _SPLITS = "splits.json"
 _WHY = (
-    "The archive alone does not tell VTAB's splits: TensorFlow Datasets drew them in the order in which a file system "
-    f"listed the files. Put the folders train/ and test/ of {_HUB} from the Hugging Face Hub beside it. Or take a "
-    "directory of caltech101, version 3, that TensorFlow Datasets has prepared."
+    "The archive alone does not determine VTAB's splits: TensorFlow Datasets drew them in the order in which a file system "
+    f"listed the files. Put the folders train/ and test/ of {_HUB} from the Hugging Face Hub next to it. Or give a "
+    "directory of caltech101, version 3, prepared by TensorFlow Datasets."
 )
 
 _Picture = tuple[bytes, str]
-"""Digest of the pixels, and class: by it equal pictures of several classes are told apart."""
+"""Digest of the pixels, and class: the class distinguishes equal images of several classes."""
 
 
 class Caltech101(VtabData):
-    """Keys are <folder>/<file>; classes the folders, lower-cased and alphabetical, background_google among them."""
+    """Keys are <folder>/<file>; classes are the lower-cased folders in alphabetical order, including background_google."""
 
     official = OfficialFiles(
         title="Caltech-101",
@@ -80,16 +80,16 @@ class Caltech101(VtabData):
         return self._class_names
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        told = {split: list(keys) for split, keys in self.keys().items()}
-        work.work.write_json(_SPLITS, {**told, "classes": self._class_names})
-        if archive_kind(self._archive) == "zip":  # of one tar.gz, which is read from its beginning
+        splits = {split: list(keys) for split, keys in self.keys().items()}
+        work.store.write_json(_SPLITS, {**splits, "classes": self._class_names})
+        if archive_kind(self._archive) == "zip":  # with a single tar.gz, which is read from its beginning
             yield Part(name=self._archive, num_bytes=self.store.size(self._archive), where={"key": self._archive})
         else:
             yield from picture_parts(self.store, self._archive, work)
 
     def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        told = work.work.read_json(_SPLITS)
-        numbers, test = {name: number for number, name in enumerate(told["classes"])}, set(told["test"])
+        splits = work.store.read_json(_SPLITS)
+        numbers, test = {name: number for number, name in enumerate(splits["classes"])}, set(splits["test"])
         for member, data, where in self._members(part):
             key = _key(member.path)
             split = "test" if key in test else "train"
@@ -109,7 +109,7 @@ class Caltech101(VtabData):
             try:
                 paths = [member.path for member in members if member.kind == "file" and not member.refused]
             except ArchiveDamaged as error:
-                raise ValueError(f"{error}. Get it again from {self.official.home}.") from error
+                raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
         else:
             paths = [*picture_paths(self.store, self._archive)]
         return sorted({_class(_key(path)) for path in paths if _is_picture(path)})
@@ -124,41 +124,41 @@ class Caltech101(VtabData):
         for split, expected in (("train", official_splits.train.stop), ("test", official_splits.test.stop)):
             if (there := published[split].total()) != expected:
                 raise ValueError(
-                    f"{self.store.uri}/{split} has {there:,} pictures, expected are {expected:,}. Copy all its tars again "
+                    f"{self.store.uri}/{split} has {there:,} images, but {expected:,} are expected. Copy all its tars again "
                     f"from {_HUB}."
                 )
         splits = _matched(dict(self._archive_pictures()), published)
         if missing := published["train"].total() + published["test"].total() - sum(s != "val" for s in splits.values()):
             raise ValueError(
-                f"{missing:,} of the pictures in train/ and test/ at {self.store.uri} are not in {self._archive}, with equal "
-                f"pixels and in the same class. Take the tars of {_HUB} as they are (webp, lossless), and the archive from "
+                f"{missing:,} of the images in train/ and test/ at {self.store.uri} have no counterpart with equal pixels and "
+                f"the same class in {self._archive}. Use the original tars of {_HUB} (webp, lossless), and the archive from "
                 f"{self.official.home}."
             )
         trainval = [key for key, split in splits.items() if split != "test"]
         begin = {trainval[i] for i in tfds_order("train", trainval)[: official_splits.train.stop]}
         if wrong := [key for key in trainval if (splits[key] == "train") != (key in begin)]:
             raise ValueError(
-                f"{len(wrong):,} pictures contradict the order of TensorFlow Datasets, as {wrong[0]}: {self.store.uri}/train "
-                f"is not the beginning of a train split, though all its pictures are in the archive. {_WHY}"
+                f"{len(wrong):,} images contradict the order of TensorFlow Datasets, for example {wrong[0]}: {self.store.uri}/train "
+                f"is not the beginning of a train split, although the archive contains all its images. {_WHY}"
             )
         return splits
 
     def _archive_pictures(self) -> Iterator[tuple[str, set[_Picture]]]:
-        """Key of each picture of the archive, and what TFDS may have decoded it to. Raises ValueError of a damaged one."""
+        """Key of each image of the archive, and the pixels that TFDS may have decoded. Raises ValueError for a damaged one."""
         where: dict[str, Any] = {"key": self._archive}
         if self._archive.endswith("/"):
             where["files"] = [listed.key for listed in self.store.scan(self._archive)]
         for member, data, _ in self._members(Part(name=self._archive, where=where)):
             key = _key(member.path)
             digests = {self._digest(self._archive, member, data)}
-            with contextlib.suppress(ValueError):  # no JPEG
-                # TensorFlow decodes with the faster, less exact cosine transform (kernels/image/decode_image_op.cc); two
-                # thirds of the pixels differ by it.
+            with contextlib.suppress(ValueError):  # not a JPEG
+                # TensorFlow decodes with the faster, less exact cosine transform (kernels/image/decode_image_op.cc), which
+                # changes two thirds of the pixels.
                 digests.add(pixel_sha256(simplejpeg.decode_jpeg(data, "RGB", fastdct=True, strict=False)))
             yield key, {(digest, _class(key)) for digest in digests}
 
     def _published(self, split: str) -> Iterator[_Picture]:
-        """The pictures of a split on the Hub. Raises ValueError of a damaged one, or of one without label."""
+        """The images of a split on the Hub. Raises ValueError for a damaged one, or one without a label."""
         for listed in self.store.scan(self.file(f"{split}/")):
             if archive_kind(listed.key) not in ("tar", "tar.gz"):
                 continue
@@ -173,20 +173,20 @@ class Caltech101(VtabData):
             for name in digests.keys() | labels.keys():
                 if name not in digests or labels.get(name) not in numbers:
                     raise ValueError(
-                        f"{self.store.uri_of(listed.key)}: {name} has {'a' if name in digests else 'no'} picture and the "
-                        f"label {labels.get(name)!r:.40}, expected are 0 to {len(numbers) - 1}. Copy it again from {_HUB}."
+                        f"{self.store.uri_of(listed.key)}: {name} has {'an' if name in digests else 'no'} image and "
+                        f"label {labels.get(name)!r:.40}; expected are 0 to {len(numbers) - 1}. Copy it again from {_HUB}."
                     )
                 yield digests[name], numbers[labels[name]]
 
     def _digest(self, archive: str, member: Member, data: bytes | None) -> bytes:
-        """Of a picture as it is stored, not turned."""
+        """Digest of an image as stored, without EXIF rotation."""
         try:
             if data is None:
                 raise ValueError(member.refused[1] if member.refused else member.kind)
             return pixel_sha256(decode(data, DecodePolicy(max_bytes=self.max_bytes, exif_orientation="ignore")))
         except ValueError as error:  # ImageRejected is one
             uri = f"{self.store.uri}/{archive}"
-            raise ValueError(f"{uri}: {member.path}: {error}. Get it again from {self.official.home}.") from error
+            raise ValueError(f"{uri}: {member.path}: {error}. Download it again from {self.official.home}.") from error
 
     def _members(self, part: Part) -> Iterator[tuple[Member, bytes | None, tuple[str, int, int] | None]]:
         """As `picture_members`."""
@@ -204,10 +204,10 @@ class Caltech101(VtabData):
 
 
 def _matched(archive: Mapping[str, set[_Picture]], published: Mapping[str, Counter[_Picture]]) -> dict[str, str]:
-    """train, val or test, by key: val where a picture of the archive is not published.
+    """train, val or test, by key: val for images of the archive that are not published.
 
-    Equal pictures of one class cannot be told apart. Those of train are taken to be first in TFDS's order, those of val
-    last: if this contradicts the order, every other choice does.
+    Equal images of one class cannot be distinguished. Those of train are assumed to come first in the order of TFDS, those of val
+    last: if this contradicts the order, every other assignment does as well.
     """
     keys: dict[_Picture, list[str]] = {}
     for key, pictures in archive.items():
@@ -254,7 +254,7 @@ class _Unzipped(Ranges):
         try:
             self._piece = self._piece or memoryview(next(self._pieces, b""))
         except FileNotFoundError as error:
-            raise ArchiveDamaged(self.archive, 0, "is not in the zip, so this is another archive") from error
+            raise ArchiveDamaged(self.archive, 0, "the file is not in the zip, so this is another archive") from error
         data, self._piece = bytes(self._piece[:count]), self._piece[count:]
         self.position += len(data)
         if not data:

@@ -1,4 +1,4 @@
-"""Data sets that are an archive of a folder for every class, all in one split of TFDS."""
+"""Data sets that are archives with one folder per class, all in one TFDS split."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -13,7 +13,7 @@ from infra.storage import Listed
 
 
 class ClassArchive(VtabData):
-    """<anything>/<class>/<file>, keys are <class>_<file>. Classes are in alphabetical order."""
+    """Files are <anything>/<class>/<file>, keys are <class>_<file>. Classes are in alphabetical order."""
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         return {"train": [_key(path) for path in self._paths]}
@@ -51,7 +51,7 @@ def _key(path: str) -> str:
 
 
 class EuroSat(ClassArchive):
-    """Sentinel-2 pictures in RGB, 64 x 64."""
+    """Sentinel-2 images in RGB, 64 x 64."""
 
     official = OfficialFiles(
         title="EuroSAT (RGB)",
@@ -69,7 +69,7 @@ class EuroSat(ClassArchive):
 
 
 class Resisc45(ClassArchive):
-    """Aerial pictures, 256 x 256, 700 of a class. The official archive is a RAR, which has to be repacked."""
+    """Aerial images, 256 x 256, 700 per class. The official archive is a RAR, which must be repacked."""
 
     official = OfficialFiles(
         title="NWPU-RESISC45",
@@ -84,7 +84,7 @@ class Resisc45(ClassArchive):
     )
 
     def files(self) -> dict[str, Listed]:
-        """As the base class. Raises ValueError that says how to repack it where there is only the RAR."""
+        """As the base class. If only the RAR exists, raises ValueError that says how to repack it."""
         found, (rar,) = super().files(), self.official.files
         if found[rar.name].key != rar.name:
             return found
@@ -94,6 +94,6 @@ class Resisc45(ClassArchive):
             return {rar.name: readable.found(self.store)[first]}
         except ValueError:
             raise ValueError(
-                f"{self.store.uri_of(rar.name)} cannot be read, as RAR needs a program of its own. Unpack it there, or pack "
-                "it otherwise, for example: bsdtar -cf NWPU-RESISC45.tar @NWPU-RESISC45.rar"
+                f"{self.store.uri_of(rar.name)} cannot be read, because RAR needs a special program. Unpack it there, or "
+                "repack it, for example: bsdtar -cf NWPU-RESISC45.tar @NWPU-RESISC45.rar"
             ) from None

@@ -1,4 +1,4 @@
-"""CLEVR: rendered scenes of 3 to 10 objects; how many there are, and how far the nearest one is."""
+"""CLEVR: rendered scenes of 3 to 10 objects; the class is their number or the distance of the nearest one."""
 
 import itertools
 import math
@@ -18,14 +18,14 @@ from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.corpora.sources.folder_layout import refusal_by_name
 
 _SPLITS = {"train": "train", "val": "validation"}
-"""How TFDS calls CLEVR's. Its test has no scenes."""
+"""TFDS names of CLEVR's splits. Its test split has no scenes."""
 _PICTURE = re.compile(r"(?:^|/)images/(train|val)/([^/]+)\Z")
 _SCENES = re.compile(r"(?:^|/)scenes/CLEVR_(train|val)_scenes\.json\Z")
 _READ_BYTES = 4 << 20
 
 
 class Clevr(VtabData):
-    """The files of scenes have half a gigabyte: who lists the parts reads them once, a scene at a time."""
+    """The scene files have half a gigabyte; listing reads them once, one scene at a time."""
 
     official = OfficialFiles(
         title="CLEVR v1.0",
@@ -79,32 +79,32 @@ class Clevr(VtabData):
                 scenes[_SPLITS[found[1]]] = path
         if missing := [name for name, split in _SPLITS.items() if split not in scenes]:
             raise ValueError(
-                f"{self._uri} lacks scenes/CLEVR_{missing[0]}_scenes.json. Get it again from {self.official.home}."
+                f"{self._uri} lacks scenes/CLEVR_{missing[0]}_scenes.json. Download it again from {self.official.home}."
             )
         return {split: self._labels_of(sorted(names), scenes[split]) for split, names in pictures.items()}
 
     def _labels_of(self, names: list[str], path: str) -> dict[str, int]:
-        """The class of every picture of a split, by the scenes in the file `path`."""
+        """The class of every image of a split, from the scenes in the file `path`."""
         try:
             scenes = [
                 self._scene(scene, number) for number, scene in enumerate(json_items(self._pieces(path), "scenes"))
             ]
             return _joined(names, scenes)
         except ValueError as error:
-            raise ValueError(f"{self._uri}, {path}: {error}. Get it again from {self.official.home}.") from error
+            raise ValueError(f"{self._uri}, {path}: {error}. Download it again from {self.official.home}.") from error
 
     def _scene(self, scene: Any, number: int) -> tuple[Any, int]:
-        """Picture, if it is named, and class."""
+        """Image name, if the scene has one, and class."""
         try:
             objects = scene["objects"]
             if self.task == "clevr_count":
                 return scene.get("image_filename"), clevr_count(len(objects))
             depths = [float(it["pixel_coords"][2]) for it in objects]
-            if not all(math.isfinite(depth) for depth in depths):  # min would pass over NaN
-                raise ValueError(f"depths {depths}")
+            if not all(math.isfinite(depth) for depth in depths):  # min ignores NaN
+                raise ValueError(f"depths {depths} are not finite")
             return scene.get("image_filename"), clevr_distance(depths)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(f"scene {number:,} is not what it should be ({error})") from error
+            raise ValueError(f"scene {number:,} is not valid ({error})") from error
 
     def _pieces(self, path: str) -> Iterator[bytes]:
         if not self._archive.endswith("/"):
@@ -120,20 +120,20 @@ class Clevr(VtabData):
 
 
 def _picture(path: str) -> tuple[str, str] | None:
-    """Split of TFDS and key."""
+    """TFDS split and key of an image; None for any other file."""
     found = _PICTURE.search(path)
     return None if found is None or refusal_by_name(path) else (_SPLITS[found[1]], found[2])
 
 
 def _joined(names: list[str], scenes: list[tuple[Any, int]]) -> dict[str, int]:
-    """Classes by picture: by the names in the scenes or, as TFDS does, the first scene is of the first picture."""
+    """Classes by image: by the names in the scenes or, as in TFDS, in the same order if the scenes have no names."""
     if all(isinstance(name, str) for name, _ in scenes):
         labels = dict(scenes)
         if len(labels) < len(scenes):
-            raise ValueError(f"{len(scenes) - len(labels):,} pictures have more than one scene")
+            raise ValueError(f"{len(scenes) - len(labels):,} images have more than one scene")
         if lacking := [name for name in names if name not in labels]:
-            raise ValueError(f"{len(lacking):,} pictures have no scene, such as {lacking[0]}")
+            raise ValueError(f"{len(lacking):,} images have no scene, for example {lacking[0]}")
         return {name: labels[name] for name in names}
     if len(names) != len(scenes):
-        raise ValueError(f"{len(scenes):,} scenes that name no picture, and {len(names):,} pictures")
+        raise ValueError(f"{len(scenes):,} scenes without image names, but {len(names):,} images")
     return {name: label for name, (_, label) in zip(names, scenes, strict=True)}

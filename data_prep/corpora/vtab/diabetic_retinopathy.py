@@ -1,5 +1,5 @@
-"""Diabetic Retinopathy Detection (Kaggle, 2015), its pictures made as `btgraham-300` of TFDS: eyes of one size, without
-what differs from camera to camera, as the winner of the competition made them."""
+"""Diabetic Retinopathy Detection (Kaggle, 2015), preprocessed as TFDS's `btgraham-300`: eyes of equal size, without differences
+between cameras, after the winner of the competition."""
 
 import csv
 import io
@@ -20,16 +20,16 @@ from data_prep.decode import DEFAULT_POLICY, ImageRejected
 from infra.storage import Listed
 
 RADIUS_PX = 300
-"""Of every eye."""
+"""Radius of every eye."""
 _KEPT_RADIUS, _BLUR_RADIUS, _QUALITY = 0.9, 30, 72
 _GREY = 128
 _USAGES = {"Public": "validation", "Private": "test"}
-"""Splits by what Kaggle used the examples of its test for: two leaderboards."""
+"""TFDS splits by Kaggle's usage of its test examples: the two leaderboards."""
 _LEVELS = ("no retinopathy", "mild", "moderate", "severe", "proliferative retinopathy")
 
 
 class DiabeticRetinopathy(VtabData):
-    """The pictures made here depend, in the last bits, on the release of OpenCV, as TFDS's own do."""
+    """The images made here depend, in the last bits, on the release of OpenCV, and so do those of TFDS."""
 
     official = OfficialFiles(
         title="Diabetic Retinopathy Detection",
@@ -52,12 +52,12 @@ class DiabeticRetinopathy(VtabData):
             return super().files()
         except ValueError as error:
             raise ValueError(
-                f"{error} The pieces of an archive are put together: cat train.zip.00* > train.zip, and so test.zip. "
-                "retinopathy_solution.csv was published afterwards, in the competition's forum."
+                f"{error} Join the pieces of an archive: cat train.zip.00* > train.zip, and likewise test.zip. "
+                "retinopathy_solution.csv was published later, in the forum of the competition."
             ) from error
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
-        opencv("Diabetic Retinopathy Detection")  # without it no picture can be made
+        opencv("Diabetic Retinopathy Detection")  # images cannot be made without it
         return {split: list(labels) for split, labels in self._labels.items()}
 
     def class_names(self) -> Sequence[str]:
@@ -85,7 +85,7 @@ class DiabeticRetinopathy(VtabData):
 
     @cached_property
     def _labels(self) -> dict[str, dict[str, int]]:
-        """Classes by split of TFDS and key."""
+        """Classes by TFDS split and key."""
         labels: dict[str, dict[str, int]] = {"train": {}, "validation": {}, "test": {}}
         for name, usages in (("trainLabels.csv", {}), ("retinopathy_solution.csv", _USAGES)):
             key = self.file(name)
@@ -94,12 +94,12 @@ class DiabeticRetinopathy(VtabData):
                     _add_rows(labels, text, usages)
                 except ValueError as error:
                     uri = self.store.uri_of(key)
-                    raise ValueError(f"{uri}, {path}: {error}. Get it again from {self.official.home}.") from error
+                    raise ValueError(f"{uri}, {path}: {error}. Download it again from {self.official.home}.") from error
         return labels
 
 
 def _key(path: str) -> str:
-    """10_left of train/10_left.jpeg; empty for what is no picture of an eye."""
+    """10_left for train/10_left.jpeg; empty for a file that is not an image of an eye."""
     name, _, ending = path.rpartition("/")[2].rpartition(".")
     return "" if ending != "jpeg" or refusal_by_name(path) else name
 
@@ -109,30 +109,32 @@ def _is_called(name: str, path: str) -> bool:
 
 
 def _add_rows(labels: Mapping[str, dict[str, int]], text: str, usages: Mapping[str, str]) -> None:
-    """Of a table of image, level and, where there are `usages`, Usage."""
+    """Add the rows of a table with image, level and, if there are `usages`, Usage."""
     columns = {"image", "level", "Usage"} if usages else {"image", "level"}
     rows, seen = csv.DictReader(io.StringIO(text), strict=True), set[str]()
     if missing := columns - set(rows.fieldnames or ()):
-        raise ValueError(f"no column {', '.join(sorted(missing))}; there is {rows.fieldnames}")
+        raise ValueError(f"no column {', '.join(sorted(missing))}; the columns are {rows.fieldnames}")
     try:
         for row in rows:
             name, level, split = row["image"], row["level"], usages.get(row["Usage"] or "") if usages else "train"
             if not name or name in seen or level not in ("0", "1", "2", "3", "4") or split is None:
-                raise ValueError(f"line {rows.line_num} is {list(row.values())}, no new image with a level of 0 to 4")
+                raise ValueError(
+                    f"line {rows.line_num} is {list(row.values())}, which is not a new image with a level from 0 to 4"
+                )
             seen.add(name)
             labels[split][name] = int(level)
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num}: {error}") from error
 
 
-# Pictures -------------------------------------------------------------------------------------------------------------
+# Images ---------------------------------------------------------------------------------------------------------------
 
 
 def btgraham(data: bytes, radius_px: int) -> bytes:
-    """A picture of an eye scaled to the radius `radius_px`, as JPEG of quality 72. Raises ImageRejected.
+    """An image of an eye scaled to the radius `radius_px`, as JPEG of quality 72. Raises ImageRejected.
 
-    Four times the difference to the local average is kept, around grey; what is outside 0.9 of the radius is grey and,
-    where it can be, cropped. Source: TFDS, image_classification/diabetic_retinopathy_detection.py.
+    Keeps four times the difference to the local average, around grey. Everything outside of 0.9 of the radius becomes grey and is
+    cropped as far as possible. Source: TFDS, image_classification/diabetic_retinopathy_detection.py.
     """
     cv2 = opencv("Diabetic Retinopathy Detection")
     _check_header(data)
@@ -151,15 +153,15 @@ def btgraham(data: bytes, radius_px: int) -> bytes:
 
 
 def eye_radius(image: np.ndarray) -> float:
-    """Half of the pixels of the middle row that are brighter than a tenth of its average; of a picture that is dark
-    there, half the height."""
+    """Half of the number of pixels in the middle row that are brighter than a tenth of its average; half the height if that row
+    is dark."""
     brightness = image[image.shape[0] // 2].sum(axis=1)
     radius = (brightness > brightness.mean() / 10).sum() / 2
     return float(radius) if radius >= 1 else image.shape[0] / 2
 
 
 def masked_and_cropped(image: np.ndarray, radius_px: int) -> np.ndarray:
-    """Grey outside a circle around the middle, cropped to the square around it."""
+    """Grey outside of a circle around the centre, cropped to the square around the circle."""
     x, y = image.shape[1] // 2, image.shape[0] // 2
     circle = np.zeros(image.shape[:2], np.uint8)
     opencv("Diabetic Retinopathy Detection").circle(circle, center=(x, y), radius=radius_px, color=1, thickness=-1)
@@ -168,15 +170,15 @@ def masked_and_cropped(image: np.ndarray, radius_px: int) -> np.ndarray:
 
 
 def _check_header(data: bytes) -> None:
-    """OpenCV is given JPEG only, and no more pixels than elsewhere."""
+    """Only JPEG within the usual limit of pixels is passed to OpenCV."""
     try:
         with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
             _check_pixels(image.width, image.height, "in its header")
     except (UnidentifiedImageError, OSError, SyntaxError) as error:
-        raise ImageRejected("not_an_image", f"no JPEG: {error}") from error
+        raise ImageRejected("not_an_image", f"not a JPEG: {error}") from error
 
 
 def _check_pixels(width: float, height: float, where: str) -> None:
     if width * height > DEFAULT_POLICY.max_pixels:
-        detail = f"{width:,.0f} x {height:,.0f} {where}, limit {DEFAULT_POLICY.max_pixels:,}"
+        detail = f"{width:,.0f} x {height:,.0f} pixels {where}, limit {DEFAULT_POLICY.max_pixels:,}"
         raise ImageRejected("too_many_pixels", detail)

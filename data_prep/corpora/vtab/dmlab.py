@@ -1,4 +1,4 @@
-"""DMLab: frames of DeepMind Lab; how far something is, and whether it earns or costs a reward."""
+"""DMLab: frames of DeepMind Lab; the class combines the distance of an object and the sign of its reward."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ _FEATURES = frozenset({"image", "filename", "label"})
 
 
 class DmLab(VtabData):
-    """Records of TensorFlow, in an archive that is read from its beginning: once for the keys, once for the pictures."""
+    """TFRecord files in an archive that is read from its beginning: once for the keys, once for the images."""
 
     official = OfficialFiles(
         title="DMLab",
@@ -32,13 +32,13 @@ class DmLab(VtabData):
     )
 
     def files(self) -> dict[str, Listed]:
-        """The archive or, where it is unpacked, the files dmlab-{train,validation,test}.tfrecord*."""
+        """The archive or, if it is unpacked, the files dmlab-{train,validation,test}.tfrecord*."""
         try:
             return super().files()
         except ValueError as error:
             unpacked = {found.key: found for found in self.store.scan("dmlab-") if _split_of(found.key)}
             if not unpacked:
-                raise ValueError(f"{error} Unpacked, its files dmlab-*.tfrecord* are read as well.") from error
+                raise ValueError(f"{error} The unpacked files dmlab-*.tfrecord* are accepted as well.") from error
             return unpacked
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
@@ -48,7 +48,7 @@ class DmLab(VtabData):
                 for split, name, records in self._shards(file.key):
                     keys[split].extend(_checked_key(frame, name) for frame in records)
         except ArchiveDamaged as error:
-            raise ValueError(f"{error}. Get it again from {self.official.home}.") from error
+            raise ValueError(f"{error}. Download it again from {self.official.home}.") from error
         return keys
 
     def class_names(self) -> Sequence[str]:
@@ -68,7 +68,7 @@ class DmLab(VtabData):
             yield Found("train", f"({key} is damaged)", refused=("damaged_archive", str(error)))
 
     def _shards(self, key: str) -> Iterator[tuple[str, str, Iterator[Frame]]]:
-        """Split, name for people, and records of each file of records. Raises ArchiveDamaged."""
+        """Split, display name and records of each record file. Raises ArchiveDamaged."""
         if not archive_kind(key):
             yield _split_of(key), self.store.uri_of(key), frames(self.store, key)
             return
@@ -77,7 +77,7 @@ class DmLab(VtabData):
             yield _split_of(member.path), name, frames_inside(source, name, member.size)
 
     def _found(self, split: str, frame: Frame, name: str, plain_key: str | None) -> Found:
-        """`plain_key` is the object in which the frame stands as it is."""
+        """A record as an image. `plain_key`: the object that holds the record uncompressed, if there is one."""
         here = f"(record at byte {frame.offset} of {name})"
         try:
             features = _features(frame)
@@ -85,10 +85,10 @@ class DmLab(VtabData):
             (image,) = features["image"].values
             image = slice(image.start, min(image.stop, image.start + self.max_bytes + 1))
         except (AttributeError, KeyError, ValueError) as error:
-            detail = f"no record of a filename, an image and a label: {error}"
+            detail = f"the record does not have one filename, image and label: {error}"
             return Found(split, here, refused=("damaged_archive", frame.damage or detail))
         if label not in range(len(self.class_names())):
-            return Found(split, key, refused=("no_label", f"label {label} in {here}; DMLab has 0 to 5"))
+            return Found(split, key, refused=("no_label", f"label {label} in {here} is outside of 0 to 5"))
         where = None if plain_key is None else (plain_key, frame.offset + image.start, image.stop - image.start)
         return Found(split, key, label, frame.payload[image], where)
 
@@ -97,7 +97,7 @@ _HOW_FAR = ("near", "far", "very far")
 
 
 def _split_of(path: str) -> str:
-    """The split of a file of records, empty of another file."""
+    """The split of a record file; empty for any other file."""
     found = _SHARD.search(path)
     return found[1] if found else ""
 
@@ -109,10 +109,10 @@ def _features(frame: Frame, wanted: frozenset[str] = _FEATURES) -> dict[str, Fea
 
 
 def _text(frame: Frame, features: Mapping[str, Feature]) -> str:
-    """The name of the frame, which is its key."""
+    """The file name of a frame, which is its key."""
     names = features["filename"].values if "filename" in features else []
     if len(names) != 1 or not isinstance(names[0], slice):
-        raise ValueError("it has no filename")
+        raise ValueError("the record has no filename")
     return frame.payload[names[0]].decode()
 
 
@@ -120,4 +120,4 @@ def _checked_key(frame: Frame, name: str) -> str:
     try:
         return _text(frame, _features(frame, frozenset({"filename"})))
     except ValueError as error:
-        raise ValueError(f"{name}, record at byte {frame.offset}: {error}. Get the file again.") from error
+        raise ValueError(f"{name}, record at byte {frame.offset}: {error}. Download the file again.") from error

@@ -1,4 +1,4 @@
-"""dSprites: white shapes on black, in every combination of shape, size, orientation and place."""
+"""dSprites: white shapes on black, in every combination of shape, size, orientation and position."""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -20,12 +20,12 @@ from infra.storage import Store
 _STEM = "dsprites_ndarray_co1sh3sc6or40x32y32_64x64"
 _IMAGES, _CLASSES = "imgs", "latents_classes"
 _ROWS_PER_PART = 65_536
-"""The npz is one deflated stream: a part inflates all that stands before it."""
+"""The npz is one deflated stream, so reading a part decompresses everything before it."""
 _ROWS_PER_READ = 1024
 
 
 class _Latent(NamedTuple):
-    """What a task is made of."""
+    """The latent variable of a task."""
 
     name: str
     column: int
@@ -40,7 +40,7 @@ _LATENTS = {
 
 
 class DSprites(VtabData):
-    """Grey pictures of 64 x 64. Parts are ranges of rows; keys are the rows."""
+    """Grey images of 64 x 64. Parts are ranges of rows; keys are the row numbers."""
 
     official = OfficialFiles(
         title="dSprites",
@@ -60,7 +60,7 @@ class DSprites(VtabData):
         file = self._file
         count = file.count(_CLASSES, (6,), "int64")
         if (images := file.count(_IMAGES, (64, 64), "uint8")) != count:
-            raise ValueError(f"{file.uri} has {images:,} pictures, but classes of {count:,}. Get it again.")
+            raise ValueError(f"{file.uri} has {images:,} images, but classes for {count:,}. Download it again.")
         self._labels(0, count)
         return {"train": range(count)}
 
@@ -88,7 +88,9 @@ class DSprites(VtabData):
         labels, row = self._labels(start, stop), start
         for block in self._file.blocks(_IMAGES, start, stop):
             if block.max(initial=0) > 1:
-                raise ValueError(f"{self._file.uri}: a pixel of {block.max()}, expected are 0 and 1. Get it again.")
+                raise ValueError(
+                    f"{self._file.uri}: a pixel has value {block.max()}; expected are 0 and 1. Download it again."
+                )
             for pixels in block:
                 yield Found("train", row, labels[row - start], lossless_png(pixels * np.uint8(255)))
                 row += 1
@@ -101,7 +103,7 @@ class DSprites(VtabData):
         except ArrayDamaged:
             raise
         except ValueError as error:
-            raise ValueError(f"{self._file.uri}: {error}. Get it again from {self.official.home}.") from error
+            raise ValueError(f"{self._file.uri}: {error}. Download it again from {self.official.home}.") from error
 
     @property
     def _file(self) -> "_File":
@@ -110,7 +112,7 @@ class DSprites(VtabData):
 
 
 class _File(ABC):
-    """One of the two packings."""
+    """The data set in one of its two file formats."""
 
     def __init__(self, store: Store, key: str) -> None:
         self.store, self.key, self.uri = store, key, store.uri_of(key)
@@ -121,23 +123,23 @@ class _File(ABC):
 
     @abstractmethod
     def count(self, name: str, shape: tuple[int, ...], dtype: str) -> int:
-        """Rows of an array. Raises ValueError unless they are of this shape and type."""
+        """Number of rows of an array. Raises ValueError unless the rows have this shape and type."""
 
     @abstractmethod
     def blocks(self, name: str, start: int, stop: int) -> Iterator[np.ndarray]:
-        """Rows [start, stop), some at a time. Raises ArrayDamaged."""
+        """Rows [start, stop) in batches. Raises ArrayDamaged."""
 
     def _checked(self, name: str, found: tuple[tuple[int, ...], np.dtype], shape: tuple[int, ...], dtype: str) -> int:
         if len(found[0]) != 1 + len(shape) or found[0][1:] != shape or found[1] != np.dtype(dtype):
             raise ValueError(
-                f"{self.uri}: {name} is an array of {found[0]} {found[1]}; expected are rows of {shape} {dtype}. "
-                "It is another file; get it again."
+                f"{self.uri}: {name} is an array of shape {found[0]} and type {found[1]}; expected are rows of {shape} {dtype}. "
+                "It is another file. Download it again."
             )
         return found[0][0]
 
 
 class _NpzFile(_File):
-    """Only the arrays that are asked for are opened: another of its members is a pickle."""
+    """Opens only the requested arrays: another member of the npz is a pickle."""
 
     @property
     def rows_per_part(self) -> int:
@@ -151,18 +153,18 @@ class _NpzFile(_File):
         with self._npz.open(name) as array:
             row, row_bytes = 0, int(np.prod(array.shape[1:])) * array.dtype.itemsize
             while row < stop:
-                # Rows before the first are inflated and dropped.
+                # Rows before the first are decompressed and dropped.
                 end = min(row + _ROWS_PER_READ, stop if row >= start else start)
                 with damage_of(self.uri):
                     data = array.file.read((end - row) * row_bytes)
                 if len(data) < (end - row) * row_bytes:
-                    raise ArrayDamaged(f"{self.uri} ends within {name}. Copy it again.")
+                    raise ArrayDamaged(f"{self.uri} is truncated within {name}. Copy it again.")
                 if row >= start:
                     yield np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
                 row = end
             if stop == array.shape[0]:
                 with damage_of(self.uri):
-                    array.file.read(1)  # what reads on to the end compares its checksum
+                    array.file.read(1)  # reading to the end verifies the checksum
 
     @property
     def _npz(self) -> Npz:

@@ -1,4 +1,4 @@
-"""KITTI's pictures of its object benchmark: how far ahead the nearest car, van or truck is."""
+"""KITTI's object detection images; the class is the distance to the nearest car, van or truck ahead."""
 
 import math
 import re
@@ -23,7 +23,7 @@ _DRAWN_PERCENT = 10
 
 
 class Kitti(VtabData):
-    """Pictures of a drive are alike, so that TFDS draws whole drives for validation and test."""
+    """KITTI. Images of one drive resemble each other, so TFDS draws whole drives for validation and test."""
 
     official = OfficialFiles(
         title="KITTI (object detection)",
@@ -77,23 +77,23 @@ class Kitti(VtabData):
 
     @cached_property
     def _labels(self) -> dict[str, dict[str, int]]:
-        """Classes by split and key."""
+        """Classes by split and key. Raises ValueError if labels are missing."""
         splits, distances = self._splits_of_pictures(), self._distances()
         labels: dict[str, dict[str, int]] = {"train": {}, "validation": {}, "test": {}}
         for path in picture_paths(self.store, self._pictures):
             number = _number(path)
-            if number is None or int(number) >= len(splits):  # of the latter TFDS takes none, either
+            if number is None or int(number) >= len(splits):  # TFDS leaves these out as well
                 continue
             if number not in distances:
                 raise ValueError(
-                    f"{self._uri('data_object_label_2.zip')} has no training/label_2/{number}.txt, though there is a "
-                    f"picture {number}.png. Get both again from {self.official.home}."
+                    f"{self._uri('data_object_label_2.zip')} has no training/label_2/{number}.txt, but there is an "
+                    f"image {number}.png. Download both again from {self.official.home}."
                 )
             labels[splits[int(number)]][f"{number}.png"] = distances[number]
         return labels
 
     def _distances(self) -> dict[str, int]:
-        """The class of each picture by its six digits."""
+        """The class of each image by its six digits."""
         found = {}
         key = self.file("data_object_label_2.zip")
         for path, text in annotation_texts(self.store, key, lambda path: bool(_LABEL.search(path))):
@@ -101,11 +101,11 @@ class Kitti(VtabData):
                 found[path[-len("000000.txt") : -len(".txt")]] = kitti_distance(_objects(text))
             except ValueError as error:
                 uri = self._uri("data_object_label_2.zip")
-                raise ValueError(f"{uri}, {path}: {error}. Get it again from {self.official.home}.") from error
+                raise ValueError(f"{uri}, {path}: {error}. Download it again from {self.official.home}.") from error
         return found
 
     def _splits_of_pictures(self) -> list[str]:
-        """The split of TFDS of pictures 0, 1, ...: that of their drive."""
+        """The TFDS split of images 0, 1, ...: that of their drive."""
         key, texts = self.file("devkit_object.zip"), dict[str, str]()
         for path, text in annotation_texts(self.store, key, lambda path: bool(_MAPPING.search(path))):
             texts[path.rpartition("/")[2]] = text
@@ -116,7 +116,7 @@ class Kitti(VtabData):
             splits = splits_of_drives(drives)
         except ValueError as error:
             uri = self._uri("devkit_object.zip")
-            raise ValueError(f"{uri}: {error}. Get it again from {self.official.home}.") from error
+            raise ValueError(f"{uri}: {error}. Download it again from {self.official.home}.") from error
         return [splits[drive] for drive in drives]
 
     def _uri(self, name: str) -> str:
@@ -124,44 +124,46 @@ class Kitti(VtabData):
 
 
 def _number(path: str) -> str | None:
-    """The six digits of a picture."""
+    """The six digits of an image; None for any other file."""
     found = _PICTURE.search(path)
     return None if found is None or refusal_by_name(path) else found[1]
 
 
 def _objects(text: str) -> Iterator[tuple[str, float]]:
-    """Type and `location[2]` of the objects in a file of labels."""
+    """Type and `location[2]` of the objects in a label file."""
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split(" ")
         if len(fields) != _NUM_FIELDS:
-            raise ValueError(f"line {number} has {len(fields)} fields, expected are {_NUM_FIELDS}")
+            raise ValueError(f"line {number} has {len(fields)} fields; expected are {_NUM_FIELDS}")
         z = float(fields[_Z])
         if not math.isfinite(z):
-            raise ValueError(f"line {number} has a distance of {z}")
+            raise ValueError(f"line {number} has distance {z}, which is not finite")
         yield fields[_KIND], z
 
 
 def drives_of_pictures(rand: str, mapping: str) -> list[str]:
-    """The drive of every picture: `rand` (train_rand.txt) holds for each the number, from 1 on, of its line in `mapping`
-    (train_mapping.txt), whose second word is the drive. Raises ValueError where they are not that."""
+    """The drive of every image. `rand` (train_rand.txt) has for each image the number, from 1 on, of its line in `mapping`
+    (train_mapping.txt), whose second word is the drive. Raises ValueError for any other content."""
     lines, drives = mapping.splitlines(), []
     for position, text in enumerate(rand.split(",")):
         words = lines[int(text) - 1].split(" ") if 1 <= int(text) <= len(lines) else []
         if len(words) < 2:
-            raise ValueError(f"entry {position} of train_rand.txt is {text.strip()}, no line of a drive")
+            raise ValueError(
+                f"entry {position} of train_rand.txt is {text.strip()}, which is not a line of train_mapping.txt with a drive"
+            )
         drives.append(words[1])
     return drives
 
 
 def splits_of_drives(drives: Sequence[str]) -> dict[str, str]:
-    """The split of TFDS of every drive: a tenth of them each are drawn for test and, of the rest, for validation.
+    """The TFDS split of every drive: a tenth of the drives each is drawn for test and, from the rest, for validation.
 
-    The draws are those of numpy's legacy generator, whose stream numpy never changes (NEP 19). Raises ValueError where
-    there are fewer than three drives.
+    The draws are those of numpy's legacy generator, whose stream numpy never changes (NEP 19). Raises ValueError if there are
+    fewer than three drives.
     """
     names = sorted(set(drives))
     if len(names) < 3:
-        raise ValueError(f"{len(names)} drives; there have to be three at least")
+        raise ValueError(f"there are {len(names)} drives; at least three are expected")
     num_drawn, draw = max(1, _DRAWN_PERCENT * len(names) // 100), np.random.RandomState(123)
     test = {str(name) for name in draw.choice(names, num_drawn, replace=False)}
     rest = [name for name in names if name not in test]

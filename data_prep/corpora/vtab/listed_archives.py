@@ -1,4 +1,4 @@
-"""Data sets that say by lists which picture is in which split: the pictures in an archive, the lists in it or beside it."""
+"""Data sets whose splits are defined by lists: images in an archive, lists in the archive or next to it."""
 
 import re
 from abc import abstractmethod
@@ -19,15 +19,15 @@ _MAX_LIST_BYTES = 64 << 20
 
 
 class ListedArchive(VtabData):
-    """The first of the official files holds the pictures. What the lists say is kept in the work folder for the workers."""
+    """The first official file holds the images. The content of the lists is kept in the work folder for the workers."""
 
     @abstractmethod
     def _lines(self) -> Iterator[tuple[str, str, int]]:
-        """(key, split of TFDS, label) of every picture that a list names. Raises ValueError where a list is wrong."""
+        """(key, TFDS split, label) of every listed image. Raises ValueError if a list is wrong."""
 
     @abstractmethod
     def _key(self, path: str) -> str:
-        """The key that a picture of this path has."""
+        """The key of the image with this path."""
 
     def keys(self) -> Mapping[str, Sequence[Key]]:
         keys: dict[str, list[Key]] = {}
@@ -36,11 +36,11 @@ class ListedArchive(VtabData):
         return keys
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
-        work.work.write_json(_LISTING, self._listing)
+        work.store.write_json(_LISTING, self._listing)
         yield from picture_parts(self.store, self.file(self.official.files[0].name), work)
 
     def pictures(self, part: Part, work: WorkFolder) -> Iterator[Found]:
-        listing = work.work.read_json(_LISTING)
+        listing = work.store.read_json(_LISTING)
         for member, data, where in picture_members(
             self.store, part, self.max_bytes, lambda path: self._key(path) in listing
         ):
@@ -57,12 +57,12 @@ class ListedArchive(VtabData):
         listing: dict[str, tuple[str, int]] = {}
         for key, split, label in self._lines():
             if key in listing:
-                raise self._wrong(f"its lists name {key} twice, in {listing[key][0]} and {split}")
+                raise self._wrong(f"its lists contain {key} twice, in {listing[key][0]} and {split}")
             listing[key] = split, label
         return listing
 
     def _texts(self, name: str, paths: Iterable[str]) -> dict[str, list[str]]:
-        """The lines of text files in the archive or folder `name`, by their paths below its only folder."""
+        """The lines of text files in the archive or folder `name`, by their paths below its top folder."""
         key, wanted, found, damage = self.file(name), set(paths), dict[str, bytes](), ""
         if key.endswith("/"):
             there = {listed.key for listed in self.store.scan(key)}
@@ -82,7 +82,7 @@ class ListedArchive(VtabData):
 
     def _wrong(self, what: str) -> ValueError:
         return ValueError(
-            f"{self.official.title} at {self.store.uri}: {what}. Get the files again from {self.official.home}."
+            f"{self.official.title} at {self.store.uri}: {what}. Download the files again from {self.official.home}."
         )
 
 
@@ -91,7 +91,7 @@ def _below(path: str) -> str:
 
 
 class Dtd(ListedArchive):
-    """Textures; the first of ten ways to split them. Keys are <class>/<file>, classes alphabetical."""
+    """Textures; the first of ten official splits. Keys are <class>/<file>, classes are in alphabetical order."""
 
     official = OfficialFiles(
         title="Describable Textures Dataset",
@@ -116,7 +116,7 @@ class Dtd(ListedArchive):
         rows = [(line.strip(), split, path) for path, split in lists.items() for line in texts[path] if line.strip()]
         for key, _, path in rows:
             if not re.fullmatch(r"[^/]+/[^/]+", key):
-                raise self._wrong(f"{path} has the line {key!r:.80}, expected is as banded/banded_0002.jpg")
+                raise self._wrong(f"{path} has the line {key!r:.80}; expected are lines such as banded/banded_0002.jpg")
         numbers = {name: i for i, name in enumerate(sorted({key.partition("/")[0] for key, _, _ in rows}))}
         for key, split, _ in rows:
             yield key, split, numbers[key.partition("/")[0]]
@@ -126,7 +126,7 @@ class Dtd(ListedArchive):
 
 
 class Pets(ListedArchive):
-    """Cats and dogs of 37 breeds. Keys are file names. Some of the .jpg are PNG or GIF."""
+    """Cats and dogs of 37 breeds. Keys are file names. Some files named .jpg are PNG or GIF."""
 
     official = OfficialFiles(
         title="Oxford-IIIT Pet",
@@ -165,9 +165,13 @@ class Pets(ListedArchive):
             for line in texts[path]:
                 if not line.strip() or line.startswith("#"):
                     continue
-                row = re.fullmatch(r"(\S+_\d+) ([1-9]\d{0,3})(?: -?\d+)*\s*", line)  # file, class, species, breed of it
+                row = re.fullmatch(
+                    r"(\S+_\d+) ([1-9]\d{0,3})(?: -?\d+)*\s*", line
+                )  # file, class, species, breed within the species
                 if not row:
-                    raise self._wrong(f"{path} has the line {line!r:.80}, expected is as Abyssinian_100 1 1 1")
+                    raise self._wrong(
+                        f"{path} has the line {line!r:.80}; expected are lines such as Abyssinian_100 1 1 1"
+                    )
                 yield f"{row[1]}.jpg", split, int(row[2]) - 1
 
     def _key(self, path: str) -> str:
@@ -197,7 +201,7 @@ _FLOWERS = tuple(_FLOWERS_TEXT.split(", "))
 
 
 class Flowers102(ListedArchive):
-    """Flowers common in the United Kingdom. Keys are file names; the files give numbers for classes, and no names."""
+    """Flowers common in the United Kingdom. Keys are file names. The files have class numbers but no class names."""
 
     official = OfficialFiles(
         title="102 Category Flower Dataset",
@@ -234,19 +238,19 @@ class Flowers102(ListedArchive):
                 yield f"image_{image:05d}.jpg", split, labels[image - 1] - 1
 
     def _numbers(self, name: str, variables: Iterable[str], last: int) -> list[list[int]]:
-        """Variables of a MATLAB file, each made of numbers from 1 to `last`."""
+        """Variables of a MATLAB file that consist of numbers from 1 to `last`."""
         try:
             found = read_mat(self.store.read(name, 0, _MAX_LIST_BYTES))
         except ValueError as error:
-            raise self._wrong(f"{name} is {error}") from error
+            raise self._wrong(f"{name} is {str(error).rstrip('.')}") from error
         numbers = []
         for variable in variables:
             values = found.get(variable)
             if not isinstance(values, np.ndarray) or values.dtype.kind not in "iuf":
-                raise self._wrong(f"{name} has no numbers called {variable}")
+                raise self._wrong(f"{name} has no numeric variable {variable}")
             whole = values.astype(np.int64)
             if (whole != values).any() or (whole < 1).any() or (whole > last).any():
-                raise self._wrong(f"{variable} of {name} has other numbers than 1 to {last:,}")
+                raise self._wrong(f"{variable} of {name} has numbers outside of 1 to {last:,}")
             numbers.append(whole.tolist())
         return numbers
 

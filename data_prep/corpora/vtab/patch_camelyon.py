@@ -1,4 +1,4 @@
-"""PatchCamelyon: patches of slides of lymph nodes, in HDF5 files, as distributed (.h5.gz) or unpacked (.h5)."""
+"""PatchCamelyon: patches of lymph node slides in HDF5 files, as distributed (.h5.gz) or decompressed (.h5)."""
 
 import contextlib
 import gzip
@@ -17,7 +17,7 @@ from data_prep.corpora.raw import Part, WorkFolder
 from infra.storage import Store
 
 _NAMES = {"train": "train", "validation": "valid", "test": "test"}
-"""What files and keys call the splits of TFDS."""
+"""Names of the TFDS splits in files and keys."""
 _SHAPE = (96, 96, 3)
 _MAX_LABEL_BYTES = 64 << 20
 
@@ -28,8 +28,8 @@ def _official(what: str, num_bytes: int, sha256: str) -> OfficialFile:
 
 
 class PatchCamelyon(VtabData):
-    """Pictures of 96 x 96. Parts are ranges of rows of an .h5; an .h5.gz is one part, which unpacks it first: into the
-    work folder, as HDF5 is not read from its beginning to its end."""
+    """Images of 96 x 96. Parts are ranges of rows of an .h5. An .h5.gz is one part, which is first decompressed into the work
+    folder, because HDF5 needs random access."""
 
     official = OfficialFiles(
         title="PatchCamelyon",
@@ -72,7 +72,7 @@ class PatchCamelyon(VtabData):
         split, start, stop = where["split"], where["start"], where["stop"]
         labels, key, store = self._labels(split), self._key(split, "x"), self.store
         if packed := key.endswith(".gz"):
-            store, key = work.work, _unpacked(self.store, key, work.work, 2 * len(labels) * 96 * 96 * 3)
+            store, key = work.store, _unpacked(self.store, key, work.store, 2 * len(labels) * 96 * 96 * 3)
         with store.open(key) as file, self._patches(split, file) as patches:
             row = start
             for block in patches.blocks(start, stop):
@@ -87,14 +87,14 @@ class PatchCamelyon(VtabData):
 
     @contextlib.contextmanager
     def _patches(self, split: str, file: BinaryIO) -> Iterator[Hdf5Array]:
-        """The pictures of a split, of which `file` is the HDF5 file, one to a label."""
+        """The images of a split, one per label; `file` is its HDF5 file."""
         uri, count = self.store.uri_of(self._key(split, "x")), len(self._labels(split))
         with open_hdf5(file, uri) as opened:
             patches = opened.array("x")
             if patches.dtype != np.uint8 or patches.shape != (count, *_SHAPE):
                 raise ValueError(
-                    f"{uri} is an array of {patches.shape} {patches.dtype}; expected is {(count, *_SHAPE)} uint8, one for "
-                    f"every label. Get the files again from {self.official.home}."
+                    f"{uri} is an array of shape {patches.shape} and type {patches.dtype}; expected is {(count, *_SHAPE)} uint8, "
+                    f"one image per label. Download the files again from {self.official.home}."
                 )
             yield patches
 
@@ -108,17 +108,19 @@ class PatchCamelyon(VtabData):
                     file = io.BytesIO(plain.read(_MAX_LABEL_BYTES))
             array = opened.enter_context(open_hdf5(file, uri)).array("y")
             if array.shape[1:] not in ((), (1,), (1, 1, 1)) or array.shape[0] * array.dtype.itemsize > _MAX_LABEL_BYTES:
-                raise ValueError(f"{uri} is an array of {array.shape}; expected is (n, 1, 1, 1). Get it again.")
+                raise ValueError(
+                    f"{uri} is an array of shape {array.shape}; expected is (n, 1, 1, 1). Download it again."
+                )
             labels = [label for block in array.blocks(0, array.shape[0]) for label in block.reshape(-1).tolist()]
         if unknown := set(labels) - {0, 1}:
-            raise ValueError(f"{uri} has the labels {sorted(unknown)[:5]}; expected are 0 and 1. Get it again.")
+            raise ValueError(f"{uri} has the labels {sorted(unknown)[:5]}; expected are 0 and 1. Download it again.")
         return labels
 
 
 def _unpacked(store: Store, key: str, work: Store, max_bytes: int) -> str:
-    """Where an .h5.gz lies unpacked in the work folder; a worker before may have done it.
+    """Key of the decompressed copy of an .h5.gz in the work folder; an earlier task may have made it.
 
-    Below spill/, which is deleted at the end at the latest.
+    It is below spill/, which is deleted at the end of the preparation.
     """
     copy = f"spill/unpacked/{key.removesuffix('.gz')}"
     if work.exists(copy):
@@ -134,5 +136,5 @@ def _unpacked(store: Store, key: str, work: Store, max_bytes: int) -> str:
             num_bytes += len(data)
             if num_bytes > max_bytes + _MAX_LABEL_BYTES:
                 raise ValueError(
-                    f"{uri} unpacks to more than twice what its labels say. It is another file; get it again."
+                    f"{uri} decompresses to more than twice the size that its labels imply: it is another file. Download it again."
                 )

@@ -1,4 +1,4 @@
-"""Data sets of pixel arrays: each picture becomes a lossless PNG, and its key is its number in the array."""
+"""Data sets of pixel arrays: each image becomes a lossless PNG, and its key is its index in the array."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
@@ -16,7 +16,7 @@ from infra.storage import Store
 
 
 class _CifarArchive(VtabData):
-    """The binary archive, the only official file: the Python one is made of pickles."""
+    """The binary archive is the only accepted file: the Python archive consists of pickles."""
 
     layout: ClassVar[str]
 
@@ -40,7 +40,7 @@ class _CifarArchive(VtabData):
 
 
 class Cifar10(_CifarArchive):
-    """Keys count through the five batches."""
+    """CIFAR-10. Keys count through the five batches."""
 
     layout = "cifar10"
     official = OfficialFiles(
@@ -58,7 +58,7 @@ class Cifar10(_CifarArchive):
 
 
 class Cifar100(_CifarArchive):
-    """Fine labels."""
+    """CIFAR-100 with fine labels."""
 
     layout = "cifar100"
     official = OfficialFiles(
@@ -77,11 +77,11 @@ class Cifar100(_CifarArchive):
 
 _SVHN_FILES = {"train": "train_32x32.mat", "test": "test_32x32.mat"}
 _SVHN_SHAPE = (3, 32, 32)
-"""Of a picture as MATLAB stores it: colour, column, row."""
+"""Axes of an image as MATLAB stores it: colour, column, row."""
 
 
 class Svhn(VtabData):
-    """House numbers, cropped. A part is one of the two MATLAB files, of which a worker holds about half a gigabyte."""
+    """House numbers, cropped. A part is one of the two MATLAB files, which takes a worker about half a gigabyte of memory."""
 
     official = OfficialFiles(
         title="SVHN (cropped digits)",
@@ -117,7 +117,7 @@ class Svhn(VtabData):
             yield Found(part.name, number, label, lossless_png(pixels[number].transpose(2, 1, 0)))
 
     def _arrays(self, split: str) -> tuple[np.ndarray, list[int]]:
-        """Pictures, each (colour, column, row), and labels."""
+        """Images, each (colour, column, row), and labels."""
         key = self.file(_SVHN_FILES[split])
         try:
             found = read_mat(self.store.read(key))
@@ -125,8 +125,10 @@ class Svhn(VtabData):
             if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8:
                 raise ValueError("it has no array X of uint8.")
             if not isinstance(stored, np.ndarray) or pixels.size != len(stored) * 32 * 32 * 3:
-                raise ValueError("X and y are not a picture of 32 x 32 x 3 and a label in turn.")
+                raise ValueError("X and y do not have one image of 32 x 32 x 3 per label.")
             return pixels.reshape(-1, *_SVHN_SHAPE), [svhn_digit(int(label)) for label in stored.tolist()]
         except ValueError as error:
             reason = str(error).rstrip(".")
-            raise ValueError(f"{self.store.uri_of(key)}: {reason}. Get it again from {self.official.home}.") from error
+            raise ValueError(
+                f"{self.store.uri_of(key)}: {reason}. Download it again from {self.official.home}."
+            ) from error

@@ -1,4 +1,4 @@
-"""smallNORB: toys before two cameras. Its .mat files are in a format of its own, not MATLAB's
+"""smallNORB: toys photographed by two cameras. Its .mat files have a format of their own, not MATLAB's
 (https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/)."""
 
 import contextlib
@@ -22,7 +22,7 @@ _TRAIN, _TEST = "smallnorb-5x46789x9x18x6x2x96x96-training", "smallnorb-5x01235x
 _STEMS = {"train": _TRAIN, "test": _TEST}
 _TYPES: Mapping[int, np.dtype] = {0x1E3D4C55: np.dtype("u1"), 0x1E3D4C54: np.dtype("<i4")}
 _ELEVATION, _AZIMUTH = 1, 2
-"""Columns of info."""
+"""Columns of the info file."""
 _NUM_ELEVATIONS, _NUM_AZIMUTHS = 9, 18
 _MAX_ROWS = 1 << 20
 
@@ -32,9 +32,9 @@ def _official(name: str, num_bytes: int, sha256: str) -> OfficialFile:
 
 
 class SmallNorb(VtabData):
-    """The picture of the left camera, and how it stood. A part is a split; keys are the rows."""
+    """Images of the left camera; the class is the pose. A part is a split; keys are the row numbers."""
 
-    # The files -cat, whose classes are kinds of toys, are not asked for: no task of VTAB is made of them.
+    # The -cat files, whose classes are kinds of toys, are not required, because no VTAB task uses them.
     official = OfficialFiles(
         title="smallNORB",
         home="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small/",
@@ -61,8 +61,9 @@ class SmallNorb(VtabData):
                 count = len(self._labels(split))
                 if pictures.dtype != np.uint8 or pictures.shape != (count, 2, 96, 96):
                     raise ValueError(
-                        f"{uri} is an array of {pictures.shape} {pictures.dtype}; expected is {(count, 2, 96, 96)} uint8, "
-                        f"a pair for every row of its -info file. Get the files again from {self.official.home}."
+                        f"{uri} is an array of shape {pictures.shape} and type {pictures.dtype}; expected is "
+                        f"{(count, 2, 96, 96)} uint8, a pair for every row of its -info file. Download the files again from "
+                        f"{self.official.home}."
                     )
             yield Part(name=split, num_bytes=math.prod(pictures.shape), num_examples=count)
 
@@ -76,25 +77,25 @@ class SmallNorb(VtabData):
         with self._open(split, "info") as (info, uri):
             if info.dtype != np.int32 or len(info.shape) != 2 or info.shape[1] != 4:
                 raise ValueError(
-                    f"{uri} is an array of {info.shape} {info.dtype}; expected are rows of four int32: instance, "
-                    f"elevation, azimuth and lighting. Get it again from {self.official.home}."
+                    f"{uri} is an array of shape {info.shape} and type {info.dtype}; expected are rows of four int32: instance, "
+                    f"elevation, azimuth and lighting. Download it again from {self.official.home}."
                 )
             rows = [row.tolist() for row in info.rows(uri)]
         try:
             return [self._label(row) for row in rows]
         except ValueError as error:
-            raise ValueError(f"{uri}: {error}. Get it again from {self.official.home}.") from error
+            raise ValueError(f"{uri}: {error}. Download it again from {self.official.home}.") from error
 
     def _label(self, row: Sequence[int]) -> int:
         if self.task == "smallnorb_azimuth":
             return smallnorb_azimuth(row[_AZIMUTH])
         if not 0 <= row[_ELEVATION] < _NUM_ELEVATIONS:
-            raise ValueError(f"elevation {row[_ELEVATION]} of {_NUM_ELEVATIONS}")
+            raise ValueError(f"elevation {row[_ELEVATION]} is outside of 0 to {_NUM_ELEVATIONS - 1}")
         return row[_ELEVATION]
 
     @contextlib.contextmanager
     def _open(self, split: str, what: str) -> Iterator[tuple[StreamedArray, str]]:
-        """An array, its header read, and its URI."""
+        """An array, after reading its header, and its URI."""
         key = self.file(f"{_STEMS[split]}-{what}.mat.gz")
         uri = self.store.uri_of(key)
         with contextlib.ExitStack() as opened:
@@ -107,12 +108,12 @@ class SmallNorb(VtabData):
 
 
 def _header(file: Any) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type: magic number, number of axes, then the length of each, three of them at least."""
+    """Shape and type: magic number, number of axes, then the lengths of the axes, at least three numbers."""
     magic, num_axes = struct.unpack("<ii", file.read(8))
     if magic not in _TYPES or not 1 <= num_axes <= 4:
-        raise ArrayDamaged(f"it begins with {magic:#010x} and {num_axes} axes, as no file of smallNORB does")
+        raise ArrayDamaged(f"it begins with {magic:#010x} and {num_axes} axes, which is not valid for smallNORB")
     count = max(3, num_axes)
     shape = struct.unpack(f"<{count}i", file.read(4 * count))[:num_axes]
     if not all(0 < length <= _MAX_ROWS for length in shape):
-        raise ArrayDamaged(f"it says that it is an array of {shape}")
+        raise ArrayDamaged(f"it states the invalid shape {shape}")
     return shape, _TYPES[magic]

@@ -1,14 +1,14 @@
-"""SUN397 as VTAB takes it: the pictures of three lists in the source tree of TensorFlow Datasets, made smaller.
+"""SUN397 as used by VTAB: the images of three lists in the source tree of TensorFlow Datasets, reduced in size.
 
-What TFDS stores of each picture (its config `tfds`, version 4.0.0) is made here by the same calls of OpenCV: decoded to
-8 or 16 bits and three channels, turned as EXIF says; of more than 120,000 pixels scaled by sqrt(120,000 / pixels),
-bilinear without smoothing; written as JPEG. Certain, as its code says so: all of that, and that the code leaves the
-quality of the JPEG to OpenCV, though its description promises 72. Not checked against a copy made by TFDS: that OpenCV's
-quality was 95 then as it is now, and that versions of OpenCV write equal bytes (they need not).
+The images that TFDS stores (config `tfds`, version 4.0.0) are made here by the same OpenCV calls: decode to 8 or 16 bits and three
+channels, rotate by EXIF; scale images of more than 120,000 pixels by sqrt(120,000 / pixels), bilinear without smoothing; write as
+JPEG. All of this follows from the code of TFDS, which also leaves the JPEG quality to OpenCV although its description promises 72.
+Not checked against a copy made by TFDS: that OpenCV's default quality was 95 then as it is now, and that versions of OpenCV write
+equal bytes (they need not).
 
-Different from TFDS: a file that OpenCV does not read, as a GIF before its version 4.11, went through TensorFlow there,
-and came out with red and blue exchanged. Here it keeps its colours. VTAB's lists hold one file,
-/t/track/outdoor/sun_aophkoiosslinihb.jpg, that TFDS has dropped since; it is in train, and not among the first 800.
+Different from TFDS: a file that OpenCV cannot read, such as a GIF before its version 4.11, went through TensorFlow there and came out
+with red and blue exchanged. Here it keeps its colours. VTAB's lists contain one file, /t/track/outdoor/sun_aophkoiosslinihb.jpg, that
+TFDS has removed since; it is in train, and not among the first 800.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ _ARCHIVE = OfficialFile(
 
 
 class Sun397(ListedArchive):
-    """Scenes. Keys are paths below SUN397, as in /a/abbey/sun_aaaulhwrhqgejnyt.jpg; classes are their folders."""
+    """Scenes. Keys are paths below SUN397, such as /a/abbey/sun_aaaulhwrhqgejnyt.jpg; classes are their folders."""
 
     official = OfficialFiles(
         title="SUN397",
@@ -78,7 +78,7 @@ class Sun397(ListedArchive):
     )
 
     def files(self) -> dict[str, Listed]:
-        """As the base class; lists may also be those of an installed tensorflow-datasets."""
+        """As the base class; the lists may also come from an installed tensorflow-datasets."""
         there = replace(self.official, files=(_ARCHIVE,)).found(self.store)
         for name, text in self._list_files.items():
             there[name] = Listed(name, len(text), hashlib.sha256(text).hexdigest())
@@ -104,7 +104,7 @@ class Sun397(ListedArchive):
             for key in self._list_files[name].decode(errors="replace").split():
                 folder = key.rpartition("/")[0]
                 if folder not in numbers:
-                    raise self._wrong(f"{name} has {key!r:.80}, a folder that {_LABELS} does not name")
+                    raise self._wrong(f"{name} has {key!r:.80}, whose folder is not in {_LABELS}")
                 yield key, split, numbers[folder]
 
     def _key(self, path: str) -> str:
@@ -114,12 +114,12 @@ class Sun397(ListedArchive):
     def _folders(self) -> list[str]:
         folders = self._list_files[_LABELS].decode(errors="replace").split()
         if wrong := [folder for folder in folders if folder.count("/") < 2 or not folder.startswith("/")]:
-            raise self._wrong(f"{_LABELS} has the line {wrong[0]!r:.80}, expected is as /a/abbey")
+            raise self._wrong(f"{_LABELS} has the line {wrong[0]!r:.80}; expected are lines such as /a/abbey")
         return folders
 
     @cached_property
     def _list_files(self) -> dict[str, bytes]:
-        """The four lists, beside the archive or of an installed package. Raises ValueError naming what is missing."""
+        """The four lists, next to the archive or from an installed package. Raises ValueError that names missing ones."""
         found: dict[str, bytes] = {}
         installed = _installed_lists()
         for name in (*_LISTS, _LABELS):
@@ -129,10 +129,10 @@ class Sun397(ListedArchive):
                 found[name] = (installed / name).read_bytes()
         if missing := [name for name in (*_LISTS, _LABELS) if name not in found]:
             raise ValueError(
-                f"SUN397: {self.store.uri} lacks {', '.join(missing)}, by which VTAB splits it. The Partitions.zip of the "
-                "archive's authors are other splits. Copy them from tensorflow_datasets/image_classification in the "
-                "source tree of TensorFlow Datasets (https://github.com/tensorflow/datasets), or pip install "
-                "tensorflow-datasets, where they are found too."
+                f"SUN397: {self.store.uri} lacks {', '.join(missing)}, which define VTAB's splits. The Partitions.zip of the "
+                "archive's authors has other splits. Copy the lists from tensorflow_datasets/image_classification in the "
+                "source tree of TensorFlow Datasets (https://github.com/tensorflow/datasets), or run pip install "
+                "tensorflow-datasets, where they are found as well."
             )
         return found
 
@@ -169,7 +169,7 @@ def _bgr(cv2: Any, data: bytes, policy: DecodePolicy) -> np.ndarray:
 
 
 def _check_size(data: bytes, policy: DecodePolicy) -> None:
-    """OpenCV's own limit is a thousand million pixels. What Pillow cannot read is left to OpenCV."""
+    """Limit the number of pixels, as OpenCV's own limit is 10^9. Files that Pillow cannot read are left to OpenCV."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             num_pixels = image.width * image.height

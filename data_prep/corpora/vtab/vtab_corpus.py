@@ -1,4 +1,4 @@
-"""A task of VTAB as a corpus: the reader of its data set, and VTAB's slices of it."""
+"""A task of VTAB as a corpus: the reader of its data set with VTAB's official splits."""
 
 import importlib
 
@@ -29,7 +29,7 @@ _READERS = {
     "kitti": "kitti.Kitti",
     "smallnorb": "smallnorb.SmallNorb",
 }
-"""By the name of the data set."""
+"""By name of the data set."""
 _DATA_SETS_OF_TASKS = {
     "clevr_count": "clevr",
     "clevr_distance": "clevr",
@@ -39,11 +39,11 @@ _DATA_SETS_OF_TASKS = {
     "smallnorb_azimuth": "smallnorb",
     "smallnorb_elevation": "smallnorb",
 }
-"""Of tasks that are not called as their data set."""
+"""Tasks whose name differs from their data set."""
 
 
 def data_set_of(task: str) -> str:
-    """The data set that a task is made of."""
+    """Name of the data set of a task."""
     return _DATA_SETS_OF_TASKS.get(task, task)
 
 
@@ -55,7 +55,7 @@ def open_data(task: str, store: Store, max_bytes: int) -> VtabData:
 
 
 def open_task(source: Vtab, recipe: CorpusRecipe) -> RawCorpus:
-    """A task from the official files in a folder, or from the directory of one version that TFDS prepared."""
+    """A task from the official files in a folder, or from the directory of one version prepared by TFDS."""
     official_splits = OFFICIAL_SPLITS[data_set_of(source.task)]
     if is_tfds_directory(source.path):
         num_classes = NUM_CLASSES[source.task]

@@ -1,6 +1,6 @@
-"""A benchmark from a directory that TFDS prepared: the order is that of the directory, the pictures are its bytes.
+"""A benchmark from a directory that TFDS prepared: the order is that of the directory, the images are its bytes.
 
-An example id is the split of TFDS and the position in it, as in train/00000799; keys are stored in no directory.
+An example id is the TFDS split and the position in it, such as train/00000799, because directories do not store keys.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,19 +42,22 @@ _RULES: Mapping[str, tuple[tuple[str, ...], Callable[[Values], int]]] = {
             for kind, z in zip(found["objects/type"], found["objects/location"][2::3], strict=True)
         ),
     ),
-    "smallnorb_azimuth": (("label_azimuth",), lambda found: found["label_azimuth"][0]),  # TFDS has halved it
+    "smallnorb_azimuth": (
+        ("label_azimuth",),
+        lambda found: found["label_azimuth"][0],
+    ),  # TFDS stores half of the original value
     "smallnorb_elevation": (("label_elevation",), lambda found: found["label_elevation"][0]),
 }
-"""Features of a record and what makes a class of them, of tasks whose class is not the feature `label`."""
+"""For tasks whose class is not the feature `label`: the needed features, and the rule that computes the class from them."""
 
 
 def is_tfds_directory(path: str) -> bool:
-    """Whether a folder is that of one version, with its dataset_info.json."""
+    """Whether a folder is the directory of one version, with its dataset_info.json."""
     return open_store(path).exists("dataset_info.json")
 
 
 class OfficialTfdsCorpus(TfdsCorpus):
-    """As `OfficialCorpus`. Parts are the shards of the directory."""
+    """As `OfficialCorpus`, but read from a TFDS directory. Its parts are the shards of the directory."""
 
     def __init__(
         self,
@@ -65,8 +68,8 @@ class OfficialTfdsCorpus(TfdsCorpus):
         views: Views,
         num_classes: int,
     ) -> None:
-        self._carving, self._task, self._num_classes = official_splits, task, num_classes
-        # Which of train, val and test an example is in follows from its position; these are only not hashed again.
+        self._official_splits, self._task, self._num_classes = official_splits, task, num_classes
+        # The split of an example follows from its position; the names given here only prevent drawing it by hash.
         splits: Any = dict.fromkeys(official_splits.sizes, "train")
         super().__init__(TfdsDirectory(path=path, splits=splits), recipe)
         self.views, self.benchmark_rows = views, official_splits.num_rows
@@ -75,11 +78,11 @@ class OfficialTfdsCorpus(TfdsCorpus):
 
     def parts(self, work: WorkFolder) -> Iterator[Part]:
         there = self.num_examples()
-        for split, expected in self._carving.sizes.items():
+        for split, expected in self._official_splits.sizes.items():
             if there.get(split, 0) != expected:
                 raise ValueError(
-                    f"{self.origin} has {there.get(split, 0):,} examples of {split}, {self._task} expects "
-                    f"{expected:,}. Name the directory of the version that the benchmark takes."
+                    f"{self.origin} has {there.get(split, 0):,} examples of {split}, but {self._task} expects "
+                    f"{expected:,}. Give the directory of the version that the benchmark uses."
                 )
         yield from super().parts(work)
 
@@ -89,9 +92,9 @@ class OfficialTfdsCorpus(TfdsCorpus):
                 yield example
                 continue
             tfds_split, _, number = example.example_id.partition("/")
-            split = self._carving.split_of(tfds_split, int(number))
+            split = self._official_splits.split_of(tfds_split, int(number))
             if split is not None:
-                key = order_key(int(number), self._carving.sizes[tfds_split])
+                key = order_key(int(number), self._official_splits.sizes[tfds_split])
                 yield replace(example, split=split, order_key=key)
 
     def labels_of(self, features: Mapping[str, Feature]) -> tuple[str, ...]:

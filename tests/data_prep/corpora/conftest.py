@@ -1,4 +1,4 @@
-"""What every source is tested with: all that it gives, read as preparation reads it; tasks as corpora; and the archives of
+"""Helpers for the tests of all sources: reading everything as preparation does, tasks as corpora, and the archives of
 ILSVRC2012."""
 
 import io
@@ -47,8 +47,8 @@ def read():
 
 @pytest.fixture
 def prepared(tmp_path, task_source):
-    """prepared(task, folder): manifest, store, and of every split or view its (example id, label, picture) in order; a list
-    of labels where a picture may have several. `task_source` is that of the folder of the test: `Vtab` or `Transfer`."""
+    """prepared(task, folder): manifest, store, and (example id, label, image) of every split in order; a list of labels if an
+    image may have several. `task_source` is that of the folder of the test: `Vtab` or `Transfer`."""
 
     def prepare_task(task, folder):
         root = str(tmp_path / "prepared")
@@ -115,5 +115,5 @@ ILSVRC = SimpleNamespace(tar_of=tar_of, meta=meta, kit=kit_of)
 
 @pytest.fixture(scope="session")
 def ilsvrc():
-    """What writes the archives of ILSVRC2012 in miniature."""
+    """Writes the archives of ILSVRC2012 in miniature."""
     return ILSVRC

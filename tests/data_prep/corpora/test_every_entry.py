@@ -1,5 +1,5 @@
-"""A law of every source: each entry is an example or a refusal, once; nothing vanishes. What is listed here is listed by
-other libraries than ours."""
+"""A law of every source: each entry becomes exactly one example or refusal; nothing is lost. Entries are listed here with other
+libraries than ours."""
 
 import csv
 import gzip
@@ -63,7 +63,7 @@ def archive_of(members, kind, path):
 
 @pytest.mark.parametrize("links", ["follow", "second_label", "skip"])
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
-def test_however_many_names_a_picture_has_each_is_accounted_for(kind, links, tmp_path):
+def test_every_name_of_an_image_becomes_an_example_or_a_refusal(kind, links, tmp_path):
     members = [("a/picture.jpg", b"x", None)]
     members += [(f"b{i % 7}/{i:03d}.jpg", None, "../a/picture.jpg") for i in range(200)]
     members += [("c/0.jpg", None, "../b0/000.jpg")]
@@ -76,7 +76,7 @@ def test_however_many_names_a_picture_has_each_is_accounted_for(kind, links, tmp
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_archives_of_any_links_lose_nothing(kind, tmp_path):
-    """Links to files, folders, links and nowhere, at random; a link to a folder stands for what is in it."""
+    """Random links to files, folders, links and missing targets; a link to a folder stands for its content."""
     for seed in range(40):
         choose = random.Random(seed)
         folders = [f"f{i}" for i in range(4)]
@@ -104,7 +104,7 @@ def test_archives_of_any_links_lose_nothing(kind, tmp_path):
             assert to_folder or name in found, (seed, name, target)
 
 
-def test_names_that_links_to_folders_multiply_are_told(tmp_path):
+def test_names_beyond_the_limit_of_linked_folders_are_reported(tmp_path):
     members = [("a/picture.jpg", b"x", None)]
     members += [(f"b/{i:03d}", None, "../a") for i in range(100)]
     path = archive_of(members, "tar", tmp_path / "a.tar")
@@ -115,7 +115,7 @@ def test_names_that_links_to_folders_multiply_are_told(tmp_path):
     assert sum(example.refused is None for example in found) == 65
     (refused,) = [example for example in found if example.refused]
     assert refused.refused[0] == "ignored_file"
-    assert "links to folders give a/picture.jpg more names than 65" in refused.refused[1]
+    assert "links to folders give a/picture.jpg more than 65 names" in refused.refused[1]
 
 
 def _folder(folder, picture):
@@ -232,7 +232,7 @@ SOURCES = {
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_accepted_and_refused_are_what_is_listed(kind, tmp_path, picture, memory_root):
+def test_accepted_and_refused_add_up_to_the_listed_entries(kind, tmp_path, picture, memory_root):
     source, num_entries = SOURCES[kind](tmp_path, picture)
     request = CorpusConfig(name="law", source=source, execution={"max_refused_fraction": 1, "examples_per_chunk": 5})
     (manifest,) = prepare([request], memory_root)

@@ -1,4 +1,4 @@
-"""The same splits give the same views, whatever kind of source names them."""
+"""The same splits give the same joined splits, whatever kind of source names them."""
 
 import csv
 import io
@@ -99,7 +99,7 @@ def pixels_of(name):
 
 @pytest.fixture
 def views_of(tmp_path):
-    """Rows of every split of a corpus, and of a view on its first 20 rows, made from a source of some kind."""
+    """Rows of every split of a corpus, and of a subset of its first 20 rows, made from a source of some kind."""
 
     def views(make, pictures, **recipe):
         place = Path(tmp_path / uuid.uuid4().hex)
@@ -116,7 +116,7 @@ def views_of(tmp_path):
 @pytest.mark.parametrize(
     "named", [("train", "val", "test"), ("train", "test"), ("train", "val"), ("train",)], ids="+".join
 )
-def test_the_same_splits_give_the_same_views_for_every_kind_of_source(named, views_of):
+def test_the_same_splits_give_the_same_joined_splits_for_every_kind_of_source(named, views_of):
     sizes = {"train": 60, "val": 12, "test": 9}
     names = [(split, f"{1000 * i + n}") for i, split in enumerate(named) for n in range(sizes[split])]
     pictures = [(split, name, LABELS[n % 2], lossless_png(pixels_of(name))) for n, (split, name) in enumerate(names)]

@@ -1,4 +1,4 @@
-"""The process that decodes: its verdicts are those of this process, and its deaths cost one image each."""
+"""The decoding process: its verdicts equal those of this process, and each crash costs one image."""
 
 import io
 import itertools
@@ -25,7 +25,7 @@ from infra.storage import open_store
 
 POLICY = DecodePolicy(max_pixels=100_000)
 MEMORY = 2 << 30
-WAIT_S = 30  # for what takes milliseconds on a machine that is not overloaded
+WAIT_S = 30  # limit for things that take milliseconds on an idle machine
 
 HOSTILE = textwrap.dedent(
     """
@@ -72,7 +72,7 @@ HOSTILE = textwrap.dedent(
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    """Dotted name of a function that dies, hangs and so on, as the image says."""
+    """Dotted name of a function that crashes, hangs and so on, as the image says."""
     (tmp_path / "hostile_decoder.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(tmp_path)
     return "hostile_decoder.examine"
@@ -136,7 +136,7 @@ def sent(request, tmp_path):
     return send
 
 
-def test_verdicts_are_those_of_this_process(sent):
+def test_verdicts_equal_those_of_decoding_in_this_process(sent):
     wide = Image.new("RGB", (500, 1))
     file = io.BytesIO()
     wide.save(file, "BMP")
@@ -171,8 +171,8 @@ def test_a_file_that_becomes_shorter_ends_the_run_with_its_name(tmp_path):
         assert plain(dict(examine.run([(2, picture(2))]))[2]) == here(picture(2))
 
 
-def test_a_death_costs_one_image(hostile, sent):
-    """Whatever ends, hangs or deceives the child: all other images keep verdict and place."""
+def test_a_crash_costs_one_image(hostile, sent):
+    """Whatever crashes, hangs or deceives the child, all other images keep verdict and position."""
     deaths = {
         7: (f"kill:{int(signal.SIGSEGV)}", "SIGSEGV"),
         8: ("exit:", "status 3"),
@@ -194,14 +194,14 @@ def test_a_death_costs_one_image(hostile, sent):
             assert verdict == here(images[i])
 
 
-def test_one_death_is_forgiven_and_prints_are_no_answers(hostile, tmp_path):
+def test_one_crash_is_retried_and_printed_output_is_ignored(hostile, tmp_path):
     images = [picture(1), f"once:{tmp_path}/died".encode(), b"print:", picture(2)]
     with examiner(hostile) as examine:
         verdicts = [verdict for _, verdict in examine.run(enumerate(images))]
     assert [plain(v) for v in verdicts] == [plain(here(d)) for d in (picture(1), bytes(3), bytes(3), picture(2))]
 
 
-def test_a_picture_too_large_for_the_memory_is_refused_alone():
+def test_an_image_too_large_for_the_memory_limit_is_refused_alone():
     """Of 36 million pixels, flat, so a small file; the limit is where this process has none."""
     image = io.BytesIO()
     Image.new("CMYK", (6000, 6000)).save(image, "JPEG")
@@ -212,7 +212,7 @@ def test_a_picture_too_large_for_the_memory_is_refused_alone():
     assert verdicts[::2] == [here(data) for data in images[::2]]
 
 
-def test_a_child_that_cannot_start_is_no_fault_of_images():
+def test_a_child_that_cannot_start_is_not_blamed_on_images():
     with examiner("data_prep.no_such_module.examine") as examine, pytest.raises(RuntimeError, match="no_such_module"):
         list(examine.run([(0, picture(0))]))
     with examiner(memory_bytes=1 << 20) as examine, pytest.raises(RuntimeError, match="decode_memory_bytes"):
@@ -220,15 +220,15 @@ def test_a_child_that_cannot_start_is_no_fault_of_images():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="an environment is read from /proc")
-def test_the_child_knows_no_secret(monkeypatch):
+def test_the_child_gets_no_secrets_in_its_environment(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hidden-from-decoders")
     with Examiner(DecodePolicy(max_bytes=99_999), timeout_s=60, memory_bytes=MEMORY) as examine:  # a child of its own
         list(examine.run([(0, picture(0))]))
         assert b"hidden" not in Path(f"/proc/{examine._child._process.pid}/environ").read_bytes()
 
 
-def test_the_child_is_kept_and_what_was_under_way_is_not(hostile):
-    """Left early, by an error of the consumer or of the images, the next examiner gets nobody else's verdicts."""
+def test_the_child_is_kept_unless_images_are_in_flight(hostile):
+    """If a run is left early, by an error of the consumer or of the images, the next examiner gets only its own verdicts."""
 
     def pid_of(examine):
         list(examine.run([(0, picture(0))]))
@@ -264,7 +264,7 @@ def test_the_child_is_kept_and_what_was_under_way_is_not(hostile):
 
 
 def test_threads_have_a_child_each():
-    """And a thread that ends takes no child with it that others use later."""
+    """A thread that ends does not end a child that others use later."""
     found = {}
 
     def work(name):
@@ -285,7 +285,7 @@ def test_threads_have_a_child_each():
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux ends children with their parent")
 @pytest.mark.parametrize("busy", [False, True])
 def test_no_orphan_survives_a_killed_parent(hostile, tmp_path, busy):
-    """Idle it sees the end of its input; in an endless loop it is the kernel that ends it."""
+    """An idle child notices the end of its input; a child in an endless loop is ended by the kernel."""
     told = tmp_path / "pid"
     image = f"pid:{told}".encode() if busy else picture(0)
     program = f"""
@@ -309,7 +309,7 @@ if __name__ == "__main__":
     until(lambda: gone(child))
 
 
-def test_answers_come_back_as_they_were_and_damaged_ones_do_not():
+def test_answers_survive_encoding_and_damaged_ones_are_refused():
     examined = examine_image(picture(5), POLICY)
     body = encode_examined(examined)
     assert decode_answer(Kind.EXAMINED, body) == examined

@@ -26,7 +26,7 @@ def folder(fill_folder, tmp_path):
 
 @pytest.fixture
 def changed(folder, picture, tmp_path):
-    """A copy of the folder: one picture gone, one with another name, one of another class, one with other bytes."""
+    """A copy of the folder with one image removed, one renamed, one moved to another class and one with other bytes."""
     other = tmp_path / "second"
     shutil.copytree(folder, other)
     (other / "cat/000.jpg").unlink()
@@ -64,7 +64,7 @@ def test_other_fractions_move_examples_and_other_classes_do_not_relabel_them(fol
     moved = diff_examples(a, b).changes["moved"]
     assert moved.count > 0
     assert {(change.a, change.b) for change in moved.first} == {("train", "val")}
-    # With one class more, label ids are others: the labels are not.
+    # With one class more, label ids differ, but the labels do not.
     (folder / "a-class").mkdir()
     shutil.copy(folder / "cat/000.jpg", folder / "a-class/new.jpg")
     assert counts(diff_examples(a, prepared(folder, memory_root, duplicates="keep"))) == {"added": 1}
@@ -117,7 +117,7 @@ def test_shards_that_both_list_are_not_read(folder, picture, prepared, request_f
     assert diff.changes["removed"].first == ()
 
 
-def test_at_most_so_many_are_named_and_always_the_same(folder, prepared, memory_root, fill_folder, tmp_path):
+def test_a_limited_fixed_selection_is_named(folder, prepared, memory_root, fill_folder, tmp_path):
     a = prepared(folder, memory_root)
     b = prepared(fill_folder(tmp_path / "x", per_class=20, classes=("ant", "bee")), memory_root)
     few, many = (diff_examples(a, b, num_named=5, rows_at_once=n) for n in (9, 1000))

@@ -1,4 +1,4 @@
-"""What two corpora differ in is said, and nothing else."""
+"""All differences of two corpora are listed, and nothing else."""
 
 import numpy as np
 import pytest
@@ -53,7 +53,7 @@ def test_equal_corpora_do_not_differ(corpus):
     assert diff_stats(corpus({"a": 3}, recipe), corpus({"a": 3}, recipe)) == []
 
 
-def test_what_differs_is_said(corpus):
+def test_differences_are_listed(corpus):
     a = corpus({"heron": 4, "owl": 3}, {"val_fraction": 0.1, "decode": {"max_pixels": 5}})
     b = corpus(
         {"crane": 2, "heron": 4, "owl": 1},
@@ -70,11 +70,11 @@ def test_what_differs_is_said(corpus):
         "classes that the other lacks": (None, "1 (crane)"),
         "classes with another label id": ("2 (heron = 0, owl = 1)", "2 (heron = 1, owl = 2)"),
         "classes with another name": ("1 (heron)", "1 (grey heron)"),
-        "classes with another number of pictures": ("1 (owl: 3)", "1 (owl: 1)"),
+        "classes with another number of images": ("1 (owl: 3)", "1 (owl: 1)"),
     }
 
 
-def test_long_lists_are_cut(corpus):
+def test_long_lists_are_shortened(corpus):
     many = corpus({f"c{i:03d}": 1 for i in range(1200)}, {})
     lacking = next(row for row in diff_stats(many, corpus({"z": 1}, {})) if row.what == "classes that the other lacks")
     assert lacking == StatDifference(

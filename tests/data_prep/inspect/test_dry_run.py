@@ -1,4 +1,4 @@
-"""A dry run says beforehand what the preparation then finds: exactly what can be counted, about what is estimated."""
+"""A dry run predicts the preparation: exactly where it counts, approximately where it estimates."""
 
 import shutil
 import threading
@@ -24,7 +24,7 @@ CORES = Cores(2, "this machine")
 
 @pytest.fixture
 def folder(fill_folder, tmp_path):
-    """120 pictures in 3 classes, 6 broken ones, a text and a hidden file."""
+    """120 images in 3 classes, 6 broken ones, a text and a hidden file."""
     folder = fill_folder(tmp_path / "source")
     for i in range(6):
         (folder / "cat" / f"broken-{i}.jpg").write_bytes(b"no picture")
@@ -33,7 +33,7 @@ def folder(fill_folder, tmp_path):
     return folder
 
 
-def test_a_folder_is_counted_exactly_and_estimated_as_it_turns_out(folder, request_for, memory_root):
+def test_a_dry_run_of_a_folder_matches_its_preparation(folder, request_for, memory_root):
     request = request_for(folder, duplicates="keep")
     found, page = dry_run(request, CORES)
     (made,) = prepare([request], memory_root)
@@ -49,7 +49,7 @@ def test_a_folder_is_counted_exactly_and_estimated_as_it_turns_out(folder, reque
     assert found.hours > 0
     assert found.to_json()["formats"] == {"JPEG RGB": 120}
     assert page.count("data:image/webp") == 18
-    assert "no picture" in page
+    assert "not an image by its extension .txt" in page
     assert "<script" not in page
 
 
@@ -65,9 +65,7 @@ def test_a_small_sample_is_spread_over_the_parts(folder, request_for):
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz", "zip"])
-def test_what_an_archive_holds_is_estimated_without_a_place_of_its_own(
-    folder, request_for, tmp_path, ending, memory_root
-):
+def test_archives_are_estimated(folder, request_for, tmp_path, ending, memory_root):
     kind = {"tar": "tar", "tar.gz": "gztar", "zip": "zip"}[ending]
     archive = shutil.make_archive(str(tmp_path / "pictures"), kind, folder.parent, folder.name)
     found, page = dry_run(request_for(archive, examples_per_chunk=16), CORES)
@@ -78,25 +76,25 @@ def test_what_an_archive_holds_is_estimated_without_a_place_of_its_own(
     assert found.splits["train"] == pytest.approx(96, abs=15)
 
 
-def test_nothing_that_is_a_picture_is_an_error(tmp_path, request_for):
+def test_a_source_without_images_is_an_error(tmp_path, request_for):
     (tmp_path / "a").mkdir()
     with pytest.raises(ValueError, match="holds no example"):
         dry_run(request_for(tmp_path), CORES)
     (tmp_path / "a/b.jpg").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"none of 1 files that were tried is a labelled picture \(not_an_image 1\)"):
+    with pytest.raises(ValueError, match=r"none of the 1 sampled files is a labelled image \(not_an_image 1\)"):
         dry_run(request_for(tmp_path), CORES)
 
 
-def test_what_would_end_without_a_corpus_is_told_before(folder, request_for):
+def test_requests_that_would_publish_nothing_are_reported(folder, request_for):
     notes = " ".join(dry_run(request_for(folder, max_refused_fraction=0.01), CORES)[0].notes)
-    assert "4.76 % of the pictures would be refused, more than max_refused_fraction 0.01 allows" in notes
-    with pytest.raises(ValueError, match=r"no picture would be left for train: 120 of 120 .* has 40\).*which is 41"):
+    assert "4.76 % of the images would be refused, more than max_refused_fraction 0.01 allows" in notes
+    with pytest.raises(ValueError, match=r"no image would be left for train: 120 of 120 .* has 40\).*which is 41"):
         dry_run(request_for(folder, min_images_per_class=41), CORES)
 
 
 @pytest.mark.parametrize("budget", [Budget(), Budget(num_images=32)])
 @pytest.mark.parametrize("recipe", [{"min_images_per_class": 20}, {"val_per_class": 5}, {"class_map": "list"}, {}])
-def test_what_the_recipe_leaves_out_is_in_the_expected_rows(
+def test_expected_rows_consider_what_the_recipe_leaves_out(
     fill_folder, request_for, tmp_path, memory_root, recipe, budget
 ):
     folder = fill_folder(tmp_path / "source")
@@ -117,15 +115,15 @@ def test_what_the_recipe_leaves_out_is_in_the_expected_rows(
     assert {reason: number.value for reason, number in found.refused.items()} == made.counts.refused
 
 
-def test_an_archive_says_which_options_are_not_counted(folder, request_for, tmp_path):
+def test_options_that_are_not_considered_are_listed_for_an_archive(folder, request_for, tmp_path):
     archive = shutil.make_archive(str(tmp_path / "pictures"), "tar", folder.parent, folder.name)
     request = request_for(archive, min_images_per_class=41, val_per_class=5)
     found, _ = dry_run(request, CORES, budget=Budget(num_images=16))
     notes = " ".join(found.notes)
-    assert "recipe.min_images_per_class is not in the expected rows" in notes
-    assert "recipe.val_per_class is not in the expected rows" in notes
+    assert "recipe.min_images_per_class is not considered in the expected rows" in notes
+    assert "recipe.val_per_class is not considered in the expected rows" in notes
     assert not found.complete
-    with pytest.raises(ValueError, match="no picture would be left for train"):
+    with pytest.raises(ValueError, match="no image would be left for train"):
         dry_run(request, CORES)
 
 
@@ -145,7 +143,7 @@ def test_an_addition_keeps_the_row_groups_of_its_corpus(folder, fill_folder, req
 
 
 class HalfStuck(RawCorpus):
-    """Another source behind a part that gives nothing, as an archive that is read whole before its first picture."""
+    """Another source after a part that returns nothing, like an archive that is read to its end before its first image."""
 
     def __init__(self, source):
         self._source, self.origin, self.over = source, source.origin, threading.Event()
@@ -164,7 +162,7 @@ class HalfStuck(RawCorpus):
             yield from self._source.examples(part, place)
 
 
-def test_a_part_that_gives_nothing_in_time_is_left_behind(monkeypatch, folder, request_for):
+def test_a_part_that_returns_nothing_in_time_is_left_out(monkeypatch, folder, request_for):
     request = request_for(folder, examples_per_chunk=1000)
     source = HalfStuck(open_source(request))
     monkeypatch.setattr(module, "open_source", lambda config: source)
@@ -172,6 +170,6 @@ def test_a_part_that_gives_nothing_in_time_is_left_behind(monkeypatch, folder, r
         found, _ = dry_run(request, CORES, budget=Budget(num_images=8, seconds=3))
     finally:
         source.over.set()
-    assert any("gave nothing in time: 1 (stuck)" in note for note in found.notes)
+    assert any("returned nothing in time: 1 (stuck)" in note for note in found.notes)
     assert not found.found.exact
     assert found.num_sampled >= 4

@@ -1,4 +1,4 @@
-"""What a recipe keeps, told from labels and splits alone."""
+"""What a recipe keeps, computed from labels and splits alone."""
 
 import pyarrow as pa
 import pytest
@@ -29,14 +29,14 @@ def kept(rows, **recipe):
 ROWS = [("ab", "train"), ("b", "train"), ("a", "train"), ("a", "test"), ("c", "train"), ("ca", "test")]
 
 
-def test_a_picture_stays_for_any_of_its_classes():
+def test_an_image_stays_if_any_of_its_classes_is_kept():
     found = kept(ROWS, min_images_per_class=3)
     assert (found.splits, found.lost) == ({"train": 2, "test": 2}, {"small_class": 2})
     assert (found.num_small, found.largest) == (2, ("a", 4))
     assert found.share == pytest.approx(4 / 6)
 
 
-def test_val_is_taken_of_the_first_class_where_there_is_none():
+def test_val_per_class_counts_the_first_class_if_the_source_has_no_val():
     assert kept(ROWS, val_per_class=1).splits == {"train": 3, "val": 1, "test": 2}
     assert kept([*ROWS, ("z", "val")], val_per_class=1).splits == {"train": 4, "val": 1, "test": 2}
     assert kept(ROWS, val_per_class=2).splits == {"train": 4, "test": 2}

@@ -1,4 +1,4 @@
-"""Class maps: files, releases by name, and what one keeps of another."""
+"""Class maps: files, releases by name, and conversions."""
 
 import hashlib
 
@@ -25,7 +25,7 @@ def test_a_text_keeps_its_order_and_names(memory_root):
     ]
 
 
-def test_a_classes_file_comes_back_as_it_was(tmp_path):
+def test_a_classes_file_survives_writing_and_reading(tmp_path):
     written = ClassMap(
         classes=(ClassInfo(name="b", source_id="2", parents=("top", "mid")), ClassInfo(name="a", source_id="1"))
     )
@@ -33,7 +33,7 @@ def test_a_classes_file_comes_back_as_it_was(tmp_path):
     assert load_class_map(f"{tmp_path}/classes.json") == written
     text = (tmp_path / "classes.json").read_text().replace('"mid"', '"middle"')
     (tmp_path / "classes.json").write_text(text)
-    with pytest.raises(ValueError, match="has been changed since it was written"):
+    with pytest.raises(ValueError, match="was changed after it was written"):
         load_class_map(f"{tmp_path}/classes.json")
 
 
@@ -43,18 +43,18 @@ def test_a_classes_file_comes_back_as_it_was(tmp_path):
         (b"a\nb\na\n", "'a' is class 0 and class 2"),
         (b"\n \n", "holds no classes"),
         (b"\xff\xfe\x00", "is not UTF-8"),
-        (b'{"classes": 3}', "no classes.json"),
-        (b'{"classes"', "no classes.json"),
+        (b'{"classes": 3}', "not a classes.json"),
+        (b'{"classes"', "not a classes.json"),
     ],
 )
-def test_what_is_no_class_map_is_said(memory_root, data, says):
+def test_a_file_that_is_not_a_class_map_is_refused(memory_root, data, says):
     open_store(memory_root).write("map", data)
     with pytest.raises(ValueError, match=says):
         load_class_map(f"{memory_root}/map")
 
 
 @pytest.mark.parametrize("wrong", ["imagenet21k-spring", "no/such/file.txt", "s3://", ""])
-def test_an_unknown_name_says_which_there_are(wrong):
+def test_an_unknown_name_lists_the_known_ones(wrong):
     with pytest.raises(ValueError, match="imagenet21k-fall11, imagenet21k-google"):
         load_class_map(wrong)
 
@@ -66,7 +66,7 @@ def releases():
     return {name: load_class_map(name) for name, release in RELEASES.items() if release.list_file}
 
 
-def test_releases_are_what_their_publishers_count(releases):
+def test_releases_have_the_published_number_of_classes(releases):
     """Counts: arXiv:2104.10972; Google's head has 21,843 outputs; ILSVRC2012 1000."""
     sizes = {name: len(found.classes) for name, found in releases.items()}
     assert sizes == {
@@ -81,7 +81,7 @@ def test_releases_are_what_their_publishers_count(releases):
         assert found.source_ids == sorted(set(found.source_ids))  # the order that everybody uses
 
 
-def test_mapping_between_releases_says_what_is_lost(releases):
+def test_mapping_between_releases_lists_lost_classes(releases):
     google, fall11 = releases["imagenet21k-google"], releases["imagenet21k-fall11"]
     found = mapping(google, fall11)
     assert (found.lost, found.unmet) == (("n03931044", "n09859684"), ())
@@ -105,12 +105,12 @@ def test_a_file_given_for_a_release_is_checked(memory_root, monkeypatch):
     store.write("right", lines.encode() + b"\n")
     store.write("moved", b"n01\nn03\nn02\n")
     assert load_class_map(f"three={memory_root}/right").source_ids == ["n01", "n02", "n03"]
-    with pytest.raises(ValueError, match=r"3 classes of sha256 .*, but three \(three\) has 3 classes"):
+    with pytest.raises(ValueError, match=r"3 classes with sha256 .*, but three \(three\) has 3 classes"):
         load_class_map(f"three={memory_root}/moved")
 
 
 @pytest.mark.parametrize("name", ["imagenet21k-p", "imagenet21k-winter21"])
-def test_without_the_list_the_error_says_what_to_give(name, monkeypatch):
+def test_without_the_list_the_error_names_the_next_step(name, monkeypatch):
     monkeypatch.setattr(class_maps.importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ValueError, match=f"as {name}=URI") as caught:
         load_class_map(name)
@@ -118,7 +118,7 @@ def test_without_the_list_the_error_says_what_to_give(name, monkeypatch):
     assert RELEASES[name].sha256 in str(caught.value)
 
 
-def test_a_new_segment_moves_no_label():
+def test_a_new_segment_changes_no_label_id():
     old = map_of("m", "b")
     grown = extended(old, map_of("z", "b", "a").classes)
     assert grown.source_ids == ["m", "b", "a", "z"]
@@ -134,8 +134,8 @@ def test_a_map_that_is_applied_gives_exactly_its_classes():
     assert applied(wanted, source).classes == (wanted.classes[0], source[0], wanted.classes[2])
 
 
-def test_a_number_is_no_new_class_beside_itself_without_zeros():
+def test_a_number_with_zeros_is_refused_next_to_the_one_without():
     old, new = (ClassInfo(name=label, source_id=label) for label in ("7", "000007"))
-    with pytest.raises(ValueError, match="of class '000007', the corpus has a class '7'"):
+    with pytest.raises(ValueError, match="have class '000007', but the corpus has class '7'"):
         class_maps.extended(ClassMap.of([old]), [new])
     assert class_maps.extended(ClassMap.of([new]), [new]).source_ids == ["000007"]

@@ -1,4 +1,4 @@
-"""Class maps, and several labels to a picture."""
+"""Class maps, and several labels per image."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_numbered_classes_sort_as_their_numbers():
 
 
 class TaggedPictures(ListedCorpus):
-    """Pictures with several tags and a confidence for each."""
+    """Images with several tags and a confidence for each."""
 
     origin = "tags"
     single_label = False
@@ -75,7 +75,7 @@ TAGS = {
 }
 
 
-def test_all_labels_and_weights_stay_and_small_classes_go_from_them(prepare_tagged):
+def test_all_labels_and_weights_stay_except_those_of_small_classes(prepare_tagged):
     corpus = prepare_tagged(TAGS, min_images_per_class=2)
     manifest = load_manifest(corpus)
     assert (manifest.single_label, manifest.has_weights, manifest.num_classes) == (False, True, 2)
@@ -103,8 +103,8 @@ def test_with_a_class_map_the_classes_are_exactly_its_own(prepare_tagged, memory
 
 
 @pytest.mark.parametrize("wrong", [(("sea",), None), (("sea", "boat"), (1.0,))])
-def test_weights_are_for_every_label_or_for_none(prepare_tagged, wrong):
-    with pytest.raises(ValueError, match="a weight for every label"):
+def test_weights_are_required_for_all_examples_or_none(prepare_tagged, wrong):
+    with pytest.raises(ValueError, match="for all examples or for none"):
         prepare_tagged({"a.jpg": (("sea",), (1.0,)), "b.jpg": wrong})
 
 

@@ -1,4 +1,4 @@
-"""What stops a corpus from being published, and what of it is said: losses that nobody counted, too much refused, nothing left."""
+"""Reasons for not publishing a corpus, and their messages: losses of unknown size, too many refused images, nothing left."""
 
 import gzip
 import io
@@ -17,7 +17,7 @@ from infra.storage import open_store
 
 @pytest.fixture
 def tar_of_classes(picture):
-    """The bytes of a tar of `per_class` pictures in each of four class folders."""
+    """The bytes of a tar with `per_class` images in each of four class folders."""
 
     def make(per_class=10):
         out = io.BytesIO()
@@ -34,16 +34,17 @@ def tar_of_classes(picture):
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
-def test_a_cut_archive_is_published_only_when_that_is_asked_for(
-    kind, tar_of_classes, request_for, tmp_path, memory_root
-):
+def test_a_truncated_archive_is_published_only_on_request(kind, tar_of_classes, request_for, tmp_path, memory_root):
     whole = tar_of_classes()
     cut = {"tar": whole[: len(whole) // 2], "tar.gz": gzip.compress(whole, 0)[: len(whole) // 2], "zip": b""}[kind]
     if kind == "zip":
         cut = zip_without_its_last_entries(whole)
     (tmp_path / f"a.{kind}").write_bytes(cut)
     request = request_for(tmp_path / f"a.{kind}", max_refused_fraction=0.5)
-    with pytest.raises(ValueError, match=rf"cannot be counted.*/a\.{kind} at byte .*execution.uncounted_losses=accept"):
+    with pytest.raises(
+        ValueError,
+        match=rf"unknown number of images is missing.*/a\.{kind} at byte .*execution.uncounted_losses=accept",
+    ):
         prepare.prepare([request], memory_root)
     accepting = replace(request, **{"execution.uncounted_losses": "accept"})
     (manifest,) = prepare.prepare([accepting], memory_root)
@@ -55,7 +56,7 @@ def test_a_cut_archive_is_published_only_when_that_is_asked_for(
 
 
 def zip_without_its_last_entries(tar):
-    """A zip of the members of a tar, one entry fewer in its directory than the directory says."""
+    """A zip of the members of a tar, with one entry fewer in its directory than the directory states."""
     import zipfile
 
     out = io.BytesIO()
@@ -67,7 +68,7 @@ def zip_without_its_last_entries(tar):
     return bytes(data)
 
 
-def test_one_cut_tar_of_a_webdataset_and_one_cut_parquet_file_stop_publication(picture, tmp_path, memory_root):
+def test_one_truncated_tar_or_parquet_file_stops_publication(picture, tmp_path, memory_root):
     (tmp_path / "wds").mkdir()
     for t, name in enumerate(("a", "b")):
         out = io.BytesIO()
@@ -79,7 +80,7 @@ def test_one_cut_tar_of_a_webdataset_and_one_cut_parquet_file_stop_publication(p
                     archive.addfile(member, io.BytesIO(data))
         (tmp_path / f"wds/{name}.tar").write_bytes(out.getvalue()[: None if name == "a" else 8000])
     source = WebDataset(path=str(tmp_path / "wds"))
-    with pytest.raises(ValueError, match=r"cannot be counted.*b\.tar at byte"):
+    with pytest.raises(ValueError, match=r"unknown number of images is missing.*b\.tar at byte"):
         prepare.prepare([CorpusConfig(name="wds", source=source)], memory_root)
 
     (tmp_path / "pq").mkdir()
@@ -87,11 +88,11 @@ def test_one_cut_tar_of_a_webdataset_and_one_cut_parquet_file_stop_publication(p
     pq.write_table(rows, tmp_path / "pq/a.parquet")
     pq.write_table(rows, tmp_path / "pq/b.parquet")
     (tmp_path / "pq/b.parquet").write_bytes((tmp_path / "pq/b.parquet").read_bytes()[:3000])
-    with pytest.raises(ValueError, match=r"cannot be counted.*b\.parquet"):
+    with pytest.raises(ValueError, match=r"unknown number of images is missing.*b\.parquet"):
         prepare.prepare([CorpusConfig(name="pq", source=ParquetImages(path=str(tmp_path / "pq")))], memory_root)
 
 
-def test_a_damaged_member_is_one_refused_picture(tar_of_classes, request_for, tmp_path, memory_root):
+def test_a_damaged_member_is_one_refused_image(tar_of_classes, request_for, tmp_path, memory_root):
     tar = bytearray(tar_of_classes())
     with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
         at = archive.getmember("b/03.jpg").offset_data
@@ -102,7 +103,7 @@ def test_a_damaged_member_is_one_refused_picture(tar_of_classes, request_for, tm
     assert "uncounted_loss" not in manifest.counts.refused
 
 
-def test_too_many_refusals_are_told_by_reason_with_the_list_and_the_option(
+def test_too_many_refused_images_are_an_error_with_reasons_list_and_option(
     fill_folder, request_for, tmp_path, memory_root
 ):
     folder = fill_folder(tmp_path / "p", per_class=8)
@@ -113,7 +114,7 @@ def test_too_many_refusals_are_told_by_reason_with_the_list_and_the_option(
     with pytest.raises(ValueError, match="nothing is published") as raised:
         prepare.prepare([request], memory_root)
     told = str(raised.value)
-    assert "12 of 36 pictures are refused (empty 6, not_an_image 6)" in told
+    assert "12 of 36 images are refused (empty 6, not_an_image 6)" in told
     assert "empty (" in told
     assert "not_an_image (" in told
     assert "--set execution.max_refused_fraction=0.34" in told
@@ -122,17 +123,17 @@ def test_too_many_refusals_are_told_by_reason_with_the_list_and_the_option(
     assert sum(len(pq.read_table(open_store(where).open(key))) for key in listed) == 12
 
 
-def test_a_wrong_label_column_is_named_not_the_pictures(picture, tmp_path, memory_root):
+def test_a_wrong_label_column_is_named_rather_than_the_images(picture, tmp_path, memory_root):
     for i in range(10):
         (tmp_path / f"{i}.jpg").write_bytes(picture(i))
     lines = ["image,labels,other", *(f"{i}.jpg,,x" for i in range(10))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
     request = CorpusConfig(name="t", source=LabelTable(path=str(tmp_path / "t.csv")))
-    with pytest.raises(ValueError, match=r"Most have no label: correct source.labels_column \('labels'\)"):
+    with pytest.raises(ValueError, match=r"Most have no label. Correct source.labels_column \('labels'\)"):
         prepare.prepare([request], memory_root)
 
 
-def test_a_stricter_limit_holds_for_what_is_prepared_already(fill_folder, request_for, tmp_path, memory_root):
+def test_a_stricter_limit_applies_to_a_prepared_corpus(fill_folder, request_for, tmp_path, memory_root):
     folder = fill_folder(tmp_path / "p", per_class=10)
     for i in range(2):
         (folder / f"cat/x{i}.jpg").write_bytes(b"")
@@ -149,13 +150,16 @@ def test_a_stricter_limit_holds_for_what_is_prepared_already(fill_folder, reques
     [
         (
             {"min_images_per_class": 100},
-            r"small_class 36.*min_images_per_class is 100; the largest class, '\S+', has 12 pict",
+            r"small_class 36.*min_images_per_class is 100, but the largest class, '\S+', has 12 images",
         ),
-        ({"class_map": "MAP"}, r"unknown_class 36.*classes\.txt fits none of them: .*'wolf'.*'cat'"),
-        ({"val_fraction": 0.5, "test_fraction": 0.499999}, r"All 36 others are in val and test.*lower val_fraction"),
+        ({"class_map": "MAP"}, r"unknown_class 36.*classes\.txt contains none of their labels: .*'wolf'.*'cat'"),
+        (
+            {"val_fraction": 0.5, "test_fraction": 0.499999},
+            r"All 36 remaining images are in val and test.*lower val_fraction",
+        ),
     ],
 )
-def test_the_cause_is_named_where_nothing_is_left(recipe, cause, fill_folder, request_for, tmp_path, memory_root):
+def test_the_cause_is_named_if_nothing_is_left(recipe, cause, fill_folder, request_for, tmp_path, memory_root):
     (tmp_path / "classes.txt").write_text("wolf\nlynx\n")
     given = {name: str(tmp_path / "classes.txt") if value == "MAP" else value for name, value in recipe.items()}
     folder = fill_folder(tmp_path / "p", per_class=12)
@@ -163,7 +167,7 @@ def test_the_cause_is_named_where_nothing_is_left(recipe, cause, fill_folder, re
         prepare.prepare([request_for(folder, **given)], memory_root)
 
 
-def test_a_table_with_a_row_for_each_label_is_told_what_to_do(picture, tmp_path, memory_root):
+def test_a_table_with_one_row_per_label_is_an_error_with_the_next_step(picture, tmp_path, memory_root):
     for i in range(4):
         (tmp_path / f"{i}.jpg").write_bytes(picture(i))
     lines = ["image,labels", *(f"{i}.jpg,{label}" for i in range(4) for label in "ab")]
@@ -171,7 +175,7 @@ def test_a_table_with_a_row_for_each_label_is_told_what_to_do(picture, tmp_path,
     request = CorpusConfig(name="t", source=LabelTable(path=str(tmp_path / "long.csv")))
     expected = (
         r"two examples have the id '0\.jpg': \S+/0\.jpg, labelled a; \S+/0\.jpg, labelled b\. 4 ids of \S+long\.csv repeat\. "
-        r"A table has one row for each picture: .*source\.label_separator.*source\.id_column"
+        r"A table has one row per image: .*source\.label_separator.*source\.id_column"
     )
     with pytest.raises(ValueError, match=expected):
         prepare.prepare([request], memory_root)

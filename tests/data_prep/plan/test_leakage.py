@@ -1,4 +1,4 @@
-"""Evaluation pictures among what is trained on: found however they were changed, told, and left out on request."""
+"""Evaluation images among training images: found whatever was changed, reported, and left out on request."""
 
 import time
 
@@ -38,7 +38,7 @@ def save(image, path, **options):
 
 @pytest.fixture
 def corpora(pieces, tmp_path):
-    """An evaluation set of twelve pictures, and a corpus to train on in which four of them are hidden, changed."""
+    """An evaluation set of twelve images, and a training corpus that contains changed copies of four of them."""
     for i, piece in enumerate(pieces):
         split = "test" if i < 6 else "val" if i < 8 else "train"
         save(piece, tmp_path / "pets" / split / "cat" / f"{i}.png")
@@ -70,7 +70,7 @@ def leaks_of(corpus):
     }
 
 
-def test_leaks_are_told_whether_the_evaluation_set_is_prepared_or_at_work(corpora, memory_root):
+def test_leaks_are_found_in_prepared_and_in_concurrent_evaluation_sets(corpora, memory_root):
     pets, web = corpora
     together = f"{memory_root}-together"
     prepare.prepare([web, pets], together)
@@ -87,14 +87,14 @@ def test_leaks_are_told_whether_the_evaluation_set_is_prepared_or_at_work(corpor
         }
         assert {row["corpus"].partition("/")[0] for row in leaks.values()} == {"pets"}
         manifest = load_manifest(corpus)
-        assert manifest.counts.num_accepted == 24  # told, not left out
+        assert manifest.counts.num_accepted == 24  # reported, not left out
         assert "leak" in corpus.read("report.html").decode()
         (found,) = corpus.read_json("stats.json")["leakage"].values()
         assert found["count"] == 4
-        assert all(pair["other"]["base"] for pair in found["first"])  # the page shows both pictures
+        assert all(pair["other"]["base"] for pair in found["first"])  # the page shows both images
 
 
-def test_pairs_are_compared_by_the_workers_some_at_a_time_and_counted(corpora, memory_root, monkeypatch):
+def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_root, monkeypatch):
     pets, web = corpora
     prepared(pets, memory_root)
     expected = leaks_of(prepared(web, memory_root))
@@ -119,7 +119,7 @@ def test_pairs_are_compared_by_the_workers_some_at_a_time_and_counted(corpora, m
     assert ("leakage", passes["compare_pairs"], "pairs compared") in shown
 
 
-def test_pairs_share_what_a_row_group_costs_to_read(corpora, memory_root, monkeypatch):
+def test_pairs_share_the_reading_of_a_row_group(corpora, memory_root, monkeypatch):
     pets, web = corpora
     prepared(pets, memory_root)
     groups, made = [], locate_pictures._ShardGroup.__init__
@@ -130,7 +130,7 @@ def test_pairs_share_what_a_row_group_costs_to_read(corpora, memory_root, monkey
     assert 0 < len(groups) <= sum(splits[name].num_row_groups for name in ("test", "val"))
 
 
-def test_pairs_beyond_the_bound_are_counted_and_told(corpora, memory_root, monkeypatch):
+def test_pairs_beyond_the_limit_are_counted_and_reported(corpora, memory_root, monkeypatch):
     pets, web = corpora
     prepared(pets, memory_root)
     monkeypatch.setattr(leakage, "MAX_PAIRS", 1)
@@ -153,10 +153,10 @@ def test_leaks_are_left_out_on_request(corpora, memory_root):
     assert leaks_of(corpus) == {}
     rejects = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
     assert {row["kept_id"] for row in rejects} == {f"test/cat/{i}.png" for i in range(4)}
-    assert all("of test of pets/" in row["detail"] for row in rejects)
+    assert all("of split test of pets/" in row["detail"] for row in rejects)
 
 
-def test_a_val_that_the_source_names_is_compared_where_there_is_no_test(corpora, tmp_path, memory_root):
+def test_a_named_val_split_is_compared_if_there_is_no_test(corpora, tmp_path, memory_root):
     pets, web = corpora
     (tmp_path / "pets/test").rename(tmp_path / "pets/val/moved")
     together = f"{memory_root}-together"
@@ -169,7 +169,7 @@ def test_a_val_that_the_source_names_is_compared_where_there_is_no_test(corpora,
     assert load_manifest(clean).counts.refused == {"leakage": 4}
 
 
-def test_a_val_that_is_hashed_off_train_is_no_evaluation_set(corpora, tmp_path, memory_root):
+def test_a_drawn_val_split_is_not_an_evaluation_set(corpora, tmp_path, memory_root):
     pets, web = corpora
     for split in ("val", "test"):
         for file in (tmp_path / "pets" / split / "cat").iterdir():
@@ -197,7 +197,7 @@ def test_the_newest_version_is_compared_and_older_ones_are_named(corpora, memory
     assert f"Older versions were not compared: {titles[0]}" in corpus.read("report.html").decode()
 
 
-def test_near_duplicates_inside_a_corpus_go_on_request(corpora, pieces, tmp_path, memory_root, monkeypatch):
+def test_near_duplicates_within_a_corpus_are_dropped_on_request(corpora, pieces, tmp_path, memory_root, monkeypatch):
     _, web = corpora
     for i, piece in enumerate(pieces[:4]):
         save(piece, tmp_path / "web/0" / f"original-{i}.png")
@@ -217,7 +217,7 @@ def test_near_duplicates_inside_a_corpus_go_on_request(corpora, pieces, tmp_path
     assert len(set(found)) == 1
 
 
-def test_of_pictures_that_look_alike_the_one_named_test_stays(corpora, pieces, tmp_path, memory_root):
+def test_of_similar_images_the_one_named_test_stays(corpora, pieces, tmp_path, memory_root):
     pets, _ = corpora
     for i, piece in enumerate(pieces[:8]):
         save(CHANGES["half"](piece), tmp_path / f"pets/train/cat/small-{i}.png")
@@ -226,7 +226,7 @@ def test_of_pictures_that_look_alike_the_one_named_test_stays(corpora, pieces, t
     assert gone == {f"train/cat/small-{i}.png" for i in range(8)}
 
 
-def test_pairs_that_are_too_many_to_compare_are_counted(corpora, pieces, tmp_path, memory_root, monkeypatch):
+def test_pairs_that_exceed_the_limit_are_counted(corpora, pieces, tmp_path, memory_root, monkeypatch):
     monkeypatch.setattr(near_pairs, "NEAREST", 0)
     _, web = corpora
     for i, piece in enumerate(pieces[:4]):

@@ -1,4 +1,4 @@
-"""Ids that repeat are told from the listing: before an image is read, and by a dry run; equal rows are merged."""
+"""Repeated ids are found in the listing, before an image is read and by a dry run; equal rows are merged."""
 
 import json
 import unicodedata
@@ -22,7 +22,7 @@ CORES = Cores(2, "this machine")
 
 @pytest.fixture
 def table(tmp_path, picture):
-    """table(rows, **source) writes pictures and (image, labels, more columns) as JSON lines, and gives the request."""
+    """table(rows, **source) writes images and (image, labels, more columns) as JSON lines, and returns the request."""
 
     def make(rows, **source):
         for row in rows:
@@ -35,7 +35,7 @@ def table(tmp_path, picture):
 
 
 def not_examined(request, root, match, base=None):
-    """Both say it, without a single record written."""
+    """Both report it without writing a single record."""
     with pytest.raises(ValueError, match=match):
         dry_run(request, CORES, base)
     with pytest.raises(ValueError, match=match):
@@ -43,7 +43,7 @@ def not_examined(request, root, match, base=None):
     assert not [key for key in corpus_store(open_store(root), request).list() if "/records-" in key]
 
 
-def test_ids_of_different_rows_are_told_before_an_image_is_read(table, memory_root):
+def test_repeated_ids_are_reported_before_an_image_is_read(table, memory_root):
     rows = [{"image": f"{i}.jpg", "labels": ["a"]} for i in range(30)]
     rows += [{"image": f"{i}.jpg", "labels": ["b"]} for i in (21, 4)]
     not_examined(
@@ -54,7 +54,7 @@ def test_ids_of_different_rows_are_told_before_an_image_is_read(table, memory_ro
 
 
 @pytest.mark.parametrize("rows_per_task", [1 << 18, 5])
-def test_rows_that_are_equal_in_everything_are_merged_and_counted(table, memory_root, monkeypatch, rows_per_task):
+def test_rows_that_are_equal_in_every_field_are_merged_and_counted(table, memory_root, monkeypatch, rows_per_task):
     monkeypatch.setattr(listed_ids, "_ROWS_PER_TASK", rows_per_task)
     rows = [{"image": f"{i}.jpg", "labels": ["a", "b"][i % 2 :], "w": [1.0, 0.5][i % 2 :]} for i in range(30)]
     again = [rows[i] for i in (3, 3, 17, 29, 0)]
@@ -62,7 +62,7 @@ def test_rows_that_are_equal_in_everything_are_merged_and_counted(table, memory_
     (alone,) = prepare([once], f"{memory_root}-alone")
     request = table(rows + again, weights_column="w")
     found, _ = dry_run(request, CORES)
-    assert "Rows that repeat another one in everything, and are merged with it: 5." in found.notes
+    assert "Rows that equal another one in every field and are merged with it: 5." in found.notes
     assert sum(found.splits.values()) == 30
     (manifest,) = prepare([request], memory_root)
     assert manifest.digest == alone.digest
@@ -70,14 +70,16 @@ def test_rows_that_are_equal_in_everything_are_merged_and_counted(table, memory_
     assert (counts.num_found, counts.num_accepted, counts.num_refused, counts.num_merged) == (35, 30, 0, 5)
 
 
-def test_two_spellings_of_one_name_are_told_before(fill_folder, picture, request_for, tmp_path, memory_root):
+def test_two_spellings_of_one_name_are_reported_before_reading(
+    fill_folder, picture, request_for, tmp_path, memory_root
+):
     folder = fill_folder(tmp_path / "p", per_class=5)
     for form in ("NFC", "NFD"):
         (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(5))
     not_examined(request_for(folder), memory_root, "two examples have the id")
 
 
-def test_an_id_column_of_parquet_is_looked_at_without_its_images(tmp_path, picture, memory_root):
+def test_an_id_column_of_parquet_is_checked_without_reading_images(tmp_path, picture, memory_root):
     images = [{"bytes": picture(i), "path": None} for i in range(12)]
     table = pa.table({"image": images, "label": [0] * 12, "id": [f"x{i % 11}" for i in range(12)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
@@ -86,7 +88,7 @@ def test_an_id_column_of_parquet_is_looked_at_without_its_images(tmp_path, pictu
     not_examined(request, memory_root, r"two examples have the id 'x0': \S+ row 0, .*row 11")
 
 
-def test_ids_that_the_corpus_has_are_told_before(table, memory_root):
+def test_ids_that_the_corpus_has_already_are_reported_before_reading(table, memory_root):
     first = table([{"image": f"{i}.jpg", "labels": ["a"]} for i in range(30)])
     (manifest,) = prepare([first], memory_root)
     base = Base(corpus_store(open_store(memory_root), first), manifest)

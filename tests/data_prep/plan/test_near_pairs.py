@@ -1,4 +1,4 @@
-"""Pairs of pictures with near hashes, dealt out to tasks."""
+"""Pairs of images with near hashes, assigned to tasks."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from data_prep.similarity.near_duplicates import resolve
 
 
 def num_components(a, b):
-    """Of pictures that are in any pair, by plain search."""
+    """Groups by a plain search, for images that are in any pair."""
     beside: dict[int, set[int]] = {}
     for i, j in zip(a, b, strict=True):
         beside.setdefault(i, set()).add(j)
@@ -21,7 +21,7 @@ def num_components(a, b):
     return number
 
 
-def test_a_long_chain_of_pictures_is_one_group_soon():
+def test_a_long_chain_of_images_becomes_one_group_in_few_passes():
     order = np.random.default_rng(0).permutation(200_000)
     assert len(np.unique(_joined(order[:-1], order[1:], len(order)))) == 1
 

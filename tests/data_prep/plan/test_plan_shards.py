@@ -1,4 +1,4 @@
-"""What planning decides beside the order of rows: validation pictures of every class, class maps, labels and groups."""
+"""Decisions of planning besides the order of rows: val images of every class, class maps, labels and groups."""
 
 import json
 from collections import Counter
@@ -22,7 +22,7 @@ def rows_of(corpus, split):
     return rows
 
 
-def test_every_class_gives_so_many_pictures_to_val_whatever_the_buckets(fill_folder, prepared, tmp_path, memory_root):
+def test_val_per_class_does_not_depend_on_buckets(fill_folder, prepared, tmp_path, memory_root):
     folder = fill_folder(tmp_path / "p", per_class=20)
     fill_folder(folder, per_class=9, classes=("newt",))
     ids = []
@@ -30,13 +30,13 @@ def test_every_class_gives_so_many_pictures_to_val_whatever_the_buckets(fill_fol
         options = {"test_fraction": 0.0, "val_per_class": 5, "sort_bytes": sort_bytes}
         corpus = prepared(folder, f"{memory_root}-{i}", **options)
         val = rows_of(corpus, "val")
-        # A class of 9 has not twice 5 pictures: all of them are trained on.
+        # A class of 9 has fewer than twice 5 images: all of them stay in train.
         assert Counter(row["example_id"].rpartition("/")[0] for row in val) == {"cat": 5, "dog": 5, "bird/owl": 5}
         ids.append([row["example_id"] for row in val])
     assert ids[0] == ids[1]
 
 
-def test_val_per_class_takes_nothing_where_the_source_names_val(fill_folder, picture, prepared, tmp_path, memory_root):
+def test_val_per_class_has_no_effect_if_the_source_names_val(fill_folder, picture, prepared, tmp_path, memory_root):
     fill_folder(tmp_path / "p/train", per_class=20)
     for i, label in enumerate(("cat", "dog", "cat")):
         (tmp_path / "p/val" / label).mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def test_a_class_map_fixes_the_ids_and_leaves_the_rest_out(fill_folder, prepared
 
 @pytest.fixture
 def table(tmp_path, picture):
-    """table(rows) writes JSON lines and a picture for each, and gives the request for them."""
+    """table(rows) writes JSON lines and an image for each, and returns the request for them."""
 
     def make(rows, **source):
         (tmp_path / "jft").mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def table(tmp_path, picture):
     return make
 
 
-def test_all_labels_of_a_picture_are_kept_with_their_weights(table, memory_root):
+def test_all_labels_of_an_image_are_kept_with_their_weights(table, memory_root):
     rows = [{"labels": ["animal", "cat"], "w": [1.0, 0.25]} for _ in range(20)]
     rows += [{"labels": ["rare", "animal"], "w": [0.5, 0.75]}, {"labels": ["rare"], "w": [0.5]}]
     request = replace(table(rows, weights_column="w"), **{"recipe.min_images_per_class": 3})
@@ -85,13 +85,13 @@ def test_all_labels_of_a_picture_are_kept_with_their_weights(table, memory_root)
     found = rows_of(corpus, "train") + rows_of(corpus, "val")
     assert Counter((tuple(row["labels"]), tuple(row["weights"])) for row in found) == {
         ((0, 1), (1.0, 0.25)): 20,
-        ((0,), (0.75,)): 1,  # the label of the small class is left out with its weight, the picture stays
+        ((0,), (0.75,)): 1,  # the label of the small class is left out with its weight, the image stays
     }
     (reject,) = pq.read_table(corpus.open("rejects.parquet")).to_pylist()
     assert (reject["example_id"], reject["reason"]) == ("21.jpg", "small_class")
 
 
-def test_a_picture_of_several_labels_gets_those_of_its_copies(table, tmp_path, memory_root):
+def test_an_image_with_several_labels_gets_those_of_its_copies(table, tmp_path, memory_root):
     rows = [{"labels": ["a", "b"], "w": [1.0, 0.25]} for _ in range(40)]
     rows += [
         {"labels": ["d", "c"], "w": [0.25, 0.5]},
@@ -112,7 +112,7 @@ def test_a_picture_of_several_labels_gets_those_of_its_copies(table, tmp_path, m
         assert (row["labels"], row["weights"]) == ([3, 2, 4], [0.75, 0.5, 0.125])
         assert manifest.counts.refused == {"duplicate": 2}
         told = {row["example_id"]: row["detail"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()}
-        assert "labelled ['d', 'c'] and here ['e', 'd'], which it gets too" in told["41.jpg"]
+        assert "labelled ['d', 'c'] (this copy: ['e', 'd'], which are merged into it)" in told["41.jpg"]
         digests.append(manifest.digest)
     assert digests[0] == digests[1]
 
@@ -120,11 +120,11 @@ def test_a_picture_of_several_labels_gets_those_of_its_copies(table, tmp_path, m
 def test_a_group_in_two_splits_is_an_error(table, memory_root):
     rows = [{"labels": ["a"], "group": f"g{i // 2}", "split": "test" if i == 7 else "train"} for i in range(10)]
     request = table(rows, group_column="group", split_column="split")
-    with pytest.raises(ValueError, match="1 groups lie in more than one split, 'g3' for one"):
+    with pytest.raises(ValueError, match="1 groups are in more than one split, for example 'g3'"):
         prepare.prepare([request], memory_root)
 
 
-def test_groups_stay_together_where_splits_are_hashed(table, memory_root):
+def test_groups_stay_together_if_splits_are_drawn(table, memory_root):
     rows = [{"labels": ["a"], "group": f"g{i // 4}"} for i in range(80)]
     request = table(rows, group_column="group")
     prepare.prepare([request], memory_root)

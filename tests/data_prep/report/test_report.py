@@ -1,15 +1,13 @@
-"""The report shows what was counted, whatever the names and pictures are, and stays small at 21,841 classes."""
+"""The report shows the counts for any names and images, and stays small at 21,841 classes."""
 
 import dataclasses
 import functools
-import io
 import re
 import threading
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.corpus_stats import CorpusStats, Finding, Findings, Leak, SampleRow, SampleRule, SplitStats
 from data_prep.decode import DecodePolicy
@@ -19,18 +17,13 @@ from data_prep.report import report_pictures
 from data_prep.report.report import render_report
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 
+from ...pictures import noise as noise_of
+
 HOSTILE = '<script>alert("1")</script>&é'
 
 
 def row(name, base="memory://pictures"):
     return SampleRow(name, 0, base, name, 0, None)
-
-
-def picture(name):
-    pixels = np.random.default_rng(len(name)).integers(0, 256, (130, 90, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def class_map_of(number):
@@ -84,7 +77,7 @@ def manifest_of(stats):
     )
 
 
-def render(stats, load=lambda row: picture(row.example_id)):
+def render(stats, load=lambda row: noise_of(len(row.example_id), (90, 130))):
     return render_report(manifest_of(stats), class_map_of(stats.num_classes), stats, load)
 
 
@@ -112,7 +105,7 @@ def test_page_is_self_contained_and_names_do_no_harm():
     assert any(attrs.get("alt", "").startswith(HOSTILE) for _, attrs in tags)
 
 
-def test_leakage_stands_first_with_both_pictures():
+def test_leakage_comes_first_with_both_images():
     found = Findings(214, 0, (Finding(row("ours"), "near", row("theirs")),))
     left_out = Findings(1, 1, (Finding(row("ours"), "near", row("theirs")),))
     leakage = {Leak("pets/1", "test", "train"): found, Leak("birds/2", "val", "val"): left_out}
@@ -130,34 +123,34 @@ def test_leakage_stands_first_with_both_pictures():
     [
         (
             [("pets/1", "test")],
-            "None found. No training picture of this corpus looks like one of the evaluation pictures",
+            "None found. No training image of this corpus shows one of the evaluation images",
         ),
-        ([], "Not looked for. This corpus was compared with no evaluation set"),
+        ([], "Not checked. This corpus was not compared with any evaluation set"),
     ],
 )
-def test_no_leakage_says_what_that_means(compared, sentence):
+def test_the_absence_of_leakage_is_explained(compared, sentence):
     assert sentence in words(render(stats_of(3, compared=frozenset(compared))))
 
 
 @pytest.mark.parametrize(
     ("recipe", "sentence"),
     [
-        ({}, "Its own splits were not compared with each other"),
+        ({}, "The splits of this corpus were not compared with each other"),
         (
             {"near_duplicates": "drop"},
-            "The pictures of its own splits were compared with each other, too (recipe.near_dup",
+            "The images in the splits of this corpus were compared with each other (recipe.near_dup",
         ),
     ],
 )
-def test_it_says_whether_its_own_splits_were_compared(recipe, sentence):
+def test_the_page_states_whether_its_own_splits_were_compared(recipe, sentence):
     manifest = manifest_of(stats_of(3))
     manifest = manifest.model_copy(update={"provenance": {"request": {"recipe": recipe}}})
     stats = stats_of(3)
-    page = render_report(manifest, class_map_of(3), stats, lambda row: picture(row.example_id))
+    page = render_report(manifest, class_map_of(3), stats, lambda row: noise_of(len(row.example_id), (90, 130)))
     assert sentence in words(page)
 
 
-def test_pictures_that_cannot_be_had_show_why():
+def test_missing_images_show_the_reason():
     refused = {
         "decoder_crash": Findings(1, 1, (Finding(row("crash"), "killed by signal 11"),)),
         "aspect_ratio": Findings(1, 1, (Finding(row("long"), "900 x 3 pixels"),)),
@@ -172,7 +165,7 @@ def test_pictures_that_cannot_be_had_show_why():
         loaded.append(row.example_id)
         if row.example_id == "gone":
             raise FileNotFoundError(row.key)
-        return b"no image" if row.example_id == "bad" else picture(row.example_id)
+        return b"no image" if row.example_id == "bad" else noise_of(len(row.example_id), (90, 130))
 
     stats = stats_of(3, refused=refused)
     page = render(stats, load)
@@ -186,23 +179,23 @@ def test_pictures_that_cannot_be_had_show_why():
         "../x": "div",
     }
     assert "not read: FileNotFoundError" in page
-    assert not {"crash", "../x"} & set(loaded)  # what has crashed a decoder is not even read
+    assert not {"crash", "../x"} & set(loaded)  # an image that crashed a decoder is not even read
 
 
-def test_a_picture_that_was_never_decoded_cannot_end_the_report(monkeypatch):
-    ends = functools.partial(Examiner, function="os.abort")  # takes no arguments: the process fails at every picture
+def test_an_image_that_was_never_decoded_cannot_break_the_report(monkeypatch):
+    ends = functools.partial(Examiner, function="os.abort")  # takes no arguments: the process fails at every image
     monkeypatch.setattr(report_pictures, "Examiner", ends)
     refused = {"aspect_ratio": Findings(1, 1, (Finding(row("long"), "900 x 3 pixels"),))}
     page = render(stats_of(2, refused=refused))
     assert re.search(r'<div class="pic none" title="long">decoder crash</div>', page)
 
 
-def test_pictures_are_read_at_once():
+def test_images_are_read_in_parallel():
     together = threading.Barrier(3, timeout=20)
 
     def load(row):
         together.wait()
-        return picture(row.example_id)
+        return noise_of(len(row.example_id), (90, 130))
 
     assert render(stats_of(3), load).count("<img") == 3
 
@@ -212,7 +205,7 @@ def test_page_of_21841_classes_is_small():
     sheet = {label: tuple(row(f"{label} {i}") for i in range(6)) for label in rule.labels(21_841).tolist()}
     pairs = Findings(9, 0, tuple(Finding(row(f"a{i}"), "near", row(f"b{i}")) for i in range(8)))
     leakage = {Leak(f"task{i:02d}/1", "test", "train"): pairs for i in range(30)}
-    noise = picture("noise")  # pictures that hardly compress
+    noise = noise_of(len("noise"), (90, 130))  # images that hardly compress
     full = {
         "leakage": leakage,
         "duplicates": dict.fromkeys(("same_file", "same_pixels", "near", "conflicting_labels", "across_splits"), pairs),

@@ -1,4 +1,4 @@
-"""Verify names what is wrong, and nothing else."""
+"""Verification names every defect, and nothing else."""
 
 import functools
 import io
@@ -32,7 +32,7 @@ def problems_of(corpus):
     return {uri.removeprefix(corpus.uri + "/"): problem for uri, problem in verify_corpus(corpus).problems.items()}
 
 
-def test_a_whole_corpus_has_no_problem(corpus):
+def test_an_intact_corpus_has_no_problem(corpus):
     report = verify_corpus(corpus)
     manifest = load_manifest(corpus)
     assert report.problems == {}
@@ -59,7 +59,7 @@ def test_missing_extra_truncated_and_swapped_shards_are_named(corpus):
     corpus.delete(first)
     assert problems_of(corpus) == {first: "is missing"}
     corpus.write(first, one[: len(one) * 2 // 3])
-    assert "cut short" in problems_of(corpus)[first]
+    assert "truncated" in problems_of(corpus)[first]
     corpus.write(first, two)
     corpus.write(second, one)
     swapped = problems_of(corpus)
@@ -73,7 +73,7 @@ def test_missing_extra_truncated_and_swapped_shards_are_named(corpus):
 
 
 def test_a_shard_rewritten_with_its_listing_contradicts_the_manifest(corpus):
-    """Whoever changes a label and the listing too is found by the digest."""
+    """Changing a label and the shard list as well is detected by the digest."""
     key = train_keys(corpus)[0]
     table = pq.read_table(pa.BufferReader(corpus.read(key)))
     labels = pa.array([[(row[0] + 1) % 3] for row in table["labels"].to_pylist()], table.schema.field("labels").type)
@@ -98,12 +98,12 @@ def test_class_map_and_listing_are_checked_too(corpus):
     corpus.write_json("classes.json", classes)
     corpus.delete("shards.parquet")
     assert problems_of(corpus) == {
-        "classes.json": "does not give the class map digest of the manifest",
-        "shards.parquet": "does not give the corpus digest of the manifest",
+        "classes.json": "does not match the class map digest in the manifest",
+        "shards.parquet": "does not match the corpus digest in the manifest",
     }
 
 
-def test_what_is_told_beside_the_shards_is_checked_too(corpus):
+def test_auxiliary_files_are_checked_too(corpus):
     corpus.delete("rejects.parquet")
     corpus.write("report.html", corpus.read("report.html")[:-100])
     corpus.write("stats.json", b"[]")
@@ -115,7 +115,7 @@ def test_what_is_told_beside_the_shards_is_checked_too(corpus):
     assert "cannot be read" in found["report.html"]
 
 
-def test_a_view_has_its_own_rows_and_counts_that_agree(corpus):
+def test_a_subset_has_its_own_rows_and_consistent_counts(corpus):
     manifest = take(corpus, 49)
     report = verify_corpus(open_store(f"{corpus.uri.rpartition('/')[0]}/{manifest.version}"))
     rows = 49 + manifest.splits["val"].num_rows + manifest.splits["test"].num_rows
@@ -145,7 +145,7 @@ def examine(data, policy):
 
 @pytest.fixture
 def with_corrupt_picture(fill_folder, prepared, tmp_path, memory_root, monkeypatch):
-    """A corpus as older versions wrote it: of three PNGs one has 20 bytes of its pixels zeroed, and was taken for black."""
+    """A corpus as older versions wrote it: 20 bytes of the pixels of one of three PNGs are zeroed, and it decoded to black."""
     (tmp_path / "taken_for_black.py").write_text(TAKEN_FOR_BLACK)
     monkeypatch.syspath_prepend(tmp_path)
     folder = fill_folder(tmp_path / "pictures", per_class=4)
@@ -161,18 +161,18 @@ def with_corrupt_picture(fill_folder, prepared, tmp_path, memory_root, monkeypat
         return prepared(folder, memory_root)
 
 
-def test_a_corrupt_picture_that_was_stored_is_found_where_pixels_are_looked_at(with_corrupt_picture):
+def test_a_stored_corrupt_image_is_found_if_pixels_are_checked(with_corrupt_picture):
     corpus = with_corrupt_picture
     report = verify_corpus(corpus)
     assert (report.num_rows, report.problems, report.pictures) == (15, {}, {})
     report = verify_corpus(corpus, in_threads, pixels=True)
     ((uri, problem),) = report.problems.items()
-    assert re.fullmatch(r"holds 1 of \d+ pictures that are corrupt", problem)
+    assert re.fullmatch(r"holds 1 corrupt images among \d+", problem)
     ((example_id, wrong),) = report.pictures[uri].items()
     assert example_id == "cat/noise1.png"
     assert wrong.startswith("cannot be decoded: corrupt: ")
 
 
-def test_pixels_that_are_as_they_were_are_no_problem(corpus):
+def test_unchanged_pixels_are_no_problem(corpus):
     report = verify_corpus(corpus, pixels=True)
     assert (report.problems, report.pictures) == ({}, {})

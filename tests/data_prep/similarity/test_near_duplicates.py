@@ -1,4 +1,4 @@
-"""Search by hash, pairs within buckets, and which picture goes."""
+"""Search by hash, pairs within buckets, and which image is dropped."""
 
 import itertools
 import random
@@ -20,7 +20,7 @@ from data_prep.similarity.near_duplicates import (
 
 
 def turned(words, num_bits, rng):
-    """The same hashes, `num_bits` random bits of each turned."""
+    """The same hashes with `num_bits` random bits of each flipped."""
     bits = np.unpackbits(words.view(np.uint8).reshape(len(words), 32), axis=1)
     for row, num in zip(bits, np.broadcast_to(num_bits, len(bits)), strict=True):
         row[rng.choice(256, num, replace=False)] ^= 1
@@ -32,7 +32,7 @@ def random_hashes(num, rng):
 
 
 def by_comparing_all(queries, table):
-    """As sets of (query, row, distance), bit by bit; pictures without contrast are near nothing."""
+    """Sets of (query, row, distance), computed bit by bit; images without contrast match nothing."""
     q, t = (np.unpackbits(w.view(np.uint8).reshape(len(w), 32), axis=1).astype(np.int32) for w in (queries, table))
     distance = q.sum(1)[:, None] + t.sum(1)[None] - 2 * q @ t.T
     near = (distance <= MAX_DISTANCE) & (q.sum(1) > 0)[:, None] & (t.sum(1) > 0)[None]
@@ -40,7 +40,7 @@ def by_comparing_all(queries, table):
 
 
 @pytest.mark.parametrize("brute_force_below", [0, 10**9])
-def test_the_index_finds_what_comparing_all_finds(brute_force_below, monkeypatch):
+def test_the_index_finds_the_same_pairs_as_comparing_all(brute_force_below, monkeypatch):
     monkeypatch.setattr(near_duplicates, "_BRUTE_FORCE_BELOW", brute_force_below)
     monkeypatch.setattr(near_duplicates, "_PAIRS_AT_ONCE", 1000)  # ranges are cut in the middle
     rng = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_31_bits_in_the_worst_places_are_found(monkeypatch):
         assert (query.tolist(), row.tolist(), distance.tolist()) == ([0], [0], [31])
 
 
-def test_an_index_of_nothing_and_a_search_for_nothing():
+def test_an_empty_index_and_an_empty_search():
     some, none = random_hashes(3, np.random.default_rng(0)), np.empty((0, 4), np.uint64)
     for table, queries in ((none, some), (some, none), (none, none), (some * 0, some)):
         assert [len(column) for column in HashIndex(table).search(queries)] == [0, 0, 0]
@@ -115,9 +115,9 @@ def test_pairs_within_compares_whole_buckets_and_counts_what_it_does_not():
     assert list(pairs_within(keys[:0], hashes[:0], 3)) == []
 
 
-def test_the_larger_sha256_goes_against_kept_ones_and_does_not_chain():
+def test_the_larger_sha256_is_dropped_without_chaining():
     a, b, c, d, e = (bytes([n]) for n in range(5))
-    # b looks like a and goes; c looks only like b, which has gone, so it stays; d looks like c and a.
+    # b resembles a and is dropped; c resembles only b, which is dropped, so it stays; d resembles c and a.
     pairs = [(a, b), (b, c), (c, d), (d, a), (e, e)]
     for order in itertools.permutations(pairs):
         swapped = [pair[::-1] if random.random() < 0.5 else pair for pair in order]
@@ -125,7 +125,7 @@ def test_the_larger_sha256_goes_against_kept_ones_and_does_not_chain():
     assert resolve([]) == {}
 
 
-def test_resolve_asks_only_what_still_matters():
+def test_resolve_compares_only_pairs_that_still_matter():
     pictures = [bytes([n]) for n in range(30)]
     asked = []
 

@@ -1,4 +1,4 @@
-"""Whether two thumbnails show one picture."""
+"""Whether two thumbnails show the same picture."""
 
 import io
 
@@ -94,21 +94,21 @@ def face(mouth, shift=0):
     return thumbnail(np.asarray(image))
 
 
-def test_another_mouth_is_another_picture():
+def test_another_mouth_is_a_different_image():
     smile, frown = (0, 180), (180, 360)
     assert same_picture(face(smile), face(smile))
     assert not same_picture(face(smile), face(frown))
     assert not same_picture(face(smile), face(frown, shift=3))
 
 
-def test_colour_counts_where_the_shape_is_alike():
+def test_colour_distinguishes_equal_shapes():
     red, green = (np.full((64, 64, 3), 255, np.uint8) for _ in range(2))
     red[16:48, 16:48] = (200, 30, 30)
     green[16:48, 16:48] = (30, 120, 30)
     assert not same_picture(thumbnail(red), thumbnail(green))
 
 
-def test_same_picture_is_symmetric_and_flat_pictures_are_like_nothing(photos):
+def test_same_picture_is_symmetric_and_flat_images_match_nothing(photos):
     rng = np.random.default_rng(0)
     for i, j in rng.integers(0, len(photos), (15, 2)):
         a, b = thumbnail(photos[i]), thumbnail(np.ascontiguousarray(photos[j][2:94, 4:]))

@@ -34,7 +34,7 @@ def hostile(tmp_path):
     return NpmPackage(name="fake", version="1.0.0", sha256=hashlib.sha256(data).hexdigest())
 
 
-def test_only_what_is_wanted_is_kept_and_nothing_leaves_the_cache(hostile, tmp_path):
+def test_only_wanted_members_are_kept_and_nothing_leaves_the_cache(hostile, tmp_path):
     cache = open_store(tmp_path)
     before = set(tmp_path.rglob("*"))
     members = hostile.fetched(cache, lambda name: "img/" in name)
@@ -50,12 +50,12 @@ def test_only_what_is_wanted_is_kept_and_nothing_leaves_the_cache(hostile, tmp_p
 
 def test_another_archive_is_refused(hostile, tmp_path):
     other = hostile.model_copy(update={"sha256": "0" * 64})
-    with pytest.raises(RuntimeError, match="expected 0000") as caught:
+    with pytest.raises(RuntimeError, match="but 0000") as caught:
         other.fetched(open_store(tmp_path), lambda name: True)
     assert not isinstance(caught.value, FetchUnavailable)
 
 
-def test_without_npm_or_refused_by_it(tmp_path, monkeypatch):
+def test_a_missing_or_failing_npm_raises_fetch_unavailable(tmp_path, monkeypatch):
     package = NpmPackage(name="fake", version="1.0.0", sha256="0" * 64)
     monkeypatch.setattr(npm_package.shutil, "which", lambda name: None)
     with pytest.raises(FetchUnavailable, match="npm is not installed"):

@@ -38,7 +38,7 @@ def store(memory_root):
     return open_store(memory_root)
 
 
-def test_checksums_of_the_standard():
+def test_checksums_of_the_examples_in_the_standard():
     """RFC 3720, B.4, and the check value of every catalogue."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
@@ -58,7 +58,7 @@ def test_a_header_as_tensorflow_writes_it():
 
 
 @pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
-def test_every_record_is_where_its_frame_says(store, window_bytes):
+def test_every_record_is_at_the_offset_of_its_frame(store, window_bytes):
     payloads = [b"", b"a", b"b" * 5000, bytes(range(256)) * 9]
     data = framed(*payloads)
     store.write("f", data)
@@ -67,7 +67,7 @@ def test_every_record_is_where_its_frame_says(store, window_bytes):
     assert [data[frame.offset : frame.offset + frame.length] for frame in found] == payloads
 
 
-def test_a_damaged_payload_takes_no_other_with_it(store):
+def test_a_damaged_payload_does_not_affect_others(store):
     data = bytearray(framed(b"one", b"two", b"three"))
     data[data.index(b"two")] ^= 1
     store.write("f", bytes(data))
@@ -76,7 +76,7 @@ def test_a_damaged_payload_takes_no_other_with_it(store):
     assert two.damage == f"{store.uri}/f: checksum of the record at byte {data.index(b'uwo')} does not match"
 
 
-def test_a_damaged_length_and_a_short_file_end_it_by_name(store):
+def test_a_damaged_length_or_a_truncated_file_is_an_error_with_its_name(store):
     whole = framed(b"one", b"two")
     cut, flipped, second = whole[:-1], bytearray(whole), len(framed(b"one"))
     flipped[second] ^= 4
@@ -98,7 +98,7 @@ def test_a_damaged_length_and_a_short_file_end_it_by_name(store):
 
 @pytest.mark.parametrize("window_bytes", [1, 100, 1 << 20])
 @pytest.mark.parametrize("packed", [True, False])
-def test_records_inside_an_archive_are_as_those_of_a_file(store, monkeypatch, packed, window_bytes):
+def test_records_inside_an_archive_equal_those_of_a_file(store, monkeypatch, packed, window_bytes):
     payloads = [b"", b"a", b"b" * 5000, b"too large" * 1000, bytes(range(256)) * 9]
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 8999)
     data = framed(*payloads)
@@ -115,7 +115,7 @@ def test_records_inside_an_archive_are_as_those_of_a_file(store, monkeypatch, pa
         list(frames_inside(source, "a.tar!f", len(data) - 1, window_bytes))
 
 
-def test_a_record_that_is_too_large_is_passed_over(store, monkeypatch):
+def test_a_record_that_is_too_large_is_skipped(store, monkeypatch):
     monkeypatch.setattr(tfrecord, "MAX_RECORD_BYTES", 10)
     store.write("f", framed(b"x" * 11, b"y" * 10))
     large, right = frames(store, "f")

@@ -1,4 +1,4 @@
-"""A list in JSON, an item at a time, however the text is cut."""
+"""A list in JSON, one item at a time, however the text is split."""
 
 import json
 
@@ -22,17 +22,17 @@ def cut(text, num_bytes):
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize("indent", [None, 2])
-def test_items_are_those_of_the_whole_text_wherever_it_is_cut(num_bytes, indent):
+def test_items_do_not_depend_on_where_the_text_is_split(num_bytes, indent):
     pieces = cut(json.dumps(CONTENT, indent=indent, ensure_ascii=False), num_bytes)
     assert list(json_items(pieces, "scenes")) == CONTENT["scenes"]
-    assert next(pieces, None) is None  # to the end, where what reads them compares a checksum
+    assert next(pieces, None) is None  # read to the end, where a checksum is compared
     assert list(json_items(cut('{"scenes": [ ] }', num_bytes), "scenes")) == []
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it ends early"),
+        ("", "the JSON text ends early"),
         ("[1]", r"character 0 is '\[' where '{' should be"),
         ('{"info": {}}', "no list 'scenes'"),
         ('{"scenes": {}}', r"character 11 is '{' where '\[' should be"),
@@ -41,12 +41,12 @@ def test_items_are_those_of_the_whole_text_wherever_it_is_cut(num_bytes, indent)
         ('{"scenes": [' + "[" * 100_000, "in the value|nested too deeply"),
     ],
 )
-def test_what_is_no_such_list_is_refused_by_its_character(text, says):
+def test_invalid_lists_are_refused_with_the_position(text, says):
     with pytest.raises(ValueError, match=says):
         list(json_items(cut(text, 5000), "scenes"))
 
 
-def test_an_item_that_does_not_end_is_not_read_on_for_ever(monkeypatch):
+def test_an_item_without_end_is_refused_at_the_limit(monkeypatch):
     monkeypatch.setattr(module, "_MAX_VALUE_CHARACTERS", 1000)
     pieces = iter([b'{"scenes": ["', *[b"a" * 100] * 10_000])
     with pytest.raises(ValueError, match="in the value at character 12: Unterminated string"):

@@ -1,4 +1,4 @@
-"""How VTAB makes classes of counts, distances and angles: the bounds, in float32."""
+"""VTAB's classes from counts, distances and angles: the thresholds, in float32."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ def test_a_threshold_belongs_to_the_class_below_it():
     assert rules.clevr_distance([8.0 + 1e-9]) == 0, "float32, as the originals compare"
 
 
-def test_vehicles_only_and_none_of_them():
+def test_distance_counts_vehicles_only():
     assert [rules.kitti_distance([("Car", z)]) for z in (-3.0, 8.0, 8.1, 20.0, 20.1)] == [0, 0, 1, 1, 2]
     assert rules.kitti_distance([("Pedestrian", 2.0), ("Tram", 3.0), ("Van", 30.0)]) == 2
     assert rules.kitti_distance([("Cyclist", 2.0)]) == rules.kitti_distance([]) == 3
@@ -53,6 +53,6 @@ def test_angles_and_positions():
         (lambda value: rules.clevr_distance([value]), 0.0),
     ],
 )
-def test_what_the_data_set_cannot_say_is_refused(rule, value):
+def test_values_outside_of_the_data_set_are_refused(rule, value):
     with pytest.raises(ValueError, match=str(value)):
         rule(value)

@@ -1,4 +1,4 @@
-"""Which examples VTAB takes: sizes, and digests of VTAB-1k's keys that were computed apart from this code."""
+"""The examples of VTAB: sizes, and digests of VTAB-1k's keys that were computed independently of this code."""
 
 import functools
 import hashlib
@@ -95,7 +95,7 @@ def test_first_keys():
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_splits_have_the_published_sizes_and_views_are_cut_from_their_beginning(name):
+def test_splits_have_the_published_sizes_and_joined_splits_use_their_first_rows(name):
     official_splits = OFFICIAL_SPLITS[name]
     found = Counter(
         official_splits.split_of(split, i) for split, count in official_splits.sizes.items() for i in range(count)

@@ -1,4 +1,4 @@
-"""Class folders as people have them, on disks, in stores and in archives."""
+"""Class folders with links, hidden files and odd names, on disks, in stores and in archives."""
 
 import gzip
 import io
@@ -62,7 +62,7 @@ def test_the_path_is_the_class_and_the_id(tmp_path):
     assert source.class_info("bird/owl/barn owl").parents == ("bird", "owl")
 
 
-def test_ids_are_nfc_and_keys_are_what_the_disk_says(tmp_path):
+def test_ids_are_nfc_and_keys_are_as_on_disk(tmp_path):
     decomposed = unicodedata.normalize("NFD", "café/é.jpg")
     put(tmp_path, decomposed)
     (example,) = listed(tmp_path).values()
@@ -70,7 +70,7 @@ def test_ids_are_nfc_and_keys_are_what_the_disk_says(tmp_path):
     assert open_store(example.base).read(example.key) == b"x"
 
 
-def test_what_is_no_picture_is_listed_with_a_reason(tmp_path):
+def test_files_that_are_not_images_are_listed_with_a_reason(tmp_path):
     put(tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "top.jpg")
     put(tmp_path, "__MACOSX/cat/1.jpg", ".git/config", "cat/vector.SVG")
     reasons = {i: e.refused[0] for i, e in listed(tmp_path).items() if e.refused}
@@ -94,7 +94,7 @@ def test_links_are_followed_or_refused(tmp_path):
     assert {i for i, e in skipped.items() if not e.refused} == {"cat/1.jpg"}
 
 
-def test_names_that_are_not_utf8_are_refused_readably(tmp_path):
+def test_names_that_are_not_utf8_are_refused_with_a_readable_id(tmp_path):
     put(tmp_path, "cat/1.jpg")
     try:
         os.close(os.open(os.fsencode(tmp_path) + b"/cat/\xff.jpg", os.O_CREAT | os.O_WRONLY))
@@ -107,7 +107,7 @@ def splits_of(folder, **recipe):
     return {i: e.split for i, e in listed(folder, **recipe).items()}
 
 
-def test_top_level_splits_are_taken(tmp_path):
+def test_top_level_split_folders_become_splits(tmp_path):
     put(tmp_path, "train/cat/1.jpg", "Validation/cat/2.jpg", "test/dog/3.jpg", "train/dog/4.jpg")
     assert splits_of(tmp_path) == {
         "train/cat/1.jpg": "train",
@@ -118,7 +118,7 @@ def test_top_level_splits_are_taken(tmp_path):
     assert {e.labels for e in listed(tmp_path).values()} == {("cat",), ("dog",)}
 
 
-def test_a_split_that_is_missing_is_taken_from_train(tmp_path):
+def test_a_missing_split_is_drawn_from_train(tmp_path):
     put(tmp_path, *(f"train/cat/{i}.jpg" for i in range(200)), "test/cat/a.jpg")
     splits = splits_of(tmp_path, val_fraction=0.3, test_fraction=0.3)
     assert splits.pop("test/cat/a.jpg") == "test"
@@ -128,14 +128,14 @@ def test_a_split_that_is_missing_is_taken_from_train(tmp_path):
     assert all(s == "train" for i, s in splits_of(tmp_path, val_fraction=0.3).items() if i.startswith("train"))
 
 
-def test_a_class_may_be_called_train(tmp_path):
+def test_a_class_may_be_named_train(tmp_path):
     put(tmp_path, "train/1.jpg", "plane/2.jpg", "ship/3.jpg")
     assert {e.labels for e in listed(tmp_path).values()} == {("train",), ("plane",), ("ship",)}
 
 
 @pytest.fixture(params=["folder", "tree.tar", "tree.tar.gz", "tree.zip", "wrapped.zip", "store"])
 def stray(request, tmp_path):
-    """Splits with a picture in a folder beside them, as a place to read, and what stands before every path there."""
+    """Splits next to a folder with an image, as a location to read, and the prefix of every path there."""
     put(
         tmp_path / "tree",
         "train/a/0.jpg",
@@ -161,13 +161,13 @@ def in_memory(folder):
     return uri
 
 
-def test_pictures_beside_the_splits_are_no_silent_end_of_the_splits(stray):
+def test_images_next_to_split_folders_are_an_error(stray):
     path, _ = stray
-    with pytest.raises(ValueError, match=r"beside them the folder 'docs'.*source.top_folders=splits"):
+    with pytest.raises(ValueError, match=r"but also folder 'docs'.*source.top_folders=splits"):
         listed(path)
 
 
-def test_what_top_level_folders_are_can_be_said(stray):
+def test_the_meaning_of_top_level_folders_can_be_set(stray):
     path, before = stray
     found = listed(path, top_folders="splits")
     assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
@@ -177,26 +177,26 @@ def test_what_top_level_folders_are_can_be_said(stray):
     }
     reason, detail = found[f"{before}docs/figures/fig.jpg"].refused
     assert reason == "ignored_file"
-    assert detail.startswith("in none of the split folders ")
+    assert detail.startswith("not in one of the split folders ")
     as_classes = (e.labels for e in listed(path, top_folders="classes").values() if not e.refused)
     assert {*as_classes} == {("train/a",), ("validation/a",), ("test/a",), ("docs/figures",)}
 
 
 @pytest.mark.parametrize("as_store", [False, True])
-def test_a_folder_without_pictures_beside_the_splits_changes_nothing(tmp_path, as_store):
+def test_a_folder_without_images_next_to_the_splits_changes_nothing(tmp_path, as_store):
     put(tmp_path, "docs/read.md", "docs/.x/1.jpg", "train/cat/1.jpg", "val/cat/2.jpg", "zoo/.DS_Store")
     (tmp_path / "empty").mkdir()
     found = splits_of(in_memory(tmp_path) if as_store else tmp_path, test_fraction=0)
     assert {found["train/cat/1.jpg"], found["val/cat/2.jpg"]} == {"train", "val"}
 
 
-def test_splits_that_are_asked_for_must_be_there(tmp_path):
+def test_requested_splits_must_exist(tmp_path):
     put(tmp_path, "cat/1.jpg", "test/2.jpg")
-    with pytest.raises(ValueError, match=r"'splits', but .* holds test: expected are train"):
+    with pytest.raises(ValueError, match=r"'splits', but .* holds test; expected at its top are train"):
         listed(tmp_path, top_folders="splits")
 
 
-def test_splits_are_by_hash_and_do_not_move(tmp_path):
+def test_splits_are_drawn_by_hash_and_stay(tmp_path):
     put(tmp_path, *(f"cat/{i}.jpg" for i in range(100)))
     before = splits_of(tmp_path)
     assert set(before.values()) == {"train", "val", "test"}
@@ -208,7 +208,7 @@ def test_the_fingerprint_changes_with_the_files(tmp_path):
     put(tmp_path, "a/cat/1.jpg", "a/cat/2.jpg")
     first = opened(tmp_path / "a").fingerprint()
     assert opened(tmp_path / "a").fingerprint() == first
-    (tmp_path / "a").rename(tmp_path / "b")  # where the folder lies does not matter
+    (tmp_path / "a").rename(tmp_path / "b")  # the location of the folder does not matter
     assert opened(tmp_path / "b").fingerprint() == first
     put(tmp_path, "b/cat/2.jpg", data=b"longer")
     second = opened(tmp_path / "b").fingerprint()
@@ -228,10 +228,10 @@ def test_the_fingerprint_of_a_store_changes_with_its_objects(name):
 
 
 @pytest.mark.parametrize("path", ["missing", "missing.tar", "memory://missing", "memory://missing/a.zip"])
-def test_a_source_that_is_none_is_an_error(tmp_path, path):
+def test_a_path_that_is_not_a_source_is_an_error(tmp_path, path):
     path = path if "://" in path else tmp_path / path
     for attempt in (opened(path).fingerprint, lambda: list(opened(path).parts(a_place()))):
-        with pytest.raises(ValueError, match=r"is no folder|holds no objects|does not exist"):
+        with pytest.raises(ValueError, match=r"is neither a folder|holds no objects|does not exist"):
             attempt()
 
 
@@ -239,7 +239,7 @@ def test_a_source_that_is_none_is_an_error(tmp_path, path):
 
 
 def packed(folder, archive, inside="."):
-    """The archive as usual tools make it of a folder, entry by entry with folders and links."""
+    """The archive that usual tools make of a folder, entry by entry with folders and links."""
     names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive, "w") as out:
@@ -275,7 +275,7 @@ def facts(examples):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("each", [1, 4, 100])
-def test_an_archive_is_the_folder(tree, tmp_path, kind, each):
+def test_an_archive_gives_the_same_examples_as_the_folder(tree, tmp_path, kind, each):
     packed(tree, tmp_path / kind)
     found = listed(tmp_path / kind, each=each)
     assert facts(found) == facts(listed(tree))
@@ -286,7 +286,7 @@ def test_an_archive_is_the_folder(tree, tmp_path, kind, each):
     assert all(e.data is None for e in found.values() if e.refused)
 
 
-def test_a_prefix_of_a_store_is_the_folder(tree):
+def test_a_prefix_of_a_store_gives_the_same_examples_as_the_folder(tree):
     uri = f"memory://{uuid.uuid4().hex}"
     for path in tree.rglob("*"):
         if path.is_file():
@@ -296,7 +296,7 @@ def test_a_prefix_of_a_store_is_the_folder(tree):
     assert all(located(e) == (tree / i).read_bytes() for i, e in found.items() if not e.refused)
 
 
-def test_parts_tell_what_they_hold(tree, tmp_path):
+def test_parts_report_their_examples_and_bytes(tree, tmp_path):
     packed(tree, tmp_path / "pictures.tar")
     sizes = {"pictures.tar": 100 + 101 + 102 + 103 + 104 + 105 + 1 + 1, "tree": 100 + 101 + 102 + 103 + 104}
     for path in (tmp_path / "pictures.tar", tree):
@@ -307,7 +307,7 @@ def test_parts_tell_what_they_hold(tree, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_splits_and_the_folder_around_everything_are_seen_in_archives(tmp_path, kind):
+def test_splits_and_a_wrapping_folder_are_found_in_archives(tmp_path, kind):
     folder = tmp_path / "tree"
     put(folder, "train/cat/1.jpg", "train/dog/2.jpg", "Val/cat/3.jpg", "readme.txt")
     packed(folder, tmp_path / kind, inside="pets")
@@ -320,7 +320,7 @@ def test_splits_and_the_folder_around_everything_are_seen_in_archives(tmp_path, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_class_alone_is_a_class(tmp_path, kind):
+def test_a_single_class_is_a_class(tmp_path, kind):
     put(tmp_path / "tree", "cat/1.jpg", "cat/black/2.jpg")
     packed(tmp_path / "tree", tmp_path / kind)
     assert [e.labels for e in listed(tmp_path / kind).values()] == [("cat",), ("cat/black",)]
@@ -370,7 +370,7 @@ def test_links_are_second_labels(linked, tmp_path, kind):
         "pets/all dogs": "second label of animals/dog",
         "tops/top.jpg": "second label of top.jpg",
         "cars/again.jpg": "second label of cars/3.jpg",
-        "cars/loop": "link to cars, a folder that holds this one",
+        "cars/loop": "link to cars, a folder that contains the link",
     }
 
 
@@ -397,7 +397,7 @@ def test_hard_links_in_tars_are_links(tmp_path):
     assert {i for i, e in listed(tmp_path / "a.tar").items() if not e.refused} == {"a/1.jpg", "b/1.jpg"}
 
 
-def test_links_that_go_round_end(tmp_path):
+def test_circular_links_end(tmp_path):
     put(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
     for link, target in {"a/to": "../b", "b/to": "../a", "c": "c", "a/d": "e", "a/e": "d"}.items():
         (tmp_path / "tree" / link).symlink_to(target)
@@ -433,7 +433,7 @@ def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, k
     assert reasons == ["unsafe_path", "unsafe_path", "ignored_file", "uncounted_loss"]
 
 
-def test_damage_is_refused_once_wherever_it_is_seen(tree, tmp_path):
+def test_damage_is_refused_once(tree, tmp_path):
     packed(tree, tmp_path / "a.zip")
     data = bytearray((tmp_path / "a.zip").read_bytes())
     data[-22 + 10] -= 1  # the number of entries
@@ -441,7 +441,7 @@ def test_damage_is_refused_once_wherever_it_is_seen(tree, tmp_path):
     refused = [e.refused for e in listed(tmp_path / "a.zip").values() if e.refused]
     assert [reason for reason, _ in refused].count("uncounted_loss") == 1
     (tmp_path / "b.tar").write_bytes(b"no tar" * 200)
-    with pytest.raises(ValueError, match=r"holds no members: .* no tar header"):
+    with pytest.raises(ValueError, match=r"holds no members: .* invalid tar header"):
         list(opened(tmp_path / "b.tar").parts(a_place()))
 
 

@@ -1,4 +1,4 @@
-"""The digits stay what they are."""
+"""The digits never change."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def read(memory_root):
         (part,) = corpus.parts(work)
         examples = list(corpus.examples(part, work))
         assert len(examples) == part.num_examples
-        return examples, work.work
+        return examples, work.store
 
     return make
 
@@ -40,5 +40,5 @@ def test_some_digits(read):
     examples, _ = read(digits=(5, 6, 7, 8, 9), num_train=400, num_val=100)
     assert {label for e in examples for label in e.labels} == set("56789")
     assert DigitsCorpus(Digits(num_train=400, num_val=100), CorpusRecipe()).views["train400val100"] == ("train", "val")
-    with pytest.raises(ValueError, match="Ask for fewer"):
+    with pytest.raises(ValueError, match="Request fewer"):
         read(digits=(1,), num_train=800)

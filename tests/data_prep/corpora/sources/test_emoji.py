@@ -1,4 +1,4 @@
-"""Emoji: groups by hand, and the proof on the real packages that no test picture is in pre-training in any style."""
+"""Emoji: groups by hand, and the proof on the real packages that no test image is in pre-training in any style."""
 
 import pytest
 
@@ -124,7 +124,7 @@ def test_the_task_has_the_numbers_of_vtab_1k(real_corpora):
     ids = {name: [row["example_id"] for row in rows_of(twitter, name)] for name in rows}
     assert ids["train800val200"] == ids["train800"] + ids["val200"] == ids["train"] + ids["val"]
     folders = {key.split("/")[0] for key in twitter.list() if "/part-" in key}
-    assert folders == {"train", "val", "test", "_work"}  # views copy nothing
+    assert folders == {"train", "val", "test", "_work"}  # joined splits copy nothing
 
 
 @pytest.mark.slow

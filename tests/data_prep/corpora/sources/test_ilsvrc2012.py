@@ -17,7 +17,7 @@ from data_prep.corpora.raw import WorkFolder
 from data_prep.corpora.sources.ilsvrc2012 import Ilsvrc2012Corpus
 from infra.storage import open_store
 
-# As in the kit: numbers up to 1,000 are classes, in no order of the WNIDs; the others are what they are kinds of.
+# As in the kit: numbers up to 1,000 are classes, not in the order of the WNIDs; the others are their ancestors.
 SYNSETS = [
     (1, "n02119789", "kit fox, Vulpes macrotis", []),
     (2, "n01440764", "tench, Tinca tinca", []),
@@ -83,7 +83,7 @@ def test_classes_have_names_and_a_hierarchy(folder):
     assert opened(folder).class_info("n99999999").name == "n99999999"
 
 
-def test_odd_members_are_refused(folder, ilsvrc):
+def test_unexpected_members_are_refused(folder, ilsvrc):
     files = {
         "ILSVRC2012_val_00000099.JPEG": b"x",
         "other.JPEG": b"x",
@@ -119,7 +119,7 @@ def test_files_that_are_missing_or_wrong_are_errors(folder, ilsvrc):
         (kit(truth=b"1\n7\n"), "line 2 of .* is '7'"),
         (kit(truth=b"1\n\n2\n"), "line 3 of"),
         (kit(truth=b"\n"), "has no labels"),
-        (kit(meta=b"MATLAB 7.3"), "no MATLAB 5 file"),
+        (kit(meta=b"MATLAB 7.3"), "not a MATLAB 5 file"),
         (kit(meta=ilsvrc.meta(SYNSETS)[:-40]), "damaged MATLAB file"),
         (kit(meta=ilsvrc.meta([*SYNSETS, SYNSETS[0]])), "a synset twice"),
         (
@@ -133,7 +133,7 @@ def test_files_that_are_missing_or_wrong_are_errors(folder, ilsvrc):
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_matlab_files_read_as_scipy_wrote_them(compressed):
+def test_matlab_files_are_read_as_scipy_wrote_them(compressed):
     values = {
         "doubles": np.arange(6.0).reshape(2, 3),
         "bytes": np.array([[1, 2, 255]], np.uint8),

@@ -1,4 +1,4 @@
-"""Arrays: pixels come back as they were, ids and splits as the data sets have them, and damage is said."""
+"""Arrays: pixels survive, ids and splits are those of the data sets, and damage is reported."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ def pixels(seed, *shape):
 
 @pytest.fixture
 def read(memory_root):
-    """The examples of an array source as (id, split, label, pixels); refused ones have their reason for pixels."""
+    """The examples of an array source as (id, split, label, pixels); refused ones have their reason instead of pixels."""
 
     def make(path, layout, recipe=NO_HASHING):
         source = ImageArrays(path=str(path), layout=layout)
@@ -59,8 +59,8 @@ def test_png_of_pillow_and_of_training_have_the_pixels(shape):
     np.testing.assert_array_equal(rgb, image if image.ndim == 3 else np.repeat(image[..., None], 3, -1))
 
 
-def test_png_of_one_pixel_is_fixed_for_ever():
-    """Written out by hand: nothing in it is left to the version of a library."""
+def test_png_of_one_pixel_has_fixed_bytes():
+    """Written by hand, so nothing depends on the version of a library."""
     assert lossless_png(np.array([[7]], np.uint8)).hex() == (
         "89504e470d0a1a0a"
         "0000000d49484452" + "0000000100000001" + "0800000000" + "3a7e9b55"
@@ -94,7 +94,7 @@ def tar_gz(files):
 
 
 def cifar_records(labels, first):
-    """Records of planar pictures: a label, or two."""
+    """Records of planar images with one or two labels."""
     return b"".join(
         bytes(label) + pixels(first + i, 32, 32, 3).transpose(2, 0, 1).tobytes() for i, label in enumerate(labels)
     )
@@ -128,7 +128,7 @@ def test_cifar_10_counts_through_its_batches_in_their_order(cifar10, read):
     assert [corpus.class_info(f"{i:06d}").name for i in (0, 9)] == ["airplane", "truck"]
 
 
-def test_val_is_hashed_off_train_and_test_stays(cifar10, read):
+def test_val_is_drawn_from_train_and_test_stays(cifar10, read):
     splits = {example_id: split for example_id, split, *_ in read(cifar10, "cifar10", CorpusRecipe(val_fraction=0.5))}
     assert splits.pop("test/00000") == "test"
     assert set(splits.values()) == {"train", "val"}
@@ -147,15 +147,15 @@ def test_cifar_100_has_two_labels(tmp_path, read, layout, labels):
     assert corpus.class_info(labels).name in ("fine 99", "coarse 3")
 
 
-def test_what_is_no_cifar_archive_is_said(cifar10, read):
+def test_files_that_are_not_cifar_archives_are_refused(cifar10, read):
     data = cifar10.read_bytes()
     wrong = {
-        data[:-9]: "cut off|Compressed file ended",
-        data[: len(data) // 2]: "cut off|Compressed file ended",
+        data[:-9]: "truncated|Compressed file ended",
+        data[: len(data) // 2]: "truncated|Compressed file ended",
         data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]: "CRC check failed",
-        tar_gz({"x/data_batch_1.bin": b"\0" * 3073}): "lacks data_batch_2.bin, .* made of pickles",
+        tar_gz({"x/data_batch_1.bin": b"\0" * 3073}): "lacks data_batch_2.bin, .* consists of pickles",
         tar_gz({"x/data_batch_1.bin": b"\0" * 3000}): "data_batch_1.bin with 3,000 bytes",
-        b"not an archive": "cannot be read|no gzip|Not a gzipped",
+        b"not an archive": "cannot be read|invalid gzip|Not a gzipped",
     }
     for content, says in wrong.items():
         cifar10.write_bytes(content)
@@ -199,17 +199,17 @@ def test_idx_files_plain_and_packed(tmp_path, read, shape):
         (idx(np.zeros((2, 5, 5, 4))), idx([0, 1]), r"shape \(2, 5, 5, 4\)"),
         (idx(np.zeros((2, 25))), idx([0, 1]), r"shape \(2, 25\)"),
         (idx(np.zeros((2, 0, 5))), idx([0, 1]), "5 x 0 pixels"),
-        (idx(np.zeros((2, 5, 5)), 0x0D), idx([0, 1]), "float pixels have no agreed range"),
-        (idx(np.zeros((2, 5, 5))), idx([0, 1, 2]), r"labels of uint8 and shape \(3,\)"),
-        (idx(np.zeros((2, 5, 5))), idx([0, 1], 0x0D), "labels of >f4"),
+        (idx(np.zeros((2, 5, 5)), 0x0D), idx([0, 1]), "the value range of float pixels is not defined"),
+        (idx(np.zeros((2, 5, 5))), idx([0, 1, 2]), r"labels of type uint8 and shape \(3,\)"),
+        (idx(np.zeros((2, 5, 5))), idx([0, 1], 0x0D), "labels of type >f4"),
         (idx(np.zeros((2, 5, 5)))[:-1], idx([0, 1]), "50 bytes, but holds 49"),
         (idx(np.zeros((2, 5, 5))) + b"x", idx([0, 1]), "50 bytes, but holds 51"),
         (struct.pack(">HBB3I", 0, 8, 3, 2**31, 2**31, 2**31), idx([0]), "holds at most 0"),
-        (b"\0\0\x08", idx([0]), "ends within its header"),
-        (b"PNG...........", idx([0]), "as no idx file does"),
+        (b"\0\0\x08", idx([0]), "truncated within its header"),
+        (b"PNG...........", idx([0]), "which is not valid for idx"),
     ],
 )
-def test_idx_files_that_are_not_read_are_said(tmp_path, read, images, labels, says):
+def test_unsupported_idx_files_are_refused(tmp_path, read, images, labels, says):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(images)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
     with pytest.raises(ValueError, match=says):
@@ -217,7 +217,7 @@ def test_idx_files_that_are_not_read_are_said(tmp_path, read, images, labels, sa
 
 
 @pytest.mark.parametrize("at", [-30, -6, 200])
-def test_a_packed_array_that_is_damaged_is_an_error_not_pictures(tmp_path, read, at):
+def test_a_damaged_compressed_array_is_an_error_and_no_partial_result(tmp_path, read, at):
     packed = bytearray(gzip.compress(idx(pixels(0, 9, 9, 9))))
     packed[at] ^= 1
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(packed)
@@ -226,17 +226,17 @@ def test_a_packed_array_that_is_damaged_is_an_error_not_pictures(tmp_path, read,
         read(tmp_path, "idx")
 
 
-def test_idx_folders_that_are_not_one_data_set(tmp_path, read):
-    with pytest.raises(ValueError, match="is no folder with idx files"):
+def test_idx_folders_with_several_data_sets_are_refused(tmp_path, read):
+    with pytest.raises(ValueError, match="is not a folder with idx files"):
         read(tmp_path, "idx")
     (tmp_path / "a-train-images-idx3-ubyte").write_bytes(idx(np.zeros((1, 2, 2))))
-    with pytest.raises(ValueError, match="no a-train-labels-idx1-ubyte beside it"):
+    with pytest.raises(ValueError, match="no a-train-labels-idx1-ubyte"):
         read(tmp_path, "idx")
     (tmp_path / "a-train-labels-idx1-ubyte").write_bytes(idx([0]))
     assert [example[:2] for example in read(tmp_path, "idx")] == [("train/00000", "train")]
     (tmp_path / "b-train-images-idx3-ubyte").write_bytes(idx(np.zeros((1, 2, 2))))
     (tmp_path / "b-train-labels-idx1-ubyte").write_bytes(idx([0]))
-    with pytest.raises(ValueError, match="more than one array of a split"):
+    with pytest.raises(ValueError, match="several arrays of one split"):
         read(tmp_path, "idx")
 
 
@@ -278,15 +278,15 @@ class Trap:
         return pytest.fail, ("something was unpickled",)
 
 
-def test_npz_that_is_not_read_is_said(tmp_path, read):
+def test_unsupported_npz_is_refused(tmp_path, read):
     path, labels = tmp_path / "a.npz", np.arange(2)
     images = pixels(0, 2, 4, 5)
     for arrays, says in [
         ({"images": np.array([Trap(), Trap()], object), "labels": labels}, "an array of Python objects"),
         ({"images": np.asfortranarray(images), "labels": labels}, "in Fortran order"),
-        ({"images": images / 255, "labels": labels}, "pixels of float64, which is not supported: float pixels"),
-        ({"images": images.astype(np.uint16), "labels": labels}, "pixels of uint16"),
-        ({"images": images, "labels": np.eye(2)}, "labels of float64"),
+        ({"images": images / 255, "labels": labels}, "pixels of type float64, which is not supported: the value range"),
+        ({"images": images.astype(np.uint16), "labels": labels}, "pixels of type uint16"),
+        ({"images": images, "labels": np.eye(2)}, "labels of type float64"),
         ({"pictures": images}, "holds the arrays pictures; expected are"),
         ({"images": images, "labels": labels, "x_train": images, "y_train": labels}, "expected are"),
     ]:
@@ -298,7 +298,7 @@ def test_npz_that_is_not_read_is_said(tmp_path, read):
         read(path, "npz")
 
 
-def test_npz_headers_are_not_believed(tmp_path, read):
+def test_npz_headers_are_verified(tmp_path, read):
     path = tmp_path / "a.npz"
     header = "{'descr': '|u1', 'fortran_order': False, 'shape': (99999999999, 4, 5)}".ljust(117) + "\n"
     with zipfile.ZipFile(path, "w") as archive:
@@ -322,7 +322,7 @@ def test_any_flipped_byte_of_an_npz_gives_the_right_pixels_or_an_error(tmp_path,
         np.testing.assert_array_equal([image for *_, image in found], images)
 
 
-def test_any_store_will_do(cifar10, memory_root, read):
+def test_any_store_works(cifar10, memory_root, read):
     store = open_store(f"{memory_root}-copy")
     store.write("sub/c.tar.gz", cifar10.read_bytes())
     local, remote = read(cifar10, "cifar10"), read(f"{store.uri}/sub/c.tar.gz", "cifar10")

@@ -103,7 +103,7 @@ def test_every_layout_gives_the_same_examples(synsets, tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["tar", "tar.gz", "folder"])
-def test_what_is_no_synset_is_refused(tmp_path, layout):
+def test_members_that_are_not_synset_tars_are_refused(tmp_path, layout):
     good = synset_tar("n00000001")
     files = {
         "n00000001.tar": good,
@@ -153,11 +153,11 @@ def test_a_truncated_archive_gives_the_synsets_before_the_cut(synsets, tmp_path,
     assert {e.refused[0] for e in found.values() if e.refused} == {"uncounted_loss"}
 
 
-def test_a_source_that_is_none_is_an_error(tmp_path):
+def test_a_path_that_is_not_a_source_is_an_error(tmp_path):
     (tmp_path / "pictures.tar").write_bytes(tar_of({"cat/1.jpg": b"x"}))
     with pytest.raises(ValueError, match=r"holds no n########.tar"):
         listed(tmp_path / "pictures.tar")
     with pytest.raises(ValueError, match="does not exist"):
         listed(tmp_path / "missing.tar")
-    with pytest.raises(ValueError, match=r"is a \.tar"):
+    with pytest.raises(ValueError, match=r"must be a \.tar"):
         opened(tmp_path / "a.zip")

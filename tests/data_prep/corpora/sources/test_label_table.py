@@ -1,4 +1,4 @@
-"""Tables of image locations and labels, in every form that they come in."""
+"""Tables of image locations and labels, in every supported format."""
 
 import csv
 import gzip
@@ -60,17 +60,6 @@ FORMS = {
 }
 
 
-@pytest.fixture(params=["file", "memory"])
-def folder(request, tmp_path):
-    """An empty store for the source."""
-    return open_store(tmp_path / "source" if request.param == "file" else f"memory://{uuid.uuid4().hex}")
-
-
-@pytest.fixture
-def memory():
-    return open_store(f"memory://{uuid.uuid4().hex}")
-
-
 def corpus(folder, path="", **source):
     fractions = {name: source.pop(name) for name in ("val_fraction", "test_fraction") if name in source}
     return LabelTableCorpus(LabelTable(path=f"{folder.uri}/{path}".rstrip("/"), **source), CorpusRecipe(**fractions))
@@ -97,7 +86,7 @@ def refusals(examples):
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("examples_per_part", [1, 5, 512])
-def test_every_form_of_a_table_says_the_same(folder, name, examples_per_part):
+def test_every_format_of_a_table_gives_the_same_examples(folder, name, examples_per_part):
     folder.write(f"tables/{name}", FORMS[name](ROWS))
     for row in ROWS:
         folder.write(f"pictures/{row['image']}", row["image"].encode())
@@ -128,7 +117,7 @@ csv_rows = st.lists(st.tuples(text, text), max_size=12)
 
 @settings(max_examples=60, deadline=None)
 @given(rows=csv_rows, examples_per_part=st.integers(1, 4), end=st.sampled_from(["\n", "\r\n"]))
-def test_csv_is_cut_where_rows_end_whatever_is_quoted(rows, examples_per_part, end):
+def test_csv_is_divided_where_rows_end_despite_quotes(rows, examples_per_part, end):
     file = io.StringIO()
     # Python's writer leaves a lone carriage return without quotes, which its reader then refuses.
     writer = csv.writer(
@@ -146,7 +135,7 @@ def test_csv_is_cut_where_rows_end_whatever_is_quoted(rows, examples_per_part, e
 
 @settings(max_examples=60, deadline=None)
 @given(body=st.lists(st.sampled_from(["a", '"', '""', ",", "\n", "\r\n"]), max_size=40))
-def test_broken_quotes_are_read_alike_however_the_table_is_cut(body):
+def test_broken_quotes_do_not_depend_on_how_the_table_is_divided(body):
     store = open_store(f"memory://{uuid.uuid4().hex}")
     store.write("t.csv", ("image,labels\n" + "".join(body)).encode())
     work = WorkFolder(store, store, 1), WorkFolder(store, store, 512)
@@ -190,15 +179,21 @@ def test_a_bad_row_is_refused_with_its_line_and_the_rest_is_read(memory):
     assert [line for line, reason in reasons.items() if reason == "no_label"] == [5, 6, 7, 8, 9]
     assert [line for line, reason in reasons.items() if reason == "unsafe_path"] == [11]
     details = " | ".join(detail for _, detail in refused.values())
-    for what in ("line 4 of t.csv", "no location", "1 weights for 2 labels", "'holdout' is none of train", "5 fields"):
+    for what in (
+        "line 4 of t.csv",
+        "no location",
+        "1 weights, but 2 labels",
+        "'holdout' is not one of train",
+        "5 fields",
+    ):
         assert what in details
     assert "members of archives" in refused["t.csv!15"][1]
     assert "longer than 1,000 bytes" in refused["t.csv!18"][1]
-    # of a repeated label the larger weight is kept
+    # the larger weight of a repeated label is kept
     assert (examples[-1].labels, examples[-1].weights, examples[-1].split) == (("a", "b"), (0.5, 1.0), "val")
 
 
-def test_json_lines_that_are_none_are_refused(memory):
+def test_invalid_json_lines_are_refused(memory):
     lines = ['{"image": "1.jpg", "labels": [1, 2.0, "x"]}', "{", "[1]", '{"image": 7, "labels": 1}']
     lines += ['{"image": "\\ud800.jpg", "labels": 1}', '{"image": "2.jpg", "labels": ["\\ud800"]}', "[" * 100_000]
     lines += ['{"image": "3.jpg", "labels": [1.5]}', '{"image": "4.jpg", "labels": null}', '{"labels": 1}']
@@ -210,7 +205,7 @@ def test_json_lines_that_are_none_are_refused(memory):
     )
     one = read(corpus(memory, single_label=True))[0]
     assert one.refused[0] == "no_label"
-    assert "set single_label to false" in one.refused[1]
+    assert "set source.single_label to false" in one.refused[1]
 
 
 @pytest.mark.parametrize("name", ["t/t.csv", "t/t.jsonl"])
@@ -222,7 +217,7 @@ def test_whole_numbers_keep_their_order_as_in_other_kinds_of_sources(memory, nam
     assert found == [(label,) for label in ("000000", "000002", "000010", "123456", "1.5", "007", "n02", "-1", "10a")]
 
 
-def test_whole_numbers_are_what_the_class_map_calls_them(memory):
+def test_whole_numbers_get_the_spelling_of_the_class_map(memory):
     memory.write("t/t.csv", as_csv([{"image": f"{i}.jpg", "labels": i} for i in (2, 10, 11)]))
     memory.write("plain.txt", b"2\n10\n")
     memory.write("filled.txt", b"000002\n000010\n")
@@ -255,7 +250,7 @@ def test_absolute_locations_are_read_from_this_disk(tmp_path):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_splits_ids_and_groups_are_taken_and_what_is_missing_is_hashed_off_train(memory, name):
+def test_splits_ids_and_groups_are_read_and_missing_splits_are_drawn(memory, name):
     rows = [
         {"image": f"{i}.jpg", "labels": "x", "split": "training", "key": i, "group": str(i // 100)} for i in range(300)
     ]
@@ -274,7 +269,7 @@ def test_splits_ids_and_groups_are_taken_and_what_is_missing_is_hashed_off_train
     assert [e.example_id for e in read(corpus(memory, **columns)) if e.split == "val"] == ["299"]
 
 
-def test_damaged_tables_cost_what_cannot_be_read(memory):
+def test_damaged_tables_lose_only_unreadable_rows(memory):
     memory.write("whole/a.csv.gz", gzip.compress(as_csv(ROWS * 40), 0)[:20_000])
     memory.write("whole/b.csv.gz", b"no gzip")
     memory.write("short/b.jsonl.gz", gzip.compress(as_json_lines(ROWS), 0)[:300])
@@ -300,7 +295,7 @@ def test_damaged_tables_cost_what_cannot_be_read(memory):
     ]
 
 
-def test_a_failing_store_is_no_damaged_table(tmp_path, monkeypatch):
+def test_a_failing_store_is_not_reported_as_a_damaged_table(tmp_path, monkeypatch):
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(as_csv(ROWS)))
 
     class Failing(io.BytesIO):
@@ -313,14 +308,14 @@ def test_a_failing_store_is_no_damaged_table(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_missing_column_is_an_error_that_names_those_there_are(memory, name):
+def test_a_missing_column_is_an_error_that_lists_the_columns(memory, name):
     memory.write(name, FORMS[name](ROWS))
     with pytest.raises(ValueError, match=r"has no column 'split'; its columns are image, labels, weights"):
         read(corpus(memory, split_column="split"))
 
 
-def test_tables_of_two_kinds_or_none_are_an_error(memory):
-    with pytest.raises(ValueError, match="is no file and no folder"):
+def test_tables_of_two_kinds_or_no_table_are_an_error(memory):
+    with pytest.raises(ValueError, match="is neither a file nor a folder"):
         corpus(memory).fingerprint()
     memory.write("a.csv", as_csv(ROWS))
     before = corpus(memory).fingerprint()
@@ -333,13 +328,13 @@ def test_tables_of_two_kinds_or_none_are_an_error(memory):
 @pytest.mark.parametrize(
     ("location", "says"),
     [
-        ("img/./x.jpg", "a '.' stands between two slashes; write the path as 'img/x.jpg'"),
-        ("img//x.jpg", "a slash is doubled, or stands at the end"),
-        ("img/", "a slash is doubled, or stands at the end"),
-        ("s3:///x.jpg", "is no name of a bucket; expected is s3://bucket/path"),
+        ("img/./x.jpg", "the path has a folder '.'; write it as 'img/x.jpg'"),
+        ("img//x.jpg", "the path has a double or trailing slash"),
+        ("img/", "the path has a double or trailing slash"),
+        ("s3:///x.jpg", "is not a valid bucket name; expected is s3://bucket/path"),
     ],
 )
-def test_a_location_that_is_none_is_refused_in_words_of_its_table(memory, location, says):
+def test_an_invalid_location_is_refused_in_terms_of_the_table(memory, location, says):
     memory.write("t.csv", as_csv([{"image": location, "labels": "x"}]))
     (refused,) = refusals(read(corpus(memory))).values()
     assert refused[0] == "unreadable"

@@ -1,14 +1,11 @@
-"""Parquet with images as `datasets`, pyarrow and this project write it."""
+"""Parquet with images as written by `datasets`, pyarrow and this project."""
 
 import io
 import json
-import uuid
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from data_prep.config import CorpusRecipe, ParquetImages
 from data_prep.corpora.source_files import named_split
@@ -19,11 +16,7 @@ from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, sha
 from infra.storage import StoreFailed, open_store
 from infra.stores.file_store import FileStore
 
-
-@pytest.fixture(params=["file", "memory"])
-def folder(request, tmp_path):
-    """An empty store for the source."""
-    return open_store(tmp_path / "source" if request.param == "file" else f"memory://{uuid.uuid4().hex}")
+from ....pictures import noise
 
 
 def corpus(folder, path="", **source):
@@ -43,7 +36,7 @@ def refusals(rows):
     return {row[0]: row[6] for row in rows if row[6]}
 
 
-def test_what_datasets_writes_is_read_as_datasets_reads_it(tmp_path, monkeypatch, read):
+def test_files_written_by_datasets_are_read_as_datasets_reads_them(tmp_path, monkeypatch, read):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets
@@ -52,9 +45,7 @@ def test_what_datasets_writes_is_read_as_datasets_reads_it(tmp_path, monkeypatch
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
 
     def encoded(seed):
-        file = io.BytesIO()
-        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8)).save(file, "PNG")
-        return {"bytes": file.getvalue(), "path": f"{seed}.png"}
+        return {"bytes": noise(seed, (4, 4)), "path": f"{seed}.png"}
 
     paths = {"train-00000-of-00002": range(7), "train-00001-of-00002": range(7, 12), "validation-00000-of-00001": [12]}
     for name, seeds in paths.items():
@@ -86,7 +77,7 @@ def test_plain_bytes_text_labels_lists_and_ids(folder, read):
     assert source.class_info("x") == ClassInfo(name="x", source_id="x")
     one = corpus(folder, "a.parquet", image_column="png", label_column="tags")
     assert [row[1] for row in read(one)] == [(), ("y",), ("z",)]
-    assert "set single_label to false" in refusals(read(one))["a.parquet!0"][1]
+    assert "set source.single_label to false" in refusals(read(one))["a.parquet!0"][1]
 
 
 def test_numbers_keep_their_order_without_declared_names(folder, read):
@@ -122,7 +113,7 @@ def test_rows_without_image_or_label_are_refused_one_by_one(folder, read):
     assert "2 classes are declared" in reasons["a.parquet!3"][1]
 
 
-def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder, read):
+def test_a_damaged_row_group_or_file_is_one_refusal(folder, read):
     table = {"image": [bytes([i]) * 1000 for i in range(9)], "label": list(range(9))}
     put(
         folder, "a.parquet", table, row_group_size=3, use_dictionary=False, compression="none", write_page_checksum=True
@@ -142,7 +133,7 @@ def test_a_damaged_row_group_costs_itself_and_a_damaged_file_one_refusal(folder,
         assert "a.parquet: row group 1" in refused["a.parquet!row group 1"][1]
 
 
-def test_a_failing_store_is_no_damaged_file(tmp_path, monkeypatch, read):
+def test_a_failing_store_is_not_reported_as_a_damaged_file(tmp_path, monkeypatch, read):
     folder = open_store(tmp_path)
     put(folder, "a.parquet", {"image": [b"1"], "label": [1]})
 
@@ -155,13 +146,13 @@ def test_a_failing_store_is_no_damaged_file(tmp_path, monkeypatch, read):
         read(corpus(folder))
 
 
-def test_what_is_no_corpus_is_an_error_with_the_next_step(folder, read):
-    with pytest.raises(ValueError, match="is no file and no folder that holds one"):
+def test_sources_that_cannot_be_read_are_errors_with_the_next_step(folder, read):
+    with pytest.raises(ValueError, match="is neither a file nor a folder with files"):
         corpus(folder).fingerprint()
     put(folder, "a.parquet", {"image": ["a.jpg"], "label": [1]})
-    with pytest.raises(ValueError, match=r"has no column 'target', or two; its columns are image, label"):
+    with pytest.raises(ValueError, match=r"has no column 'target', or several; its columns are image, label"):
         read(corpus(folder, label_column="target"))
-    with pytest.raises(ValueError, match=r"'image' of .* is string.*source 'table'"):
+    with pytest.raises(ValueError, match=r"'image' of .* is string.*source kind 'table'"):
         read(corpus(folder))
     for name, classes in (("a", ["x", "y"]), ("b", ["y", "x"])):
         declared = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
@@ -171,7 +162,7 @@ def test_what_is_no_corpus_is_an_error_with_the_next_step(folder, read):
         read(corpus(folder))
 
 
-def test_splits_are_words_of_the_path():
+def test_splits_are_named_by_words_of_the_path():
     named = {
         "data/train-00000-of-00002.parquet": "train",
         "data/validation-00000.parquet": "val",
@@ -183,7 +174,7 @@ def test_splits_are_words_of_the_path():
     assert {path: named_split(path) for path in named} == named
 
 
-def test_a_split_that_is_missing_is_taken_from_train(folder, read):
+def test_a_missing_split_is_drawn_from_train(folder, read):
     put(folder, "train.parquet", {"image": [bytes([i]) for i in range(200)], "label": [1] * 200})
     put(folder, "test.parquet", {"image": [b"t"], "label": [1]})
     rows = read(corpus(folder, val_fraction=0.3))
@@ -193,7 +184,7 @@ def test_a_split_that_is_missing_is_taken_from_train(folder, read):
 
 
 def own_corpus(folder):
-    """Two splits of a multi-label corpus, one of them with rows that a view leaves out; and what else lies about."""
+    """Two splits of a multi-label corpus, one of them with rows outside of the split; and unrelated files."""
     classes = [ClassInfo(name="cat", source_id="n02"), ClassInfo(name="owl", source_id="n01", parents=("bird",))]
     folder.write_json("classes.json", ClassMap(classes=tuple(classes)).as_file())
     schema = shard_schema(single_label=False, has_weights=True)
@@ -255,7 +246,7 @@ def test_our_own_corpora_keep_ids_groups_labels_weights_and_classes(folder, read
     assert rows["train/0.jpg"] == (("n01", "n02"), (0.5, 0.25), None, "train", b"train0")
     assert rows["val/1.jpg"] == (("n01",), (1.0,), "g", "val", b"val1")
     assert source.class_info("n01") == ClassInfo(name="owl", source_id="n01", parents=("bird",))
-    with pytest.raises(ValueError, match="set single_label to false"):
+    with pytest.raises(ValueError, match=r"Set source\.single_label to false"):
         read(corpus(folder))
 
 

@@ -1,4 +1,4 @@
-"""A real directory of TensorFlow Datasets: the same examples from array_record and tfrecord as TFDS itself gives."""
+"""A real directory of TensorFlow Datasets: array_record and tfrecord give the same examples as TFDS itself."""
 
 import io
 import json
@@ -7,7 +7,6 @@ import struct
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.config import CorpusRecipe, TfdsDirectory
 from data_prep.corpora.files.tfrecord import crc32c
@@ -17,14 +16,10 @@ from data_prep.corpora.sources.tfds import TfdsCorpus
 from data_prep.decode import decode
 from infra.storage import open_store
 
+from ....pictures import noise
+
 NAMES = ("tabby cat", "dog", "owl")
 NO_HASHING = CorpusRecipe(val_fraction=0, test_fraction=0)
-
-
-def png(seed):
-    file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 9, 3), dtype=np.uint8)).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +31,7 @@ def written(tmp_path_factory):
 
     class Toy(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
-        url_infos = None  # nothing is fetched; looking for a list of checksums beside this file would fail
+        url_infos = None  # nothing is downloaded; looking for a list of checksums next to this file would fail
 
         def _info(self):
             features = f.FeaturesDict(
@@ -60,23 +55,23 @@ def written(tmp_path_factory):
                 yield (
                     f"key {i}",
                     {
-                        "image": io.BytesIO(png(i)),
+                        "image": io.BytesIO(noise(i, (9, 8))),
                         "label": i % 3,
                         "number": i,
                         "tags": [11, i % 3],
                         "objects": [
-                            {"kind": 0, "crop": io.BytesIO(png(0))},
-                            {"kind": i % 2, "crop": io.BytesIO(png(1))},
+                            {"kind": 0, "crop": io.BytesIO(noise(0, (9, 8)))},
+                            {"kind": i % 2, "crop": io.BytesIO(noise(1, (9, 8)))},
                         ],
                         "text": "t" * i,
-                        "depth": io.BytesIO(png(2)),
+                        "depth": io.BytesIO(noise(2, (9, 8))),
                     },
                 )
 
     folder = tmp_path_factory.mktemp("tfds")
     builder = Toy(data_dir=str(folder), file_format="array_record")
     with pytest.MonkeyPatch.context() as patch:
-        # The float image alone wants arrays and so TensorFlow; any bytes serve here, nobody decodes them.
+        # Only the float image needs arrays and so TensorFlow; any bytes will do here, because they are not decoded.
         patch.setattr(f.Image, "encode_example", lambda self, file: file.read())
         builder.download_and_prepare()
     return folder / "toy" / "1.0.0", builder
@@ -135,7 +130,7 @@ def bytes_at(example):
     return open_store(example.base).read(example.key, example.offset, example.offset + example.length)
 
 
-def test_examples_are_those_of_tfds_in_its_order(written, read):
+def test_examples_equal_those_of_tfds_in_its_order(written, read):
     folder, builder = written
     parts, examples = read(folder)
     assert [part.num_examples for part in parts] == [7, 3]
@@ -147,13 +142,13 @@ def test_examples_are_those_of_tfds_in_its_order(written, read):
         f"test/{i:08d}" for i in range(3)
     ]
     for example, theirs in zip(examples, given, strict=True):
-        assert example.data == bytes_at(example) == theirs["image"] == png(int(theirs["number"]))
+        assert example.data == bytes_at(example) == theirs["image"] == noise(int(theirs["number"]), (9, 8))
         assert example.labels == (f"00000{theirs['label']}",)
         assert example.split == example.example_id.split("/")[0]
         decode(example.data)
 
 
-def test_tfrecord_gives_the_same_from_its_own_bytes(written, as_tfrecord, read):
+def test_tfrecord_gives_the_same_examples_with_ranges_in_its_files(written, as_tfrecord, read):
     _, from_array_record = read(written[0])
     parts, examples = read(as_tfrecord)
     assert [part.name for part in parts] == [
@@ -168,7 +163,7 @@ def test_tfrecord_gives_the_same_from_its_own_bytes(written, as_tfrecord, read):
 
 
 @pytest.mark.parametrize("fixture", ["written", "as_tfrecord"])
-def test_any_store_will_do(request, fixture, memory_root, read):
+def test_any_store_works(request, fixture, memory_root, read):
     folder = request.getfixturevalue(fixture)
     folder = folder[0] if fixture == "written" else folder
     store = open_store(f"{memory_root}-copy")
@@ -184,7 +179,7 @@ def test_classes_have_their_names_in_order(as_tfrecord):
     assert [corpus.class_info(f"{i:06d}").name for i in range(4)] == [*NAMES, "3"]
 
 
-def test_sequences_are_several_labels(as_tfrecord, read):
+def test_sequences_give_several_labels(as_tfrecord, read):
     _, examples = read(as_tfrecord, label_feature="tags", single_label=False)
     assert {e.labels for e in examples} == {("000011", f"00000{i}") for i in range(3)}
     _, examples = read(as_tfrecord, label_feature="objects/kind", single_label=False)
@@ -193,12 +188,12 @@ def test_sequences_are_several_labels(as_tfrecord, read):
     assert sorted(e.labels[0] for e in examples) == [f"{i:06d}" for i in range(10)]
 
 
-def test_splits_are_what_the_request_makes_of_them(as_tfrecord, read):
+def test_splits_are_mapped_as_requested(as_tfrecord, read):
     parts, examples = read(as_tfrecord, splits={"train": "train", "validation": "val"})
     assert len(parts) == 2
     assert {e.split for e in examples} == {"train"}
     _, examples = read(as_tfrecord, splits={"test": "val", "train": "train"}, recipe=CorpusRecipe(val_fraction=0.5))
-    assert [e.split for e in examples].count("val") == 3  # val is there, so nothing is hashed off train
+    assert [e.split for e in examples].count("val") == 3  # val exists, so nothing is drawn from train
     _, examples = read(as_tfrecord, recipe=CorpusRecipe(val_fraction=0.5))
     assert {e.split for e in examples if e.example_id.startswith("train/")} == {"train", "val"}
 
@@ -212,7 +207,7 @@ def test_splits_are_what_the_request_makes_of_them(as_tfrecord, read):
         (lambda data: b"\1" + data[1:], [0, 1, 2, 3]),
     ],
 )
-def test_a_damaged_shard_refuses_what_it_lost(as_tfrecord, read, damage, refused):
+def test_examples_lost_in_a_damaged_shard_are_refused(as_tfrecord, read, damage, refused):
     shard = as_tfrecord / "toy-train.tfrecord-00000-of-00002"
     records = shard.read_bytes()
     assert 4 * 1300 < len(records) < 4 * 1400
@@ -225,7 +220,7 @@ def test_a_damaged_shard_refuses_what_it_lost(as_tfrecord, read, damage, refused
     }
 
 
-def test_records_beyond_the_listed_are_refused(as_tfrecord, read):
+def test_records_beyond_the_listed_number_are_refused(as_tfrecord, read):
     shard = as_tfrecord / "toy-train.tfrecord-00000-of-00002"
     whole = shard.read_bytes()
     for more in (framed(b"more"), b"garbage"):
@@ -235,7 +230,7 @@ def test_records_beyond_the_listed_are_refused(as_tfrecord, read):
         assert len(examples) == 11
 
 
-def test_a_damaged_array_record_refuses_one(written, tmp_path, read):
+def test_a_damaged_array_record_is_one_refusal(written, tmp_path, read):
     copy = shutil.copytree(written[0], tmp_path / "copy")
     shard = copy / "toy-train.array_record-00000-of-00001"
     data = bytearray(shard.read_bytes())
@@ -248,7 +243,7 @@ def test_a_damaged_array_record_refuses_one(written, tmp_path, read):
     assert sum(e.refused is not None for e in examples) == 7
 
 
-def test_records_without_picture_or_label_are_refused(as_tfrecord, read):
+def test_records_without_image_or_label_are_refused(as_tfrecord, read):
     from tensorflow_datasets.proto import tf_example_pb2
 
     def record(image, labels):
@@ -257,7 +252,7 @@ def test_records_without_picture_or_label_are_refused(as_tfrecord, read):
         example.features.feature["label"].int64_list.value.extend(labels)
         return example.SerializeToString()
 
-    wrong = [record([], [1]), record([png(0)], [-1]), record([png(0)], []), b"\xff"]
+    wrong = [record([], [1]), record([noise(0, (9, 8))], [-1]), record([noise(0, (9, 8))], []), b"\xff"]
     (as_tfrecord / "toy-train.tfrecord-00000-of-00002").write_bytes(b"".join(map(framed, wrong)))
     _, examples = read(as_tfrecord)
     reasons = [e.refused and e.refused[0] for e in examples[:4]]
@@ -269,20 +264,20 @@ def test_records_without_picture_or_label_are_refused(as_tfrecord, read):
     [
         ({"label_feature": "tags"}, "'tags' is ClassLabel of int64 in a sequence; expected is"),
         ({"label_feature": "text"}, "'text' is Text"),
-        ({"label_feature": "none"}, "no feature 'none', but depth, image, label"),
+        ({"label_feature": "none"}, "no feature 'none'; it has depth, image, label"),
         ({"image_feature": "text"}, "'text' is Text of bytes, which is not supported"),
         ({"image_feature": "depth"}, "'depth' is Image of float32"),
         ({"image_feature": "objects/crop"}, "'objects/crop' is Image of uint8 in a sequence"),
-        ({"splits": {"all": "train"}}, "has the splits train, test, and none of all"),
+        ({"splits": {"all": "train"}}, "has the splits train, test, but none of all"),
     ],
 )
-def test_what_cannot_be_read_is_said_before_anything_is(as_tfrecord, read, source, says):
+def test_unsupported_directories_are_refused_before_reading(as_tfrecord, read, source, says):
     with pytest.raises(ValueError, match=says):
         read(as_tfrecord, **source)
 
 
-def test_a_folder_that_is_none_or_not_whole_is_said(as_tfrecord, read, monkeypatch, written):
-    with pytest.raises(ValueError, match="Name the folder of one version"):
+def test_invalid_or_incomplete_folders_are_refused(as_tfrecord, read, monkeypatch, written):
+    with pytest.raises(ValueError, match="Give the folder of one version"):
         TfdsCorpus(TfdsDirectory(path=str(as_tfrecord.parent)), NO_HASHING).fingerprint()
     monkeypatch.setattr(tfds_reader.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install array-record"):

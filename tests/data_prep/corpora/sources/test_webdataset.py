@@ -15,17 +15,6 @@ from data_prep.decode import DecodePolicy
 from infra.storage import StoreFailed, open_store
 
 
-@pytest.fixture(params=["file", "memory"])
-def folder(request, tmp_path):
-    """An empty store for the source."""
-    return open_store(tmp_path / "source" if request.param == "file" else f"memory://{uuid.uuid4().hex}")
-
-
-@pytest.fixture
-def memory():
-    return open_store(f"memory://{uuid.uuid4().hex}")
-
-
 def corpus(folder, path="", recipe=None, **source):
     return WebDatasetCorpus(WebDataset(path=f"{folder.uri}/{path}".rstrip("/"), **source), recipe or CorpusRecipe())
 
@@ -46,7 +35,7 @@ def refusals(rows):
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
-def test_what_the_library_writes_is_read_as_the_library_reads_it(folder, tmp_path, ending, monkeypatch, read):
+def test_tars_written_by_webdataset_are_read_as_webdataset_reads_them(folder, tmp_path, ending, monkeypatch, read):
     wds = pytest.importorskip("webdataset")
     samples = [{"__key__": f"deep/{i:03d}", "jpg": bytes([i]) * (i * 100 + 1), "cls": i % 12} for i in range(20)]
     samples[3] |= {"json": {"a": 1}, "seg.png": b"no image of it"}
@@ -93,7 +82,7 @@ def test_labels_of_text_and_json(memory, read):
     assert refusals(read(corpus(memory, label_key="json", label_field="meta.tags")))["x.tar!1.png"][0] == "no_label"
 
 
-def test_what_is_no_example_is_refused_with_a_reason(memory, read):
+def test_files_that_are_not_examples_are_refused_with_a_reason(memory, read):
     link, folder = tarfile.TarInfo("7.jpg"), tarfile.TarInfo("dir")
     link.type, link.linkname, folder.type = tarfile.SYMTYPE, "1.jpg", tarfile.DIRTYPE
     members = [
@@ -133,11 +122,11 @@ def test_what_is_no_example_is_refused_with_a_reason(memory, read):
         "6.jpg": "too_many_bytes",
         "../8.jpg": "unsafe_path",
     }
-    assert "it has v2.jpg, cls" in refusals(rows)["x.tar!5.v2.jpg"][1]
+    assert "the example has v2.jpg, cls" in refusals(rows)["x.tar!5.v2.jpg"][1]
 
 
 @pytest.mark.parametrize("ending", ["tar", "tar.gz"])
-def test_a_damaged_tar_costs_what_is_behind_the_damage(memory, ending, read):
+def test_a_damaged_tar_loses_only_what_follows_the_damage(memory, ending, read):
     members = [(f"{i}.{kind}", b"%d" % i * size) for i in range(10) for kind, size in (("jpg", 3000), ("txt", 1))]
     data = tar(*members, mode="w" if ending == "tar" else "w:gz")
     memory.write(f"x.{ending}", data[: len(data) // 2])
@@ -150,7 +139,7 @@ def test_a_damaged_tar_costs_what_is_behind_the_damage(memory, ending, read):
         assert good[:-1] == [f"x.tar!{i}" for i in range(5)]
 
 
-def test_a_tar_that_cannot_be_opened_is_refused_and_a_failing_store_is_not(tmp_path, monkeypatch):
+def test_an_unreadable_tar_is_refused_and_a_failing_store_raises(tmp_path, monkeypatch):
     for name in ("a.tar", "b.tar"):
         (tmp_path / name).write_bytes(tar(("1.jpg", b"x"), ("1.cls", b"1")))
     source, work = corpus(open_store(tmp_path)), open_store(f"memory://{uuid.uuid4().hex}")
@@ -168,10 +157,10 @@ def test_a_tar_that_cannot_be_opened_is_refused_and_a_failing_store_is_not(tmp_p
         list(source.examples(there, work))
 
 
-def test_what_is_no_webdataset_is_an_error_with_the_next_step(memory, read):
-    with pytest.raises(ValueError, match=r"patterns in braces are not supported\. Name the folder"):
+def test_sources_that_are_not_webdatasets_are_errors_with_the_next_step(memory, read):
+    with pytest.raises(ValueError, match=r"patterns in braces are not supported\. Give the folder"):
         corpus(memory, "train-{0000..0012}.tar")
-    with pytest.raises(ValueError, match=r"holds one named \*\.tar"):
+    with pytest.raises(ValueError, match=r"with files named \*\.tar"):
         list(corpus(memory).parts(WorkFolder(memory, memory, 1)))
     memory.write("a.tar", tar(("1.jpg", b"x")))
     first = corpus(memory).fingerprint()

@@ -1,11 +1,8 @@
 """Miniature data sets in their official formats, and tasks made of them."""
 
 import hashlib
-import io
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.config import Transfer
 from data_prep.corpora.official.official_splits import cut
@@ -13,6 +10,8 @@ from data_prep.corpora.transfer import imagenet_real
 from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS
 from data_prep.labels.class_maps import RELEASES
 from infra.config import replace
+
+from .... import pictures
 
 # As in the kit, numbers are in no order of the WNIDs. Twelve classes: sorted as text, 10 and 11 come before 2.
 WNIDS = [f"n{1000 + 17 * i:08d}" for i in range(12)]
@@ -22,14 +21,6 @@ SYNSETS = [
     (13, "n00000001", "entity", [*range(1, 13)]),
 ]
 NUM_OF_CLASS, NUM_TEST = 5, 26
-
-
-def picture(*seed):
-    """A file of noise; of the same numbers the same bytes."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture
@@ -46,10 +37,12 @@ def imagenet(tmp_path, monkeypatch, ilsvrc):
     digest = hashlib.sha256("\n".join(WNIDS).encode()).hexdigest()
     monkeypatch.setitem(RELEASES, "imagenet1k", replace(RELEASES["imagenet1k"], num_classes=12, sha256=digest))
     train = {
-        f"{wnid}.tar": ilsvrc.tar_of({f"{wnid}_{i}.JPEG": picture(number, i) for i in range(NUM_OF_CLASS)})
+        f"{wnid}.tar": ilsvrc.tar_of(
+            {f"{wnid}_{i}.JPEG": pictures.noise((number, i), (6, 6)) for i in range(NUM_OF_CLASS)}
+        )
         for number, wnid in enumerate(WNIDS)
     }
-    val = {f"ILSVRC2012_val_{i:08d}.JPEG": picture(100, i) for i in range(1, NUM_TEST + 1)}
+    val = {f"ILSVRC2012_val_{i:08d}.JPEG": pictures.noise((100, i), (6, 6)) for i in range(1, NUM_TEST + 1)}
     folder = tmp_path / "imagenet"
     folder.mkdir()
     (folder / "ILSVRC2012_img_train.tar").write_bytes(ilsvrc.tar_of(train))
@@ -62,7 +55,7 @@ def imagenet(tmp_path, monkeypatch, ilsvrc):
 @pytest.fixture
 def noise():
     """noise(number, ...): a picture; of the same numbers the same bytes."""
-    return picture
+    return lambda *seed: pictures.noise(seed, (6, 6))
 
 
 @pytest.fixture

@@ -56,7 +56,7 @@ def test_val_is_the_end_of_train_in_the_order_of_tfds(imagenet, prepared):
     assert labels["validation/ILSVRC2012_val_00000013.JPEG"] == 0
 
 
-def test_the_three_have_one_class_map(imagenet, v2, prepared, published):
+def test_the_three_test_sets_share_one_class_map(imagenet, v2, prepared, published):
     (imagenet / "real.json").write_text(json.dumps(REAL, indent=1))  # set otherwise, but the same labels
     published(json.dumps(REAL), 24)
     whole, *_ = prepared("imagenet", imagenet)
@@ -92,10 +92,10 @@ def test_v2_is_read_whether_it_is_packed_or_not(imagenet, v2, prepared, ilsvrc, 
 
 def test_v2_of_other_classes_or_with_fewer_images_is_refused(imagenet, v2, prepared, ilsvrc, noise, monkeypatch):
     monkeypatch.setitem(TEST_SETS, "imagenet-v2", 25)
-    with pytest.raises(ValueError, match="24 examples of test were found, the benchmark has 25"):
+    with pytest.raises(ValueError, match="found 24 examples of test, but the benchmark has 25"):
         prepared("imagenet-v2", imagenet)
     pack_v2(imagenet, ilsvrc, {"12/a.jpeg": noise(1)}, "w:gz")
-    with pytest.raises(ValueError, match=r"test/12_a\.jpeg: no_label \(folder 12; the classes are 0 to 11\)"):
+    with pytest.raises(ValueError, match=r"test/12_a\.jpeg: no_label \(folder 12 is outside of the classes 0 to 11\)"):
         prepared("imagenet-v2", imagenet)
 
 
@@ -106,9 +106,9 @@ def changed(**entries):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (json.dumps(REAL[:-1]), "holds a list of 25; expected is a list of labels for each of 26 images"),
-        ("{}", "holds no list, but dict"),
-        (changed(image3=[12]), r"image 3 has the labels \[12\]; expected are different numbers from 0 to 11"),
+        (json.dumps(REAL[:-1]), "holds a list of 25; expected is one list of labels for each of 26 images"),
+        ("{}", "holds dict instead of a list"),
+        (changed(image3=[12]), r"image 3 has the labels \[12\]; expected are distinct numbers from 0 to 11"),
         (changed(image3=[2, 2]), r"image 3 has the labels \[2, 2\]"),
         (changed(image3=[True]), r"image 3 has the labels \[true\]"),
         (changed(image3=2), "image 3 has the labels 2;"),
@@ -121,12 +121,12 @@ def test_other_labels_than_those_of_real_are_refused(imagenet, prepared, publish
     published(json.dumps(REAL), 24)
     (imagenet / "real.json").write_text(text)
     with pytest.raises(
-        ValueError, match=rf"real\.json: .*{said}.*Get it again from https://github.com/google-research"
+        ValueError, match=rf"real\.json: .*{said}.*Download it again from https://github.com/google-research"
     ):
         prepared("imagenet-real", imagenet)
 
 
-def test_the_published_labels_are_taken():
+def test_the_published_labels_are_accepted():
     spec = importlib.util.find_spec("timm")
     if spec is None:
         pytest.skip("timm, which has a copy of real.json, is not here")
@@ -136,14 +136,14 @@ def test_the_published_labels_are_taken():
     assert sum(map(bool, lists)) == TEST_SETS["imagenet-real"]
 
 
-def test_archives_that_are_not_whole_are_refused_before_an_image_is_read(imagenet, prepared, ilsvrc, tmp_path):
+def test_incomplete_archives_are_refused_before_an_image_is_read(imagenet, prepared, ilsvrc, tmp_path):
     train, val = imagenet / "ILSVRC2012_img_train.tar", imagenet / "ILSVRC2012_img_val.tar"
     whole = train.read_bytes(), val.read_bytes()
     train.write_bytes(ilsvrc.tar_of({"n00001000.tar": ilsvrc.tar_of({"n00001000_1.JPEG": b"x", "readme.txt": b"x"})}))
     with pytest.raises(
         ValueError,
-        match=r"has 1 training images, expected are 60\. ILSVRC2012_img_train.tar has .* the official one 147,897,477,120.*"
-        r"Get its files again from https://image-net.org",
+        match=r"has 1 training images, but 60 are expected\. ILSVRC2012_img_train.tar has .* the official file has 147,897,477,120.*"
+        r"Download its files again from https://image-net.org",
     ):
         prepared("imagenet", imagenet)
     train.write_bytes(ilsvrc.tar_of({"n00001000.tar": ilsvrc.tar_of({"n00001000_1.JPEG": bytes(5000)})[:3000]}))
@@ -152,7 +152,7 @@ def test_archives_that_are_not_whole_are_refused_before_an_image_is_read(imagene
     train.write_bytes(whole[0])
     val.write_bytes(ilsvrc.tar_of({VALIDATION[0]: b"x"}))
     with pytest.raises(
-        ValueError, match=r"has 1 validation images, .*devkit_t12\.tar\.gz 26 labels of them, expected are 26"
+        ValueError, match=r"has 1 validation images and .*devkit_t12\.tar\.gz 26 labels, but 26 are expected"
     ):
         prepared("imagenet", imagenet)
 
@@ -160,7 +160,7 @@ def test_archives_that_are_not_whole_are_refused_before_an_image_is_read(imagene
 def test_the_kit_of_other_classes_is_refused(imagenet, ilsvrc, prepared):
     kit = ilsvrc.kit([(1, "n00001000", "one", []), (2, "n00001017", "two", [])], [1] * 26)
     (imagenet / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(kit)
-    with pytest.raises(ValueError, match=r"has 2 classes, .*expected are the 12 of ILSVRC2012"):
+    with pytest.raises(ValueError, match=r"has 2 classes, .*expected are the 12 classes of ILSVRC2012"):
         prepared("imagenet", imagenet)
 
 

@@ -1,4 +1,4 @@
-"""CIFAR, Pets and Flowers with the paper's splits: VTAB's readers, another carving."""
+"""CIFAR, Pets and Flowers with the paper's official splits, read by VTAB's readers."""
 
 import io
 
@@ -15,21 +15,21 @@ NUM_TRAIN, NUM_VAL, NUM_TEST = 44, 6, 9
 
 
 @pytest.fixture
-def carved(monkeypatch):
-    """carved(data set): its train, val and test are miniature until the test ends."""
+def set_splits(monkeypatch):
+    """Gives a data set miniature official splits until the test ends."""
 
-    def carve(name):
+    def change(name):
         monkeypatch.setitem(OFFICIAL_SPLITS, name, cut(NUM_TRAIN, NUM_TRAIN + NUM_VAL, NUM_TEST))
 
-    return carve
+    return change
 
 
 def in_order(split, keys):
     return [f"{split}/{keys[i]}" for i in tfds_order(split, keys)]
 
 
-def test_cifar10_counts_through_its_batches_and_has_one_label_byte(tmp_path, carved, prepared, ilsvrc):
-    carved("cifar10")
+def test_cifar10_counts_through_its_batches_and_has_one_label_byte(tmp_path, set_splits, prepared, ilsvrc):
+    set_splits("cifar10")
     rng = np.random.default_rng(0)
     records = rng.integers(0, 256, (NUM_TRAIN + NUM_VAL + NUM_TEST, 1 + 3072), dtype=np.uint8)
     records[:, 0] %= 10
@@ -52,8 +52,8 @@ def test_cifar10_counts_through_its_batches_and_has_one_label_byte(tmp_path, car
     assert manifest.num_classes == 10
 
 
-def test_flowers_leaves_out_the_validation_images_of_tfds(tmp_path, carved, prepared, ilsvrc, noise):
-    carved("flowers102")
+def test_flowers_leaves_out_the_validation_images_of_tfds(tmp_path, set_splits, prepared, ilsvrc, noise):
+    set_splits("flowers102")
     total, first_val = NUM_TRAIN + NUM_VAL + NUM_TEST + 5, NUM_TRAIN + NUM_VAL
     images = {f"jpg/image_{i:05d}.jpg": noise(i) for i in range(1, total + 1)}
     (tmp_path / "102flowers.tgz").write_bytes(ilsvrc.tar_of(images, "w:gz"))
@@ -68,10 +68,10 @@ def test_flowers_leaves_out_the_validation_images_of_tfds(tmp_path, carved, prep
     assert manifest.counts.num_accepted == NUM_TRAIN + NUM_VAL + NUM_TEST
 
 
-def test_a_directory_that_tfds_wrote_gives_the_same_pictures_in_the_same_order(tmp_path, carved, prepared, noise):
+def test_a_tfds_directory_gives_the_same_images_in_the_same_order(tmp_path, set_splits, prepared, noise):
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
-    carved("pets")
+    set_splits("pets")
     counts = {"train": NUM_TRAIN + NUM_VAL, "test": NUM_TEST}
 
     class OxfordIiitPet(tfds.core.GeneratorBasedBuilder, skip_registration=True):

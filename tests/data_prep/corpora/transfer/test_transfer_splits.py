@@ -1,11 +1,11 @@
-"""Which examples the ViT paper trains, chooses and tests on."""
+"""The examples on which the ViT paper trains, chooses and tests."""
 
 import pytest
 
 from data_prep.corpora.official.tfds_order import order_prefix, tfds_order
 from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, VIEWS
 
-# Training sets and test sets of vtab.md 7, and how much of train the learning rate is chosen on.
+# Sizes of training and test sets, and how much of train the learning rate is chosen on.
 SIZES = {
     "imagenet": (1_281_167, 1, 12_812, 50_000),
     "cifar10": (50_000, 2, 1000, 10_000),
@@ -32,13 +32,13 @@ def test_splits_are_those_of_the_released_configs(name):
         assert (cut.splitname, cut.from_ or 0, cut.to or trainval) == part
 
 
-def test_every_task_has_sizes_and_views_are_not_vtabs():
+def test_every_task_has_sizes_and_its_own_joined_splits():
     assert OFFICIAL_SPLITS.keys() == SIZES.keys()
     assert TEST_SETS == {"imagenet-real": 46_837, "imagenet-v2": 10_000}
     assert VIEWS == {"trainval": ("train", "val")}
 
 
 @pytest.mark.parametrize("keys", [range(2000), [f"n01440764_{i}.JPEG" for i in range(2000)]])
-def test_an_example_knows_its_place_in_the_order_without_the_others(keys):
+def test_the_position_of_an_example_does_not_depend_on_others(keys):
     assert sorted(range(len(keys)), key=lambda i: order_prefix("train", keys[i])) == tfds_order("train", keys)
     assert all(0 <= order_prefix("train", key) < 2**64 for key in keys)

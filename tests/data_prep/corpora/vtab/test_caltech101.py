@@ -1,4 +1,4 @@
-"""Caltech-101: splits that are found by comparing the archive with the published pictures."""
+"""Caltech-101: splits that are found by comparing the archive with the published images."""
 
 import io
 import tarfile
@@ -54,10 +54,10 @@ def write_published(folder, split, pictures, encode=webp):
 
 
 @pytest.fixture
-def caltech(tmp_path, carved, mini):
+def caltech(tmp_path, set_splits, mini):
     """(folder, pictures by key, trainval in TFDS's order, keys of test). Two pairs of equal pictures: of two classes in
     train and test, and of one class in train and val."""
-    carved("caltech101", mini.train_and_test(NUM_TEST))
+    set_splits("caltech101", mini.train_and_test(NUM_TEST))
     folders = ("Faces", "BACKGROUND_Google", "accordion")
     total = mini.num_train + mini.num_val + NUM_TEST
     keys = [f"{folders[i % 3]}/image_{i:04d}.jpg" for i in range(total)]
@@ -78,7 +78,7 @@ def caltech(tmp_path, carved, mini):
     return tmp_path, pictures, order, test
 
 
-def test_what_is_not_published_is_val_and_the_archive_gives_keys_and_bytes(caltech, prepared, mini):
+def test_unpublished_images_are_val_and_the_archive_gives_keys_and_bytes(caltech, prepared, mini):
     folder, pictures, order, test = caltech
     manifest, _, rows = prepared("caltech101", folder)
     ids = [f"train/{key}" for key in order]
@@ -98,29 +98,31 @@ def test_what_is_not_published_is_val_and_the_archive_gives_keys_and_bytes(calte
     assert unpacked.digest == manifest.digest
 
 
-def test_the_archive_alone_is_refused_with_both_ways_out(caltech, prepared):
+def test_the_archive_alone_is_refused_with_both_alternatives(caltech, prepared):
     folder, *_ = caltech
     for tar in [*folder.glob("t*/*")]:
         tar.unlink()
     with pytest.raises(
-        ValueError, match=r"lacks train/ .*; test/ .*wds_vtab-caltech101.*TensorFlow Datasets has prepared"
+        ValueError, match=r"lacks train/ .*; test/ .*wds_vtab-caltech101.*prepared by TensorFlow Datasets"
     ):
         prepared("caltech101", folder)
 
 
-def test_pictures_that_are_other_ones_or_in_another_order_are_refused(caltech, prepared, mini):
+def test_other_images_or_another_order_are_refused(caltech, prepared, mini):
     folder, pictures, order, test = caltech
     write_archive(folder, pictures, zipfile.ZIP_STORED)
     write_published(folder, "test", {key: pictures[key] for key in test}, lambda data: webp(data, lossless=False))
-    with pytest.raises(ValueError, match=r"40 of the pictures in train/ and test/ .* are not in caltech-101\.zip"):
+    with pytest.raises(
+        ValueError, match=r"40 of the images in train/ and test/ .* no counterpart .* in caltech-101\.zip"
+    ):
         prepared("caltech101", folder)
     write_published(folder, "test", {key: pictures[key] for key in test[1:]})
-    with pytest.raises(ValueError, match=r"/test has 39 pictures, expected are 40"):
+    with pytest.raises(ValueError, match=r"/test has 39 images, but 40 are expected"):
         prepared("caltech101", folder)
     write_published(folder, "test", {key: pictures[key] for key in test})
     wrong = [*order[1 : mini.num_train], order[mini.num_train + 1]]
     write_published(folder, "train", {key: pictures[key] for key in wrong})
-    with pytest.raises(ValueError, match=r"2 pictures contradict the order of TensorFlow Datasets"):
+    with pytest.raises(ValueError, match=r"2 images contradict the order of TensorFlow Datasets"):
         prepared("caltech101", folder)
 
 
@@ -135,5 +137,7 @@ def test_a_damaged_archive_is_named(caltech, prepared):
         prepared("caltech101", folder)
     middle = len(whole) // 2
     (folder / "caltech-101.zip").write_bytes(whole[:middle] + bytes(100) + whole[middle + 100 :])
-    with pytest.raises(ValueError, match=r"caltech-101\.zip.* at byte .*Get it again from https://data\.caltech\.edu"):
+    with pytest.raises(
+        ValueError, match=r"caltech-101\.zip.* at byte .*Download it again from https://data\.caltech\.edu"
+    ):
         prepared("caltech101", folder)

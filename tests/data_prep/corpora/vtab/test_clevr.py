@@ -1,4 +1,4 @@
-"""CLEVR: pictures joined with their scenes, and classes by hand."""
+"""CLEVR: images joined with their scenes, and classes worked out by hand."""
 
 import json
 import zipfile
@@ -13,11 +13,11 @@ from infra.storage import open_store
 NUM_TEST = 30
 DEPTHS = (0.5, 8.0, 8.0001, 8.5, 8.6, 9.0, 9.4, 9.5, 10.0, 10.0001, 15.0)
 DISTANCES = (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5)
-"""Of DEPTHS, by the table of VTAB: intervals are open below and closed above."""
+"""Classes of DEPTHS, by the table of VTAB: intervals are open below and closed above."""
 
 
 def scene(name, number):
-    """Scene `number`: of 3 + number % 8 objects the last but one is the nearest."""
+    """Scene `number` with 3 + number % 8 objects, of which the last but one is the nearest."""
     count = 3 + number % 8
     depths = [20.0 + i for i in range(count)]
     depths[-2] = DEPTHS[number % len(DEPTHS)]
@@ -35,7 +35,7 @@ def scene(name, number):
 
 
 def write_clevr(path, mini, compression=zipfile.ZIP_STORED, named=True):
-    """An archive as the official one. The scenes of train are not in the order of their pictures where they are named."""
+    """An archive like the official one. If scenes have image names, those of train are not in the order of the images."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("CLEVR_v1.0/", b"")
         archive.writestr("CLEVR_v1.0/LICENSE.txt", "CC BY 4.0")
@@ -61,8 +61,8 @@ def written():
 
 
 @pytest.fixture
-def clevr(tmp_path, carved, mini, written):
-    carved("clevr", mini.train_and_test(NUM_TEST, "validation"))
+def clevr(tmp_path, set_splits, mini, written):
+    set_splits("clevr", mini.train_and_test(NUM_TEST, "validation"))
     if not written:
         write_clevr(tmp_path / "CLEVR_v1.0.zip", mini)
         written["zip"] = (tmp_path / "CLEVR_v1.0.zip").read_bytes()
@@ -75,7 +75,7 @@ def labels(tmp_path, task, folder=""):
     return data._labels, len(data.class_names())
 
 
-def test_pictures_are_joined_with_their_scenes(clevr, mini, prepared):
+def test_images_are_joined_with_their_scenes(clevr, mini, prepared):
     manifest, _, rows = prepared("clevr_distance", clevr)
     keys = [f"CLEVR_train_{i:06d}.png" for i in range(mini.num_train + mini.num_val)]
     order = tfds_order("train", keys)
@@ -87,7 +87,7 @@ def test_pictures_are_joined_with_their_scenes(clevr, mini, prepared):
     assert (manifest.num_classes, manifest.counts.num_accepted) == (6, len(keys) + NUM_TEST)
 
 
-def test_an_unpacked_folder_is_the_archive(clevr, prepared):
+def test_an_unpacked_folder_gives_the_same_images_as_the_archive(clevr, prepared):
     whole, *_ = prepared("clevr_count", clevr)
     with zipfile.ZipFile(clevr / "CLEVR_v1.0.zip") as archive:
         archive.extractall(clevr / "unpacked")
@@ -109,7 +109,7 @@ def test_counts_and_distances_with_and_without_names_in_the_scenes(tmp_path, min
 
 
 def rewritten(path, change):
-    """The archive with one member changed, or left out where `change` gives none."""
+    """The archive with one member changed, or without it if `change` returns None."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -123,22 +123,22 @@ SCENES = "CLEVR_v1.0/scenes/CLEVR_val_scenes.json"
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda text: None, r"CLEVR_v1.0.zip lacks scenes/CLEVR_val_scenes.json. Get it again from https"),
-        (lambda text: text[:-100], r"CLEVR_val_scenes.json: in the value at character .*Get it again"),
-        (lambda text: text.replace(b"val_000003", b"val_000004"), "1 pictures have more than one scene"),
+        (lambda text: None, r"CLEVR_v1.0.zip lacks scenes/CLEVR_val_scenes.json. Download it again from https"),
+        (lambda text: text[:-100], r"CLEVR_val_scenes.json: in the value at character .*Download it again"),
+        (lambda text: text.replace(b"val_000003", b"val_000004"), "1 images have more than one scene"),
         (
             lambda text: text.replace(b"val_000003", b"val_009999"),
-            r"1 pictures have no scene, such as CLEVR_val_000003",
+            r"1 images have no scene, for example CLEVR_val_000003",
         ),
         (
             lambda text: text.replace(b"pixel_coords", b"pixels", 1),
-            r"scene 0 is not what it should be \('pixel_coords'\)",
+            r"scene 0 is not valid \('pixel_coords'\)",
         ),
-        (lambda text: text.replace(b"8.0001", b"NaN", 1), r"scene \d+ is not what it should be \(depths \[.*nan"),
+        (lambda text: text.replace(b"8.0001", b"NaN", 1), r"scene \d+ is not valid \(depths \[.*nan"),
         (lambda text: text.replace(b'"image_filename"', b'"name"', 2), None),
     ],
 )
-def test_scenes_that_are_not_what_they_should_be_are_named(clevr, change, says):
+def test_invalid_scenes_are_named(clevr, change, says):
     def changed(members):
         text = change(members.pop(SCENES))
         return members | ({SCENES: text} if text is not None else {})
@@ -156,15 +156,15 @@ def test_a_damaged_file_of_scenes_is_noticed_though_it_is_still_json(clevr):
     data = (clevr / "CLEVR_v1.0.zip").read_bytes()
     at = data.index(b'"pixel_coords": [0, 240, 20.0]')
     (clevr / "CLEVR_v1.0.zip").write_bytes(data[:at] + data[at:].replace(b"20.0", b"12.0", 1))
-    with pytest.raises(ValueError, match=r"scenes.json: size or checksum differ from the directory. Get it again"):
+    with pytest.raises(ValueError, match=r"scenes.json: size or checksum differ from the directory. Download it again"):
         labels(clevr, "clevr_distance")
 
 
-def test_a_missing_picture_ends_it(clevr, prepared):
+def test_a_missing_image_is_an_error(clevr, prepared):
     name = "CLEVR_v1.0/images/train/CLEVR_train_000007.png"
     rewritten(clevr / "CLEVR_v1.0.zip", lambda members: {key: data for key, data in members.items() if key != name})
     with pytest.raises(
-        ValueError, match=r"has 1,149 examples of train, expected are 1,150\. CLEVR_v1.0.zip has .* bytes"
+        ValueError, match=r"has 1,149 examples of train, but 1,150 are expected\. CLEVR_v1.0.zip has .* bytes"
     ):
         prepared("clevr_count", clevr)
 

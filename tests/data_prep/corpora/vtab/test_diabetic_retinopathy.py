@@ -1,12 +1,12 @@
-"""Diabetic retinopathy: splits by usage, and pictures as TFDS makes them."""
+"""Diabetic retinopathy: splits by usage, and images as TFDS makes them."""
 
+import functools
 import io
 import sys
 import zipfile
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.corpora.official.tfds_order import tfds_order
 from data_prep.corpora.raw import Part
@@ -20,14 +20,11 @@ from data_prep.corpora.vtab.diabetic_retinopathy import (
 from data_prep.decode import ImageRejected, decode
 from infra.storage import open_store
 
+from ....pictures import encoded
+
 NUM_TEST = 30
+as_jpeg = functools.partial(encoded, kind="JPEG", quality=92)
 cv2 = pytest.importorskip("cv2", reason="the extra vtab is not installed")
-
-
-def jpeg(pixels):
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "JPEG", quality=92)
-    return file.getvalue()
 
 
 def eye(height, width, radius_px, seed=0):
@@ -41,13 +38,13 @@ def eye(height, width, radius_px, seed=0):
 @pytest.fixture(scope="module")
 def eyes():
     """The files of 600 patients' eyes."""
-    return {patient: jpeg(eye(16, 20, 8, seed=patient)) for patient in range(10, 610)}
+    return {patient: as_jpeg(eye(16, 20, 8, seed=patient)) for patient in range(10, 610)}
 
 
 @pytest.fixture
-def retinopathy(eyes, tmp_path, carved, mini, monkeypatch):
+def retinopathy(eyes, tmp_path, set_splits, mini, monkeypatch):
     """Kaggle's files with eyes of radius 10: (folder, levels by split of TFDS and key)."""
-    carved("diabetic_retinopathy", mini.three_splits(NUM_TEST))
+    set_splits("diabetic_retinopathy", mini.three_splits(NUM_TEST))
     monkeypatch.setattr(module, "RADIUS_PX", 10)
     names = [f"{n}_{side}" for n in range(10, 610) for side in ("left", "right")]
     levels = {"train": {}, "validation": {}, "test": {}}
@@ -71,7 +68,7 @@ def reader(folder):
     return DiabeticRetinopathy(open_store(folder), "diabetic_retinopathy", 1 << 20)
 
 
-def test_splits_are_those_of_the_leaderboards_and_pictures_are_processed(eyes, retinopathy, prepared):
+def test_splits_are_those_of_the_leaderboards_and_images_are_processed(eyes, retinopathy, prepared):
     folder, levels = retinopathy
     manifest, _, rows = prepared("diabetic_retinopathy", folder)
     for split, named in (("train", "train"), ("val", "validation"), ("test", "test")):
@@ -101,14 +98,14 @@ EYES = [
 
 
 @pytest.mark.parametrize("pixels", EYES, ids=range(len(EYES)))
-def test_pictures_are_those_of_tfds_byte_for_byte(pixels):
+def test_images_equal_those_of_tfds_byte_for_byte(pixels):
     name = "tensorflow_datasets.image_classification.diabetic_retinopathy_detection"
     reference = pytest.importorskip(name, reason="tensorflow-datasets is not here")
-    made = reference._btgraham_processing(io.BytesIO(jpeg(pixels)), "an eye", 300, crop_to_radius=True)
-    assert btgraham(jpeg(pixels), 300) == made.read()
+    made = reference._btgraham_processing(io.BytesIO(as_jpeg(pixels)), "an eye", 300, crop_to_radius=True)
+    assert btgraham(as_jpeg(pixels), 300) == made.read()
 
 
-def test_radius_by_hand():
+def test_radius_worked_out_by_hand():
     """The middle row is [0, 9, 90, 90, 90, 90, 90, 1] in red: mean 57.5, above 5.75 are 6 pixels."""
     image = np.zeros((5, 8, 3), np.uint8)
     image[2, :, 0] = (0, 9, 90, 90, 90, 90, 90, 1)
@@ -122,7 +119,7 @@ def test_radius_by_hand():
     assert eye_radius(image) == 4.0  # a sum of three channels does not overflow
 
 
-def test_mask_and_crop_by_hand():
+def test_mask_and_crop_worked_out_by_hand():
     image = np.full((9, 12, 3), 200, np.uint8)
     cropped = masked_and_cropped(image, 3)  # around x = 6, y = 4
     assert cropped.shape == (6, 6, 3)
@@ -133,15 +130,15 @@ def test_mask_and_crop_by_hand():
     assert masked_and_cropped(image, 100).shape == image.shape
 
 
-def test_an_even_picture_becomes_grey_and_contrast_is_four_times_the_difference():
-    """Where nothing differs from its surroundings 4 * v - 4 * v + 128 is left. Of a bright spot on grey the blur of
-    sigma 10 takes 2 %, so that the difference is kept four times; exactness ends at the JPEG (quality 72)."""
-    even = decode(btgraham(jpeg(np.full((600, 600, 3), 77, np.uint8)), 300))
+def test_a_uniform_image_becomes_grey_and_differences_are_multiplied_by_four():
+    """A uniform image becomes 4 * v - 4 * v + 128. The blur of sigma 10 removes 2 % of a bright spot on grey, so the
+    difference is multiplied by four; the JPEG (quality 72) limits exactness."""
+    even = decode(btgraham(as_jpeg(np.full((600, 600, 3), 77, np.uint8)), 300))
     assert even.shape == (540, 540, 3)
     assert (abs(even.astype(int) - 128) <= 1).all()
     spot = np.full((600, 600, 3), 100, np.uint8)
     spot[296:304, 296:304] = 120
-    made = decode(btgraham(jpeg(spot), 300)).astype(int)
+    made = decode(btgraham(as_jpeg(spot), 300)).astype(int)
     share = 64 / (2 * np.pi * 100)  # of 64 pixels under the Gaussian, near its middle
     expected = 128 + 4 * 20 * (1 - share)
     assert abs(made[268:272, 268:272].mean() - expected) < 6
@@ -154,16 +151,16 @@ def test_an_even_picture_becomes_grey_and_contrast_is_four_times_the_difference(
         (b"", "not_an_image"),
         (b"\xff\xd8\xff", "not_an_image"),
         (b"\x89PNG\r\n\x1a\n", "not_an_image"),
-        (jpeg(np.pad(np.full((2, 2, 3), 255, np.uint8), ((1000, 1000), (1000, 1000), (0, 0)))), "too_many_pixels"),
+        (as_jpeg(np.pad(np.full((2, 2, 3), 255, np.uint8), ((1000, 1000), (1000, 1000), (0, 0)))), "too_many_pixels"),
     ],
 )
-def test_what_is_no_eye_is_refused(data, reason):
+def test_files_that_are_not_images_of_eyes_are_refused(data, reason):
     with pytest.raises(ImageRejected) as caught:
         btgraham(data, 300)
     assert caught.value.reason == reason
 
 
-def test_a_picture_that_cannot_be_made_is_refused_by_its_key(retinopathy):
+def test_an_image_that_cannot_be_processed_is_refused_with_its_key(retinopathy):
     folder, levels = retinopathy
     key = next(iter(levels["test"]))
     with zipfile.ZipFile(folder / "test.zip", "w") as archive:
@@ -176,14 +173,18 @@ def test_a_picture_that_cannot_be_made_is_refused_by_its_key(retinopathy):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("image,level", "name,level", "trainLabels.csv: no column image; there is"),
-        ("11_left,2", "11_left,5", r"line 4 is \['11_left', '5'\], no new image with a level of 0 to 4. Get it again"),
-        ("11_left,2", "10_left,2", "line 4 is .*no new image"),
+        ("image,level", "name,level", "trainLabels.csv: no column image; the columns are"),
+        (
+            "11_left,2",
+            "11_left,5",
+            r"line 4 is \['11_left', '5'\], which is not a new image with a level from 0 to 4. Download it again",
+        ),
+        ("11_left,2", "10_left,2", "line 4 is .*not a new image"),
         ("11_left,2", '"11_left,2', "trainLabels.csv: line .*: unexpected end of data"),
         ("image", "\x00", "no column image"),
     ],
 )
-def test_tables_that_are_not_what_they_should_be_are_named(retinopathy, old, new, says):
+def test_invalid_tables_are_named(retinopathy, old, new, says):
     path = retinopathy[0] / "trainLabels.csv"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
@@ -198,7 +199,7 @@ def test_an_unknown_usage_is_named(retinopathy):
         reader(retinopathy[0]).keys()
 
 
-def test_pieces_of_kaggle_and_a_missing_opencv_say_what_to_do(tmp_path, retinopathy, monkeypatch):
+def test_errors_for_split_archives_and_missing_opencv_name_the_next_step(tmp_path, retinopathy, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(ValueError, match=r'pip install "vitline\[vtab\]"'):
         reader(retinopathy[0]).keys()

@@ -1,4 +1,4 @@
-"""DMLab: records in a compressed tar, or unpacked; keys, classes and bytes as they stand in them."""
+"""DMLab: records in a compressed tar, or unpacked; their keys, classes and bytes."""
 
 import io
 import struct
@@ -46,9 +46,9 @@ def pictures():
 
 
 @pytest.fixture
-def shards(mini, carved, pictures):
+def shards(mini, set_splits, pictures):
     """The files of records by name; frame i of a split is <split>_<i>.jpg of class i % 6."""
-    carved("dmlab", mini.three_splits(NUM_TEST))
+    set_splits("dmlab", mini.three_splits(NUM_TEST))
     files, first = {}, 0
     for split, count in (("train", mini.num_train), ("validation", mini.num_val), ("test", NUM_TEST)):
         records = []
@@ -75,7 +75,7 @@ def reader(folder):
     return DmLab(open_store(folder), "dmlab", 1 << 20)
 
 
-def test_frames_keep_their_bytes_and_stand_in_the_order_of_their_names(tmp_path, shards, pictures, mini, prepared):
+def test_frames_keep_their_bytes_and_are_ordered_by_their_names(tmp_path, shards, pictures, mini, prepared):
     write_tar(tmp_path / "dmlab.tar.gz", shards)
     manifest, _, rows = prepared("dmlab", tmp_path)
     first = 0
@@ -94,7 +94,7 @@ def test_frames_keep_their_bytes_and_stand_in_the_order_of_their_names(tmp_path,
     assert prepared("dmlab", tmp_path / "unpacked")[0].digest == manifest.digest
 
 
-def test_an_unpacked_frame_is_read_where_it_stands(tmp_path, shards):
+def test_an_unpacked_frame_is_read_by_range(tmp_path, shards):
     for name, data in shards.items():
         (tmp_path / name).write_bytes(data)
     store = open_store(tmp_path)
@@ -105,14 +105,17 @@ def test_an_unpacked_frame_is_read_where_it_stands(tmp_path, shards):
         assert store.read(key, offset, offset + length) == found.data
 
 
-def test_damage_is_named_before_any_picture_is_read(tmp_path, shards):
+def test_damage_is_named_before_any_image_is_read(tmp_path, shards):
     name = "dmlab-validation.tfrecord-00001-of-00002"
     flipped = bytearray(shards[name])
     flipped[500] ^= 1
     for data, says in (
-        (bytes(flipped), rf"dmlab.tar.gz!{name}, record at byte \d+: .*checksum .* does not match. Get the file again"),
-        (shards[name][:-3], rf"dmlab.tar.gz!{name}: the record at byte \d+ has .* truncated; copy it again"),
-        (framed(b""), rf"{name}, record at byte 12: it has no filename"),
+        (
+            bytes(flipped),
+            rf"dmlab.tar.gz!{name}, record at byte \d+: .*checksum .* does not match. Download the file again",
+        ),
+        (shards[name][:-3], rf"dmlab.tar.gz!{name}: the record at byte \d+ has .* truncated\. Copy it again"),
+        (framed(b""), rf"{name}, record at byte 12: the record has no filename"),
         (framed(record(b"\xff.jpg", 1, b"")), rf"{name}, record at byte 12: 'utf-8' codec can't decode"),
     ):
         write_tar(tmp_path / "dmlab.tar.gz", shards | {name: data})
@@ -120,11 +123,11 @@ def test_damage_is_named_before_any_picture_is_read(tmp_path, shards):
             reader(tmp_path).keys()
     whole = (tmp_path / "dmlab.tar.gz").read_bytes()
     (tmp_path / "dmlab.tar.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"the gzip data are cut off\. Get it again from https"):
+    with pytest.raises(ValueError, match=r"the gzip data is truncated\. Download it again from https"):
         reader(tmp_path).keys()
 
 
-def test_a_record_without_a_class_or_picture_is_refused_by_itself(tmp_path):
+def test_a_record_without_class_or_image_is_refused_individually(tmp_path):
     records = [record(b"a.jpg", 6, b"x"), record(b"b.jpg", 5, b"x"), record(b"c.jpg", 0, b"")[:-3], b""]
     name = "dmlab-train.tfrecord"
     (tmp_path / name).write_bytes(b"".join(map(framed, records)) + b"cut")
@@ -136,11 +139,13 @@ def test_a_record_without_a_class_or_picture_is_refused_by_itself(tmp_path):
 
 def test_a_missing_split_and_a_missing_archive_are_named(tmp_path, shards, prepared):
     with pytest.raises(
-        ValueError, match=r"lacks dmlab.tar.gz, 3,017,022,789 bytes.* Unpacked, its files dmlab-\*.tfrecord"
+        ValueError, match=r"lacks dmlab.tar.gz, 3,017,022,789 bytes.* The unpacked files dmlab-\*.tfrecord"
     ):
         prepared("dmlab", tmp_path)
     for name, data in shards.items():
         if "train" in name:
             (tmp_path / name).write_bytes(data)
-    with pytest.raises(ValueError, match=r"has 0 examples of validation, expected are 250\. Get its files again"):
+    with pytest.raises(
+        ValueError, match=r"has 0 examples of validation, but 250 are expected\. Download its files again"
+    ):
         prepared("dmlab", tmp_path)

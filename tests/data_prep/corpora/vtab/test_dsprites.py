@@ -1,4 +1,4 @@
-"""dSprites as .npz and .hdf5, in miniature, with the forbidden member that the original has."""
+"""dSprites as .npz and .hdf5, in miniature, with the pickled member that the original has."""
 
 import sys
 import zipfile
@@ -18,7 +18,7 @@ TOTAL = 1280
 
 
 class Trap:
-    """What must never be unpickled."""
+    """Must never be unpickled."""
 
     def __reduce__(self):
         return exec, ("raise AssertionError('the metadata was read')",)
@@ -51,8 +51,8 @@ def data_of(folder, task="dsprites_location"):
     return open_data(task, open_store(folder), 1 << 20)
 
 
-def test_both_packings_give_the_same_rows_and_parts_begin_anywhere(tmp_path, carved, mini, prepared, monkeypatch):
-    carved("dsprites", mini.one_split(TOTAL))
+def test_npz_and_hdf5_give_the_same_rows_from_any_start(tmp_path, set_splits, mini, prepared, monkeypatch):
+    set_splits("dsprites", mini.one_split(TOTAL))
     monkeypatch.setattr(dsprites, "_ROWS_PER_PART", 500)
     monkeypatch.setattr(dsprites, "_ROWS_PER_READ", 70)
     images, classes = arrays()
@@ -74,7 +74,7 @@ def test_both_packings_give_the_same_rows_and_parts_begin_anywhere(tmp_path, car
     assert [part.num_examples for part in data_of(tmp_path / "hdf5").parts(None)] == [540, 540, 200]
 
 
-def test_three_and_two_orientations_in_turn_are_a_class(tmp_path):
+def test_classes_alternate_between_three_and_two_orientations(tmp_path):
     images, classes = arrays(40)
     classes[:, 3] = np.arange(40)
     write_npz(tmp_path, images, classes)
@@ -87,30 +87,30 @@ def test_three_and_two_orientations_in_turn_are_a_class(tmp_path):
 
 
 @pytest.mark.parametrize("write", [write_npz, write_hdf5])
-def test_files_that_are_not_dsprites_say_so(tmp_path, write):
+def test_files_that_are_not_dsprites_are_refused(tmp_path, write):
     images, classes = arrays(100)
     data = data_of(tmp_path)
     with pytest.raises(ValueError, match=rf"lacks {STEM}.hdf5, 28,024,106 bytes \(or {STEM}.npz\)"):
         data.keys()
     write(tmp_path, images, classes[:99])
-    with pytest.raises(ValueError, match="has 100 pictures, but classes of 99"):
+    with pytest.raises(ValueError, match="has 100 images, but classes for 99"):
         data.keys()
     write(tmp_path, images.astype(np.uint16), classes)
     with pytest.raises(
-        ValueError, match=r"imgs is an array of \(100, 64, 64\) uint16; expected are rows of \(64, 64\)"
+        ValueError, match=r"imgs is an array of shape \(100, 64, 64\) and type uint16; expected are rows of \(64, 64\)"
     ):
         data.keys()
     write(tmp_path, images, np.where(classes == 3, 32, classes))
-    with pytest.raises(ValueError, match="horizontal position 32 of 32"):
+    with pytest.raises(ValueError, match="horizontal position 32 is outside of 0 to 31"):
         data.keys()
     images[50, 3, 3] = 255
     write(tmp_path, images, classes)
     (part,) = data.parts(None)
-    with pytest.raises(ValueError, match="a pixel of 255, expected are 0 and 1"):
+    with pytest.raises(ValueError, match="a pixel has value 255; expected are 0 and 1"):
         list(data.pictures(part, None))
 
 
-def test_the_last_part_meets_the_checksum_of_the_npz(tmp_path):
+def test_the_last_part_verifies_the_checksum_of_the_npz(tmp_path):
     images, classes = arrays(100)
     write_npz(tmp_path, images, classes)
     path = tmp_path / f"{STEM}.npz"
@@ -122,7 +122,7 @@ def test_the_last_part_meets_the_checksum_of_the_npz(tmp_path):
         list(data_of(tmp_path).pictures(part, None))
 
 
-def test_hdf5_is_read_from_its_own_file_and_names_what_is_missing(tmp_path, monkeypatch):
+def test_hdf5_is_read_from_its_own_file_and_missing_arrays_are_named(tmp_path, monkeypatch):
     images, classes = arrays(60)
     other, path = tmp_path / "other", tmp_path / f"{STEM}.hdf5"
     other.mkdir()
@@ -130,13 +130,13 @@ def test_hdf5_is_read_from_its_own_file_and_names_what_is_missing(tmp_path, monk
     with h5py.File(path, "w") as file:
         file["imgs"] = h5py.ExternalLink(str(other / path.name), "imgs")
         file["latents/classes"] = classes
-    with pytest.raises(ValueError, match="has no imgs of its own"):
+    with pytest.raises(ValueError, match="has no array imgs of its own"):
         data_of(tmp_path).keys()
     with h5py.File(path, "w") as file:
         outside = [(str(other / path.name), 0, h5py.h5f.UNLIMITED)]
         file.create_dataset("imgs", (60, 64, 64), np.uint8, external=outside)
         file["latents/classes"] = classes
-    with pytest.raises(ValueError, match="imgs is no array, or is stored in other files"):
+    with pytest.raises(ValueError, match="imgs is not an array, or is stored in other files"):
         data_of(tmp_path).keys()
     path.write_bytes((other / path.name).read_bytes()[:4000])
     with pytest.raises(ValueError, match=rf"{path.name} is damaged"):

@@ -1,4 +1,4 @@
-"""KITTI: the drawing of drives, classes by hand, and pictures as they are."""
+"""KITTI: the drawing of drives, classes worked out by hand, and unchanged image bytes."""
 
 import io
 import zipfile
@@ -25,7 +25,7 @@ OBJECTS = (
 """Objects as (type, z) and the class, by the table of VTAB."""
 NUM_DRIVES = 30
 PICTURES = 50 * NUM_DRIVES
-"""Of which three drives each, 150 pictures, are drawn for test and for validation."""
+"""Three drives each, 150 images, are drawn for test and for validation."""
 
 
 def label_text(objects):
@@ -61,8 +61,8 @@ def write_kitti(folder, mini):
 
 
 @pytest.fixture
-def kitti(tmp_path, carved, mini):
-    carved(
+def kitti(tmp_path, set_splits, mini):
+    set_splits(
         "kitti",
         OfficialSplits(train=Slice("train", 0, 1200), val=Slice("validation", 0, 150), test=Slice("test", 0, 150)),
     )
@@ -71,7 +71,7 @@ def kitti(tmp_path, carved, mini):
 
 @pytest.fixture(scope="module")
 def tfds_splits():
-    """How TFDS draws: (train, validation, test) image numbers of a development kit."""
+    """TFDS's drawing: (train, validation, test) image numbers of a development kit."""
     module = "tensorflow_datasets.datasets.kitti.kitti_dataset_builder"
     build = pytest.importorskip(module, reason="tensorflow-datasets is not here")._build_splits
 
@@ -97,14 +97,14 @@ def test_drives_are_drawn_as_tfds_draws_them(tfds_splits, num_drives):
     assert Counter(splits.values()) == {"train": num_drives - 2 * drawn, "validation": drawn, "test": drawn}
 
 
-def test_the_draw_is_fixed_whatever_numpy_is_installed():
+def test_the_draw_does_not_depend_on_the_version_of_numpy():
     """Ten drives: one of them is drawn, and one of the other nine."""
     splits = splits_of_drives([f"drive_{i}" for i in range(10)])
     assert {name for name, split in splits.items() if split != "train"} == {"drive_3", "drive_4"}
     assert (splits["drive_4"], splits["drive_3"]) == ("test", "validation")
 
 
-def test_pictures_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, prepared, mini):
+def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, prepared, mini):
     folder, drives = kitti
     manifest, _, rows = prepared("kitti_distance", folder)
     splits = splits_of_drives(drives)
@@ -124,17 +124,22 @@ def test_pictures_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, 
 @pytest.mark.parametrize(
     ("name", "old", "new", "says"),
     [
-        ("training/label_2/000003.txt", b" -1.59", b"", r"label_2/000003.txt: line 1 has 14 fields, expected are 15"),
-        ("training/label_2/000003.txt", b" 20.5 ", b" nan ", "000003.txt: line 1 has a distance of nan"),
+        ("training/label_2/000003.txt", b" -1.59", b"", r"label_2/000003.txt: line 1 has 14 fields; expected are 15"),
+        ("training/label_2/000003.txt", b" 20.5 ", b" nan ", "000003.txt: line 1 has distance nan"),
         ("training/label_2/000003.txt", b" 20.5 ", b" near ", "000003.txt: could not convert string to float: 'near'"),
         ("training/label_2/000003.txt", b" 20.5 ", b" -101 ", "000003.txt: -101.0 is not above -100"),
-        ("training/label_2/000003.txt", None, None, r"has no training/label_2/000003.txt, though .* 000003.png"),
-        ("mapping/train_rand.txt", None, None, r"devkit_object.zip: mapping/train_rand.txt is missing. Get it again"),
-        ("mapping/train_rand.txt", b",1500,", b",1501,", r"entry \d+ of train_rand.txt is 1501, no line of a drive"),
-        ("mapping/train_mapping.txt", b" 2011", b"\xff", "train_mapping.txt is no text in UTF-8"),
+        ("training/label_2/000003.txt", None, None, r"has no training/label_2/000003.txt, but .* 000003.png"),
+        (
+            "mapping/train_rand.txt",
+            None,
+            None,
+            r"devkit_object.zip: mapping/train_rand.txt is missing. Download it again",
+        ),
+        ("mapping/train_rand.txt", b",1500,", b",1501,", r"entry \d+ of train_rand.txt is 1501, which is not a line"),
+        ("mapping/train_mapping.txt", b" 2011", b"\xff", "train_mapping.txt is not UTF-8 text"),
     ],
 )
-def test_annotations_that_are_not_what_they_should_be_are_named(kitti, name, old, new, says):
+def test_invalid_annotations_are_named(kitti, name, old, new, says):
     path = kitti[0] / ("devkit_object.zip" if name.startswith("mapping") else "data_object_label_2.zip")
     with zipfile.ZipFile(path) as archive:
         members = {member: archive.read(member) for member in archive.namelist()}

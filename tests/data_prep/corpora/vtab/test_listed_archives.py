@@ -1,4 +1,4 @@
-"""Data sets of listed splits, and the archive of class folders that comes as a RAR."""
+"""Data sets with listed splits, and the archive of class folders that is a RAR."""
 
 import ast
 import importlib.util
@@ -34,9 +34,9 @@ def by_id(rows):
 
 
 @pytest.fixture
-def dtd(tmp_path, carved, mini):
-    """Members of a DTD of 900 + 250 + 30 listed pictures of three classes, and one that no list of fold 1 names."""
-    carved("dtd", mini.three_splits(NUM_TEST))
+def dtd(tmp_path, set_splits, mini):
+    """Members of a DTD with 900 + 250 + 30 listed images of three classes, and one image that is in no list of fold 1."""
+    set_splits("dtd", mini.three_splits(NUM_TEST))
     total = mini.num_train + mini.num_val + NUM_TEST
     names = ["zigzagged", "banded", "meshed"]
     keys = [f"{names[i % 3]}/{names[i % 3]}_{i:04d}.jpg" for i in range(total)]
@@ -71,7 +71,7 @@ def test_dtd_is_split_by_the_lists_of_its_first_fold_and_keeps_bytes(tmp_path, d
     assert unpacked.digest == manifest.digest
 
 
-def test_a_list_that_lacks_or_repeats_is_refused(tmp_path, dtd, prepared):
+def test_a_list_with_missing_or_repeated_images_is_refused(tmp_path, dtd, prepared):
     members, splits = dtd
     lists = dict(members)
     del lists["dtd/labels/val1.txt"]
@@ -79,14 +79,14 @@ def test_a_list_that_lacks_or_repeats_is_refused(tmp_path, dtd, prepared):
     with pytest.raises(ValueError, match=r"lacks labels/val1\.txt.*robots\.ox\.ac\.uk"):
         prepared("dtd", tmp_path)
     pack(tmp_path / "dtd-r1.0.1.tar.gz", members | {"dtd/labels/val1.txt": f"{splits['train1'][0]}\n".encode()})
-    with pytest.raises(ValueError, match=r"name zigzagged/zigzagged_0000\.jpg twice, in train and validation"):
+    with pytest.raises(ValueError, match=r"contain zigzagged/zigzagged_0000\.jpg twice, in train and validation"):
         prepared("dtd", tmp_path)
 
 
 @pytest.fixture
-def flowers(tmp_path, carved, mini):
+def flowers(tmp_path, set_splits, mini):
     """Flowers with image n of class n % 102 + 1; test are the first images, val the last: (folder, bytes by number)."""
-    carved("flowers102", mini.three_splits(NUM_TEST))
+    set_splits("flowers102", mini.three_splits(NUM_TEST))
     total = mini.num_train + mini.num_val + NUM_TEST
     images = {n: mini.picture(n, kind="JPEG") for n in range(1, total + 1)}
     pack(tmp_path / "102flowers.tgz", {f"jpg/image_{n:05d}.jpg": data for n, data in images.items()})
@@ -111,17 +111,17 @@ def test_flowers_are_numbered_from_one_and_split_by_setid(flowers, prepared, min
     assert manifest.num_classes == 102
 
 
-def test_labels_that_are_no_flowers_are_refused(flowers, prepared):
+def test_labels_outside_of_the_flowers_are_refused(flowers, prepared):
     folder, _ = flowers
     savemat(folder / "imagelabels.mat", {"labels": np.array([[103]], np.uint8)})
-    with pytest.raises(ValueError, match=r"labels of imagelabels\.mat has other numbers than 1 to 102"):
+    with pytest.raises(ValueError, match=r"labels of imagelabels\.mat has numbers outside of 1 to 102"):
         prepared("flowers102", folder)
     (folder / "imagelabels.mat").write_bytes(b"<html>moved</html>" * 20)
-    with pytest.raises(ValueError, match=r"imagelabels\.mat is no MATLAB 5 file"):
+    with pytest.raises(ValueError, match=r"imagelabels\.mat is not a MATLAB 5 file"):
         prepared("flowers102", folder)
 
 
-def test_flowers_are_called_as_tfds_calls_them(flowers):
+def test_flowers_have_the_names_of_tfds(flowers):
     spec = importlib.util.find_spec("tensorflow_datasets")
     if spec is None:
         pytest.skip("tensorflow-datasets is not here")
@@ -135,8 +135,8 @@ def test_flowers_are_called_as_tfds_calls_them(flowers):
     assert [*data.class_names()] == [name.rstrip("?") for name in names]
 
 
-def test_pets_are_classes_by_number_and_named_by_their_files(tmp_path, carved, mini, prepared):
-    carved("pets", mini.train_and_test(NUM_TEST))
+def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits, mini, prepared):
+    set_splits("pets", mini.train_and_test(NUM_TEST))
     breeds = ["Abyssinian", "american_bulldog", "Bengal"]  # by number; by their letters Bengal would be second
     trainval = [(f"{breeds[i % 3]}_{i}", i % 3 + 1) for i in range(mini.num_train + mini.num_val)]
     test = [(f"{breeds[i % 3]}_{i}", i % 3 + 1) for i in range(5000, 5000 + NUM_TEST)]
@@ -162,13 +162,13 @@ def test_pets_are_classes_by_number_and_named_by_their_files(tmp_path, carved, m
     lists["annotations/test.txt"] = b"Abyssinian_5000\n"
     pack(tmp_path / "annotations.tar.gz", lists)
     with pytest.raises(
-        ValueError, match=r"test\.txt has the line 'Abyssinian_5000', expected is as Abyssinian_100 1 1 1"
+        ValueError, match=r"test\.txt has the line 'Abyssinian_5000'; expected are lines such as Abyssinian_100 1 1 1"
     ):
         prepared("pets", tmp_path)
 
 
-def test_resisc45_is_read_repacked_and_its_rar_is_named(tmp_path, carved, mini, prepared):
-    carved("resisc45", mini.one_split(1200))
+def test_resisc45_is_read_repacked_and_its_rar_is_named(tmp_path, set_splits, mini, prepared):
+    set_splits("resisc45", mini.one_split(1200))
     (tmp_path / "NWPU-RESISC45.rar").write_bytes(b"Rar!\x1a\x07\x00")
     with pytest.raises(ValueError, match=r"RAR.*bsdtar -cf NWPU-RESISC45\.tar @NWPU-RESISC45\.rar"):
         prepared("resisc45", tmp_path)

@@ -1,4 +1,4 @@
-"""PatchCamelyon's six HDF5 files in miniature, packed and unpacked."""
+"""PatchCamelyon's six HDF5 files in miniature, compressed and decompressed."""
 
 import gzip
 import io
@@ -29,7 +29,7 @@ def path_of(folder, split, what, packed=True):
 
 
 def pixels_of(count, seed):
-    """Pictures that differ and are small when packed."""
+    """Images that differ and compress well."""
     rng = np.random.default_rng(seed)
     return rng.integers(0, 256, (count, 6, 6, 3), dtype=np.uint8).repeat(16, axis=1).repeat(16, axis=2)
 
@@ -40,9 +40,9 @@ def write(folder, split, pixels, labels):
 
 
 @pytest.fixture
-def pcam(tmp_path, carved, mini):
+def pcam(tmp_path, set_splits, mini):
     """(folder, pictures by the names of the files)."""
-    carved("patch_camelyon", mini.three_splits(NUM_TEST))
+    set_splits("patch_camelyon", mini.three_splits(NUM_TEST))
     pixels = {}
     for split, count in (("train", mini.num_train), ("valid", mini.num_val), ("test", NUM_TEST)):
         pixels[split] = pixels_of(count, count)
@@ -51,7 +51,7 @@ def pcam(tmp_path, carved, mini):
 
 
 def small(folder):
-    """Files of 40 pictures a split."""
+    """Files of 40 images per split."""
     for split in ("train", "valid", "test"):
         write(folder, split, pixels_of(40, 1), np.arange(40, dtype=np.uint8) % 2)
     return open_data("patch_camelyon", open_store(folder), 1 << 20)
@@ -61,7 +61,7 @@ def place_of(folder, examples_per_part=512):
     return WorkFolder(open_store(folder / "root"), open_store(folder / "work"), examples_per_part)
 
 
-def test_keys_say_valid_and_the_order_validation_packed_and_unpacked(pcam, prepared, mini):
+def test_keys_use_valid_and_the_order_uses_validation(pcam, prepared, mini):
     folder, pixels = pcam
     manifest, corpus, rows = prepared("patch_camelyon", folder)
     for split, name, tfds, count in (
@@ -82,7 +82,7 @@ def test_keys_say_valid_and_the_order_validation_packed_and_unpacked(pcam, prepa
     assert prepared("patch_camelyon", folder)[0].digest == manifest.digest
 
 
-def test_a_packed_file_is_unpacked_by_its_part_once_and_removed_behind_it(tmp_path):
+def test_a_compressed_file_is_decompressed_once_per_part_and_removed(tmp_path):
     data, work = small(tmp_path), place_of(tmp_path)
     parts = list(data.parts(work))
     assert [(part.name, part.num_examples) for part in parts] == [
@@ -90,18 +90,18 @@ def test_a_packed_file_is_unpacked_by_its_part_once_and_removed_behind_it(tmp_pa
         ("validation-000000", 40),
         ("test-000000", 40),
     ]
-    assert not work.work.list()
+    assert not work.store.list()
     begun = data.pictures(parts[0], work)
     next(begun)
     begun.close()
-    (copy,) = work.work.list()  # of a worker that was stopped
+    (copy,) = work.store.list()  # of a worker that was stopped
     assert copy.startswith("spill/")
     path_of(tmp_path, "train", "x").write_bytes(b"not read again")
     assert len(list(data.pictures(parts[0], work))) == 40
-    assert not work.work.list()
+    assert not work.store.list()
 
 
-def test_parts_of_an_unpacked_file_begin_where_its_chunks_do(tmp_path):
+def test_parts_of_an_unpacked_file_begin_at_chunk_boundaries(tmp_path):
     data, pixels = small(tmp_path), pixels_of(40, 7)
     for split in ("train", "valid", "test"):
         path_of(tmp_path, split, "x").unlink()
@@ -112,13 +112,13 @@ def test_parts_of_an_unpacked_file_begin_where_its_chunks_do(tmp_path):
     assert found == {f"train_{i}": lossless_png(pixels[i]) for i in range(40)}
 
 
-def test_files_that_are_not_patch_camelyon_say_so(tmp_path):
+def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
     data, work = small(tmp_path), place_of(tmp_path)
     labels = path_of(tmp_path, "valid", "y")
     for content, said in (
         (gzip.compress(hdf5("y", np.full((40, 1, 1, 1), 2))), r"labels \[2\]; expected are 0 and 1"),
         (gzip.compress(hdf5("y", np.zeros((40, 2)))), "expected are rows of whole numbers"),
-        (gzip.compress(hdf5("z", np.zeros((40, 1)))), "has no y of its own"),
+        (gzip.compress(hdf5("z", np.zeros((40, 1)))), "has no array y of its own"),
         (gzip.compress(b"no HDF5"), "is damaged"),
         (b"no gzip", "is damaged"),
     ):
@@ -130,14 +130,14 @@ def test_files_that_are_not_patch_camelyon_say_so(tmp_path):
     packed = path_of(tmp_path, "valid", "x")
     packed.write_bytes(packed.read_bytes()[:-3000])
     train, valid, _ = data.parts(work)
-    with pytest.raises(ValueError, match=r"of \(39, 96, 96, 3\) uint8; expected is \(40, 96, 96, 3\)"):
+    with pytest.raises(ValueError, match=r"of shape \(39, 96, 96, 3\) and type uint8; expected is \(40, 96, 96, 3\)"):
         list(data.pictures(train, work))
     with pytest.raises(ValueError, match="is damaged: Compressed file ended"):
         list(data.pictures(valid, work))
-    assert not [key for key in work.work.list() if "valid" in key]
+    assert not [key for key in work.store.list() if "valid" in key]
 
 
-def test_what_the_store_raises_is_no_damage_of_the_file(tmp_path, monkeypatch):
+def test_errors_of_the_store_are_not_reported_as_damage(tmp_path, monkeypatch):
     data, work = small(tmp_path), place_of(tmp_path)
     (part, *_) = data.parts(work)
     next(data.pictures(part, work))  # it is unpacked now

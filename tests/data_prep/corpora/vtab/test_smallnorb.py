@@ -1,4 +1,4 @@
-"""smallNORB's files in their own format, in miniature: written here by the description of its authors."""
+"""smallNORB's files in their own format, in miniature, written after the description of its authors."""
 
 import gzip
 import struct
@@ -33,10 +33,10 @@ def info_of(count):
 
 
 @pytest.fixture
-def smallnorb(tmp_path, carved, mini):
+def smallnorb(tmp_path, set_splits, mini):
     """(folder, pairs of both splits)."""
     cut = Slice("test", 0, NUM_VAL), Slice("test", NUM_VAL, NUM_VAL + NUM_TEST)
-    carved("smallnorb", OfficialSplits(train=Slice("train", 0, mini.num_train), val=cut[0], test=cut[1]))
+    set_splits("smallnorb", OfficialSplits(train=Slice("train", 0, mini.num_train), val=cut[0], test=cut[1]))
     rng, arrays = np.random.default_rng(0), {}
     for split, count in (("train", mini.num_train), ("test", NUM_VAL + NUM_TEST)):
         coarse = rng.integers(0, 256, (count, 2, 12, 12), dtype=np.uint8)
@@ -46,7 +46,7 @@ def smallnorb(tmp_path, carved, mini):
     return tmp_path, arrays
 
 
-def test_the_left_picture_and_its_angles_and_val_is_the_first_half_of_test(smallnorb, prepared, mini):
+def test_images_are_the_left_ones_and_val_is_the_first_half_of_test(smallnorb, prepared, mini):
     folder, arrays = smallnorb
     manifest, _, rows = prepared("smallnorb_azimuth", folder)
     order = [f"test/{key}" for key in tfds_order("test", range(NUM_VAL + NUM_TEST))]
@@ -83,15 +83,15 @@ def test_class_names_are_degrees():
     )
 
 
-def test_other_files_and_damaged_ones_say_so(smallnorb):
+def test_other_and_damaged_files_are_refused(smallnorb):
     folder, arrays = smallnorb
     data = open_data("smallnorb_azimuth", open_store(folder), 1 << 20)
     info, dat = (folder / f"{STEMS['test']}-{what}.mat.gz" for what in ("info", "dat"))
     whole, odd = info.read_bytes(), info_of(NUM_VAL + NUM_TEST)
     odd[7, 2] = 3
     for content, said in (
-        (gzip.compress(b"MATLAB 5.0 MAT-file" + bytes(200)), "begins with 0x.* as no file of smallNORB does"),
-        (gzip.compress(norb(odd)), "azimuth 3; smallNORB stores even numbers"),
+        (gzip.compress(b"MATLAB 5.0 MAT-file" + bytes(200)), "begins with 0x.* which is not valid for smallNORB"),
+        (gzip.compress(norb(odd)), "azimuth 3 is odd; smallNORB stores even numbers"),
         (gzip.compress(norb(odd[:, :3])), "expected are rows of four int32"),
         (whole[:60], "damaged"),
     ):
@@ -101,9 +101,11 @@ def test_other_files_and_damaged_ones_say_so(smallnorb):
     info.write_bytes(whole)
     one_camera = np.ascontiguousarray(arrays["test"][:, :1])
     dat.write_bytes(gzip.compress(norb(one_camera), 1))
-    with pytest.raises(ValueError, match=r"array of \(230, 1, 96, 96\) uint8; expected is \(230, 2, 96, 96\)"):
+    with pytest.raises(
+        ValueError, match=r"array of shape \(230, 1, 96, 96\) and type uint8; expected is \(230, 2, 96, 96\)"
+    ):
         list(data.parts(None))
     dat.write_bytes(gzip.compress(norb(arrays["test"])[:-1000], 1))
     _, part = data.parts(None)
-    with pytest.raises(ValueError, match="ends in row 229 of 230"):
+    with pytest.raises(ValueError, match="is truncated in row 229 of 230"):
         list(data.pictures(part, None))

@@ -1,4 +1,4 @@
-"""SUN397: VTAB's own lists, and the pictures as TFDS stores them."""
+"""SUN397: VTAB's own lists, and the images as TFDS stores them."""
 
 import builtins
 import io
@@ -29,10 +29,10 @@ def decoded(data):
 
 
 @pytest.fixture
-def sun(tmp_path, carved, mini):
-    """900 + 250 + 30 listed pictures of three classes and an unlisted one: (folder, keys of each split)."""
+def sun(tmp_path, set_splits, mini):
+    """900 + 250 + 30 listed images of three classes and an unlisted one: (folder, keys of each split)."""
     pytest.importorskip("cv2", reason="OpenCV is not here")
-    carved("sun397", mini.three_splits(NUM_TEST))
+    set_splits("sun397", mini.three_splits(NUM_TEST))
     folders = ["/a/abbey", "/a/apartment_building/outdoor", "/z/zen_garden"]
     total = mini.num_train + mini.num_val + NUM_TEST
     keys = [f"{folders[i % 3]}/sun_{i:016d}.jpg" for i in range(total)]
@@ -50,7 +50,7 @@ def sun(tmp_path, carved, mini):
     return tmp_path, splits
 
 
-def test_pictures_are_listed_labelled_by_folder_and_stored_as_jpeg(sun, prepared):
+def test_images_are_listed_labelled_by_folder_and_stored_as_jpeg(sun, prepared):
     folder, splits = sun
     manifest, _, rows = prepared("sun397", folder)
     for name, split, salt in (("tr", "train", "train"), ("va", "val", "validation"), ("te", "test", "test")):
@@ -68,7 +68,7 @@ def test_pictures_are_listed_labelled_by_folder_and_stored_as_jpeg(sun, prepared
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF"])
-def test_large_pictures_have_120_000_pixels_at_most_and_keep_their_colours(kind):
+def test_large_images_have_at_most_120_000_pixels_and_keep_their_colours(kind):
     pytest.importorskip("cv2", reason="OpenCV is not here")
     large = decoded(sun397.as_tfds_stores(plain((200, 30, 10), (600, 400), kind)))
     assert large[0] == "JPEG"
@@ -90,7 +90,7 @@ def test_scaling_is_bilinear_without_smoothing():
     assert abs(pixels[101:300:2].mean()) < 3
 
 
-def test_lists_are_those_of_an_installed_tfds_where_none_lie_beside_the_archive(tmp_path, monkeypatch):
+def test_lists_come_from_an_installed_tfds_if_the_archive_has_none(tmp_path, monkeypatch):
     (tmp_path / "SUN397.tar.gz").write_bytes(b"")
     data = open_data("sun397", open_store(tmp_path), 1 << 20)
     if sun397._installed_lists():
@@ -104,12 +104,12 @@ def test_lists_are_those_of_an_installed_tfds_where_none_lie_beside_the_archive(
         open_data("sun397", open_store(tmp_path), 1 << 20).files()
 
 
-def test_what_cannot_be_decoded_is_refused_and_opencv_is_asked_for(sun, prepared, monkeypatch):
+def test_undecodable_files_are_refused_and_missing_opencv_is_named(sun, prepared, monkeypatch):
     folder, _ = sun
     with pytest.raises(ValueError, match="not_an_image"):
         sun397.as_tfds_stores(b"<html>" * 100)
     (folder / "sun397_tfds_te.txt").write_text("/m/mars/sun_1.jpg\n")
-    with pytest.raises(ValueError, match=r"sun397_tfds_te\.txt has '/m/mars/sun_1\.jpg', a folder that"):
+    with pytest.raises(ValueError, match=r"sun397_tfds_te\.txt has '/m/mars/sun_1\.jpg', whose folder is not in"):
         prepared("sun397", folder)
     real = builtins.__import__
 

@@ -17,9 +17,9 @@ def write(path, x, y):
 
 
 @pytest.fixture
-def svhn(tmp_path, carved, mini):
+def svhn(tmp_path, set_splits, mini):
     """(folder, X of both files)."""
-    carved("svhn", mini.train_and_test(NUM_TEST))
+    set_splits("svhn", mini.train_and_test(NUM_TEST))
     rng, arrays = np.random.default_rng(0), {}
     for split, count in (("train", mini.num_train + mini.num_val), ("test", NUM_TEST)):
         arrays[split] = rng.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
@@ -27,7 +27,7 @@ def svhn(tmp_path, carved, mini):
     return tmp_path, arrays
 
 
-def test_pictures_are_the_last_axis_and_ten_is_the_digit_zero(svhn, prepared, mini):
+def test_images_are_the_last_axis_and_ten_is_the_digit_zero(svhn, prepared, mini):
     folder, arrays = svhn
     manifest, _, rows = prepared("svhn", folder)
     order = tfds_order("train", range(mini.num_train + mini.num_val))
@@ -40,18 +40,18 @@ def test_pictures_are_the_last_axis_and_ten_is_the_digit_zero(svhn, prepared, mi
     assert manifest.num_classes == 10
 
 
-def test_files_that_are_not_svhn_say_so(svhn):
+def test_files_that_are_not_svhn_are_refused(svhn):
     folder, _ = svhn
     data = open_data("svhn", open_store(folder), 1 << 20)
     path = folder / "test_32x32.mat"
     whole, pixels = path.read_bytes(), np.zeros((32, 32, 3, 4), np.uint8)
     for content, said in (
-        ((pixels, [1, 2, 3, 11]), "label 11; SVHN has 1 to 10"),
-        ((pixels, [0, 2, 3, 4]), "label 0; SVHN has 1 to 10"),
-        ((pixels, [1, 2, 3]), "not a picture of 32 x 32 x 3 and a label in turn"),
+        ((pixels, [1, 2, 3, 11]), "label 11 is outside of 1 to 10"),
+        ((pixels, [0, 2, 3, 4]), "label 0 is outside of 1 to 10"),
+        ((pixels, [1, 2, 3]), "do not have one image of 32 x 32 x 3 per label"),
         ((pixels.astype(float), [1, 2, 3, 4]), "no array X of uint8"),
         (whole[:-100], "damaged MATLAB file"),
-        (b"\x89HDF" + bytes(200), "no MATLAB 5 file"),
+        (b"\x89HDF" + bytes(200), "not a MATLAB 5 file"),
     ):
         if isinstance(content, bytes):
             path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""What a task of VTAB is as a corpus: which examples, in which order, and what happens where one is missing."""
+"""A VTAB task as a corpus: its examples and their order, and the error if one is missing."""
 
 import io
 import tarfile
@@ -21,9 +21,9 @@ NUM_TEST = 40
 
 
 @pytest.fixture
-def cifar(tmp_path, carved, mini):
-    """CIFAR-100 with 1,150 + 40 pictures, of which two are equal: (folder, records of each split)."""
-    carved("cifar100", mini.train_and_test(NUM_TEST))
+def cifar(tmp_path, set_splits, mini):
+    """CIFAR-100 with 1,150 + 40 images, of which two are equal: (folder, records of each split)."""
+    set_splits("cifar100", mini.train_and_test(NUM_TEST))
     rng = np.random.default_rng(0)
     records = {
         split: rng.integers(0, 256, (count, 3074), dtype=np.uint8)
@@ -51,7 +51,7 @@ def eurosat(path, mini, count=1200):
             archive.writestr(f"2750/{name}/{name}_{i // 3 + 1}.jpg", mini.picture(i, kind="JPEG"))
 
 
-def test_rows_stand_in_the_order_of_tfds_and_the_thousand_are_its_beginning(cifar, prepared, mini):
+def test_rows_are_in_the_order_of_tfds_and_the_thousand_are_the_first(cifar, prepared, mini):
     folder, records = cifar
     manifest, corpus, rows = prepared("cifar100", folder)
     order = tfds_order("train", range(len(records["train"])))
@@ -71,11 +71,11 @@ def test_rows_stand_in_the_order_of_tfds_and_the_thousand_are_its_beginning(cifa
     assert (manifest.num_classes, manifest.counts.num_accepted) == (100, len(ids) + NUM_TEST)
     assert find_task_splits(manifest.splits, "here").joined == "train800val200"
     assert not verify_corpus(corpus).problems
-    assert "view of the first 800 of train + the first 200 of val" in corpus.read("report.html").decode()
+    assert "consists of the first 800 of train + the first 200 of val" in corpus.read("report.html").decode()
 
 
-def test_an_archive_of_class_folders_keeps_its_bytes_and_lists_classes_by_name(tmp_path, carved, mini, prepared):
-    carved("eurosat", mini.one_split(1200))
+def test_an_archive_of_class_folders_keeps_its_bytes_and_lists_classes_by_name(tmp_path, set_splits, mini, prepared):
+    set_splits("eurosat", mini.one_split(1200))
     eurosat(tmp_path / "EuroSAT.zip", mini)
     manifest, _, rows = prepared("eurosat", tmp_path)
     every = {row[0]: row for split in ("train", "val", "test") for row in rows[split]}
@@ -95,27 +95,29 @@ def test_a_missing_file_is_named_with_where_it_comes_from(tmp_path, prepared):
         prepared("eurosat", tmp_path)
 
 
-def test_nothing_is_published_of_a_benchmark_that_is_not_whole(tmp_path, carved, mini, prepared):
-    carved("eurosat", mini.one_split(1201))
+def test_an_incomplete_benchmark_is_not_published(tmp_path, set_splits, mini, prepared):
+    set_splits("eurosat", mini.one_split(1201))
     eurosat(tmp_path / "EuroSAT.zip", mini)
-    with pytest.raises(ValueError, match=r"has 1,200 examples of train, expected are 1,201\. EuroSAT.zip has .* bytes"):
+    with pytest.raises(
+        ValueError, match=r"has 1,200 examples of train, but 1,201 are expected\. EuroSAT.zip has .* bytes"
+    ):
         prepared("eurosat", tmp_path)
-    carved("eurosat", mini.one_split(1200))
+    set_splits("eurosat", mini.one_split(1200))
     with zipfile.ZipFile(tmp_path / "EuroSAT.zip") as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     members["2750/River/River_7.jpg"] = members["2750/River/River_7.jpg"][:200]
     with zipfile.ZipFile(tmp_path / "EuroSAT.zip", "w") as archive:
         for name, data in members.items():
             archive.writestr(name, data)
-    with pytest.raises(ValueError, match=r"1 of 1,200 pictures are refused.*train/River_River_7\.jpg"):
+    with pytest.raises(ValueError, match=r"1 of 1,200 images are refused.*train/River_River_7\.jpg"):
         prepared("eurosat", tmp_path)
 
 
-def test_a_benchmark_is_added_to_nothing(cifar, prepared, tmp_path):
+def test_a_benchmark_cannot_be_added_to_a_corpus(cifar, prepared, tmp_path):
     manifest, *_ = prepared("cifar100", cifar[0])
     there = f"{manifest.name}/{manifest.version}"
     source = Vtab(task="cifar100", path=str(cifar[0]))
-    with pytest.raises(ValueError, match="a benchmark is prepared as it was published"):
+    with pytest.raises(ValueError, match="a benchmark is prepared as published"):
         prepare([CorpusConfig(name=manifest.name, source=source, add_to=there)], str(tmp_path / "prepared"))
 
 

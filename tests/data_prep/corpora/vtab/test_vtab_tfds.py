@@ -1,4 +1,4 @@
-"""Tasks from directories that TFDS wrote: its order is the one that is computed from keys, its features make the classes."""
+"""Tasks from directories written by TFDS: their order equals the one computed from keys, their features give the classes."""
 
 import io
 
@@ -13,11 +13,11 @@ NUM_TEST = 30
 
 
 @pytest.fixture
-def clevr(tmp_path, carved, mini):
+def clevr(tmp_path, set_splits, mini):
     """A directory of the form of CLEVR's, of 1,150 + 30 scenes, and the depths of the objects of each scene by key."""
     tfds = pytest.importorskip("tensorflow_datasets")
     pytest.importorskip("array_record")
-    carved("clevr", mini.train_and_test(NUM_TEST, "validation"))
+    set_splits("clevr", mini.train_and_test(NUM_TEST, "validation"))
     rng = np.random.default_rng(0)
     scenes = {
         split: {f"CLEVR_{name}_{i:06d}.png": rng.uniform(7, 11, rng.integers(3, 11)) for i in range(count)}
@@ -47,7 +47,7 @@ def clevr(tmp_path, carved, mini):
     return tmp_path / "clevr/3.1.0", scenes
 
 
-def test_order_and_classes_are_those_that_are_computed_from_keys(clevr, prepared, mini):
+def test_order_and_classes_equal_those_computed_from_keys(clevr, prepared, mini):
     folder, scenes = clevr
     manifest, _, rows = prepared("clevr_count", folder)
     keys = list(scenes["train"])
@@ -64,11 +64,11 @@ def test_order_and_classes_are_those_that_are_computed_from_keys(clevr, prepared
     assert distances.digest != manifest.digest
 
 
-def test_another_version_is_refused(clevr, carved, mini, prepared):
-    carved("clevr", mini.train_and_test(NUM_TEST + 1, "validation"))
-    with pytest.raises(ValueError, match="has 30 examples of validation, clevr_count expects 31"):
+def test_another_version_is_refused(clevr, set_splits, mini, prepared):
+    set_splits("clevr", mini.train_and_test(NUM_TEST + 1, "validation"))
+    with pytest.raises(ValueError, match="has 30 examples of validation, but clevr_count expects 31"):
         prepared("clevr_count", clevr[0])
 
 
-def test_the_classes_are_as_many_as_the_benchmark_says():
+def test_the_number_of_classes_is_that_of_the_benchmark():
     assert {task.name: task.num_classes for task in VTAB_TASKS} == NUM_CLASSES
