@@ -82,10 +82,8 @@ def test_what_stands_in_a_folder_imports_in_no_circle(folder):
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_a_folder_can_be_looked_over(folder):
     """Few enough files, and a README of a page that says what goes in, what comes out and what to read first."""
-    shown = [
-        p for p in folder.iterdir() if (p.suffix == ".py" and p.name != "__init__.py") or (p / "__init__.py").exists()
-    ]
-    assert len(shown) <= FILES_A_FOLDER, f"{folder.relative_to(ROOT)} shows {len(shown)} files and folders"
+    shown = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(shown) <= FILES_A_FOLDER, f"{folder.relative_to(ROOT)} shows {len(shown)} files"
     readme = folder / "README.md"
     assert readme.exists(), f"{folder.relative_to(ROOT)} has no README.md"
     assert len(readme.read_text().splitlines()) <= 80, f"{readme.relative_to(ROOT)} is longer than a page"

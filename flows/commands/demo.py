@@ -1,7 +1,7 @@
-"""`make demo`: the main job on real images, on one machine, through the same servers and the same door as in production.
+"""`make demo`: the whole pipeline on real images, on one machine, with the same servers and API as in production.
 
-Triggers `pretrain-then-transfer/demo` by the Prefect API, as the UI does, follows
-it, and prints tables from what it left in the store.
+Triggers `pretrain-then-transfer/demo` by the Prefect API, as the UI does, follows it, and prints tables from its record in the
+store.
 """
 
 import shutil
@@ -15,6 +15,7 @@ from data_prep.corpora.files.npm_package import FetchUnavailable
 from flows import console
 from flows.catalog import list_corpora
 from flows.records import PipelineRecord, read_pipeline
+from flows.reports.recorded_scores import outside
 from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
 from flows.requests.forms import PipelineRequest
 from flows.requests.resolve import resolve_pipeline
@@ -31,7 +32,7 @@ Profile = Literal["full", "smoke"]
 DEPLOYMENT = "pretrain-then-transfer/demo"
 # Seconds on 2 cores after installation; stated in the README.
 BUDGETS_S = {"prepare": 45.0, "pretrain": 180.0, "evaluate": 180.0}
-# The same pipeline with other numbers: a few steps, to see that everything works.
+# The same pipeline with a few steps, to check that everything works.
 SMOKE = {
     "recipe.total_steps": 20,
     "recipe.optim.warmup_steps": 2,
@@ -43,14 +44,14 @@ SMOKE = {
 
 
 def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[str, Any], str]:
-    """What is triggered, and a note where it is not what the README shows: without npm the digits stand in."""
+    """The request, and a note if it differs from the README: without npm, digits replace the emoji."""
     changes: dict[str, Any] = {"seed": seed}
     note = ""
     try:
         root = open_store(settings.root)
         fetch_sources([presets.noto_emoji(), presets.twitter_emoji()], root, console.say)
     except FetchUnavailable as error:
-        note = f"The emoji could not be fetched ({error}). The digits that come with scikit-learn stand in for them."
+        note = f"The emoji could not be fetched ({error}). The digits that come with scikit-learn replace them."
         console.say(note)
         changes |= {"name": "digits", "corpus": "digits-0-to-4", "recipe": "digits", "tasks": ["digits-5-to-9"]}
     if profile == "smoke":
@@ -60,7 +61,7 @@ def demo_request(settings: Settings, profile: Profile, seed: int) -> tuple[dict[
 
 
 def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) -> None:
-    """Runs the demo and prints its result. Raises RuntimeError, with the page to look at, where the flow failed."""
+    """Runs the demo and prints its result. Raises RuntimeError with the URL of the flow run if it failed."""
     started = time.monotonic()
     from flows.commands.trigger import follow, trigger
 
@@ -70,7 +71,7 @@ def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) 
     ended = follow(run.id)
     if ended.state is None or not ended.state.is_completed():
         name, message = (ended.state.name, ended.state.message) if ended.state else ("unknown", "")
-        raise RuntimeError(f"{DEPLOYMENT} ended as {name}: {message} Look at {page}.")
+        raise RuntimeError(f"{DEPLOYMENT} ended as {name}: {message} See {page}.")
     if ended.state.name == "Skipped":
         console.say(f"skipped: {ended.state.message}")
         return
@@ -91,19 +92,19 @@ def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
 
 
 def preamble(settings: Settings, profile: Profile, say: Callable[[str], None] = console.say) -> None:
-    """What will be downloaded, kept and needed, before anything happens."""
+    """Says what the demo will download, store and need, before it starts."""
     npm = (
         "136 MB of emoji by npm, kept by checksum"
         if shutil.which("npm")
-        else "nothing (npm is absent: digits instead of emoji)"
+        else "nothing (npm is missing: digits instead of emoji)"
     )
     minutes = "about 8 minutes on 2 cores" if profile == "full" else "about 3 minutes"
     say(f"vitline demo: downloads {npm}; 0.3 GB of disk below {local_dir(settings)}; 5 GB of memory; {minutes}.")
-    say("Finished stages are reused: run it again, or after Ctrl-C, and it goes on where it was.")
+    say("Finished stages are reused: after Ctrl-C, the same command resumes where it stopped.")
 
 
 def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: str, note: str, wall_s: float) -> None:
-    """The closing tables: stages against their budgets, scores against scratch and chance, and what to do next."""
+    """Prints the result: stages with their budgets, scores with control and chance, and links."""
     rows = [
         [s.stage, s.what, s.where, stage_time(s) + ("" if s.reused else f" of {console.duration(BUDGETS_S[s.stage])}")]
         for s in record.stages
@@ -112,13 +113,16 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
     if note:
         console.tell(note)
+    elif "overrides" not in record.request or not record.request["overrides"]:  # the pipeline that was recorded
+        for sentence in outside(scores):
+            console.tell(f"warning: {sentence} Please report the processor and the versions of torch and vitline.")
     errors = max(standard_error(score) for score in scores)
     console.tell(
         f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
     )
     names = [row["name"] for row in list_corpora(settings.root)]
     console.tell(
-        f"{coverage(names)}: `vitline vtab report` shows the paper's rows; any corpus with test split is a task."
+        f"{coverage(names)}: `vitline vtab report` shows the published rows; any corpus with a test split is a task."
     )
     reused = [s.stage for s in record.stages if s.reused]
     if reused:
@@ -128,13 +132,11 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.tell(f"Prefect: {page}")
     if settings.mlflow_tracking_uri:
         console.tell(f"MLflow: {settings.mlflow_tracking_uri}")
-    console.tell(
-        f"Whole run: {console.duration(wall_s)}. The stack stays up for you to look around; `make down` ends it."
-    )
+    console.tell(f"Whole run: {console.duration(wall_s)}. The stack stays up; `make down` stops it.")
 
 
 def local_copy(settings: Settings, record: PipelineRecord) -> Path:
-    """The report as a file of this machine, which any browser opens."""
+    """The report as a local file, which any browser opens."""
     path = local_dir(settings) / "reports" / f"{record.key}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(open_store(settings.root).read(f"reports/{record.key}.html"))

@@ -2,30 +2,41 @@
 
     .venv/bin/python tests/benchmarks/demo_seeds.py [--seeds 0 1 2]
 
-Settings are chosen on validation, for every seed and start anew. Prints a table with every run, the paired difference
-with its standard error over seeds, and a logistic regression on 16 x 16 pixels as the ruler that needs no network.
-Takes about six minutes a seed on two cores; finished stages are reused, those
-of `make demo` too where its stack is up.
+Settings are chosen on validation, for every seed and init anew. Prints a table with every run, the paired difference with its
+standard error over seeds, and a logistic regression on 16 x 16 pixels, which needs no network. Adds what it measured to
+flows/reports/demo_scores.json, from which `figures.py` writes the tables of the documents. Takes about six minutes a seed on two
+cores; finished stages are reused, those of `make demo` too where its stack is up.
 """
 
 import argparse
-import statistics
+import json
+import os
+import platform
+import re
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from data_prep.decode import decode
 from data_prep.shard_format import ShardReader, load_manifest
-from flows import console
 from flows.commands.stack_commands import join_stack
 from flows.end_to_end import pretrain_then_transfer
+from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, init_of, measurements
 from flows.requests.forms import PipelineRequest
 from flows.requests.resolve import resolve_pipeline
 from flows.stages.engines import open_engines
+from infra.provenance import versions
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.config import AugmentConfig
+from vit.vtab.evaluate import Score
+
+sys.path.insert(0, str(Path(__file__).parent))
+from figures import tables
 
 
 def pixels_of(corpus_uri: str, split: str) -> tuple[np.ndarray, np.ndarray]:
@@ -51,38 +62,47 @@ def logistic_regression(corpus_uri: str) -> float:
     return float(LogisticRegression(C=best, max_iter=5000).fit(*both).score(*test))
 
 
+def machine() -> str:
+    """Class of this processor: scores differ between kinds of kernels, not between machines of one kind."""
+    import torch
+
+    names = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text()) or [platform.processor()]
+    return f"{names[0].strip()}, kernels {torch.backends.cpu.get_cpu_capability()}, {os.cpu_count()} cores"
+
+
+def record(scores: list[Score], baselines: dict[str, float]) -> Measurement:
+    """Adds what was measured to the file that documents and the demo read."""
+    found = Measurement(
+        commit=str(versions().get("commit", ""))[:12],
+        date=datetime.now(UTC).date().isoformat(),
+        machine=machine(),
+        scores=tuple(
+            RecordedScore(task=s.task, seed=s.seed, init=init_of(s), top1=s.value, peak_lr=s.chosen["peak_lr"])
+            for s in sorted(scores, key=lambda s: (s.task, s.seed, s.model_digest is None))
+        ),
+        baselines=baselines,
+    )
+    before = measurements() if RECORDS.exists() else []
+    RECORDS.write_text(json.dumps([m.model_dump(mode="json") for m in (*before, found)], indent=1) + "\n")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     seeds = parser.parse_args().seeds
     join_stack(["demo-seeds"])
-    settings, scores = Settings(), {}
+    settings = Settings()
+    scores: list[Score] = []
     with open_engines(settings) as engines:
         for seed in seeds:
             plan = resolve_pipeline(settings.root, PipelineRequest(seed=seed))
             result = pretrain_then_transfer(plan, engines)
-            for score in result.scores:
-                scores[score.task, seed, score.model_digest is not None] = score
-    tasks = sorted({task for task, _, _ in scores})
-    corpora = {c.manifest.name: c.uri for c in result.corpora}
-    for task in tasks:
-        rows, differences = [], []
-        for seed in seeds:
-            model, scratch = scores[task, seed, True], scores[task, seed, False]
-            differences.append(100 * (model.value - scratch.value))
-            rows.append(
-                [
-                    str(seed),
-                    console.percent(model.value),
-                    console.percent(scratch.value),
-                    f"{differences[-1]:+.1f}",
-                    f"{model.chosen['peak_lr']:g} / {scratch.chosen['peak_lr']:g}",
-                ]
-            )
-        error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else float("nan")
-        console.table(task, ["seed", "pre-trained", "from scratch", "difference", "lr chosen"], rows, right=(1, 2, 3))
-        console.tell(f"difference {statistics.mean(differences):+.1f} points, standard error over seeds {error:.1f}")
-        console.tell(f"logistic regression on 16 x 16 pixels: {console.percent(logistic_regression(corpora[task]))}\n")
+            scores += [score.model_copy(update={"seed": seed}) for score in result.scores]
+    uris = {corpus.manifest.name: corpus.uri for corpus in result.corpora}
+    baselines = {task: logistic_regression(uris[task]) for task in sorted({score.task for score in scores})}
+    for line in tables([record(scores, baselines)]):
+        print(line)
 
 
 if __name__ == "__main__":

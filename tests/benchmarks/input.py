@@ -26,7 +26,7 @@ from data_prep.decode import DecodePolicy, decode
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from infra.storage import open_store
 from vit.input.augment import inception_crop, train_draws, train_pixels
-from vit.input.batches import train_batches
+from vit.input.batches import Loading, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 
 
@@ -135,8 +135,8 @@ def pipeline_costs(
     """CPU-microseconds per image of one rank, planning and threads included, once all is cached."""
     corpus, manifest = icon_corpus(folder, icons)
     recipe = InputConfig(global_batch_size=64, num_lanes=32, shuffle_window=4, augment=augment)
-    given = {"seed": 0, "micro_batch_size": 64, "world_size": world_size, "decoded_cache_bytes": 2**28}
-    with train_batches(corpus, manifest, "train", recipe, **given) as batches:
+    loading = Loading(world_size=world_size, decoded_cache_bytes=2**28)
+    with train_batches(corpus, manifest, "train", recipe, seed=0, micro_batch_size=64, loading=loading) as batches:
         warm_up = 8 * len(icons) // 64
         for _ in range(warm_up):
             next(batches)
