@@ -1,17 +1,16 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Python 3.11 or newer, no root.
 PYTHON ?= python3
 BIN := .venv/bin
-# Two processes; where servers are started, the tests that join the stack share one of them (tests/conftest.py).
-SIDE_BY_SIDE := -n 2 --dist loadscope --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest
+# Two processes. Threads of both would wait for each other at every barrier.
 BY_FILE := -n 2 --dist loadfile
-# Threads of both would wait for each other at every barrier.
-test test-stack test-slow test-portable: export OMP_NUM_THREADS := 1
+test test-stack test-slow test-servers test-portable: export OMP_NUM_THREADS := 1
 # The tests that compute with networks; what else there is has no kernels to choose.
-COMPUTES := $(addprefix tests/vit/,test_published.py test_train.py test_run.py test_inspection.py models vtab)
+COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspection models training vtab)
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: demo up down install test test-stack test-slow test-portable lint clean
+.PHONY: demo up down install test test-stack test-slow test-servers on-the-stack beside-the-stack test-portable lint docs clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -27,23 +26,38 @@ install:  ## .venv with what the product and the demo need
 
 test:  ## the fast tests, which need no server
 	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest $(BY_FILE) -m "not slow and not servers"
+	@$(PYTEST) $(BY_FILE) -m "not slow and not stack and not servers"
 
-test-stack:  ## what joins the local stack or starts servers of its own
-	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "servers and not slow"
+# Tests that share one stack run in one process, one after the other; those with servers of their own beside them.
+test-stack:  ## the tests that use the local stack or start servers of their own
+	@$(MAKE) --no-print-directory test-servers WHICH="not slow"
 
-test-slow:  ## real clusters, kills and what takes long
+test-slow:  ## kills, long runs and long fuzzing
+	@$(MAKE) --no-print-directory test-servers WHICH=slow
+
+WHICH := servers or slow or stack
+test-servers:  ## both, with one stack
 	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m slow --timeout 900 --durations 25
+	@$(MAKE) -j2 --keep-going --no-print-directory on-the-stack beside-the-stack WHICH="$(WHICH)"
+
+on-the-stack:
+	@$(PYTEST) -m "stack and ($(WHICH))" --timeout 900 --durations 15
+
+beside-the-stack:
+	@$(PYTEST) -m "not stack and (servers or slow) and ($(WHICH))" --timeout 900 --durations 15
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
 	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --other-rounding -k "not on_ray" $(COMPUTES)
+	@$(PYTEST) $(BY_FILE) --other-rounding -m "not slow and not stack and not servers" $(COMPUTES)
 
 lint:  ## style and types
 	@$(PYTHON) infra/local/install.py dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs:  ## the documentation as a site, in build/site; a broken link is an error
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/mkdocs build --strict
 
 clean: down  ## everything that was made here: environment, store, logs
 	rm -rf .venv .vitline

@@ -31,7 +31,7 @@ def test_what_lives_at_this_second_decides_nothing(asked, workers, alive, most, 
 
 
 def test_gpus_that_can_never_come_are_not_waited_for():
-    with pytest.raises(ValueError, match=r"asks for 2 GPUs, but this cluster can have at most 1\. .*num_workers"):
+    with pytest.raises(ValueError, match=r"needs 2 GPUs, but this cluster can have at most 1\. .*num_workers"):
         choose_devices("cuda", 2, 0, 1.0)
 
 
@@ -66,6 +66,7 @@ driver.fit(sys.argv[1], 1, TrainConfig.model_validate_json(sys.argv[2]), sys.arg
 
 
 @pytest.mark.slow
+@pytest.mark.servers
 def test_a_gpu_that_comes_later_is_waited_for_and_used(train_config, tmp_path):
     from ray.cluster_utils import Cluster
 

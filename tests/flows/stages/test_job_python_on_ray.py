@@ -1,4 +1,4 @@
-"""Jobs on a Ray that was started by another Python, from another path: which Python runs them, and what it has to have."""
+"""Jobs on a Ray that was started by another Python at another path: which Python runs them, and which versions it needs."""
 
 import subprocess
 import sys
@@ -13,23 +13,23 @@ from flows.stages.stage import StageFailed
 from infra.local.ray_node import LocalRay
 from infra.settings import Settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
-    """A prefix of its own, whose `python` finds the same packages."""
+    """A virtual environment of its own, whose `python` finds the same packages."""
     prefix = tmp_path_factory.mktemp("elsewhere")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
     packages = next(prefix.glob("lib/python3*/site-packages"))
-    # What an editable install puts on the path comes by a .pth file of ours, which only `site` reads.
+    # An editable install adds its path by a .pth file in our site-packages, which only `site` reads.
     (packages / "same.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
     return prefix, packages
 
 
 @pytest.fixture(scope="module")
 def foreign(elsewhere, tmp_path_factory):
-    """The environment of those who use a cluster that somebody else has started, with another Python than ours."""
+    """The environment to use a cluster that was started by another Python than ours."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(elsewhere[0] / "bin" / "python"))
         started = LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=2, object_store_bytes=150_000_000).__enter__()
@@ -39,7 +39,7 @@ def foreign(elsewhere, tmp_path_factory):
 
 @pytest.fixture
 def train(foreign, train_config, root, tmp_path, monkeypatch):
-    """train(name, python): the cluster's answer to a training of a few steps; `python` is VITLINE_JOB_PYTHON."""
+    """train(name, python): state and log of a training of a few steps; `python` is VITLINE_JOB_PYTHON."""
 
     for name, value in foreign.items():
         monkeypatch.setenv(name, value)
@@ -60,15 +60,15 @@ def test_the_python_of_the_cluster_runs_the_job(train, elsewhere):
     assert f"python={elsewhere[0] / 'bin' / 'python'}" in log
 
 
-def test_a_python_that_is_named_and_lacks_vitline_is_refused_with_what_to_set(train, tmp_path):
+def test_a_job_python_without_vitline_fails_with_the_variable_to_set(train, tmp_path):
     for python in (str(tmp_path / "nowhere" / "python"), str(Path(sys.base_prefix) / "bin" / "python3")):
         with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused:
             train(f"named-{len(python)}", python)
         assert python in str(refused.value)
 
 
-def test_other_versions_are_named_before_any_work(train, elsewhere):
-    other = elsewhere[1] / "torch-99.0.dist-info"  # a checkout's own metadata of vitline would stand before this
+def test_other_versions_are_named_before_the_training_starts(train, elsewhere):
+    other = elsewhere[1] / "torch-99.0.dist-info"  # not vitline's: the metadata of a checkout would take precedence
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     try:

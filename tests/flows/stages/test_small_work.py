@@ -1,15 +1,12 @@
-"""Small corpora are prepared without a cluster: by a child process that is claimed, followed and stopped as a job."""
+"""Small corpora are prepared without a cluster, by a child process that is claimed, followed and stopped like a job."""
 
-import io
 import os
 import signal
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep import small_work
 from data_prep.config import ClassFolders, CorpusConfig
@@ -20,15 +17,15 @@ from flows.stages import engines
 from infra.config import replace
 from infra.storage import open_store
 
+from ...pictures import noise
+
 
 @pytest.fixture
 def folder(tmp_path):
     for i in range(40):
         path = tmp_path / "birds" / ("owl", "wren")[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = io.BytesIO()
-        Image.fromarray(np.random.default_rng(i).integers(0, 256, (20, 20, 3), dtype=np.uint8)).save(file, "PNG")
-        path.write_bytes(file.getvalue())
+        path.write_bytes(noise(i, (20, 20)))
     return tmp_path / "birds"
 
 
@@ -43,7 +40,7 @@ def request_for(folder):
     return CorpusConfig(name="birds", source=ClassFolders(path=str(folder)))
 
 
-def test_a_small_corpus_is_prepared_without_ray_and_is_the_same(vitline, folder, no_ray, tmp_path):
+def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, folder, no_ray, tmp_path):
     root = str(tmp_path / "store")
     code, out, err = vitline("data", "prep", "--source", folder, "--name", "birds", "--root", root)
     assert code == 0, err
@@ -52,16 +49,16 @@ def test_a_small_corpus_is_prepared_without_ray_and_is_the_same(vitline, folder,
     assert find_corpus(root, "birds").read_json("manifest.json")["digest"] == manifest.digest
 
 
-def test_what_is_wrong_with_a_small_source_is_one_sentence(vitline, folder, no_ray, tmp_path):
+def test_an_error_of_a_small_source_is_one_sentence(vitline, folder, no_ray, tmp_path):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")
     code, _, err = vitline("data", "prep", "--source", folder, "--name", "birds", "--root", tmp_path / "store")
     assert code != 0
-    assert "40 of 40 pictures are refused" in err
+    assert "40 of 40 images are refused" in err
     assert "Traceback" not in err
 
 
-def test_small_is_bounded_in_images_and_bytes(folder, tmp_path, monkeypatch):
+def test_small_work_is_limited_in_images_and_bytes(folder, tmp_path, monkeypatch):
     request, root = request_for(folder), open_store(str(tmp_path / "store"))
     assert is_small([request], root, one_machine=False)
     few = [replace(request, **{"execution.small_images": 39})]
@@ -101,19 +98,20 @@ def is_alive(pid):
 
 
 @pytest.mark.slow
-def test_a_killed_command_leaves_nothing_at_work_and_is_gone_on_with(vitline, folder, no_ray, tmp_path):
+@pytest.mark.servers
+def test_a_killed_command_leaves_no_process_and_the_same_command_resumes(vitline, folder, no_ray, tmp_path):
     root, environment = str(tmp_path / "store"), {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = ["data", "prep", "--source", str(folder), "--name", "birds", "--root", root]
     process = subprocess.Popen([sys.executable, "-m", "flows.cli", *command], env=environment, cwd=os.getcwd())
     while process.poll() is None and not any("/records-" in key for key in open_store(root).list()):
         time.sleep(0.01)
-    left = descendants(process.pid)
+    children = descendants(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait()
     deadline = time.monotonic() + 60
-    while any(map(is_alive, left)) and time.monotonic() < deadline:
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not any(map(is_alive, left))
+    assert not any(map(is_alive, children))
     code, out, err = vitline(*command)
     assert code == 0, err
     assert "40 of 40 in 2 classes" in " ".join(out.split())

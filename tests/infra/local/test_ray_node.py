@@ -14,7 +14,7 @@ from infra.local.processes import processes_with
 from infra.local.ray_node import LocalRay
 from infra.ray_jobs import RayJobs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
 # A driver that does not want to end: deaf to SIGTERM, with a child in a session of its own that is deaf, too.
 STUBBORN = """

@@ -1,0 +1,117 @@
+"""The servers that tests start once, and Prefect's API as its pages use it."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+
+from flows.records import PipelineRecord
+
+
+class RunningStack(NamedTuple):
+    """The servers of this test run: where they keep their things, and what a process needs to use them."""
+
+    directory: Path
+    log_dir: Path
+    env: dict[str, str]
+
+
+class Patient(httpx.HTTPTransport):
+    """Asks again after a 503, by which Prefect says that its SQLite was busy; as Prefect's own client does."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        for wait_s in (0.2, 0.5, 1, 2, 4):
+            response = super().handle_request(request)
+            if response.status_code != 503:
+                return response
+            response.close()
+            time.sleep(wait_s)
+        return super().handle_request(request)
+
+
+class FlowRuns:
+    """Prefect's API as its UI uses it, with the flows registered; flow runs by their ids."""
+
+    def __init__(self, url: str):
+        self.api = httpx.Client(base_url=url, timeout=60, transport=Patient())
+
+    def post(self, deployment: str, parameters: dict, **run) -> httpx.Response:
+        """The answer to `create_flow_run`; `run` holds fields of the run itself, such as its name."""
+        found = self.api.get(f"/deployments/name/{deployment}").raise_for_status().json()
+        return self.api.post(f"/deployments/{found['id']}/create_flow_run", json={"parameters": parameters, **run})
+
+    def start(self, deployment: str, **request) -> str:
+        return self.post(deployment, {"request": request}).raise_for_status().json()["id"]
+
+    def find(self, run: str) -> dict:
+        return self.api.get(f"/flow_runs/{run}").raise_for_status().json()
+
+    def wait(self, run: str, until=lambda found: found["state_type"] in FINAL, timeout_s: float = 600) -> dict:
+        """The flow run once it has ended, or once `until` is true of it."""
+        deadline = time.monotonic() + timeout_s
+        while not until(found := self.find(run)):
+            assert time.monotonic() < deadline, f"{found['name']} is {found['state_name']}: {self.lines(run)}"
+            time.sleep(0.3)
+        return found
+
+    def cancel(self, run: str) -> None:
+        state = {"type": "CANCELLING", "name": "Cancelling"}
+        self.api.post(f"/flow_runs/{run}/set_state", json={"state": state}).raise_for_status()
+
+    def parts(self, run: str) -> list[dict]:
+        """Its subflows, as they began."""
+        wanted = {"flow_runs": {"parent_flow_run_id": {"any_": [run]}}, "sort": "START_TIME_ASC"}
+        return self.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()
+
+    def lines(self, run: str) -> list[str]:
+        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
+        return [line["message"] for line in self.api.post("/logs/filter", json=wanted).raise_for_status().json()]
+
+    def artifacts(self, run: str) -> dict[str, dict]:
+        """By key; the data of tables and links as text."""
+        wanted = {"artifacts": {"flow_run_id": {"any_": [run]}}}
+        found = self.api.post("/artifacts/filter", json=wanted).raise_for_status().json()
+        return {artifact["key"]: artifact for artifact in found}
+
+
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
+# A whole pipeline of a few steps, on digits, in the store of the stack.
+TINY = {
+    "name": "tiny",
+    "corpus": "digits-0-to-4",
+    "recipe": "digits",
+    "tasks": ["digits-5-to-9"],
+    "overrides": {
+        "recipe.total_steps": 6,
+        "recipe.optim.warmup_steps": 1,
+        "execution.save_every_steps": 3,
+        "execution.log_every_steps": 1,
+        "protocol.total_steps": 3,
+        "protocol.warmup_steps": 1,
+        "protocol.learning_rates": [0.03, 0.1],
+    },
+}
+
+
+@contextlib.contextmanager
+def environment_of(stack):
+    """The stack's environment, also for a Prefect that was imported before."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in stack.env.items():
+            patch.setenv(name, value)
+        from prefect.context import refresh_global_settings_context
+
+        refresh_global_settings_context()
+        yield
+    refresh_global_settings_context()
+
+
+class Pipelines(NamedTuple):
+    """Flow runs of the tiny pipeline: two that were started at once, one of them Skipped, and the record of the other."""
+
+    worked: str
+    skipped: str
+    record: PipelineRecord

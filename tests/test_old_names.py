@@ -1,0 +1,44 @@
+"""Names that running stacks, stored models and users hold go on working for a release after what they name has moved."""
+
+import importlib
+import subprocess
+import sys
+from importlib.metadata import entry_points
+
+import pytest
+
+MOVED = {
+    "vit.registry_model": ("_load_pyfunc", "vit.serving.registry_model"),
+    "vit.serving": ("load_served", "vit.serving.mlflow_model"),
+    "infra.tracking": ("serve_images", "infra.mlflow.tracking"),
+    "flows.ship_left": ("main", "flows.to_mlflow.ship_left"),
+}
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_an_old_name_is_the_new_thing(old):
+    name, new = MOVED[old]
+    assert getattr(importlib.import_module(old), name) is getattr(importlib.import_module(new), name)
+
+
+@pytest.mark.parametrize(
+    "module", ["data_prep.prepare", "vit.ray_train", "vit.ray_workers", "flows.worker", "flows.ship_left", "flows.cli"]
+)
+def test_a_module_that_is_started_by_name_can_be(module):
+    """Entrypoints of Ray jobs, services of a stack and the command."""
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_and_the_plugin_are_registered():
+    (command,) = entry_points(group="console_scripts", name="vitline")
+    (plugin,) = entry_points(group="mlflow.request_header_provider", name="vitline")
+    assert callable(command.load())
+    assert callable(plugin.load())
+
+
+def test_flows_keep_the_entrypoints_that_deployments_were_registered_with():
+    from flows import deployed
+
+    names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow", "compare_runs")
+    assert all(callable(getattr(deployed, name)) for name in names)
