@@ -1,4 +1,4 @@
-"""What lies below a root: corpora, runs, models, as plain dicts for tables and `--json`. Reads small files only."""
+"""Lists corpora, runs and models below a root, as plain dicts for tables and `--json`. Reads small files only."""
 
 import os
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from data_prep.find_corpus import prepared_corpora
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_class_names, load_manifest
 from flows import console
-from flows.records import PipelineRecord, list_run_keys
+from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_json_or_none, read_pipeline
 from flows.run_standing import AT_WORK, PROGRESS, attempts_of, standing
 from infra.names import there_are
 from infra.runs.journal import read_journal
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 def list_corpora(root: str) -> list[Row]:
-    """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; of a view what it is of."""
+    """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; for a subset also its origin."""
     rows = []
     for corpus, manifest in prepared_corpora(open_store(root)):
         rows.append(
@@ -46,30 +46,30 @@ def list_corpora(root: str) -> list[Row]:
 
 
 def num_segments(manifest: Manifest) -> int:
-    """How often images were put into the corpus: once, and for every addition."""
+    """How often images were written to the corpus: once, and once for every addition."""
     return len({segment.name for split in manifest.splits.values() for segment in split.segments})
 
 
 def made_of(manifest: Manifest) -> str:
-    """A view or an addition as people read it; nothing of a corpus that stands by itself."""
-    if view := manifest.provenance.get("view_of"):
-        return f"first {view['take']:,} of {view['split']} of {view['version']}"
+    """What a subset or an extended corpus was made of; empty for any other corpus."""
+    if origin := manifest.provenance.get("view_of"):
+        return f"first {origin['take']:,} of {origin['split']} of {origin['version']}"
     if added := manifest.provenance.get("added_to"):
         return f"{added['version']} and segment {num_segments(manifest)}"
     return ""
 
 
 def find_corpus(root: str, name: str) -> Store:
-    """The corpus `NAME`, `NAME/VERSION` or a URI; of several versions the newest by its own record, views left out:
-    those are named by their versions.
+    """The corpus of a `NAME`, `NAME/VERSION` or URI. A `NAME` means the newest version that is not a subset; a subset is
+    named by its version.
 
-    Raises ValueError that lists the corpora there are.
+    Raises ValueError that lists the corpora.
     """
     if is_location(name):
         store = open_store(os.path.expanduser(name))
         if not store.exists(MANIFEST_KEY):
             raise ValueError(
-                f"There is no corpus at {store.uri}: {MANIFEST_KEY} is absent. `vitline data prep` makes one."
+                f"There is no corpus at {store.uri}: {MANIFEST_KEY} is missing. `vitline data prep` prepares one."
             )
         return store
     every = prepared_corpora(open_store(root))
@@ -78,11 +78,11 @@ def find_corpus(root: str, name: str) -> Store:
         if of_that_name or name == f"{manifest.name}/{manifest.version}":
             return corpus
     known = there_are(name, {manifest.name for _, manifest in every})
-    raise ValueError(f"There is no corpus {name!r} below {root}; {known} `vitline data prep` makes one.")
+    raise ValueError(f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one.")
 
 
 def show_corpus(corpus: Store) -> Row:
-    """The manifest with class names."""
+    """The manifest of a corpus with its class names."""
     manifest = load_manifest(corpus)
     return {
         "uri": corpus.uri,
@@ -94,45 +94,41 @@ def show_corpus(corpus: Store) -> Row:
 
 
 def segment_text(segment: Row) -> str:
-    """A segment of a manifest as people read it: `train/s000, 50 rows in 3 shards`."""
-    told = f"{segment['split']}/{segment['name']}, {segment['num_rows']:,} rows in {segment['num_shards']:,} shards"
+    """A segment of a manifest as text: `train/s000, 50 rows in 3 shards`."""
+    text = f"{segment['split']}/{segment['name']}, {segment['num_rows']:,} rows in {segment['num_shards']:,} shards"
     if segment["rows_left_out"]:
-        told += f", whose last {segment['rows_left_out']:,} rows are left out"
-    return told + (f", of version {segment['version']}" if segment["version"] else "")
+        text += f", whose last {segment['rows_left_out']:,} rows are left out"
+    return text + (f", of version {segment['version']}" if segment["version"] else "")
 
 
 class FoundStats(NamedTuple):
-    """The statistics of a corpus; of a view those of the corpus that it shows a part of, which `of` names."""
+    """The statistics of a corpus, and the corpus that they describe: for a subset the one it was taken from."""
 
     stats: "CorpusStats"
     of: str
 
 
 def corpus_stats(corpus: Store) -> FoundStats | None:
-    """What stats.json says; None for a corpus of before there was one."""
-    from data_prep.corpus_stats import STATS_KEY, CorpusStats  # a heavy room, and most ask for names only
+    """The content of stats.json; None for a corpus of an early version that wrote none."""
+    from data_prep.corpus_stats import STATS_KEY, CorpusStats  # a heavy import, which most callers do not need
 
     manifest = load_manifest(corpus)
-    while view := manifest.provenance.get("view_of"):
-        corpus = open_store(f"{corpus.uri.rpartition('/')[0]}/{view['version']}")
+    while origin := manifest.provenance.get("view_of"):
+        corpus = open_store(f"{corpus.uri.rpartition('/')[0]}/{origin['version']}")
         manifest = load_manifest(corpus)
-    try:
-        found = corpus.read_json(STATS_KEY)
-    except FileNotFoundError:
-        return None
-    return FoundStats(CorpusStats.from_json(found), f"{manifest.name}/{manifest.version}")
+    found = read_json_or_none(corpus, STATS_KEY)
+    return FoundStats(CorpusStats.from_json(found), f"{manifest.name}/{manifest.version}") if found else None
 
 
 def list_pipelines(root: str) -> list[PipelineRecord]:
     """Every pipeline, newest first."""
     store = open_store(root)
-    keys = [key for key in store.list("pipelines/") if key.endswith(".json") and key.count("/") == 1]
-    records = [PipelineRecord.model_validate(store.read_json(key)) for key in keys]
+    records = [read_pipeline(store, key) for key in list_pipeline_keys(store)]
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
 def list_runs(root: str) -> list[Row]:
-    """Every run, newest first: key, stage, state, step, what it does now, scores, URI."""
+    """Every run, active ones first, then newest first: key, stage, state, progress, score, URI."""
     store = open_store(root)
     keys: dict[str, list[str]] = {}
     for key in store.list("runs/"):
@@ -142,24 +138,23 @@ def list_runs(root: str) -> list[Row]:
         for run, found in keys.items()
         if f"runs/{run}/config.json" in found
     ]
-    return sorted(rows, key=newest_first)
+    return sorted(rows, key=active_then_newest)
 
 
 def list_work(root: str) -> list[Row]:
-    """Every run and every pipeline, such as a night: what is at work first, then from new to old. What a pipeline does now
-    is what its part does."""
+    """Every run and pipeline, active ones first, then newest first. The progress of a pipeline is that of its active run."""
     rows = list_runs(root)
     for record in list_pipelines(root):
         row = pipeline_row(open_store(root), record)
-        parts = [part for part in rows if part["pipeline"] == record.key and part["state"] in AT_WORK]
-        if row["state"] == "running" and parts:
-            row |= {name: parts[0][name] for name in PROGRESS if name in parts[0]}
-            row |= {"part": parts[0]["stage"], "at_work": parts[0]["run"]}
+        active = [run for run in rows if run["pipeline"] == record.key and run["state"] in AT_WORK]
+        if row["state"] == "running" and active:
+            row |= {name: active[0][name] for name in PROGRESS if name in active[0]}
+            row |= {"part": active[0]["stage"], "at_work": active[0]["run"]}
         rows.append(row)
-    return sorted(rows, key=newest_first)
+    return sorted(rows, key=active_then_newest)
 
 
-def newest_first(row: Row) -> tuple[bool, float]:
+def active_then_newest(row: Row) -> tuple[bool, float]:
     return row["state"] not in AT_WORK, -(row["updated_at"] or 0)
 
 
@@ -179,36 +174,37 @@ def pipeline_row(root: Store, record: PipelineRecord) -> Row:
 
 def run_row(root: Store, run: Store, attempts: int) -> Row:
     config, state = run.read_json("config.json"), read_state(run)
-    training, said = config.get("config"), state or {}
+    training, written = config.get("config"), state or {}
     now = standing(root, run, config, state, attempts)
-    # One that has ended is of no pipeline that is at work.
+    # Only the pipeline of an active run is needed.
     submitted = run.read_json(f"attempts/a{attempts}.json") if now["state"] in AT_WORK and attempts else {}
     return {
         "run": config["run_key"],
         "stage": training["stage"] if training else "prepare" if "requests" in config else "evaluate",
         "step": None,
         **now,
-        "val_top1": said.get("val_top1"),
-        "reason": said.get("reason"),
-        "model": said.get("model"),
-        "updated_at": submitted.get("started_at") if now["state"] == "waiting" else said.get("updated_at"),
+        "val_top1": written.get("val_top1"),
+        "reason": written.get("reason"),
+        "model": written.get("model"),
+        "updated_at": submitted.get("started_at") if now["state"] == "waiting" else written.get("updated_at"),
         "pipeline": submitted.get("origin", {}).get("pipeline"),
         "uri": run.uri,
     }
 
 
 def find_run(root: str, key: str) -> Store:
-    """A run by key or by the start of it. Raises ValueError for none and for several."""
-    keys = [run for run in list_run_keys(open_store(root)) if run.startswith(key)]
-    exact = [k for k in keys if k == key] or keys
-    if len(exact) != 1:
-        what = f"matches {', '.join(exact)}" if exact else f"is no run below {root}; `vitline runs ls` lists them"
-        raise ValueError(f"{key!r} {what}.")
-    return open_store(root).child(f"runs/{exact[0]}")
+    """The run whose key is, or begins with, `key`. Raises ValueError if there is none or several."""
+    matching = [run for run in list_run_keys(open_store(root)) if run.startswith(key)]
+    found = [run for run in matching if run == key] or matching
+    if not found:
+        raise ValueError(f"There is no run {key!r} below {root}; `vitline runs ls` lists them.")
+    if len(found) > 1:
+        raise ValueError(f"{key!r} matches {', '.join(found)}. Give more characters of the key.")
+    return open_store(root).child(f"runs/{found[0]}")
 
 
 def show_run(root: str, run: Store) -> Row:
-    """Config, how it stands and the last value of every metric."""
+    """State, config and the last value of every metric of a run."""
     last: dict[str, float] = {}
     for record in read_journal(run):
         last[record.key] = record.value
@@ -217,7 +213,7 @@ def show_run(root: str, run: Store) -> Row:
 
 
 def show_work(root: str, key: str) -> Row:
-    """A run or a pipeline, by key or by the start of it. Raises ValueError for none and for several."""
+    """The run or pipeline whose key is, or begins with, `key`. Raises ValueError if there is none or several."""
     pipelines = [record for record in list_pipelines(root) if record.key.startswith(key)]
     if len(pipelines) != 1 or key in list_run_keys(open_store(root)):
         return show_run(root, find_run(root, key))
@@ -227,7 +223,7 @@ def show_work(root: str, key: str) -> Row:
 
 
 def list_models(root: str) -> list[Row]:
-    """Every published model, each name's versions from old to new: name, version, digest, classes, where it came from, URI."""
+    """Every published model, the versions of each name from old to new: name, version, digest, classes, run, URI."""
     store = open_store(root)
     rows = []
     for key in store.list("models/"):
@@ -249,12 +245,14 @@ def list_models(root: str) -> list[Row]:
 
 
 def find_model(root: str, name: str, say: Callable[[str], None] = console.say) -> str:
-    """URI of the model `NAME`, `NAME/VERSION`, `NAME@ALIAS` of MLflow's registry, or a URI. Of several versions the newest,
-    which is said. Raises ValueError that lists the models there are."""
+    """URI of the model of a `NAME`, `NAME/VERSION`, URI, or `NAME@ALIAS` of MLflow's registry. A `NAME` with several versions
+    means the newest; `say` gets a line about that. Raises ValueError that lists the models."""
     if is_location(name):
         store = open_store(os.path.expanduser(name))
         if not store.exists("config.json"):
-            raise ValueError(f"There is no published model at {store.uri}. `vitline model ls` lists those there are.")
+            raise ValueError(
+                f"There is no published model at {store.uri}. `vitline model ls` lists the published models."
+            )
         return store.uri
     if "@" in name:
         return aliased_model(root, name, say)
@@ -268,17 +266,17 @@ def find_model(root: str, name: str, say: Callable[[str], None] = console.say) -
 
 
 def aliased_model(root: str, name: str, say: Callable[[str], None]) -> str:
-    """URI of the model that carries an alias in MLflow's registry, as `birds@candidate`. Raises ValueError for an alias that
-    nobody has set, and where there is no MLflow."""
+    """URI of the model that has an alias in MLflow's registry, such as `birds@candidate`. Raises ValueError if there is no such
+    alias or no MLflow server."""
     model, _, alias = name.partition("@")
     uri = Settings().mlflow_tracking_uri
     if uri is None:
-        raise ValueError(f"{name!r} names an alias of MLflow's registry, and MLFLOW_TRACKING_URI is not set.")
-    from infra.mlflow.tracking import Tracking  # only here: it imports MLflow
+        raise ValueError(f"{name!r} is an alias of MLflow's registry, but MLFLOW_TRACKING_URI is not set. Set it.")
+    from infra.mlflow.tracking import Tracking  # imported here because it imports MLflow
 
     found = Tracking(uri).aliased(model, alias)
     if found is None:
         known = ", ".join(f"{row['name']}/{row['version']}" for row in list_models(root)) or "none yet"
-        raise ValueError(f"MLflow's registry at {uri} has no {name!r}; published below {root} are: {known}.")
+        raise ValueError(f"MLflow's registry at {uri} has no {name!r}; the models published below {root} are: {known}.")
     say(f"{name} is {'/'.join(found.rstrip('/').split('/')[-2:])}")
     return find_model(root, found)

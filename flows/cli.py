@@ -1,4 +1,4 @@
-"""The console command `vitline`. Every room is imported on use, so that `--help` answers at once."""
+"""The console command `vitline`. Modules are imported when they are needed, so that `--help` answers at once."""
 
 import itertools
 import sys
@@ -23,9 +23,9 @@ app = typer.Typer(
 )
 
 
-def print_version(asked: bool) -> None:
+def print_version(requested: bool) -> None:
     """Print the version and, where the code is a git checkout, the commit; then exit."""
-    if not asked:
+    if not requested:
         return
     from importlib.metadata import version
 
@@ -60,7 +60,7 @@ runs = group("runs", "Runs: list, show, compare.")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
 app.add_typer(model_commands.app, name="model")
 app.add_typer(stack_commands.app, name="stack")
-ops = group("ops", "The state of this machine and of what it is connected to.")
+ops = group("ops", "Operations: check this machine and its services, reconcile, collect garbage, preempt.")
 
 
 @app.command()
@@ -90,12 +90,12 @@ def run(
     name: Annotated[str, typer.Option(help="Name of the corpus and of the model: lower case, digits, dashes.")],
     root: Root = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Optimizer steps; default: passes that suit the number of pictures.")
+        int | None, typer.Option(min=1, help="Optimizer steps; default: chosen from the number of pictures.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Start without asking.")] = False,
     json: Json = False,
 ) -> None:
-    """Your own pictures: prepare a folder, pre-train a network that suits their number, score it on held-out ones.
+    """Prepare a folder of your own pictures, pre-train a network that suits their number, evaluate it on held-out ones.
 
     Example: `vitline run --source ~/pictures/birds --name birds`
     """
@@ -112,7 +112,7 @@ def pretrain_plan(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """What a pre-training would cost, before anything is spent.
+    """Show what a pre-training would cost, without starting it.
 
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
@@ -124,7 +124,7 @@ def pretrain_plan(
 
 @pretrain_app.command("recipes")
 def pretrain_recipes(json: Json = False) -> None:
-    """The recipes there are. Example: `vitline pretrain recipes`"""
+    """List the recipes. Example: `vitline pretrain recipes`"""
     from vit.recipes import RECIPES
 
     rows = [{"recipe": name, "what": recipe.what} for name, recipe in RECIPES.items()]
@@ -139,7 +139,7 @@ def pretrain_run(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Pre-train, or resume, or return what is finished: the same request finds the same run.
+    """Pre-train on a corpus. The same request finds the same run: it resumes, or is reused when it is finished.
 
     Example: `vitline pretrain run --corpus birds --recipe vit-s16-i21k`
     """
@@ -156,7 +156,7 @@ def finetune_run(
     protocol: Annotated[
         str | None,
         typer.Option(
-            help="Steps, batch, resolution, crop and schedule as of this protocol, such as vit-paper-transfer."
+            help="Take steps, batch, resolution, crop and schedule from this protocol, such as vit-paper-transfer."
         ),
     ] = None,
     steps: Annotated[
@@ -183,16 +183,16 @@ def finetune_run(
     from flows.requests.overrides import parse_overrides
     from flows.requests.resolve import resolve_finetune
 
-    asked: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
-    asked |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
-    request = FinetuneRequest.model_validate(asked)
+    fields: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
+    fields |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}
+    request = FinetuneRequest.model_validate(fields)
     chosen = settings(root)
     train_and_show(chosen, resolve_finetune(chosen.root, request), as_json=json)
 
 
 @runs.command("ls")
 def runs_ls(root: Root = None, json: Json = False) -> None:
-    """Every run and pipeline, what is at work first, then newest first: state, step, rate, time left, score.
+    """List runs and pipelines, active ones first, then newest first: state, step, rate, time left, score.
 
     Example: `vitline runs ls`
     """
@@ -208,9 +208,11 @@ def runs_ls(root: Root = None, json: Json = False) -> None:
 
 @runs.command("show")
 def runs_show(
-    key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False
+    key: Annotated[str, typer.Argument(help="Key of a run or pipeline, or its first characters")],
+    root: Root = None,
+    json: Json = False,
 ) -> None:
-    """How a run or pipeline stands, its last metrics and its config. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
+    """Show the state, last metrics and config of a run or pipeline. Example: `vitline runs show emoji-0a1b2c3d4e5f`"""
     from flows.catalog import show_work
     from flows.run_standing import for_people
 
@@ -222,20 +224,20 @@ def runs_show(
 def runs_compare(
     keys: Annotated[
         list[str] | None,
-        typer.Argument(help="Keys of pipelines or runs, or starts of them. Default: the newest pipelines."),
+        typer.Argument(help="Keys of pipelines or runs, or their first characters. Default: the newest pipelines."),
     ] = None,
-    newest: Annotated[int, typer.Option(min=2, help="How many of the newest pipelines, where no keys are given.")] = 7,
+    newest: Annotated[int, typer.Option(min=2, help="Number of newest pipelines to compare without keys.")] = 7,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """What differs in the recipes of runs, and how they ended. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
+    """Compare the recipes and final metrics of runs. Example: `vitline runs compare emoji-0a1b emoji-9f8e`"""
     from flows.reports.compare_runs import compare_newest
 
     compared = compare_newest(settings(root).root, keys or [], newest)
     if json:
         console.emit(compared)
         return
-    for title, part in (("What differs", "differences"), ("How they ended", "metrics")):
+    for title, part in (("Differences", "differences"), ("Metrics", "metrics")):
         body = [[field, *(cell(v) for v in values)] for field, values in compared[part].items()]
         console.table(title, ["", *compared["runs"]], body)
 
@@ -244,12 +246,12 @@ def runs_compare(
 def runs_sync(
     keys: Annotated[
         list[str] | None,
-        typer.Argument(help="Keys of runs or pipelines, or starts of them. Default: all below the root."),
+        typer.Argument(help="Keys of runs or pipelines, or their first characters. Default: all below the root."),
     ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Send MLflow what it has not of finished and running runs: after it was away, or rebuilt. Safe to repeat.
+    """Send MLflow what it lacks of finished and running runs, as after an outage or a rebuild. Safe to repeat.
 
     Example: `vitline runs sync`
     """
@@ -259,9 +261,9 @@ def runs_sync(
     if json:
         console.emit(report._asdict())
     else:
-        console.tell(f"{len(report.sent)} sent, {len(report.unchanged)} were in MLflow already.")
+        console.tell(f"{len(report.sent)} sent, {len(report.unchanged)} already in MLflow.")
         if report.deleted:
-            console.tell(f"Deleted in MLflow by somebody, and left so: {', '.join(report.deleted)}.")
+            console.tell(f"Deleted in MLflow by a user and not sent again: {', '.join(report.deleted)}.")
         for why in dict.fromkeys(report.left.values()):
             console.say(f"not sent: {', '.join(key for key, reason in report.left.items() if reason == why)}: {why}")
     if report.left:
@@ -270,22 +272,26 @@ def runs_sync(
 
 @flows_app.command("deploy")
 def flows_deploy(
-    nightly: Annotated[bool, typer.Option("--nightly", help="New schedules are active at once.")] = False,
+    nightly: Annotated[bool, typer.Option("--nightly", help="Activate new schedules at once.")] = False,
     pool: Annotated[
-        str | None, typer.Option("--pool", help="Work pool of all deployments. Default: what each has, or vitline.")
+        str | None,
+        typer.Option(
+            "--pool",
+            help="Work pool of all deployments. Default: each keeps its own; new ones use that of the others, or vitline.",
+        ),
     ] = None,
     job_variable: Annotated[
         list[str] | None,
         typer.Option(
             "--job-variable",
-            help="What the pool's jobs get: `--job-variable image=vitline:1`, values as JSON or text. Repeatable; others "
-            "stay. Prefect shows them: no place for secrets.",
+            help="Set a variable of the pool's jobs: `--job-variable image=vitline:1`, the value as JSON or text. "
+            "Repeatable; other variables stay. Prefect shows them, so they must hold no secrets.",
         ),
     ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Register every flow with its form at the Prefect server of $PREFECT_API_URL; what people have edited there stays.
+    """Register every flow with its form at the Prefect server of $PREFECT_API_URL; edits made in Prefect are kept.
 
     Example: `vitline flows deploy --pool gpus --job-variable namespace=training`
     """
@@ -305,7 +311,7 @@ def flows_deploy(
 
 @flows_app.command("ls")
 def flows_ls(root: Root = None, json: Json = False) -> None:
-    """The deployments there are, with what fills their forms. Example: `vitline flows ls`"""
+    """List the deployments and the values that fill their forms. Example: `vitline flows ls`"""
     from flows.on_prefect.deployments import DEPLOYMENTS
 
     rows = [{"deployment": d.full_name, "what": d.description, "filled in": d.request} for d in DEPLOYMENTS]
@@ -316,9 +322,9 @@ def flows_ls(root: Root = None, json: Json = False) -> None:
 def flows_trigger(
     deployment: Annotated[str, typer.Argument(help="FLOW/DEPLOYMENT; `vitline flows ls` lists them.")],
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="A field of the form: `--set seed=1`. Repeatable.")
+        list[str] | None, typer.Option("--set", help="Set a field of the form: `--set seed=1`. Repeatable.")
     ] = None,
-    wait: Annotated[bool, typer.Option(help="Follow the run to its end.")] = False,
+    wait: Annotated[bool, typer.Option(help="Follow the flow run to its end.")] = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
@@ -360,14 +366,14 @@ def ops_doctor(root: Root = None, json: Json = False) -> None:
 
 @ops.command("reconcile")
 def ops_reconcile(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
     quiet_minutes: Annotated[
-        float, typer.Option(min=0, help="Leave alone what showed a sign of life in this time.")
+        float, typer.Option(min=0, help="Leave alone what had a heartbeat within this time.")
     ] = 5.0,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """End what nobody follows any more, after kills and lost machines; send MLflow what it lacks. Safe to repeat.
+    """Bring what killed processes and lost machines left to an end state; send MLflow what it lacks. Safe to repeat.
 
     Example: `vitline ops reconcile --dry-run`
     """
@@ -375,18 +381,20 @@ def ops_reconcile(
 
     findings = reconcile_now(settings(root), dry_run=dry_run, quiet_minutes=quiet_minutes)
     rows = [finding._asdict() for finding in findings]
-    show_rows("findings", rows, ["subject", "problem", "action"], json, "Nothing disagrees.")
+    show_rows("findings", rows, ["subject", "problem", "action"], json, "No inconsistencies.")
 
 
 @ops.command("collect-garbage")
 def ops_collect_garbage(
-    delete: Annotated[bool, typer.Option("--delete", help="Delete it; otherwise it is only listed.")] = False,
-    older_than_days: Annotated[float, typer.Option(min=0, help="Touch nothing that is younger.")] = 7.0,
-    keep_checkpoints: Annotated[int, typer.Option(min=0, help="Newest checkpoints to keep of finished runs.")] = 1,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete the garbage; without it, only list it.")] = False,
+    older_than_days: Annotated[float, typer.Option(min=0, help="Keep everything younger than this.")] = 7.0,
+    keep_checkpoints: Annotated[
+        int, typer.Option(min=0, help="Number of newest checkpoints to keep of every finished run.")
+    ] = 1,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """List or delete what no reader wants: leftovers of killed writers, old checkpoints, working files of corpora.
+    """List or delete what is no longer needed: leftovers of killed writers, old checkpoints, work files of corpora.
 
     Example: `vitline ops collect-garbage --older-than-days 30`
     """
@@ -399,9 +407,9 @@ def ops_collect_garbage(
 
 @ops.command("preempt")
 def ops_preempt(
-    key: Annotated[str, typer.Argument(help="Run key, or the start of it")], root: Root = None, json: Json = False
+    key: Annotated[str, typer.Argument(help="Run key or its first characters")], root: Root = None, json: Json = False
 ) -> None:
-    """Ask a run at work to write a checkpoint and leave; whoever follows it, or asks for it again, goes on from there.
+    """Ask an active run to write a checkpoint and stop. The flow or command that follows it, or the same request, resumes it.
 
     Example: `vitline ops preempt emoji-0a1b2c3d4e5f`
     """
@@ -410,8 +418,8 @@ def ops_preempt(
     show_one(preempt(settings(root).root, key), json)
 
 
-def told(problem: Mapping[str, Any]) -> str:
-    """One broken rule of a config as a sentence: field, expectation, value, and how to change it."""
+def problem_text(problem: Mapping[str, Any]) -> str:
+    """A validation error of a config as a sentence: field, expectation, value, and how to change it."""
     from flows.requests import refusals
 
     where, text = refusals.settable_path(problem["loc"]), refusals.told(problem)
@@ -430,12 +438,12 @@ def main() -> None:
         app()
     except SystemExit as end:
         if end.code == 130:  # typer turns Ctrl-C into this
-            console.say("stopped; the same command goes on from what is finished: checkpoints, examined parts, shards")
+            console.say("stopped; the same command resumes from the finished checkpoints, examined parts and shards")
         raise
     except ValueError as error:
         from pydantic import ValidationError
 
-        problems = [told(problem) for problem in error.errors()] if isinstance(error, ValidationError) else [str(error)]
+        problems = [problem_text(p) for p in error.errors()] if isinstance(error, ValidationError) else [str(error)]
         for problem in problems:
             console.say(f"error: {problem}")
         sys.exit(2)

@@ -1,10 +1,10 @@
-"""What people see in a terminal: headings, one live progress line, tables. Results go to stdout, all else to stderr."""
+"""Output in a terminal: lines, one live progress line, tables. Results go to stdout, everything else to stderr."""
 
 import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PLAIN_LINE_EVERY_S = 15.0
-# Control characters, line and paragraph separators, changes of the direction of writing, and bytes that are no text.
-_UNSEEN = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, line and paragraph separators, bidirectional controls, and bytes that are not valid text.
+_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @cache
 def out() -> "Console":
-    """Stdout. rich respects NO_COLOR and draws plainly when the output is no terminal; it is imported on use, as it costs a
-    third of what `--help` may."""
+    """Stdout. rich respects NO_COLOR and draws plain text if the output is not a terminal. It is imported when needed,
+    because the import takes a third of the time that `--help` may take."""
     from rich.console import Console
 
-    # Into a file or pipe, tables take the width they want; 80 columns would break every name.
+    # In a file or pipe, tables get 160 columns; 80 would break most names.
     return Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
@@ -36,9 +36,9 @@ def err() -> "Console":
 
 
 def visible(text: str) -> str:
-    """A text as one line of what can be seen: names of files and classes are written by strangers, and what they hold
-    must neither colour a terminal nor break a table. Others are escaped as in Python."""
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    """A text as one line, invisible characters escaped as in Python: file and class names come from untrusted data and
+    must neither colour a terminal nor break a table."""
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _lines(text: str) -> str:
@@ -46,22 +46,22 @@ def _lines(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """A line about what is going on."""
+    """Prints a line of progress or an error on stderr."""
     err().print(_lines(text), soft_wrap=True, markup=False)
 
 
 def tell(text: str) -> None:
-    """A line of the result, on stdout."""
+    """Prints a line of the result on stdout."""
     out().print(_lines(text), soft_wrap=True, markup=False)
 
 
 def emit(value: Any) -> None:
-    """One JSON object on stdout: what `--json` prints."""
+    """Prints the JSON object of `--json` on stdout."""
     sys.stdout.write(json.dumps(value, indent=1, sort_keys=True, default=str) + "\n")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple[int, ...] = ()) -> None:
-    """A table on stdout; columns in `right` are numbers. Its texts are shown as they are: none is markup."""
+    """Prints a table on stdout; columns in `right` are aligned to the right. Cells are plain text, never markup."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -83,7 +83,7 @@ def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
-    """A live line from the `progress.json` of a job; plain lines now and then where the output is no terminal."""
+    """A live line from the `progress.json` of a job. If the output is not a terminal, a plain line every 15 seconds."""
     started = time.monotonic()
     if err().is_terminal:
         from rich.text import Text
@@ -139,12 +139,28 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f} %"
 
 
+def utc(unix_s: float) -> str:
+    """1763690400.0 -> `2025-11-21 02:00:00 UTC`"""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))
+
+
+def first_of(names: Sequence[str], limit: int = 5) -> str:
+    """`a, b, c, d, e and 3 more`"""
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def init_text(model: str | None) -> str:
+    """What a trial starts from; `model` is a URI or digest, None for the control."""
+    return "pre-trained" if model else "from scratch"
+
+
 _FIRST = ("peak_lr", "total_steps", "shots", "neighbours", "strength")
 
 
 def setting(chosen: Mapping[str, Any]) -> str:
-    """A setting, with the validation score that chose it: `lr 0.03, 100 steps, val 41.0 %`. Counts of nothing and what is
-    as it should be are left out."""
+    """A setting with the validation score that chose it: `lr 0.03, 100 steps, val 41.0 %`. Counts of 0 and flags that are
+    true are left out."""
     parts = []
     for name in sorted(chosen.keys() - {"val_top1"}, key=lambda name: (name not in _FIRST, name)):
         value, word = chosen[name], name.replace("_", " ")

@@ -1,7 +1,7 @@
-"""The flows as Prefect runs them: each takes one form, refuses what is wrong with it first, and works through plain
-functions that know no Prefect. A flow holds no data and trains nothing; it follows jobs, and finds them again.
+"""The flows as Prefect runs them. Each takes one form, checks it first, and calls plain functions that do not use Prefect.
+A flow holds no data and trains nothing: it starts jobs and follows them.
 
-What works is imported once the form has been checked: people wait for a refusal.
+The code that does the work is imported after the form has been checked, so that an invalid form is refused fast.
 """
 
 import contextlib
@@ -55,13 +55,13 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
-"""Of all flows below; their subflows have the same names."""
+"""Names of all flows below; their subflows have the same names."""
 told_once()
 outlive_the_worker()
 
 
 def run_name() -> str:
-    """The name that a person gave the run, else `emoji-noto-emoji-s0-1121-030000`: what is asked for, and when in UTC."""
+    """The name that a person chose, else a descriptive one such as `emoji-noto-emoji-s0-1121-030000`."""
     if given := given_name(runtime.flow_run.name):
         return given
     request = runtime.flow_run.parameters.get("request") or {}
@@ -69,14 +69,14 @@ def run_name() -> str:
 
 
 def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:
-    """The net under cancellation: ends what the flow process could not. Prefect calls it by these names."""
+    """Stops jobs that a cancelled flow process could not stop. Prefect calls it with these argument names."""
     with open_engines(Settings()) as engines:
         stop_jobs_of(engines, str(flow_run.id))
 
 
 def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
-    """A flow of ours. The form is checked by the flow itself, in sentences; nothing of it is retried by Prefect: the
-    store knows what is done, and Ray restarts workers."""
+    """Decorator for a flow. The flow itself checks the form, to report errors as sentences. Prefect retries nothing: the store
+    records what is finished, and Ray restarts workers."""
     FLOW_NAMES.append(name)
     return flow(
         name=name,
@@ -89,16 +89,16 @@ def vitline_flow(name: str) -> Callable[[Callable[[Any], State]], Any]:
 
 
 def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines, FlowRun], str]) -> State:
-    """Reads the form, works, and says how it ended; the sentence that `body` returns is the message of the state."""
+    """Validates the form, runs `body`, and returns the final state; the sentence that `body` returns is its message."""
     this = FlowRun.current()
-    sent = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
-    with PrefectObserver(this.id) as observer, contextlib.ExitStack() as life:
+    fields = given.model_dump(exclude_unset=True) if isinstance(given, FrozenConfig) else given
+    with PrefectObserver(this.id) as observer, contextlib.ExitStack() as heartbeat:
         try:
-            request = read_request(model, sent, this.defaults)
-            life.enter_context(beating(open_store(Settings().root), str(this.id)))
+            request = read_request(model, fields, this.defaults)
+            heartbeat.enter_context(beating(open_store(Settings().root), str(this.id)))
             with open_engines(Settings(), observer, this.origin) as engines:
                 state = State(type=StateType.COMPLETED, message=body(request, engines, this))
-        except Suspended as suspended:  # the state stays as the one who suspended it has set it
+        except Suspended as suspended:  # keeps the state that the user set when suspending the run
             raise Pause(state=suspended_state()) from suspended
         except BaseException as error:
             ended = state_of(error)
@@ -111,7 +111,7 @@ def run(model: type[R], given: Mapping[str, Any] | R, body: Callable[[R, Engines
 
 @vitline_flow("prepare-corpus")
 def prepare_corpus(request: PrepareRequest) -> State:
-    """Raw images to a corpus of verified Parquet shards. Finished corpora are found again."""
+    """Prepares a corpus of verified Parquet shards from labelled images. A finished corpus is reused."""
 
     def body(request: PrepareRequest, engines: Engines, this: FlowRun) -> str:
         config = resolve_prepare(engines.root, request)
@@ -122,7 +122,7 @@ def prepare_corpus(request: PrepareRequest) -> State:
         if isinstance(engines.observer, PrefectObserver):
             key = preparation_key([config], [open_store(corpus.uri)], engines.root)
             links = corpus_links(corpus, engines.shipper.run_url(key))
-            engines.observer.links("report", f"What is in {corpus.manifest.name}", links)
+            engines.observer.links("report", f"Content of {corpus.manifest.name}", links)
         reused = " (finished before)" if corpus.reused else ""
         return f"{corpus.manifest.counts.num_accepted:,} images in {corpus.uri}{reused}"
 
@@ -131,45 +131,45 @@ def prepare_corpus(request: PrepareRequest) -> State:
 
 @vitline_flow("pretrain")
 def pretrain_flow(request: PretrainRequest) -> State:
-    """A prepared corpus to a pre-trained network, by one Ray Train job."""
+    """Pre-trains a network on a prepared corpus, with one Ray Train job."""
     return run(PretrainRequest, request, lambda r, e, _: run_training(resolve_pretrain(e.root, r), e))
 
 
 @vitline_flow("finetune")
 def finetune(request: FinetuneRequest) -> State:
-    """A published model to one fine-tuned on a whole corpus."""
+    """Fine-tunes a published model on a whole corpus."""
     return run(FinetuneRequest, request, lambda r, e, _: run_training(resolve_finetune(e.root, r), e))
 
 
 @vitline_flow("evaluate")
 def evaluate(request: EvaluateRequest) -> State:
-    """A published model to scores on tasks."""
+    """Evaluates a published model on tasks."""
 
     def body(request: EvaluateRequest, engines: Engines, this: FlowRun) -> str:
         plan = resolve_evaluate(engines.root, request)
         from flows.end_to_end import headline
         from flows.reports.score_tables import score_tables_markdown
-        from flows.stages.evaluate_tasks import evaluate_tasks, score_cells
+        from flows.stages.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 
         if missing := tasks_text(engines.root, request.tasks):
             engines.observer.say(missing)
         _, result, scores = evaluate_tasks("scores", plan, engines)
-        columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
-        show(engines, "settings", f"Protocol {request.protocol}", columns, [score_cells(score) for score in scores])
+        rows = [score_cells(score) for score in scores]
+        show(engines, "settings", f"Protocol {request.protocol}", SCORE_COLUMNS, rows)
         if isinstance(engines.observer, PrefectObserver):
-            what = "All scores of the model beside the published ones"
+            what = "All scores of the model, with published scores"
             engines.observer.page("scores", what, lambda: score_tables_markdown(engines.root, scores))
-        return sentence(headline(scores)) + (" (scored before)" if result.reused else "")
+        return sentence(headline(scores)) + (" (evaluated before)" if result.reused else "")
 
     return run(EvaluateRequest, request, body)
 
 
 @vitline_flow("pretrain-then-transfer")
 def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
-    """Prepare, pre-train, fine-tune, score, compare. Finished stages are reused; scheduled runs are one a night."""
+    """Prepares, pre-trains and evaluates. Finished stages are reused. A scheduled run is a night, with its date in the keys."""
 
     def body(request: PipelineRequest, engines: Engines, this: FlowRun) -> str:
-        drop_if_late(request, this)
+        skip_if_late(request, this)
         plan = resolve_pipeline(engines.root, request, this.night)
         from flows.end_to_end import pretrain_then_transfer
         from flows.requests.budget import check_deadline
@@ -190,35 +190,35 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
 
 @vitline_flow("compare-runs")
 def compare_runs(request: CompareRequest) -> State:
-    """Pipelines or runs side by side, with the published rows."""
+    """Compares pipelines or runs with each other and with the published rows."""
 
     def body(request: CompareRequest, engines: Engines, this: FlowRun) -> str:
         from flows.reports.compare_runs import compare_newest, comparison_rows
 
         columns, rows = comparison_rows(compare_newest(engines.root, request.runs, request.newest))
-        show(engines, "comparison", "What differs, and how they ended", columns, rows)
-        return f"{len(columns) - 1} runs side by side"
+        show(engines, "comparison", "Differences and metrics", columns, rows)
+        return f"{len(columns) - 1} runs compared"
 
     return run(CompareRequest, request, body)
 
 
 @vitline_flow("reconcile")
 def reconcile_flow(request: ReconcileRequest) -> State:
-    """Ends what nobody follows any more, and sends MLflow what it lacks."""
+    """Brings what killed processes left to an end state, and sends MLflow what it lacks."""
 
     def body(request: ReconcileRequest, engines: Engines, this: FlowRun) -> str:
         from flows.on_prefect.prefect_runs import PrefectFlowRuns
         from flows.ops.reconcile import reconcile
 
         findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
-        return show_findings(engines, "reconciled", findings) or "nothing disagrees"
+        return show_findings(engines, "reconciled", findings) or "no inconsistencies"
 
     return run(ReconcileRequest, request, body)
 
 
 @vitline_flow("collect-garbage")
 def collect_garbage_flow(request: CollectGarbageRequest) -> State:
-    """Deletes what no reader can see or wants."""
+    """Deletes what is no longer needed."""
 
     def body(request: CollectGarbageRequest, engines: Engines, this: FlowRun) -> str:
         from flows.ops.collect_garbage import collect_garbage
@@ -229,21 +229,21 @@ def collect_garbage_flow(request: CollectGarbageRequest) -> State:
 
 
 def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -> str:
-    """A table on the page; how many findings, or nothing."""
+    """Shows and logs the findings; returns their number as text, or an empty string."""
     if not findings:
         return ""
-    told = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
-    show(engines, key, told, list(findings[0]._fields), [list(finding) for finding in findings])
+    count = f"{len(findings)} finding{'s' * (len(findings) != 1)}"
+    show(engines, key, count, list(findings[0]._fields), [list(finding) for finding in findings])
     for finding in findings:
         engines.observer.say(f"{finding.subject} {finding.problem}: {finding.action}")
-    return told
+    return count
 
 
 def run_training(config: TrainConfig, engines: Engines) -> str:
-    """Plans, trains and says where the model lies."""
+    """Trains and returns URI and score of the model."""
     from flows.requests.plan_training import plan_training
 
-    plan = plan_training(config)  # what cannot be read as asked is refused before a job is submitted
+    plan = plan_training(config)  # raises for lanes, workers or a batch that do not fit the corpus
     engines.observer.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
     spec, result = train_model(config, engines)
     state = result.state
@@ -253,8 +253,8 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
     return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"
 
 
-def drop_if_late(request: PipelineRequest, this: FlowRun) -> None:
-    """A night that starts too late would run into the next one."""
+def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:
+    """Raises Skipped for a night that starts too late: it would overlap with the next one."""
     limit, late = request.max_late_hours, this.late_hours()
     if this.scheduled and limit is not None and late > limit:
         raise Skipped(f"due {this.due:%Y-%m-%d %H:%M} UTC, {late:.1f} h ago; max_late_hours is {limit:g}.")
@@ -262,33 +262,33 @@ def drop_if_late(request: PipelineRequest, this: FlowRun) -> None:
 
 @contextlib.contextmanager
 def one_at_a_time(engines: Engines, this: FlowRun):
-    """Scheduled runs of a deployment never overlap, not even with what an earlier one has left at work in Ray."""
+    """Raises Skipped if a scheduled run would overlap with an earlier one of its deployment, or with a job that it left."""
     if not this.scheduled or this.deployment is None:
         yield
         return
     with exclusively(engines, this.deployment.replace("/", "-")):
         jobs = [job.id for job in engines.cluster.jobs.list({"deployment": this.deployment}) if not job.terminal]
         if jobs:
-            raise Skipped(f"{', '.join(jobs)} of an earlier scheduled run is still at work.")
+            raise Skipped(f"{', '.join(jobs)} of an earlier scheduled run is still running.")
         yield
 
 
 def corpus_links(corpus: "PreparedCorpus", mlflow_url: str | None) -> dict[str, str]:
-    """Where a corpus and its report are to be seen; the run that made it, where MLflow has it."""
+    """Links to a corpus and its report, and to the run that prepared it if MLflow has it."""
     from data_prep.shard_format import REPORT_KEY
 
     links = {"corpus": f"`{corpus.uri}`", "report": f"`{corpus.uri}/{REPORT_KEY}`"}
     if mlflow_url:
         page = mlflow_url.split("?")[0]
         links |= {
-            "report to read": f"[in MLflow]({page}/artifacts/{REPORT_KEY})",
+            "report page": f"[in MLflow]({page}/artifacts/{REPORT_KEY})",
             "MLflow": f"[the preparation]({mlflow_url})",
         }
     return links
 
 
 def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
-    """The tables and links that people open a finished run for."""
+    """Shows the tables and links of a finished pipeline."""
     from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time
 
     record = result.record
@@ -301,12 +301,12 @@ def show_pipeline(result: "PipelineResult", engines: Engines) -> None:
             page = url.split("?")[0]
             links |= {
                 "MLflow": f"[the pipeline]({url})",
-                "report to read": f"[in MLflow]({page}/artifacts/report.html)",
+                "report page": f"[in MLflow]({page}/artifacts/report.html)",
             }
         for stage in record.stages:
             if stage.run_key and (url := engines.shipper.run_url(stage.run_key)):
                 links[f"MLflow, {stage.stage}"] = f"[{stage.run_key}]({url})"
-        engines.observer.links("links", f"Where {record.key} lies", links)
+        engines.observer.links("links", f"Links of {record.key}", links)
 
 
 def show(engines: Engines, key: str, title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -1,7 +1,7 @@
-"""The map of the project: raw corpus -> shards -> pre-trained model -> fine-tuned scores -> comparison. Read it first.
+"""The whole pipeline: raw corpus -> shards -> pre-trained model -> fine-tuned scores -> comparison. Read this module first.
 
-Each stage is a Ray job under a claim, found again by its key: a second run reuses what is finished. The pipeline's own
-record, `pipelines/<key>.json`, is true after every stage; MLflow's parent run is made from it.
+Each stage is a Ray job under a claim and has a run key, so that a second run reuses what is finished. The pipeline's record,
+`pipelines/<key>.json`, is updated after every stage; MLflow's parent run is made from it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
 from flows.records import PipelineRecord, StageRecord, write_pipeline
 from flows.reports.pipeline_report import write_report
-from flows.requests.resolve import CorpusChoice, EvaluationPlan, PipelinePlan, on_corpus
+from flows.requests.resolve import EvaluationPlan, PipelinePlan, on_corpus
 from flows.stages.engines import Engines
 from flows.stages.evaluate_tasks import evaluate_tasks
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
@@ -33,7 +33,7 @@ from vit.vtab.tasks import VTAB_TASKS
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """What came out: the record, and what its tables and report are made from."""
+    """The record of a finished pipeline, with the corpora and scores that its tables and report show."""
 
     record: PipelineRecord
     corpora: list[PreparedCorpus]
@@ -41,9 +41,9 @@ class PipelineResult:
 
 
 def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResult:
-    """Prepare, pre-train, fine-tune with selection on validation, and score against the control from scratch.
+    """Prepares the corpora, pre-trains, and evaluates the model on the tasks, with a control from scratch if requested.
 
-    Raises Skipped while the same pipeline is at work elsewhere, StageFailed for a stage that ends badly.
+    Raises Skipped while the same pipeline is active elsewhere, StageFailed for a stage that does not finish.
     """
     engines.origin = replace(engines.origin, pipeline=plan.key)
     with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
@@ -63,12 +63,12 @@ def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
 
 
 def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
-    """The corpus to train on, then those of the tasks; those that are presets are prepared if need be."""
+    """The corpus to train on, then those of the tasks. Presets are prepared if they are missing."""
     started, choices = time.monotonic(), (plan.source, *plan.tasks)
     requests = [choice for choice in choices if isinstance(choice, CorpusConfig)]
     prepared, key, result = prepare_corpora(requests, engines)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
-    corpora = [made[c.name] if isinstance(c, CorpusConfig) else found(c) for c in choices]
+    corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
     counts = ", ".join(f"{c.manifest.name} {c.manifest.counts.num_accepted:,}" for c in corpora)
     refused = sum(c.manifest.counts.num_refused for c in corpora)
     recorder.stage(
@@ -79,8 +79,8 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     return corpora
 
 
-def found(choice: CorpusChoice) -> PreparedCorpus:
-    store = open_store(str(choice))
+def prepared_before(uri: str) -> PreparedCorpus:
+    store = open_store(uri)
     return PreparedCorpus(store.uri, load_manifest(store), True)
 
 
@@ -113,7 +113,7 @@ def transfer_stage(
     spec, scored, scores = evaluate_tasks(f"{plan.request.name}-transfer", evaluation, engines)
     trainings = sum(len(score.trials) for score in scores)
     how = f"{trainings} trainings" if trainings else "frozen features"
-    what = f"{len(tasks)} tasks x {len(evaluation.models)} starts, {how}"
+    what = f"{len(tasks)} tasks x {len(evaluation.models)} inits, {how}"
     where = run_store(engines.root, spec.run_key).uri
     recorder.stage("evaluate", spec.run_key, scored.reused, scored.wall_s, what, where)
     recorder.note(metrics=headline(scores))
@@ -121,18 +121,18 @@ def transfer_stage(
 
 
 def headline(scores: Sequence[Score]) -> dict[str, float]:
-    """The scores of the model under the metric names of DESIGN 3.5; the control's beside them, tasks of our own apart."""
+    """The scores of model and control by metric name (docs/design.md, "Metrics"), with the means over tasks of VTAB."""
     seeds: dict[str, list[Score]] = {}
     for score in scores:
         suffix = "" if score.model_digest is not None else "_from_scratch"
         seeds.setdefault(f"{score.metric_name}{suffix}", []).append(score)
-    metrics = {name: over_seeds(of[0].protocol, [score.value for score in of]) for name, of in seeds.items()}
-    ours = {t.name: metrics[name] for t in VTAB_TASKS if (name := f"vtab/{t.name}/top1") in metrics}
-    return metrics | group_means(ours)
+    metrics = {name: over_seeds(same[0].protocol, [score.value for score in same]) for name, same in seeds.items()}
+    of_vtab = {task.name: metrics[name] for task in VTAB_TASKS if (name := f"vtab/{task.name}/top1") in metrics}
+    return metrics | group_means(of_vtab)
 
 
 class PipelineRecorder:
-    """Keeps the pipeline's record in the store true: at the start, after every stage, and however it ends."""
+    """Writes the pipeline's record to the store: at the start, after every stage, and at the end."""
 
     def __init__(self, plan: PipelinePlan, engines: Engines, claim: ClaimHolder):
         self._root, self._engines, self._claim = open_store(engines.root), engines, claim
@@ -160,7 +160,7 @@ class PipelineRecorder:
                 self.end(state, str(stop or error) or type(error).__name__)
 
     def note(self, metrics: dict[str, float] | None = None, **changes: Any) -> None:
-        """Writes the record with these fields; metrics are added to those there are."""
+        """Writes the record with these changes; `metrics` are added to the recorded ones."""
         merged = {"metrics": self.record.metrics | metrics} if metrics else {}
         self.record = replace(self.record, updated_at=time.time(), **merged, **changes)
         self._claim.check()
@@ -175,7 +175,7 @@ class PipelineRecorder:
 
 
 def ended_as(error: BaseException) -> RunState:
-    """The state of a pipeline that this error ended."""
+    """The end state of a pipeline after this error."""
     if isinstance(error, StageFailed):
         return error.state
     return "preempted" if isinstance(error, Skipped) or not isinstance(error, Exception) else "failed"

@@ -1,6 +1,6 @@
-"""What the store keeps about who ran what: one record per attempt of a run, one per pipeline.
+"""Records in the store of who ran what: one per attempt of a run, one per pipeline.
 
-MLflow can be rebuilt from these, the configs, states and journals alone. Imports no engine.
+MLflow can be rebuilt from these records, the configs, states and journals alone. Imports no engine.
 """
 
 from datetime import date
@@ -16,20 +16,20 @@ Trigger = Literal["command", "manual", "schedule"]
 
 
 class Origin(FrozenConfig):
-    """Who asked: a person's shell, or a Prefect flow run."""
+    """What requested a run: a command in a shell, or a Prefect flow run."""
 
     trigger: Trigger = "command"
-    """A command, a flow run started by hand, or one that a schedule started."""
+    """A command, a flow run that a person started, or one that a schedule started."""
     flow_run_id: str | None = None
-    """Of the outermost flow run."""
+    """Id of the outermost flow run."""
     flow_run_url: str | None = None
     """Its page in the Prefect UI."""
     deployment: str | None = None
     """`flow/deployment`."""
     name: str | None = None
-    """Of the flow run, where a person gave it one."""
+    """Name of the flow run, if a person chose one."""
     pipeline: str | None = None
-    """Key of the pipeline that this belongs to."""
+    """Key of the pipeline that the run belongs to."""
 
 
 class AttemptRecord(FrozenConfig):
@@ -39,7 +39,7 @@ class AttemptRecord(FrozenConfig):
     run_key: str
     attempt: int
     job_id: str
-    """Ray submission id, or the like of a child process."""
+    """Ray submission id, or an id of the same form for a child process."""
     ray_address: str
     """URL of the job server, whose pages show the job. Empty: the job was a child process of its owner."""
     owner: str
@@ -55,14 +55,14 @@ class StageRecord(FrozenConfig):
     stage: str
     """prepare, pretrain, finetune or evaluate."""
     run_key: str | None
-    """None where finished corpora were found without a run of their own."""
+    """None if all corpora were finished already, so that no run was needed."""
     reused: bool
-    """Finished before this pipeline asked for it."""
+    """Whether it was finished before this pipeline requested it."""
     wall_s: float
     what: str
-    """One line for people."""
+    """Summary in one line."""
     where: str
-    """URI of what it made."""
+    """URI of the output."""
 
 
 class PipelineRecord(FrozenConfig):
@@ -73,24 +73,24 @@ class PipelineRecord(FrozenConfig):
     """<name>-<12 hex> of the whole request and the night."""
     name: str
     request: dict[str, Any]
-    """The request as it was resolved, JSON."""
+    """The validated request as JSON."""
     night: date | None = None
     origin: Origin = Origin()
     state: RunState = "running"
     reason: str = ""
-    """Why it ended otherwise than finished."""
+    """Why it ended in another state than finished."""
     started_at: float
     updated_at: float
     stages: tuple[StageRecord, ...] = ()
     corpora: dict[str, str] = Field(default_factory=dict)
-    """Digest by name of the corpora."""
+    """Digests of the corpora by name."""
     model: str | None = None
     """URI of the published model."""
     model_digest: str | None = None
     images_seen: int | None = None
-    """By the published model."""
+    """Images that the published model was trained on, counting repeats."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """Headline metrics under the names of DESIGN 3.5, as `val/top1` and `tasks/digits/top1`."""
+    """Headline metrics by name (docs/design.md, "Metrics"), such as `val/top1` and `tasks/digits/top1`."""
     report: str | None = None
     """URI of the HTML report."""
 
@@ -102,12 +102,26 @@ def attempt_records(run: Store) -> list[AttemptRecord]:
 
 
 def read_pipeline(root: Store, key: str) -> PipelineRecord:
-    """Raises FileNotFoundError for a pipeline that never was."""
+    """The record of a pipeline. Raises FileNotFoundError if there is none."""
     return PipelineRecord.model_validate(root.read_json(f"pipelines/{key}.json"))
 
 
 def write_pipeline(root: Store, record: PipelineRecord) -> None:
     root.write_json(f"pipelines/{record.key}.json", record.model_dump(mode="json"))
+
+
+def read_json_or_none(store: Store, key: str) -> dict[str, Any] | None:
+    """The JSON object of a key; None if the key does not exist."""
+    try:
+        return store.read_json(key)
+    except FileNotFoundError:
+        return None
+
+
+def list_pipeline_keys(root: Store) -> list[str]:
+    """Keys of all pipelines below a root."""
+    keys = [key.removeprefix("pipelines/") for key in root.list("pipelines/")]
+    return [key.removesuffix(".json") for key in keys if key.endswith(".json") and "/" not in key]
 
 
 def list_run_keys(root: Store) -> list[str]:

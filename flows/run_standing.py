@@ -1,4 +1,4 @@
-"""How a run stands, as its page tells it: what it does now, the step of the total, images a second, the time that is left."""
+"""The state and progress of a run: step of the total, images per second, and the time left."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -20,39 +20,39 @@ def attempts_of(keys: Iterable[str]) -> int:
 
 
 def standing(root: Store, run: Store, config: JSON, state: JSON | None, attempts: int) -> JSON:
-    """State, attempt, and while it is at work what is done: step, total_steps, unit, images_per_s, remaining_s.
+    """State and attempt, and for a running one its progress: step, total_steps, unit, images_per_s, remaining_s.
 
-    `waiting` is an attempt that was submitted and has not begun: it starts, or waits for its turn.
+    `waiting` is an attempt that was submitted and has written no state yet: it is starting or waits for the cluster.
     """
-    said = state or {}
-    if attempts > said.get("attempt", 0):
+    written = state or {}
+    if attempts > written.get("attempt", 0):
         return {"state": "waiting", "attempt": attempts}
-    found = {"state": said.get("state", "not started"), "attempt": said.get("attempt"), "step": said.get("step")}
+    found = {
+        "state": written.get("state", "not started"),
+        "attempt": written.get("attempt"),
+        "step": written.get("step"),
+    }
     if found["state"] != "running":
         return found
     return found | {name: value for name, value in (progress_of(root, run, config) or {}).items() if value is not None}
 
 
 def progress_of(root: Store, run: Store, config: JSON) -> JSON | None:
-    """What whoever looks on is shown; None before the first step."""
+    """The progress that observers show; None before the first step."""
     if "requests" not in config:
         return read_progress(run)
     corpora = []
     for name in (request["name"] for request in config["requests"]):
-        # Which version it will be follows from the source, which may be long to look at: the newest is at work.
-        found = [
-            key.removesuffix(f"/{PROGRESS_KEY}") for key in root.list(f"corpora/{name}/") if key.endswith(PROGRESS_KEY)
-        ]
-        corpora += (
-            [root.child(max(found, key=lambda key: root.read_json(f"{key}/{PROGRESS_KEY}")["started_at"]))]
-            if found
-            else []
-        )
+        # To compute the version, the source would have to be listed, which can take long. The newest progress is taken.
+        keys = [key for key in root.list(f"corpora/{name}/") if key.endswith(PROGRESS_KEY)]
+        if keys:
+            newest = max(keys, key=lambda key: root.read_json(key)["started_at"])
+            corpora.append(root.child(newest.removesuffix(f"/{PROGRESS_KEY}")))
     return preparation_progress(corpora)
 
 
 def for_people(shown: JSON) -> JSON:
-    """A run or pipeline with what matters first, and the fields of its config under the names that `--set` takes."""
+    """A run or pipeline with its state first and the fields of its config under the names that `--set` takes."""
     head = ("run", "stage", "state", "reason", "attempt")
     progress = {"progress": progress_text(shown)} if progress_text(shown) else {}
     rest = {
@@ -68,7 +68,7 @@ def for_people(shown: JSON) -> JSON:
 
 
 def progress_text(row: JSON) -> str:
-    """`120 of 600 steps, 640 images/s, 1:10 left`; nothing of what has no steps."""
+    """`120 of 600 steps, 640 images/s, 1:10 left`; empty if there is no step."""
     if row.get("step") is None:
         return ""
     total = f" of {row['total_steps']:,}" if row.get("total_steps") else ""

@@ -1,7 +1,7 @@
-"""Prefect's worker for processes, which answers by itself what the flow's own process would refuse ten seconds later.
+"""Prefect's process worker, which refuses invalid requests itself, without starting a process for the flow.
 
-To start that process takes several seconds, on a busy machine many; this one runs already. It starts every flow run
-that it does not refuse, and the flow checks again: what is refused here is a matter of time, never of correctness.
+To start that process takes several seconds, more on a busy machine; the worker is already running. It starts every flow run
+that it does not refuse, and the flow checks its request again, so that refusing here only saves time.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from flows.requests import forms, resolve
 from infra.config import FrozenConfig
 from infra.settings import Settings, inherited_environment
 
-_PATIENCE_S = 5.0  # a store that takes longer to answer is the flow's affair
+_PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
 CHECKS: Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]] = {
@@ -39,17 +39,17 @@ CHECKS: Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]] = 
     # `resolve_finetune` imports torch
     "finetune": (
         forms.FinetuneRequest,
-        lambda root, asked: (find_model(root, asked.model), find_corpus(root, asked.corpus)),
+        lambda root, request: (find_model(root, request.model), find_corpus(root, request.corpus)),
     ),
     "evaluate": (forms.EvaluateRequest, resolve.resolve_evaluate),
     "pretrain-then-transfer": (forms.PipelineRequest, resolve.resolve_pipeline),
-    "compare-runs": (forms.CompareRequest, lambda root, asked: compare_newest(root, asked.runs, asked.newest)),
+    "compare-runs": (forms.CompareRequest, lambda root, request: compare_newest(root, request.runs, request.newest)),
 }
-"""By the names of flows: the form, and what finds out whether all it names exists and fits."""
+"""By flow name: the form, and a function that raises ValueError if anything that it names does not exist or fit."""
 
 
 def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> State | None:
-    """The state in which a flow run would end before it has begun; None where nothing is known against it.
+    """The final state of a flow run whose request is invalid; None if no error is found.
 
     `parameters` are those of the run, `defaults` those of its deployment.
     """
@@ -60,20 +60,20 @@ def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any
         check(Settings().root, read_request(model, parameters.get("request") or {}, defaults.get("request") or {}))
     except ValueError as error:
         return state_of(error)
-    except Exception:  # the flow meets it again, and tells it with its traceback
+    except Exception:  # the flow hits it again and reports it with its traceback
         return None
     return None
 
 
-def sees_what_we_see(configuration: ProcessJobConfiguration) -> bool:
-    """Whether the process of a flow run has our store and settings: the job variables of its owner may give it others."""
+def shares_our_settings(configuration: ProcessJobConfiguration) -> bool:
+    """Whether the process of a flow run has our store and settings. Job variables of its deployment may give it others."""
     ours = inherited_environment(without=())
     names = [name for name in {*ours, *configuration.env} if name.startswith(_SETTINGS)]
     return configuration.working_dir is None and all(configuration.env.get(name) == ours.get(name) for name in names)
 
 
-class RefusingWorker(ProcessWorker, ABC):  # what is called abstract does not replace Prefect's own in its list of types
-    """Runs flows in processes of this machine, but for those that it refuses."""
+class RefusingWorker(ProcessWorker, ABC):  # ABC keeps it from replacing Prefect's own worker in its registry of types
+    """Runs flows in processes of this machine, except those that it refuses."""
 
     async def run(
         self,
@@ -81,7 +81,7 @@ class RefusingWorker(ProcessWorker, ABC):  # what is called abstract does not re
         configuration: ProcessJobConfiguration,
         task_status: anyio.abc.TaskStatus[int] | None = None,
     ) -> ProcessWorkerResult:
-        refused = await self._refusal(flow_run) if sees_what_we_see(configuration) else None
+        refused = await self._refusal(flow_run) if shares_our_settings(configuration) else None
         if refused is None:
             return await super().run(flow_run, configuration, task_status)
         await self.client.set_flow_run_state(flow_run.id, refused)
@@ -94,7 +94,7 @@ class RefusingWorker(ProcessWorker, ABC):  # what is called abstract does not re
             return None
         deployment = await self.client.read_deployment(run.deployment_id)
         if not (deployment.entrypoint or "").startswith("flows.deployed."):
-            return None  # somebody else's flow, whatever it is called
+            return None  # not a flow of vitline, even if it has the same name
         flow = (await self.client.read_flow(deployment.flow_id)).name
         refused = None
         with anyio.move_on_after(_PATIENCE_S):
@@ -102,27 +102,27 @@ class RefusingWorker(ProcessWorker, ABC):  # what is called abstract does not re
                 refusal, flow, run.parameters, deployment.parameters, abandon_on_cancel=True
             )
         if refused and not given_name(run.name):
-            asked = run.parameters.get("request") or {}
-            await self.client.update_flow_run(run.id, name=telling_name(flow, asked, datetime.now(UTC)))
+            request = run.parameters.get("request") or {}
+            await self.client.update_flow_run(run.id, name=telling_name(flow, request, datetime.now(UTC)))
         return refused
 
 
 def main() -> None:
-    """What `prefect worker start --type process` does, with this worker."""
+    """As `prefect worker start --type process`, with this worker."""
     parser = argparse.ArgumentParser(prog="python -m flows.worker", description=__doc__)
     parser.add_argument("--pool", required=True, help="name of the work pool, of the type process")
     parser.add_argument("--name", required=True, help="name of this worker")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     worker = RefusingWorker(
-        work_pool_name=given.pool,
-        name=given.name,
+        work_pool_name=arguments.pool,
+        name=arguments.name,
         heartbeat_interval_seconds=int(get_current_settings().worker.heartbeat_seconds),
     )
     setup_signal_handlers_worker(os.getpid(), "the process worker", print)
     try:
         asyncio.run(worker.start(printer=print))
     except (asyncio.CancelledError, KeyboardInterrupt):
-        print(f"Worker {given.name!r} stopped!")
+        print(f"Worker {arguments.name!r} stopped!")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""What the commands share: options, the settings they ask for, and how results are shown."""
+"""Shared by the commands: options, settings, and the output of results."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,23 +12,23 @@ if TYPE_CHECKING:
 
 Root = Annotated[
     str | None,
-    typer.Option("--root", help="Where corpora, runs and models live: a path or URI. Default: $VITLINE_ROOT."),
+    typer.Option("--root", help="Root of corpora, runs and models: a path or URI. Default: $VITLINE_ROOT."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
+    list[str] | None, typer.Option("--set", help="Override a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
 ]
 
 
 def settings(root: str | None = None) -> "Settings":
-    """Those of this process, with another root where one is given."""
-    from infra.settings import Settings  # `--help` needs none of it
+    """The settings of this process, with the given root if there is one."""
+    from infra.settings import Settings  # imported here because `--help` does not need it
 
     return Settings(root=root) if root else Settings()
 
 
 def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
-    """Rows as a table, or as {what: rows}; where there are none, `empty` says how to get one."""
+    """Prints rows as a table, or as {what: rows}. If there are none, prints `empty`, which says how to get some."""
     if as_json:
         console.emit({what: rows})
     elif not rows:
@@ -39,7 +38,7 @@ def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json
 
 
 def show_one(value: Mapping[str, Any], as_json: bool) -> None:
-    """A nested dict as a two-column table of dotted fields, or as JSON."""
+    """Prints a nested dict as a two-column table of dotted fields, or as JSON."""
     if as_json:
         console.emit(value)
         return
@@ -49,14 +48,14 @@ def show_one(value: Mapping[str, Any], as_json: bool) -> None:
 
 
 def field(name: str, value: Any) -> str:
-    """The value of a field as a table shows it: Unix times as dates in UTC, by the names that they have here."""
+    """The value of a field as a table cell; Unix times, whose names end in `_at`, as dates in UTC."""
     if name.rpartition(".")[2].endswith("_at") and isinstance(value, int | float):
-        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return console.utc(value)
     return cell(value)
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it; long lists and digests are cut."""
+    """A value as a table cell; long lists and digests are shortened."""
     if value is None:
         return "-"
     if isinstance(value, float):

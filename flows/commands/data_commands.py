@@ -1,4 +1,4 @@
-"""`vitline data`: corpora, from a look at a source before anything is spent to what differs between two of them."""
+"""`vitline data`: prepare, list, show, verify and compare corpora."""
 
 from typing import Annotated, Any
 
@@ -8,7 +8,7 @@ from flows.commands.command_line import Json, Root, Set, settings, show_one, sho
 from flows.requests.choices import SourceKind
 
 app = typer.Typer(
-    help="Corpora: prepare, look into, verify, compare, cut.", no_args_is_help=True, rich_markup_mode=None
+    help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
 )
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
 _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
@@ -23,7 +23,7 @@ def number_of(text: str) -> int:
             raise ValueError
         return int(number)
     except (ValueError, KeyError, OverflowError):
-        raise ValueError(f"{text!r} is no number of rows; write it as 1000, 50k, 30M or 1.5G.") from None
+        raise ValueError(f"{text!r} is not a number of rows; write it as 1000, 50k, 30M or 1.5G.") from None
 
 
 @app.command("prep")
@@ -34,25 +34,26 @@ def data_prep(
     name: Annotated[
         str | None, typer.Option(help="Name of the corpus: lower case, digits, dashes. Default: that of `--add-to`.")
     ] = None,
-    kind: Annotated[SourceKind, typer.Option(help="What lies there.")] = "class_folders",
+    kind: Annotated[SourceKind, typer.Option(help="Kind of the source.")] = "class_folders",
     set_: Set = None,
     add_to: Annotated[
-        str | None, typer.Option(help="NAME/VERSION of a corpus that gets these images as a further segment.")
+        str | None, typer.Option(help="NAME/VERSION of a corpus to which these images are added as a further segment.")
     ] = None,
     decontaminate: Annotated[
         list[str] | None,
-        typer.Option(help="Corpus whose test and val images, and what looks like them, are left out. Repeatable."),
+        typer.Option(help="Corpus whose test and val images, and their near duplicates, are left out. Repeatable."),
     ] = None,
     take: Annotated[
-        str | None, typer.Option(help="Also a view on the first rows of train: 1000, 50k, 30M.", metavar="NUMBER")
+        str | None,
+        typer.Option(help="Also make a subset of the first rows of train: 1000, 50k, 30M.", metavar="NUMBER"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Examine a sample and say what to expect; write nothing to the store.")
+        bool, typer.Option("--dry-run", help="Examine a sample and report what to expect; write nothing to the store.")
     ] = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Turn labelled images into verified Parquet shards. The same request goes on where it stopped.
+    """Prepare a corpus of verified Parquet shards from labelled images. The same request resumes where it stopped.
 
     Example: `vitline data prep --source ~/pictures/birds --name birds --set recipe.val_per_class=50`
     """
@@ -74,18 +75,18 @@ def data_prep(
 
 @app.command("ls")
 def data_ls(root: Root = None, json: Json = False) -> None:
-    """The corpora there are, and views on them. Example: `vitline data ls --json`"""
+    """List the corpora and their subsets. Example: `vitline data ls --json`"""
     from flows.catalog import list_corpora
 
     where = settings(root).root
     columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
-    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` makes one."
+    empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` prepares one."
     show_rows("corpora", list_corpora(where), columns, json, empty)
 
 
 @app.command("show")
 def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
-    """The manifest of a corpus. Example: `vitline data show birds`"""
+    """Show the manifest of a corpus. Example: `vitline data show birds`"""
     from flows.catalog import find_corpus, segment_text, show_corpus
 
     shown = show_corpus(find_corpus(settings(root).root, name))
@@ -97,7 +98,7 @@ def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
 
 @app.command("stats")
 def data_stats(name: Corpus, root: Root = None, json: Json = False) -> None:
-    """What is in a corpus: splits, classes, formats, refusals, duplicates, leakage. Example: `vitline data stats birds`"""
+    """Show splits, classes, formats, refused examples, duplicates and leakage of a corpus. Example: `vitline data stats birds`"""
     from flows.commands.inspect_corpus import show_stats
 
     show_stats(settings(root), name, as_json=json)
@@ -106,11 +107,11 @@ def data_stats(name: Corpus, root: Root = None, json: Json = False) -> None:
 @app.command("diff")
 def data_diff(
     a: Corpus,
-    b: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of the other")],
+    b: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of the other corpus")],
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """What differs between two corpora: requests, classes, numbers, and which examples.
+    """Compare two corpora: requests, classes, numbers and examples.
 
     Example: `vitline data diff birds/0a1b2c3d4e5f birds/9f8e7d6c5b4a`
     """
@@ -124,13 +125,16 @@ def data_take(
     name: Corpus,
     number: Annotated[str, typer.Argument(help="Rows: 1000, 50k, 30M")],
     split: Annotated[
-        str, typer.Option(help="The split to cut. Others stay whole; those joined with it, such as trainval, go.")
+        str,
+        typer.Option(
+            help="The split to cut. Other splits are kept, but those joined with it, such as trainval, are dropped."
+        ),
     ] = "train",
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """A view on the first rows of a split, which stand in random order, what was added behind what was there: no byte is
-    copied, and larger views hold it.
+    """Make a subset of the first rows of a split, without copying. The rows of a segment are in random order, and later segments
+    come last, so a larger subset holds a smaller one.
 
     Example: `vitline data take birds 30M`
     """
@@ -146,13 +150,13 @@ def data_verify(
         bool,
         typer.Option(
             "--pixels",
-            help="Also decode every picture and name those that are corrupt. Takes as long as examining them did.",
+            help="Also decode every image and name the corrupt ones. Takes as long as examining them.",
         ),
     ] = False,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Read a corpus back and name every shard that is not as written. Example: `vitline data verify birds --pixels`"""
+    """Read a corpus back and name every file that differs from what was written. Example: `vitline data verify birds --pixels`"""
     from flows.stages.prepare_corpus import verify_and_show
 
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)

@@ -1,4 +1,4 @@
-"""What `vitline data stats`, `diff` and `prep --dry-run` print."""
+"""The output of `vitline data stats`, `diff` and `prep --dry-run`."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ from infra.storage import Store, open_store
 
 _NAMED = 3
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
-_WHAT: dict[ChangeKind, str] = {
+_CHANGES: dict[ChangeKind, str] = {
     "added": "only in the second",
     "removed": "only in the first",
     "relabelled": "other labels",
@@ -41,19 +41,19 @@ _WHAT: dict[ChangeKind, str] = {
 
 
 def facts_of(corpus: Store) -> tuple[CorpusFacts, str]:
-    """What a corpus is compared by, and the corpus that its statistics are of: another one for a view. Raises
-    RuntimeError where there are none."""
+    """The facts by which a corpus is compared, and the corpus that its statistics describe: another one for a subset. Raises
+    RuntimeError if there are no statistics."""
     found, manifest = corpus_stats(corpus), load_manifest(corpus)
     if found is None:
         raise RuntimeError(
-            f"{corpus.uri} has no stats.json: it was prepared by a version that wrote none. Prepare it again."
+            f"{corpus.uri} has no stats.json: it was prepared by a version of vitline that wrote none. Prepare it again."
         )
     class_map = ClassMap.model_validate({"classes": corpus.read_json(CLASSES_KEY)["classes"]})
     return CorpusFacts(manifest, class_map, found.stats), found.of
 
 
 def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:
-    """stats.json as a table, or whole."""
+    """Prints the statistics of a corpus as a table, or stats.json as JSON."""
     corpus = find_corpus(settings.root, name)
     facts, of = facts_of(corpus)
     title = f"{facts.manifest.name}/{facts.manifest.version}"
@@ -61,12 +61,12 @@ def show_stats(settings: Settings, name: str, *, as_json: bool) -> None:
         console.emit({"corpus": title, "statistics_of": of, **facts.stats.to_json()})
         return
     if of != title:
-        console.say(f"{title} is a view: these are the statistics of {of}, of which it shows a part")
-    console.table(of, ["", ""], [[what, said] for what, said in stats_rows(facts)])
+        console.say(f"{title} is a subset of {of}: these are the statistics of {of}")
+    console.table(of, ["", ""], [[name, text] for name, text in stats_rows(facts)])
 
 
 def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
-    """Statistics as lines of a table: what, and how much of it."""
+    """Statistics as rows of a table: name and value."""
     stats = facts.stats
     for name in sorted(stats.splits, key=lambda name: ("train", "val", "test").index(name)):
         split = stats.splits[name]
@@ -74,7 +74,7 @@ def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
     yield from _class_rows(stats, facts.class_map)
     numbers = stats.labels_per_image
     if numbers[2:].any():
-        yield "labels an image", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f} on average"
+        yield "labels per image", f"{(numbers @ np.arange(len(numbers))) / max(1, numbers.sum()):.2f} on average"
     sides = (f"{SIDE_PX.quantile(stats.side_px, q):.0f}" for q in (0.05, 0.5, 0.95))
     yield "side", "about {} px at 5 %, {} at the median, {} at 95 % (of √(width x height))".format(*sides)
     yield "formats", _counted(stats.kinds)
@@ -97,7 +97,7 @@ def _class_rows(stats: CorpusStats, class_map: ClassMap) -> Iterator[tuple[str, 
     yield "largest", named(order[:_NAMED])
     yield "smallest", named(order[::-1][:_NAMED])
     values = np.quantile(counts, _QUANTILES, method="inverted_cdf").astype(int).tolist()
-    yield "images a class", ", ".join(f"{v:,} at {100 * q:.0f} %" for q, v in zip(_QUANTILES, values, strict=True))
+    yield "images per class", ", ".join(f"{v:,} at {100 * q:.0f} %" for q, v in zip(_QUANTILES, values, strict=True))
 
 
 def _counted(counts: Mapping[str, int]) -> str:
@@ -105,7 +105,7 @@ def _counted(counts: Mapping[str, int]) -> str:
 
 
 def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> None:
-    """What differs between two corpora as wholes, and which examples."""
+    """Prints the differences of two corpora: their properties, and the examples."""
     a, b = (find_corpus(settings.root, name) for name in (first, second))
     (facts_a, of_a), (facts_b, of_b) = facts_of(a), facts_of(b)
     titles = [_title(facts.manifest) for facts in (facts_a, facts_b)]
@@ -115,18 +115,18 @@ def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> 
         return
     for title, of in zip(titles, (of_a, of_b), strict=True):
         if title != of:
-            console.say(f"{title} is a view: formats, refusals and the like are those of {of}")
+            console.say(f"{title} is a subset: formats, refused examples and other statistics are those of {of}")
     if not corpora:
         console.tell(f"{titles[0]} and {titles[1]} are equal.")
         return
     console.table("Corpora", ["", *titles], [[row.what, cell(row.a), cell(row.b)] for row in corpora])
-    rows = [[_WHAT[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
+    rows = [[_CHANGES[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
     console.table("Examples", ["", ""], [["in both", f"{examples.num_common:,}"], *rows], right=(1,))
     for kind, changes in examples.changes.items():
         if changes.count:
             shown = f"the first {len(changes.first)}" if changes.count > len(changes.first) else f"{changes.count}"
             lines = [[each.example_id, cell(each.a), cell(each.b)] for each in changes.first]
-            console.table(f"{_WHAT[kind]}: {shown}", ["example", *titles], lines)
+            console.table(f"{_CHANGES[kind]}: {shown}", ["example", *titles], lines)
 
 
 def _title(manifest: Manifest) -> str:
@@ -147,9 +147,9 @@ def _as_json(titles: list[str], of: list[str], corpora: list[StatDifference], ex
 
 
 def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | None, as_json: bool) -> None:
-    """What is to be expected of a request; then a sample sheet is written beside the logs, where that can be.
+    """Prints what to expect of a request, and writes a sample sheet beside the logs if that folder can be written.
 
-    Raises ValueError, after all is shown, for a view that is larger than train can be.
+    Raises ValueError, after printing, for a subset that is larger than train can be.
     """
     base = None
     if request.add_to:
@@ -158,10 +158,10 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
     with console.progress(f"dry run of {request.name}"):
         found, page = dry_run(request, cores_of(settings), base)
     if not as_json:
-        rows = [[what, said] for what, said in found.rows()]
+        rows = [[name, text] for name, text in found.rows()]
         if take_rows is not None:
             train = f"{'' if found.splits_exact else 'about '}{found.splits.get('train', 0):,}"
-            rows.append(["view", f"the first {take_rows:,} of train, which has {train} rows"])
+            rows.append(["subset", f"the first {take_rows:,} rows of train, which has {train}"])
         console.table(f"{request.name}: nothing was written to {settings.root}", ["", ""], rows)
     sheet = local_dir(settings).absolute() / "dry-runs" / f"{request.name}.html"
     problem = _write_sheet(sheet, page)
@@ -175,17 +175,17 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
 
 
 def _write_sheet(sheet: Path, page: str) -> str | None:
-    """Writes the page, in place of an earlier one. Gives why it is not there."""
+    """Writes the page, replacing an earlier one. Returns the error, or None."""
     try:
         sheet.parent.mkdir(parents=True, exist_ok=True)
         sheet.write_text(page, encoding="utf-8")
     except OSError as error:
-        return f"no sample sheet was written: {error.strerror}, at {sheet}. Set VITLINE_HOME to a folder that can be written."
+        return f"no sample sheet was written to {sheet}: {error.strerror}. Set VITLINE_HOME to a writable folder."
     return None
 
 
 def cores_of(settings: Settings) -> Cores:
-    """The CPUs of the Ray cluster, or of this machine where none is named."""
+    """The CPUs of the Ray cluster, or of this machine if none is configured."""
     if settings.ray_address is None:
         return Cores(
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, "this machine"

@@ -1,4 +1,4 @@
-"""`vitline model`: published models, and any other weights that can be read as one."""
+"""`vitline model`: published models, and weights of other codebases."""
 
 import json as jsonlib
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from vit.convert.weights import Weights
 
 app = typer.Typer(
-    help="Models: published ones and others' weights; convert, run, look into, measure.",
+    help="Models: published ones and weights of other codebases; convert, run, inspect, benchmark.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -26,10 +26,10 @@ Model = Annotated[
 ]
 Variant = Annotated[str | None, typer.Option(help="Refuse a file that is not this variant: `b16`, `r50_b16`, ...")]
 Classes = Annotated[
-    Path | None, typer.Option(help="Class names in the order of the head: a JSON list, or one name a line.")
+    Path | None, typer.Option(help="Class names in the order of the head: a JSON list, or one name per line.")
 ]
 ImageSize = Annotated[
-    int | None, typer.Option("--image-size", min=1, help="Side of the images; positions are resampled.")
+    int | None, typer.Option("--image-size", min=1, help="Side of the images in px; position embeddings are resampled.")
 ]
 Target = Literal["vitline", "timm", "huggingface", "onnx", "torch-export", "mlflow"]
 Mode = Literal["forward", "training", "both"]
@@ -37,7 +37,7 @@ Mode = Literal["forward", "training", "both"]
 
 @app.command("ls")
 def model_ls(root: Root = None, json: Json = False) -> None:
-    """The published models. Example: `vitline model ls`"""
+    """List the published models. Example: `vitline model ls`"""
     from flows.catalog import list_models
 
     where = settings(root).root
@@ -48,7 +48,7 @@ def model_ls(root: Root = None, json: Json = False) -> None:
 
 @app.command("variants")
 def model_variants(json: Json = False) -> None:
-    """Every named network with its parameters and operations. Example: `vitline model variants`"""
+    """List the named networks with their parameters and operations. Example: `vitline model variants`"""
     from vit.models.variant_sizes import SIZES
     from vit.models.variants import REGISTERED, network_variant
 
@@ -61,12 +61,16 @@ def model_variants(json: Json = False) -> None:
 def model_show(
     name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI of a model, or a variant such as `b16`")],
     root: Root = None,
-    num_classes: Annotated[int | None, typer.Option(min=1, help="Of a variant: classes of the head; 1000.")] = None,
-    image_size: Annotated[int | None, typer.Option(min=1, help="Of a variant: side of the images; 224.")] = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Also every tensor with its shape.")] = False,
+    num_classes: Annotated[
+        int | None, typer.Option(min=1, help="For a variant: classes of the head. Default: 1000.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(min=1, help="For a variant: side of the images in px. Default: 224.")
+    ] = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list every tensor with its shape.")] = False,
     json: Json = False,
 ) -> None:
-    """Shape, parameters, FLOPs and memory; of a published model also its image contract and where it comes from.
+    """Show shape, parameters, FLOPs and memory; for a published model also its image contract and provenance.
 
     Example: `vitline model show b16 --image-size 384`
     """
@@ -84,7 +88,9 @@ def model_show(
         shown: dict[str, Any] = {"variant": name, **sizes(config, classes), "model": config.model_dump(mode="json")}
     else:
         if num_classes or image_size:
-            raise ValueError(f"{name} is a model: its classes and its resolution are its own. Leave the options out.")
+            raise ValueError(
+                f"{name} is not a variant: --num-classes and --image-size do not apply to a published model. Omit them."
+            )
         shown = dict(describe_model(find_model(where, name)))
         config, classes = network_config(shown["model"]), shown["classes"]
         shown |= {"network": config.summary, "memory_bytes": memory_bytes(shown["parameters"])}
@@ -99,15 +105,15 @@ def model_show(
 @app.command("convert")
 def model_convert(
     source: Model,
-    out: Annotated[str, typer.Argument(help="Folder or file to write; of `--to vitline` the name of the model")],
-    to: Annotated[Target, typer.Option(help="What to write.")] = "vitline",
+    out: Annotated[str, typer.Argument(help="Folder or file to write; with `--to vitline` the name of the model")],
+    to: Annotated[Target, typer.Option(help="Format to write.")] = "vitline",
     variant: Variant = None,
     classes: Classes = None,
     image_size: ImageSize = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Turn weights of one codebase into those of another, with a report of every entry; nothing unexplained passes.
+    """Convert weights from one format to another, with a report of every entry; an entry that is not recognised is an error.
 
     Example: `vitline model convert B_16.npz paper-b16 --variant b16 --classes imagenet21k.txt`
     """
@@ -131,7 +137,7 @@ def model_forward(
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """The logits of an array of images, so that anyone can hold a file of weights against another implementation.
+    """Compute the logits of an array of images, to compare weights with another implementation.
 
     Example: `vitline model forward B_16.npz images.npy logits.npy --variant b16`
     """
@@ -142,23 +148,23 @@ def model_forward(
     pixels = read_images(images)
     model = opened(weights, root, variant, None, pixels.shape[1])
     logits: np.ndarray = forward_array(model.model.network, pixels)
-    with out.open("wb") as file:  # np.save would add a suffix to another name
+    with out.open("wb") as file:  # given a path, np.save would add a suffix to it
         np.save(file, logits)
-    done = model.report.as_json()
-    told = {key: done[key] for key in ("adapted", "missing", "skipped")}
-    show_one({"written": str(out), "shape": list(logits.shape), **told}, json)
+    report = model.report.as_json()
+    changes = {key: report[key] for key in ("adapted", "missing", "skipped")}
+    show_one({"written": str(out), "shape": list(logits.shape), **changes}, json)
 
 
 @app.command("predict")
 def model_predict(
     model: Model,
     images: Annotated[list[Path], typer.Argument(help="Image files")],
-    top: Annotated[int, typer.Option(min=1, help="Classes to name for each image.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to show for each image.")] = 5,
     classes: Classes = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """Class names with probabilities for image files, through the model's image contract.
+    """Predict classes with probabilities for image files, by the model's image contract.
 
     Example: `vitline model predict birds robin.jpg`
     """
@@ -174,7 +180,7 @@ def model_predict(
 def model_verify(
     name: Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")], root: Root = None, json: Json = False
 ) -> None:
-    """Read a published model back, every tensor against its digest, and compute its stored probe again.
+    """Read a published model back, check every tensor against its digest, and recompute its stored test output.
 
     Example: `vitline model verify birds`
     """
@@ -190,13 +196,13 @@ def model_inspect(
     out: Annotated[Path, typer.Argument(help="Folder for the figures and their page")],
     images: Annotated[
         list[Path] | None,
-        typer.Option("--images", help="Image file or folder; repeatable. Attention is shown on these."),
+        typer.Option("--images", help="Image file or folder for which attention is shown. Repeatable."),
     ] = None,
     variant: Variant = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """The paper's four figures: patch filters, position similarity, attention distance, attention rollout.
+    """Write the paper's four figures: patch filters, position similarity, attention distance, attention rollout.
 
     Example: `vitline model inspect birds figures --images pictures/`
     """
@@ -210,19 +216,22 @@ def model_inspect(
 @app.command("bench")
 def model_bench(
     variants: Annotated[
-        list[str] | None, typer.Argument(help="Variants; default: those of the paper that fit here")
+        list[str] | None, typer.Argument(help="Variants. Default: those of the paper, on a CPU the small ones")
     ] = None,
     image_size: Annotated[
-        list[int] | None, typer.Option("--image-size", min=1, help="Side of the images; repeatable.")
+        list[int] | None,
+        typer.Option("--image-size", min=1, help="Side of the images in px. Repeatable. Default: 224."),
     ] = None,
     mode: Annotated[Mode, typer.Option(help="`forward`, `training` (forward and backward), or both.")] = "both",
     precision: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Arithmetic.")] = "bfloat16",
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Default: chosen by what fits.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps; the median counts.")] = 5,
-    compiled: Annotated[bool, typer.Option("--compile", help="torch.compile; pays on GPUs.")] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Batch size. Default: chosen to fit the memory.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Number of timed steps; the median is reported.")] = 5,
+    compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile, which is faster on GPUs.")] = False,
     json: Json = False,
 ) -> None:
-    """Images per second, largest batch and MFU by variant and resolution on this device (the paper's Figure 12).
+    """Measure images per second, largest batch and MFU by variant and resolution on this device (the paper's Figure 12).
 
     Example: `vitline model bench s16 b16 --image-size 224 --image-size 384`
     """
@@ -236,7 +245,7 @@ def model_bench(
 
 
 def sizes(config: Any, num_classes: int) -> dict[str, Any]:
-    """What a network takes: parameters, operations, bytes."""
+    """Parameters, operations and bytes of a network."""
     from vit.models.build import meta_network
     from vit.models.flops import forward_flops
 
@@ -254,7 +263,7 @@ def size_fields(config: Any, parameters: int, forward_flops: int) -> dict[str, A
 
 
 def memory_bytes(parameters: int) -> dict[str, int]:
-    """Of weights, and of weights, gradients and Adam's two moments."""
+    """Bytes of the weights, and of weights, gradients and Adam's two moments together."""
     return {
         "weights_float32": 4 * parameters,
         "weights_bfloat16": 2 * parameters,
@@ -273,11 +282,11 @@ def opened(
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """Class names from a JSON list or lines of text. Raises ValueError where there are none."""
+    """Class names from a JSON list or lines of text. Raises ValueError if there are none."""
     text = path.read_text(encoding="utf-8")
     names = (
         jsonlib.loads(text) if text.lstrip().startswith("[") else [line for line in text.splitlines() if line.strip()]
     )
     if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{path} holds no class names; a JSON list of strings, or one name a line, was expected.")
+        raise ValueError(f"{path} holds no class names; a JSON list of strings, or one name per line, was expected.")
     return tuple(names)

@@ -1,4 +1,4 @@
-"""What `vitline model` does, as functions: open any weights, run them on arrays and files, write them for others."""
+"""The functions of `vitline model`: open any weights, run them on arrays and files, write them in other formats."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ from vit.training.device_peak import Precision, peak_flops
 
 BATCH = 32
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif")
-# What a laptop measures in a minute; a GPU takes the paper's whole row.
+# A laptop measures these in a minute; a GPU measures all variants of the paper.
 SMALL_VARIANTS = ("ti16", "s32", "s16", "b32", "r26_s32", "bit_r50x1")
 PAPER_VARIANTS = (*SMALL_VARIANTS, "b16", "r50_b16", "l32", "l16", "h14", "bit_r152x2")
 
@@ -43,9 +43,9 @@ def open_weights(
     classes: Sequence[str] | None = None,
     image_size_px: int | None = None,
 ) -> Weights:
-    """The weights of `source`: a published model's name below `root`, or a file or folder.
+    """The weights of `source`: the name of a published model below `root`, or a file or folder.
 
-    Raises ValueError for what is not there, for another variant, and for names that are not one for each class.
+    Raises ValueError if there is no such source, if it is another variant, or if there is not one name for each class.
     """
     num_classes = len(classes) if classes else None
     weights = load_weights(
@@ -57,7 +57,7 @@ def open_weights(
 
 
 def place_of(root: str, source: str) -> str:
-    """A file or folder as it is; the URI of a published model by its name, which goes before a folder of that name."""
+    """The path of a file or folder, or the URI of a published model. A model's name takes precedence over a folder."""
     if source.endswith((".npz", ".safetensors")) or is_location(source):
         return source
     try:
@@ -69,8 +69,8 @@ def place_of(root: str, source: str) -> str:
 
 
 def published_uri(root: str, source: str) -> str:
-    """URI of a published model; weights of another codebase are published below `root` first, under the name of their file
-    or folder. Raises ValueError for what is neither."""
+    """URI of a published model. Weights of another codebase are published below `root` first, under the name of their file or
+    folder. Raises ValueError if `source` is neither."""
     place = place_of(root, source)
     if not place.endswith((".npz", ".safetensors")) and open_store(os.path.expanduser(place)).exists("config.json"):
         config = open_store(os.path.expanduser(place)).read_json("config.json")
@@ -86,14 +86,16 @@ def published_uri(root: str, source: str) -> str:
 
 
 def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
-    """Writes the model in another form and returns where. Raises ValueError where the form cannot hold it."""
+    """Writes the model in another format and returns its place. Raises ValueError if the format cannot represent it."""
     if to != "vitline":
         out = out.removeprefix("file://")
         if "://" in out:
-            raise ValueError(f"{out}: `--to {to}` writes to this machine's disk; give a path, and copy it from there.")
+            raise ValueError(f"{out}: `--to {to}` writes to the local disk only; give a path, then copy the result.")
     if to == "vitline":
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,62}", out):
-            raise ValueError(f"{out!r} is no name of a model: lower case, digits, dots and dashes, without a slash.")
+            raise ValueError(
+                f"{out!r} is not a valid model name: use lower-case letters, digits, '.', '_' and '-', a letter or digit first."
+            )
         version = weights_digest(model)[:12]
         models = open_store(f"{root.rstrip('/')}/models")
         return publish(models, out, version, model.network, model.contract, model.classes, model.provenance)
@@ -108,7 +110,7 @@ def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
     elif to == "mlflow":
         if model.digest == UNPUBLISHED:
             raise ValueError(
-                f"{model.uri} is not a published model at this resolution, and MLflow serves published ones. First "
+                f"{model.uri} is not a published model at this resolution, and MLflow serves only published ones. First run "
                 "`vitline model convert ... NAME` without --to, then convert NAME."
             )
         from vit.serving.mlflow_model import save_mlflow_model
@@ -122,9 +124,9 @@ def convert_to(model: PublishedModel, to: str, out: str, root: str) -> str:
 
 
 def weights_digest(model: PublishedModel) -> str:
-    """Of everything that makes it another model: the version that a converted one is published under."""
-    about = [model.network.config, model.contract, model.classes]
-    digest = hashlib.sha256(canonical_json(about).encode())
+    """Digest of everything that defines a model; its first digits are the version of a converted model."""
+    config = [model.network.config, model.contract, model.classes]
+    digest = hashlib.sha256(canonical_json(config).encode())
     for name, value in sorted(model.network.state_dict().items()):
         digest.update(name.encode())
         digest.update(value.detach().contiguous().numpy().tobytes())
@@ -138,7 +140,7 @@ def read_images(path: Path) -> np.ndarray:
     except FileNotFoundError as error:
         raise ValueError(f"There is no file {path}.") from error
     except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is no .npy file of numbers: {error}.") from error
+        raise ValueError(f"{path} is not a .npy file of numbers: {error}.") from error
     if not isinstance(images, np.ndarray) or images.ndim != 4 or images.shape[3] != 3:
         shape = getattr(images, "shape", "an archive of several arrays")
         raise ValueError(f"{path} has the shape {shape}; (N, H, W, 3) was expected.")
@@ -156,7 +158,7 @@ def forward_array(network: Network, images: np.ndarray) -> np.ndarray:
     """float32 logits (N, K) of float32 images (N, H, W, 3), on the GPU if there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network = network.to(device).eval()
-    with torch.backends.cudnn.flags(allow_tf32=False):  # float32 is asked for, whatever a GPU would rather do
+    with torch.backends.cudnn.flags(allow_tf32=False):  # exact float32, although a GPU is faster with TF32
         parts = [
             network(torch.from_numpy(images[i : i + BATCH]).to(device).permute(0, 3, 1, 2)).float().cpu().numpy()
             for i in range(0, len(images), BATCH)
@@ -165,7 +167,7 @@ def forward_array(network: Network, images: np.ndarray) -> np.ndarray:
 
 
 def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> list[dict[str, Any]]:
-    """A row per image and class, best first; one that cannot be read has a row with its error."""
+    """A row per image and class, best first. An image that cannot be read has a row with its error."""
     rows: list[dict[str, Any]] = []
     for path in images:
         try:
@@ -180,7 +182,7 @@ def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> li
 
 
 def inspect_files(model: PublishedModel, images: Sequence[Path], out: Path, title: str) -> list[str]:
-    """Writes the figures of a model, attention on the images of files and folders; returns the names of the files."""
+    """Writes the figures of a model, with attention on the images of files and folders; returns the names of the files."""
     pixels = []
     for path in list(_files(images))[:MAX_IMAGES]:
         try:
@@ -192,7 +194,7 @@ def inspect_files(model: PublishedModel, images: Sequence[Path], out: Path, titl
         except (ImageRejected, OSError, MemoryError) as error:
             console.say(f"left out: {path}: {str(error) or 'there is not enough memory to decode it'}")
     if not pixels and isinstance(model.network, Transformer):
-        raise ValueError("attention is shown on images, and there is none: `--images FILE` or `--images FOLDER`.")
+        raise ValueError("Attention is shown on images, but none was given: use `--images FILE` or `--images FOLDER`.")
     side = model.network.config.image_size_px
     stacked = np.stack(pixels) if pixels else np.zeros((0, side, side, 3), np.uint8)
     inspection = inspect_network(model.network, model.normalised(stacked))
@@ -216,7 +218,7 @@ def bench_rows(
     steps: int,
     compiled: bool,
 ) -> tuple[list[dict[str, Any]], str]:
-    """A row for every variant, resolution and mode; and what the device's peak is reckoned from."""
+    """A row for every variant, resolution and mode; and a line about the peak of the device and its source."""
     names = variants or (PAPER_VARIANTS if torch.cuda.is_available() else SMALL_VARIANTS)
     configs = {name: [network_variant(name, image_size_px=size) for size in sizes_px] for name in names}
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""`vitline ops reconcile` and `collect-garbage`: the flows' own functions, without a flow run."""
+"""`vitline ops reconcile` and `collect-garbage`: the functions of the flows, called without a flow run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from infra.settings import Settings
 
 
 def reconcile_now(settings: Settings, *, dry_run: bool, quiet_minutes: float) -> list[Inconsistency]:
-    """What disagrees, mended unless `dry_run`. Without PREFECT_API_URL there are no flow runs to ask about."""
+    """Finds inconsistencies and repairs them unless `dry_run`. Without PREFECT_API_URL no flow runs are checked."""
     request = ReconcileRequest(dry_run=dry_run, quiet_minutes=quiet_minutes)
     with open_engines(settings) as engines:
         return reconcile(request, engines, flow_runs(settings))
@@ -27,6 +27,6 @@ def flow_runs(settings: Settings) -> FlowRuns:
 
 
 def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
-    """What is garbage, deleted unless `dry_run`. Asks no engine but the store."""
+    """Finds garbage and deletes it unless `dry_run`. Uses the store only."""
     with open_engines(settings) as engines:
         return collect_garbage(CollectGarbageRequest.model_validate(request), engines)

@@ -1,4 +1,4 @@
-"""`vitline run`: a folder of somebody's pictures to a pre-trained network and its score, in one command."""
+"""`vitline run`: prepares a folder of pictures, pre-trains a network on it and scores it, in one command."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ from vit.config import TrainConfig
 from vit.devices import devices_text
 from vit.recipes.own_pictures import own_pictures
 
-# Decoding, cropping and waiting beside the arithmetic, measured on 2 cores with small images.
+# Time of decoding, cropping and waiting as a fraction of the arithmetic, measured on 2 cores with small images.
 INPUT_SHARE = 0.25
 START_S = 25.0
 
@@ -26,7 +26,7 @@ START_S = 25.0
 def run_own_pictures(
     settings: Settings, source: Path, name: str, *, steps: int | None, confirm: bool, as_json: bool
 ) -> None:
-    """Prepares `source`, says what training will take, trains, and prints the score on the held-out pictures."""
+    """Prepares `source`, estimates the time of the training, trains, and prints the score on held-out pictures."""
     with open_engines(settings) as engines:
         (corpus,), _, _ = prepare_corpora([source_request(settings.root, str(source), name)], engines)
         counts = corpus.manifest.counts
@@ -63,15 +63,15 @@ def run_own_pictures(
         rows.append(
             ["top-1 on held-out pictures", f"{console.percent(state['val_top1'])} of {state['val_examples']:,}"]
         )
-        rows.append(["always the most frequent class", console.percent(state["val_majority_fraction"])])
+        rows.append(["majority class", console.percent(state["val_majority_fraction"])])
     rows.append(["model", state["model"]])
     console.table(name, ["", ""], rows)
     console.tell(f"To use it, in Python in this folder:\n\n{example_of_use(state['model'], corpus, source, settings)}")
 
 
 def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: Settings) -> str:
-    """Lines of Python that load the model and predict the first held-out picture; they work when pasted."""
-    # The name is enough where Python looks below the same root by itself: not one given as an option.
+    """Lines of Python, ready to paste, that load the model and predict the first held-out picture."""
+    # The name is enough if Python finds the same root by itself, which it does not if the root was given as an option.
     name = "/".join(model.split("/")[-2:]) if settings.root == Settings().root else model
     picture = str(first_picture(corpus, source) or "picture.jpg")
     return (
@@ -80,7 +80,7 @@ def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: S
 
 
 def first_picture(corpus: PreparedCorpus, source: Path) -> Path | None:
-    """A file of the source that the corpus holds, of val where there is one; None where pictures lie in archives."""
+    """A file of the source that is in the corpus, if possible in val; None if the pictures are in archives."""
     manifest = corpus.manifest
     split = "val" if "val" in manifest.splits else "train"
     with ShardReader(open_store(corpus.uri), manifest, split) as reader:
@@ -90,7 +90,7 @@ def first_picture(corpus: PreparedCorpus, source: Path) -> Path | None:
 
 
 def trains_here(settings: Settings) -> bool:
-    """Whether Ray runs on this machine: started for this command, or by the local stack."""
+    """Whether Ray runs on this machine, started for this command or by the local stack."""
     return settings.ray_address is None or urlsplit(settings.ray_address).hostname in ("127.0.0.1", "localhost", "::1")
 
 
@@ -102,7 +102,7 @@ def gpus_here() -> int:
 
 
 def estimate(config: TrainConfig, num_classes: int) -> float:
-    """Seconds of the whole training on this machine, from a few real updates; start-up and decoding included."""
+    """Estimated seconds of the training on this machine, from a few updates; includes start-up and decoding."""
     from vit.speed.step_time import seconds_per_step
 
     per_step = seconds_per_step(config.recipe, config.execution, num_classes)

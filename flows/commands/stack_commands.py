@@ -1,4 +1,4 @@
-"""`vitline stack`: the servers of this machine, and how every other command finds them."""
+"""`vitline stack`: starts and stops the local servers, and lets every other command use them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +20,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Port = Annotated[int | None, typer.Option(help="Default: that of the last start, the well-known one, or a free one.")]
-RAY_ELSEWHERE = "Its ports want the token of this stack; its counters and signs of life are open."
+Port = Annotated[
+    int | None, typer.Option(help="Default: the port of the last start, else the well-known one, else a free one.")
+]
+RAY_ELSEWHERE = "Its ports require the token of this stack; only its metrics and health checks are open."
 
 
 @app.command("up")
@@ -32,10 +34,10 @@ def stack_up(
     ray_port: Port = None,
     json: Json = False,
 ) -> None:
-    """Start everything, see that it works, and register the flows with Prefect. Running already, it is left alone.
+    """Start the servers, check that they work, and register the flows with Prefect. A running stack is left alone.
 
-    Where VITLINE_ROOT names a store (s3://bucket/prefix, a folder), the others are started beside it: MLflow keeps its
-    artifacts there, and all use the credentials of this environment.
+    If VITLINE_ROOT names a store (s3://bucket/prefix, a folder), no S3 server is started: MLflow keeps its artifacts in that
+    store, and all servers use the credentials of this environment.
 
     Example: `vitline stack up`
     """
@@ -46,7 +48,7 @@ def stack_up(
 
 @app.command("down")
 def stack_down(json: Json = False) -> None:
-    """End everything, jobs and flow runs included; what was stored stays. Example: `vitline stack down`"""
+    """Stop the servers with all jobs and flow runs; stored data is kept. Example: `vitline stack down`"""
     from infra.local.stack import stop_stack
 
     directory = stack_dir(settings_of())
@@ -54,12 +56,12 @@ def stack_down(json: Json = False) -> None:
     if json:
         console.emit({"was_up": ended, "directory": str(directory)})
     else:
-        console.tell(f"The stack in {directory} is down." if ended else f"No stack was up in {directory}.")
+        console.tell(f"The stack in {directory} is down." if ended else f"No stack was running in {directory}.")
 
 
 @app.command("status")
 def stack_status(json: Json = False) -> None:
-    """What runs, whether it works now, where it listens, what it takes. Ends with 1 unless all of it works.
+    """Show the servers: state, address, memory, open ports and problems. Exits with 1 unless all of them work.
 
     Example: `vitline stack status`
     """
@@ -71,7 +73,7 @@ def stack_status(json: Json = False) -> None:
 def stack_restart(
     name: Annotated[str, typer.Argument(help="s3, mlflow, shipper, prefect, prefect-worker or ray")], json: Json = False
 ) -> None:
-    """End one service in order and start it again on the same ports. Example: `vitline stack restart mlflow`"""
+    """Restart one service on the same ports. Example: `vitline stack restart mlflow`"""
     from infra.local.stack import find_stack, restart_service
 
     directory = stack_dir(settings_of())
@@ -85,7 +87,7 @@ def stack_restart(
 
 
 def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) -> "Settings":
-    """The stack, started where none is up, with the flows registered; this process uses it from now on. Its settings."""
+    """Starts the stack if none is up, registers the flows, makes this process use the stack, and returns its settings."""
     from flows.ops.service_checks import check_store
     from infra.local.paths import log_dir
     from infra.local.stack import find_stack, start_stack
@@ -93,14 +95,14 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     directory = stack_dir(settings)
     if "ray_address" in settings.model_fields_set:
         raise ValueError(
-            f"RAY_ADDRESS is {settings.ray_address}, but the local stack has a Ray of its own. Unset it, or set "
-            "PREFECT_API_URL as well to use your own servers."
+            f"RAY_ADDRESS is {settings.ray_address}, but the local stack has its own Ray. Unset it, or also set "
+            "PREFECT_API_URL to use your own servers."
         )
     root = settings.root if "root" in settings.model_fields_set else None
     if root and not find_stack(directory):
         check = check_store(settings)
         if not check.ok:
-            raise RuntimeError(f"VITLINE_ROOT, {root}, cannot be used: {check.found}. {check.advice}")
+            raise RuntimeError(f"The store {root} of VITLINE_ROOT cannot be used: {check.found}. {check.advice}")
     console.say(f"local stack in {directory}, logs in {log_dir(settings)}")
     start_stack(
         directory,
@@ -111,7 +113,7 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
     )
     join(directory)
     joined = settings_of()
-    from flows.on_prefect.registration import (  # Prefect reads its settings when it is imported: not before joining
+    from flows.on_prefect.registration import (  # after joining, because Prefect reads its settings on import
         register,
         registration_lines,
     )
@@ -122,19 +124,19 @@ def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) ->
 
 
 def join_stack(arguments: Sequence[str]) -> None:
-    """Lets this process use the local stack, if one is up and the person has not named a store or a cluster.
+    """Makes this process use the local stack, if one is up and the user has not configured a store or cluster.
 
-    Where there is one that is down, says so: what lies in its store cannot be seen without it. With or without a stack,
-    no library reports home.
+    If the stack is down, prints that, because its store cannot be read without it. In any case, turns off the telemetry of
+    libraries.
     """
-    asked = {argument.split("=")[0] for argument in arguments}
-    if not arguments or asked & {"--help", "-h", "--version"}:
+    options = {argument.split("=")[0] for argument in arguments}
+    if not arguments or options & {"--help", "-h", "--version"}:
         return
     from infra.settings import NO_TELEMETRY, join_environment
 
     join_environment(NO_TELEMETRY)
     settings = settings_of()
-    if "--root" in asked or arguments[0] in ("stack", "demo"):
+    if "--root" in options or arguments[0] in ("stack", "demo"):
         return
     from infra.local.running_stack import find_running_stack, stopped_message
 
@@ -163,14 +165,14 @@ def join(directory: Path) -> None:
 
 
 def stack_dir(settings: "Settings") -> Path:
-    """Where the stack of this folder keeps its things."""
+    """The directory of the stack of this folder."""
     from infra.local import running_stack
 
     return running_stack.stack_dir(settings)
 
 
 def show_stack(settings: "Settings", as_json: bool) -> bool:
-    """Services, links and open ports on stdout; whether all of it works."""
+    """Prints services, links and open ports; returns whether all services work."""
     from infra.local.stack import find_stack, listeners, memory_bytes, stack_links
 
     directory = stack_dir(settings)
@@ -180,7 +182,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
         if as_json:
             console.emit(report)
         else:
-            console.tell(f"No stack is up in {directory}; `vitline stack up` starts it.")
+            console.tell(f"No stack is running in {directory}; `vitline stack up` starts it.")
         return False
     found, memory, links = problems_of(directory, state), memory_bytes(directory), stack_links(directory)
     open_ports, root = listeners(directory), state.env["VITLINE_ROOT"]
@@ -208,12 +210,12 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     for line in port_lines(open_ports):
         console.tell(line)
     console.tell(f"{'Logs':<14} {Path(state.services[0].log).parent}")
-    console.tell(f"{'Ends with':<14} vitline stack down")
+    console.tell(f"{'Stop with':<14} vitline stack down")
     return works
 
 
 def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
-    """What is wrong with each service: it does not answer, it logs one error again and again, schedules start nothing."""
+    """The problem of each service: it does not answer, it repeats an error in its log, or its schedules start nothing."""
     from flows.ops.schedule_checks import log_problem, schedule_problems
     from infra.local.stack import check_services
 
@@ -229,7 +231,7 @@ def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
 
 
 def port_lines(open_ports: Sequence[Any]) -> list[str]:
-    """Which ports listen where, a line for each service and reach."""
+    """Open ports as text, a line for each service and reach."""
     from infra.local.stack import reached_ports
 
     lines, reached = [], reached_ports(open_ports)

@@ -1,4 +1,4 @@
-"""Planning, running and describing trainings for the command line and for forms; no mathematics of its own."""
+"""Runs trainings and describes models for the command line; no mathematics of its own."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,15 +19,15 @@ from vit.recipes import recipe_named
 
 
 def requested_training(root: str, corpus: str, recipe: str, overrides: Sequence[str]) -> TrainConfig:
-    """What a command line asks for. Raises ValueError for a corpus, recipe, field or value that does not exist."""
-    recipe_named(recipe)  # lists the recipes there are
-    asked = {"corpus": corpus, "recipe": recipe, "overrides": parse_overrides(overrides)}
-    return resolve_pretrain(root, PretrainRequest.model_validate(asked))
+    """The config of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist."""
+    recipe_named(recipe)  # raises with a list of the recipes
+    fields = {"corpus": corpus, "recipe": recipe, "overrides": parse_overrides(overrides)}
+    return resolve_pretrain(root, PretrainRequest.model_validate(fields))
 
 
 def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:
-    """Runs a training to its end and prints where the model lies and how it scored."""
-    plan_training(config)  # what cannot be read as asked is refused before a cluster is started
+    """Runs a training to its end and prints its final state."""
+    plan_training(config)  # raises for lanes, workers or a batch that do not fit, before a cluster is started
     with open_engines(settings) as engines:
         spec, result = train_model(config, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}
@@ -38,7 +38,7 @@ def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) ->
 
 
 def describe_model(uri: str) -> Mapping[str, Any]:
-    """A published model without its weights: sizes, FLOPs, contract, provenance."""
+    """Facts about a published model: sizes, FLOPs, image contract, provenance."""
     from vit.models.flops import forward_flops
 
     store = open_store(uri)

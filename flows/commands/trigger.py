@@ -1,4 +1,4 @@
-"""Starting deployments as the Prefect UI does, from a shell: the same form, the same checks, before it is submitted."""
+"""Starts deployments from a shell as the Prefect UI does, with the same form and the same checks before submission."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -7,10 +7,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.filters import (
-    LogFilter,
-    LogFilterFlowRunId,
-)
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
@@ -32,7 +29,7 @@ from infra.settings import Settings
 
 POLL_S = 1.0
 LOOK_BACK = 50
-# A flow process sends its last lines after its last state, in its own time; one that was killed sends none.
+# How long to wait for the last log lines, which a flow process sends after its final state; a killed process sends none.
 LAST_LINES_S = 10.0
 CHECKS: dict[str, Callable[[str, Any], object]] = {
     "prepare-corpus": resolve_prepare,
@@ -44,10 +41,10 @@ CHECKS: dict[str, Callable[[str, Any], object]] = {
 
 
 def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[FlowRun, str]:
-    """Starts deployment `name` (`flow/deployment`) with its own form and these changes; the run and its page.
+    """Starts the deployment `name` (`flow/deployment`) with these changes to its form; returns the flow run and its page.
 
-    Raises ValueError for what the form or the flow's first statement would refuse, before anything is submitted, and
-    RuntimeError where Prefect or the deployment is not there.
+    Raises ValueError before submission for a request that the form or the flow would refuse, and RuntimeError if Prefect or
+    the deployment does not exist.
     """
     deployment = deployment_named(name)
     with client() as api:
@@ -66,15 +63,15 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
 
 
 def check(root: str, deployment: Deployment, request: FrozenConfig) -> None:
-    """What the flow's first statement will check."""
+    """The checks that the flow makes first."""
     resolve = CHECKS.get(deployment.flow)
     if resolve is not None:
         resolve(root, request)
 
 
 def follow(run_id: UUID) -> FlowRun:
-    """Prints the lines of a flow run, which has those of its subflows, as they come; the run once it has ended. Ctrl-C ends the following,
-    not the run. A server that is away is waited for, at most AWAY_PATIENCE_S; then RuntimeError."""
+    """Prints the log lines of a flow run and its subflows until it has ended, and returns it. Ctrl-C ends the following, not
+    the run. Raises RuntimeError if the server does not answer for AWAY_PATIENCE_S."""
     shown: set[UUID] = set()
     away_since: float | None = None
     ended_at: float | None = None
@@ -92,21 +89,22 @@ def follow(run_id: UUID) -> FlowRun:
         except (OSError, httpx.HTTPError) as error:
             if away_since is None:
                 away_since = time.monotonic()
-                console.say(f"Prefect does not answer ({type(error).__name__}); waiting, the run goes on")
+                console.say(f"Prefect does not answer ({type(error).__name__}); waiting for it, the run continues")
             if time.monotonic() - away_since > AWAY_PATIENCE_S:
                 raise RuntimeError(
-                    f"Prefect has not answered for {AWAY_PATIENCE_S:.0f} s; flow run {run_id} may go on without it. "
-                    "The same command finds its stages again once the server is back."
+                    f"Prefect has not answered for {AWAY_PATIENCE_S:.0f} s; flow run {run_id} may continue without it. "
+                    "Once the server is back, the same command reuses its stages."
                 ) from error
         time.sleep(POLL_S)
 
 
 def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> bool:
-    """What has been logged since the last look, below warnings of libraries; whether it was the last line of the run."""
-    # A page from a little before the last line: lines of two processes may arrive out of order.
-    wanted, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])), max(0, len(shown) - LOOK_BACK)
+    """Prints the lines of the flow that are not in `shown` yet, without those of libraries. Returns whether the last line of
+    the run was among them."""
+    # Start a few lines back, because lines of two processes may arrive out of order.
+    logs, start = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run.id])), max(0, len(shown) - LOOK_BACK)
     last = False
-    for entry in api.read_logs(wanted, offset=start, sort=LogSort.TIMESTAMP_ASC):
+    for entry in api.read_logs(logs, offset=start, sort=LogSort.TIMESTAMP_ASC):
         if entry.id not in shown:
             shown.add(entry.id)
             if entry.name == "prefect.flow_runs":

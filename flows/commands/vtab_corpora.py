@@ -1,5 +1,5 @@
-"""The tasks of VTAB and the paper's other data sets, made from official files: what is there, what is missing and where it
-comes from. A task is called as its corpus: `vtab-pets` is VTAB's, `pets` the paper's own."""
+"""Prepares the tasks of VTAB and the paper's other data sets from official files, and lists these files. A task has the name of
+its corpus: `vtab-pets` is VTAB's, `pets` the paper's own."""
 
 import csv
 import gzip
@@ -24,14 +24,14 @@ from vit.vtab.tasks import VTAB_TASKS
 
 _VTAB_NAMES = {task.corpus_name: task.name for task in VTAB_TASKS}
 TASK_NAMES: tuple[str, ...] = (*_VTAB_NAMES, *get_args(TransferTaskName))
-# Views of 800 rows have a hundred row groups then, which is enough for the lanes of every protocol; with the 256 of other
-# corpora the small pictures of large data sets would come three to a row group.
+# Splits of 800 rows then have a hundred row groups, which is enough for the lanes of every protocol. With 256, as in other
+# corpora, a row group of these splits would hold three small images.
 _SHARDING = ShardingConfig(min_row_groups=100)
 _SPLITS = ("train800", "val200", "train", "val", "test")
 
 
 class TaskState(NamedTuple):
-    """What became of one task: `prepared`, `was prepared`, `files missing`, `failed`."""
+    """The outcome for one task: `prepared`, `was prepared`, `files missing`, `failed`."""
 
     task: str
     state: str
@@ -39,25 +39,25 @@ class TaskState(NamedTuple):
 
 
 def known_tasks(names: Sequence[str]) -> Sequence[str]:
-    """These tasks, or all if there are none. Raises ValueError for a name that is none."""
+    """The named tasks, or all if no name is given. Raises ValueError for an unknown name."""
     for name in names:
         if name not in TASK_NAMES:
             hint = f" Did you mean vtab-{name.replace('_', '-')}?" if name in _VTAB_NAMES.values() else ""
             raise ValueError(
-                f"{name!r} is no task that can be prepared from official files.{hint} They are {', '.join(TASK_NAMES)}."
+                f"{name!r} is not a task that can be prepared from official files.{hint} These are {', '.join(TASK_NAMES)}."
             )
     return names or TASK_NAMES
 
 
 def data_set_of(task: str) -> str:
-    """The data set of a task, whose name its folder has."""
+    """The data set of a task, which is also the name of its folder."""
     vtab = _VTAB_NAMES.get(task)
     return vtab_corpus.data_set_of(vtab) if vtab else transfer_corpus.data_set_of(task)
 
 
 def data_folder(source: str, task: str) -> Store:
-    """Where the files of a task's data set are: the folder named after it below `source`, in it the newest version that
-    TFDS prepared if there is one; else `source` itself."""
+    """The folder with the files of a task's data set: the folder of its name below `source`, or the newest version that TFDS
+    prepared in it; if there is no such folder, `source` itself."""
     top = open_store(source if "://" in source else str(Path(source).expanduser()))
     own = top.child(data_set_of(task))
     first = next(iter(own.scan()), None)
@@ -75,7 +75,7 @@ def task_request(source: str, task: str) -> CorpusConfig:
 
 
 def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[dict[str, Any]]:
-    """Every file of the data sets of these tasks, with size, checksum, home and terms, and what it is needed for."""
+    """Every official file of these tasks, with size, checksum, download page, licence terms and the tasks that need it."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for task in tasks:
         official, folder = _official_of(task), data_set_of(task)
@@ -93,7 +93,7 @@ def _official_of(task: str) -> OfficialFiles:
 
 
 def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
-    """The official files, data set by data set."""
+    """Prints the official files, one table per data set."""
     rows = official_files(known_tasks(tasks))
     if as_json:
         console.emit({"files": rows})
@@ -101,18 +101,20 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
     for folder in dict.fromkeys(row["folder"] for row in rows):
         own = [row for row in rows if row["folder"] == folder]
         body = [[row["file"], cell(row["bytes"]), "  ".join(row["or"])] for row in own]
-        console.table(f"{folder}/", ["file", "bytes", "read as well"], body, right=(1,))
+        console.table(f"{folder}/", ["file", "bytes", "other names"], body, right=(1,))
         homes = dict.fromkeys((row["from"], row["terms"]) for row in own)
         for home, terms in homes:
             files = [row["file"] for row in own if row["from"] == home]
             console.tell(f"  {', '.join(files) + ': ' if len(homes) > 1 else ''}{home} ({terms})")
         console.tell("")
-    console.tell("A folder may also hold what TensorFlow Datasets has prepared of the data set. Nothing is fetched.")
+    console.tell(
+        "A folder may instead hold the data set as TensorFlow Datasets has prepared it. vitline does not download these files."
+    )
 
 
 def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list[TaskState]:
-    """Prepare every task whose files are there, one after another; a failure ends its own task only."""
-    from flows.stages.engines import open_engines  # `vtab files` needs neither
+    """Prepares every task whose files exist, one after another; a failure ends only its own task."""
+    from flows.stages.engines import open_engines  # imported here because `vtab files` does not need it
     from flows.stages.prepare_corpus import prepare_corpora
 
     base, states = open_store(settings.root), list[TaskState]()
@@ -137,7 +139,7 @@ def prepare_tasks(settings: Settings, source: str, tasks: Sequence[str]) -> list
 
 
 def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, as_json: bool) -> bool:
-    """Whether nothing failed; missing files are no failure."""
+    """Prepares tasks and prints the outcomes. Returns whether none failed; missing files are no failure."""
     states = prepare_tasks(settings, source, known_tasks(tasks))
     names = [each.task for each in states if "prepared" in each.state]
     if as_json:
@@ -149,8 +151,8 @@ def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, a
 
 
 def export_splits(settings: Settings, task: str, out: Path) -> dict[str, Any]:
-    """Write which examples a prepared task holds in which split, as a gzipped CSV (split, key, label; several labels of an
-    image with a blank between them), and give a digest of each split: sha256 of its keys in their order, joined by newlines."""
+    """Writes the examples of each split of a prepared task as a gzipped CSV: split, key, and label (several labels separated by
+    blanks). Returns a digest of each split: sha256 of its keys in order, joined by newlines."""
     from flows.catalog import find_corpus
 
     corpus = find_corpus(settings.root, task)

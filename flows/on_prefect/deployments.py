@@ -1,4 +1,4 @@
-"""What Prefect offers to start: names, forms filled in, schedules. `flows/on_prefect/registration.py` registers it."""
+"""The deployments: names, filled-in forms and schedules. `flows/on_prefect/registration.py` registers them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,26 +17,26 @@ from infra.config import FrozenConfig
 from infra.names import there_are
 
 NIGHTLY_CRON = "0 2 * * *"
-# The start of a flow process costs about 6 s of CPU: less than a hundredth of a core at this pace.
+# A flow process takes about 6 s of CPU to start, which at this interval is less than a hundredth of a core.
 RECONCILE_CRON = "*/15 * * * *"
 WEEKLY_CRON = "0 4 * * 0"
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """One entry of Prefect's list. `request` fills the form; what it leaves out keeps the model's defaults."""
+    """One deployment of a flow. `request` fills the form; other fields keep the defaults of the model."""
 
     function: str
-    """Of `flows/deployed.py`; the flow has its name, with dashes."""
+    """Function in `flows/deployed.py`; the flow has its name, with dashes."""
     name: str
     model: type[FrozenConfig]
     request: dict[str, Any]
     stage: str
     cron: str | None = None
     always_active: bool = False
-    """Its new schedule is active at once; of runs that come due together, after the servers were down, one is done."""
+    """Whether its new schedule is active at once. Of several runs that are due together, as after an outage, one is run."""
     purpose: str = ""
-    """What it is for, where a flow has several deployments."""
+    """Its purpose, if the flow has several deployments."""
 
     @property
     def flow(self) -> str:
@@ -44,7 +44,7 @@ class Deployment:
 
     @property
     def entrypoint(self) -> str:
-        """Where a flow process finds the code."""
+        """Import path of the flow."""
         return f"flows.deployed.{self.function}"
 
     @property
@@ -53,22 +53,22 @@ class Deployment:
 
     @property
     def description(self) -> str:
-        """What people read above the form."""
+        """The text above the form."""
         return " ".join(f"{self.purpose} {self.model.__doc__}".split())
 
     @property
     def tags(self) -> list[str]:
-        """Ours; people may add others."""
+        """The tags of vitline; users may add others in Prefect."""
         return ["vitline", f"stage:{self.stage}"]
 
     def form(self) -> dict[str, Any]:
-        """The filled-in form, every field of it, as JSON."""
+        """The filled-in form with every field, as JSON."""
         return self.model.model_validate(self.request).model_dump(mode="json")
 
 
-# A night's budget: 153,600 images are the 1,200 steps of the demo, minutes on two cores and seconds on a GPU.
+# 153,600 images are the 1,200 steps of the demo.
 NIGHT = {"name": "nightly", "train_images": 153_600, "deadline_hours": 6.0, "max_late_hours": 3.0}
-# Written out, though the form's own values are the same: `vitline flows ls` shows them.
+# The defaults of the form, repeated here so that `vitline flows ls` shows them.
 DEMO = {
     "name": "emoji",
     "corpus": "noto-emoji",
@@ -83,11 +83,11 @@ DEPLOYMENTS = (
     Deployment("pretrain_flow", "default", PretrainRequest, {"corpus": "noto-emoji", "recipe": "emoji"}, "pretrain"),
     Deployment("finetune", "default", FinetuneRequest, {"model": "emoji", "corpus": "digits"}, "finetune"),
     Deployment("evaluate", "default", EvaluateRequest, {"model": "emoji", "tasks": ["digits"]}, "evaluate"),
-    Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="For your own choice of corpus and tasks."),
+    Deployment(PIPELINE, "default", PipelineRequest, {}, "pipeline", purpose="With your own choice of corpus and tasks."),
     Deployment(PIPELINE, "demo", PipelineRequest, DEMO, "pipeline", purpose="What `make demo` runs: emoji and digits."),
     Deployment(
         PIPELINE, "nightly", PipelineRequest, NIGHT, "pipeline", NIGHTLY_CRON,
-        purpose="Every night at 02:00 UTC once its schedule is on, with a fixed budget and a deadline.",
+        purpose="Every night at 02:00 UTC once its schedule is active, with a fixed budget and a deadline.",
     ),
     Deployment("compare_runs", "default", CompareRequest, {}, "compare"),
     Deployment("reconcile_flow", "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
@@ -96,7 +96,7 @@ DEPLOYMENTS = (
 
 
 def deployment_named(name: str) -> Deployment:
-    """Raises ValueError that lists the deployments there are."""
+    """The deployment with this full name. Raises ValueError that lists the deployments."""
     for deployment in DEPLOYMENTS:
         if deployment.full_name == name:
             return deployment

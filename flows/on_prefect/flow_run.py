@@ -1,4 +1,4 @@
-"""The Prefect flow run that this process works for: who started it, when it was due, and what was asked for."""
+"""The Prefect flow run of this process: what started it, when it was due, and its request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ R = TypeVar("R", bound=FrozenConfig)
 
 @dataclass(frozen=True)
 class FlowRun:
-    """What a flow needs to know of its own run."""
+    """What a flow needs to know about its own run."""
 
     id: UUID
     deployment: str | None
     """`flow/deployment`; None for a flow that was called from Python."""
     scheduled: bool
-    """Started by a schedule, not by a person."""
+    """Whether a schedule started it, not a person."""
     due: datetime
-    """When it was to start."""
+    """When it should have started."""
     defaults: Mapping[str, Any]
-    """The request that the deployment fills forms with."""
+    """The request with which the deployment fills the form."""
     began: datetime | None = None
-    """When it started, of a run that was suspended and resumed the first time; None: now."""
+    """When it first started, also if it was suspended and resumed since; None: now."""
     name: str | None = None
-    """Where a person gave it one."""
+    """Its name, if a person chose one."""
 
     @classmethod
     def current(cls) -> "FlowRun":
@@ -54,7 +54,7 @@ class FlowRun:
 
     @property
     def night(self) -> date | None:
-        """The UTC date of a scheduled start; runs that people start have none, so that the same request is reused."""
+        """The UTC date of a scheduled start. Runs that people start have none, so that the same request is reused."""
         return self.due.astimezone(UTC).date() if self.scheduled else None
 
     @property
@@ -72,8 +72,8 @@ class FlowRun:
 
 
 def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str, Any]) -> R:
-    """The request: what was given, over what the deployment fills its form with. A request by the API may leave fields
-    out; they keep the deployment's values, never silently the model's. Raises ValueError naming every broken rule."""
+    """The validated request. Fields that a request by the API leaves out keep the deployment's values, not the defaults of the
+    model. Raises ValueError that names every violated rule."""
     try:
         return model.model_validate({**defaults, **given})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""How a flow ends: our outcomes as Prefect states, by the one table of `infra/runs/run_state.py`; and how it does not end."""
+"""How flows end: run states as Prefect states, by the table in `infra/runs/run_state.py`; and what must not end a flow."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from flows.stages.stage import Skipped, StageFailed
 from infra.redact import cleaned
 from infra.runs.run_state import OUTCOMES, RunState
 
-# What people made wrong or the world refused: a sentence is enough. Anything else keeps its traceback.
+# Errors of input or environment, for which a sentence is enough. Any other error keeps its traceback.
 EXPECTED = (ValueError, RuntimeError, OSError)
 
 
@@ -27,7 +27,7 @@ def prefect_state(state: RunState, message: str) -> State:
 
 
 def state_of(error: BaseException) -> State | None:
-    """The state in which an error ends a flow; None for one that Prefect is to handle with its traceback."""
+    """The state in which an error ends a flow; None if Prefect should handle the error with its traceback."""
     if isinstance(error, Skipped):
         return State(type=StateType.COMPLETED, name="Skipped", message=cleaned(str(error)))
     if isinstance(error, StopRequested):
@@ -42,29 +42,29 @@ def state_of(error: BaseException) -> State | None:
 
 
 def told_once() -> None:
-    """Keeps Prefect's engine from writing, below the sentence with which a flow has ended, a traceback of its own code or
-    a state that the run has left."""
+    """Stops Prefect's engine from logging, after the final message of a flow, a traceback of its own code or an outdated
+    state."""
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_is_news)
 
 
 def outlive_the_worker() -> None:
-    """Keeps this process at work once nobody reads what it prints, as when the worker that started it was killed.
+    """Keeps this process running when its output pipe breaks, as when the worker that started it was killed.
 
-    Prefect prints log lines by rich, which ends the process where the pipe is broken; Prefect's API has them anyway.
+    Prefect prints log lines with rich, which ends the process when the pipe is broken. Prefect's API has the lines anyway.
     """
 
-    def forget(console: Console) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+    def discard_output(console: Console) -> None:
+        null = os.open(os.devnull, os.O_WRONLY)
         for number in (sys.stdout.fileno(), sys.stderr.fileno()):
-            os.dup2(nowhere, number)
+            os.dup2(null, number)
 
-    Console.on_broken_pipe = forget  # type: ignore[assignment]
+    Console.on_broken_pipe = discard_output  # type: ignore[assignment]
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    # The engine of a run that Prefect's worker ends knows no other state than the one before.
+    # If the worker ends a run, the engine logs its state before that.
     if record.getMessage().startswith("Finished in state Running("):
         return False
-    # A flow that returns a bad state has said why; the engine then raises that state and logs what it raised.
+    # A flow that returns a failed state has logged the reason. The engine then raises that state and logs the traceback.
     return not (record.exc_info and isinstance(record.exc_info[1], FailedRun | CrashedRun | CancelledRun))

@@ -1,9 +1,9 @@
-"""A Prefect flow run as the one who looks on: artifacts on its page, lines in its log, its cancellation, its deadline.
+"""The observer of a Prefect flow run: artifacts on its page, lines in its log, cancellation, suspension and deadline.
 
-Measured with Prefect 3.8 (and the shape of this file): a cancelled run whose worker died is never told, so a thread reads
-the run's own state each second; no task may be at work while a flow is cancelled, so there are none; stopping in a hook
-of crashed flows would end trainings that are to go on, so there is none. Prefect away is normal: what cannot be shown is
-skipped, and a run that is about to end waits for the server.
+The design follows from the behaviour of Prefect 3.8. A cancelled run whose worker died is not notified, so a thread reads the
+state of the run every second. No task may run while a flow is cancelled, so there are no tasks. A hook for crashed flows would
+stop trainings that should continue, so there is none. The server may be down at any time: then artifacts are skipped, and a
+run that is about to end waits for the server.
 """
 
 import contextlib
@@ -43,14 +43,14 @@ LOG_EVERY_S = 15.0
 LOG_WAITING_EVERY_S = 300.0
 AWAY_PATIENCE_S = 900.0
 CANCELLED = "cancelled in Prefect"
-SUSPENDED = "suspended in Prefect; Resume goes on from there"
+SUSPENDED = "suspended in Prefect; Resume continues from the checkpoint"
 
 
 def client() -> SyncPrefectClient:
-    """A client that answers or fails within seconds. Raises RuntimeError where no server is configured: Prefect would start
-    one of its own, in the home folder."""
+    """A client that answers or fails within seconds. Raises RuntimeError if no server is configured, because Prefect would
+    then start its own, in the home folder."""
     if Settings().prefect_api_url is None:
-        raise RuntimeError("PREFECT_API_URL is not set. `make up` starts a server here; or name yours.")
+        raise RuntimeError("PREFECT_API_URL is not set. `make up` starts a server here; or set it to your own server.")
     return get_client(sync_client=True, httpx_settings={"timeout": 10.0})
 
 
@@ -60,7 +60,7 @@ def slug(text: str) -> str:
 
 
 class PrefectObserver:
-    """Of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
+    """Observer of one outermost flow run. As a context it reads the run's state; `deadline` is in `time.monotonic()` seconds."""
 
     def __init__(self, flow_run_id: UUID):
         self._flow_run_id = flow_run_id
@@ -80,20 +80,20 @@ class PrefectObserver:
         self._over.set()
         self._thread.join(timeout=15)
 
-    # What a stage tells.
+    # Reports of a stage.
 
     def say(self, text: str) -> None:
-        """To the log of the run, and of the subflow at work: people follow the one, and look closer at the other."""
+        """Logs a line in the flow run and in the current subflow."""
         get_run_logger().info(cleaned(text))
         if self._in_part:
             self._run_log.info(cleaned(text))
 
     @contextlib.contextmanager
     def stage(self, title: str) -> Iterator[Show]:
-        """A bar on the page and a line in the log now and then."""
+        """Shows the progress as a bar on the page and as a line in the log at intervals."""
         started = time.monotonic()
         key = slug(title.split()[0])
-        # Prefect's artifact functions are typed as sync or async in one; called from a sync flow they are sync.
+        # Prefect types its artifact functions as sync or async; called from a sync flow they are sync.
         artifact: Any = self._show(lambda: create_progress_artifact(0.0, key=key, description=title))
         drawn, logged = [0.0], [started]
         self.say(f"{title}: submitted")
@@ -125,23 +125,23 @@ class PrefectObserver:
         if self._in_part:
             self._run_log.error("%s: %s", run_key, reason)
         text = f"**{run_key}** {reason}\n\nThe last lines of its job's log:\n\n```\n{log_tail}\n```\n"
-        self._show(lambda: create_markdown_artifact(text, key="failure", description=f"What ended {run_key}"))
+        self._show(lambda: create_markdown_artifact(text, key="failure", description=f"Failure of {run_key}"))
 
     def links(self, key: str, description: str, links: dict[str, str]) -> None:
-        """A small table of links, as an artifact."""
+        """Shows a small table of links as an artifact."""
         text = "| | |\n|---|---|\n" + "".join(f"| {name} | {target} |\n" for name, target in links.items())
         self._show(lambda: create_markdown_artifact(text, key=key, description=description))
 
     def table(self, key: str, description: str, columns: list[str], rows: list[list[str]]) -> None:
-        """A table as an artifact."""
+        """Shows a table as an artifact."""
         body = [dict(zip(columns, row, strict=True)) for row in rows]
         self._show(lambda: create_table_artifact(body, key=key, description=description))
 
     def page(self, key: str, description: str, markdown: Callable[[], str]) -> None:
-        """A text with tables, as an artifact; it is written only where there is a server to take it."""
+        """Shows Markdown as an artifact; the text is only made if the server answers."""
         self._show(lambda: create_markdown_artifact(markdown(), key=key, description=description))
 
-    # What ends a stage early.
+    # Stop requests.
 
     def time_left(self) -> float | None:
         return None if self.deadline is None else self.deadline - time.monotonic()
@@ -155,16 +155,16 @@ class PrefectObserver:
             raise StopRequested("out_of_time", "the deadline of this run has passed")
 
     def stop(self, error: BaseException) -> StopRequested | None:
-        """A run that is cancelled takes its job with it; a flow process that is merely ended leaves the job at work."""
+        """A cancelled run stops its job; if only the flow process is terminated, the job keeps running."""
         if isinstance(error, TerminationSignal):
-            self._look()
+            self._update_state()
             return StopRequested("cancelled", CANCELLED) if self._cancelled else None
-        if isinstance(error, Pause):  # by Prefect itself, which looks between one part and the next
+        if isinstance(error, Pause):  # raised by Prefect, which checks between two subflows
             return Suspended("preempted", SUSPENDED)
         return error if isinstance(error, StopRequested) else None
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
-        """The body as a subflow in this process: its own page, the same states."""
+        """Runs the body as a subflow in this process, with its own page and the same states."""
         outcome: list[T] = []
         errors: list[BaseException] = []
         entered: list[str] = []
@@ -196,14 +196,14 @@ class PrefectObserver:
         if errors:
             raise errors[0]
         if not outcome:
-            # Prefect ended it before the body was entered, as it does where the parent is cancelled meanwhile.
-            self._look()
+            # Prefect ended it before the body was entered, as when the parent was cancelled meanwhile.
+            self._update_state()
             self.check()
             raise RuntimeError(f"subflow {name} ended as {state.name}: {state.message}")
         return outcome[0]
 
     def _suspend_part(self, flow_run_id: UUID) -> None:
-        """A subflow is shown as its parent is: Prefect itself suspends that alone."""
+        """Shows a subflow as suspended, like its parent: Prefect itself suspends only the parent."""
         try:
             with client() as api:
                 api.set_flow_run_state(flow_run_id, suspended_state())
@@ -211,19 +211,19 @@ class PrefectObserver:
             log.warning("could not show subflow %s as suspended: %s", flow_run_id, error)
 
     def wait_for_server(self) -> None:
-        """Returns once Prefect answers: a final state that nobody takes would leave the run RUNNING for ever."""
-        deadline, told = time.monotonic() + AWAY_PATIENCE_S, False
+        """Returns once Prefect answers: without the final state it would show the run as RUNNING for ever."""
+        deadline, warned = time.monotonic() + AWAY_PATIENCE_S, False
         while time.monotonic() < deadline:
-            self._look()
+            self._update_state()
             if not self._away:
                 return
-            if not told:
-                told = True
+            if not warned:
+                warned = True
                 log.warning("Prefect does not answer; waiting up to %.0f s to report the end", AWAY_PATIENCE_S)
             time.sleep(POLL_S)
 
     def _show(self, send: Callable[[], T]) -> T | None:
-        """What is only for eyes is skipped where the server is away."""
+        """Sends an artifact; skips it if the server does not answer."""
         if self._away:
             return None
         try:
@@ -234,25 +234,25 @@ class PrefectObserver:
 
     def _read_state(self) -> None:
         while not self._over.wait(POLL_S):
-            self._look()
+            self._update_state()
 
-    def _look(self) -> None:
+    def _update_state(self) -> None:
         try:
             with client() as api:
                 state = api.read_flow_run(self._flow_run_id).state
         except Exception as error:
             if not self._away:
-                log.warning("Prefect does not answer (%s); the work goes on", error)
+                log.warning("Prefect does not answer (%s); the run continues", error)
             self._away = True
             return
         self._away = False
         if state is not None and (state.is_cancelling() or state.is_cancelled()):
             self._cancelled = True
-        # Resumed within a second, it waits for another process already, which is to find everything free.
+        # If it was resumed within a second, it already waits for another process, for which this one must release its claims.
         if state is not None and (state.is_paused() or state.is_scheduled() or state.is_pending()):
             self._suspended = True
 
 
 def suspended_state() -> State:
-    """As Prefect's UI names it."""
+    """The state that Prefect's UI shows as suspended."""
     return State(type=StateType.PAUSED, name="Suspended", message=SUSPENDED)

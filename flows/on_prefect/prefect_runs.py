@@ -1,4 +1,4 @@
-"""What Prefect knows of our flow runs, for `reconcile`: which have not ended, and the end of those that never will."""
+"""Prefect's flow runs for `reconcile`: lists the unfinished ones and ends those whose process is gone."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -30,39 +30,39 @@ _UNFINISHED = [StateType.PENDING, StateType.RUNNING, StateType.CANCELLING, State
 
 
 class PrefectFlowRuns:
-    """Those of the flows with these names, at the server of PREFECT_API_URL."""
+    """The flow runs of the flows with these names, at the server of PREFECT_API_URL."""
 
     def __init__(self, flow_names: Iterable[str]) -> None:
         self._flow_names = sorted(set(flow_names))
 
     def unfinished(self) -> list[SeenFlowRun]:
-        """PENDING, RUNNING, CANCELLING or PAUSED, subflows included."""
-        ours = FlowFilter(name=FlowFilterName(any_=self._flow_names))
-        at_work = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
+        """The flow runs that are PENDING, RUNNING, CANCELLING or PAUSED, subflows included."""
+        flows = FlowFilter(name=FlowFilterName(any_=self._flow_names))
+        states = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_UNFINISHED)))
         with client() as api:
             runs: list[FlowRun] = []
-            while page := api.read_flow_runs(flow_filter=ours, flow_run_filter=at_work, limit=_PAGE, offset=len(runs)):
+            while page := api.read_flow_runs(flow_filter=flows, flow_run_filter=states, limit=_PAGE, offset=len(runs)):
                 runs += page
             return [seen(api, run) for run in runs]
 
     def find(self, ids: Sequence[str]) -> dict[str, SeenFlowRun]:
-        """By id; what Prefect does not know is left out."""
+        """Flow runs by id, without those that Prefect does not know."""
         with client() as api:
             runs: list[FlowRun] = []
             for first in range(0, len(ids), _PAGE):
-                wanted = [UUID(flow_run_id) for flow_run_id in ids[first : first + _PAGE]]
-                runs += api.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=wanted)))
+                page = [UUID(flow_run_id) for flow_run_id in ids[first : first + _PAGE]]
+                runs += api.read_flow_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=page)))
             return {str(run.id): seen(api, run) for run in runs}
 
     def last_line(self, flow_run_id: str) -> float | None:
-        """Unix seconds of the last line that a flow run has logged; None where it has said nothing."""
-        mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
+        """Unix seconds of the last line that a flow run has logged; None if it has logged none."""
+        logs = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[UUID(flow_run_id)]))
         with client() as api:
-            lines = api.read_logs(mine, limit=1, sort=LogSort.TIMESTAMP_DESC)
+            lines = api.read_logs(logs, limit=1, sort=LogSort.TIMESTAMP_DESC)
         return lines[0].timestamp.timestamp() if lines else None
 
     def end(self, flow_run_id: str, state: RunState, message: str) -> None:
-        """Gives a flow run its final state, unless it has one. Raises RuntimeError where Prefect refuses it."""
+        """Sets the final state of a flow run, unless it has one. Raises RuntimeError if Prefect refuses it."""
         with client() as api:
             try:
                 run = api.read_flow_run(UUID(flow_run_id))
@@ -81,7 +81,7 @@ def seen(api: SyncPrefectClient, run: FlowRun) -> SeenFlowRun:
     since = run.state.timestamp
     assert isinstance(since, datetime)
     pool = run.work_pool_name
-    # A process starts within seconds; a pod or a machine may be waited for as long as it takes.
+    # A process starts within seconds; a pod or a machine may take any time.
     slow = run.state.is_pending() and pool is not None and api.read_work_pool(pool).type != "process"
     return SeenFlowRun(
         id=str(run.id),

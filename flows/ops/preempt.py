@@ -1,4 +1,4 @@
-"""Asks the attempt that is at work on a run to make room: it writes a checkpoint and leaves (DESIGN 4)."""
+"""Preempts the active attempt of a run: it writes a checkpoint and stops (docs/design.md, "Stop requests")."""
 
 import getpass
 import socket
@@ -11,18 +11,18 @@ from infra.runs.run_state import read_state, request_stop
 
 
 def preempt(root: str, key: str) -> Row:
-    """What was asked of whom. Raises ValueError for a run that is not at work, RuntimeError for one without a sign of life."""
+    """Requests the stop and returns it. Raises ValueError for a run that is not active, RuntimeError if it has no heartbeat."""
     run = find_run(root, key)
     claim, state = read_claim(run), read_state(run) or {"state": "running", "attempt": 0}
     if claim is None:
-        raise ValueError(f"No attempt was ever made on {run.uri}; there is nothing to preempt.")
+        raise ValueError(f"{run.uri} has had no attempt, so there is nothing to preempt; `vitline runs ls` lists runs.")
     if state["state"] != "running" and state["attempt"] >= claim.attempt:
-        raise ValueError(f"{claim.run_key} is {state['state']}; `vitline runs ls` shows what runs.")
+        raise ValueError(f"{claim.run_key} is {state['state']}, not running; `vitline runs ls` shows the active runs.")
     silent_s = time.time() - claim.heartbeat
     if silent_s > LIFE_S:
         raise RuntimeError(
-            f"attempt {claim.attempt} of {claim.run_key} has shown no life for {silent_s:.0f} s; "
-            "`vitline ops reconcile` says how it ended."
+            f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat for {silent_s:.0f} s; "
+            "`vitline ops reconcile` brings it to an end state."
         )
     by = f"preempted by {getpass.getuser()}@{socket.gethostname()}"
     request_stop(run, "preempted", by=by, attempt=claim.attempt)

@@ -1,8 +1,8 @@
-"""Ends what nobody follows any more: flow runs, Ray jobs, runs and pipelines that disagree; MLflow gets what it lacks.
+"""Brings flow runs, Ray jobs, runs and pipelines left by killed processes to an end state, and sends MLflow what it lacks.
 
-Nothing ends on one sign alone, nothing that has ended changes, and what showed life within `quiet_minutes` is left alone.
-Whoever comes back meanwhile is safe: a verdict names its attempt, a pipeline's record is written under its claim, and
-Prefect is asked again before it is told.
+Nothing ends on one sign alone, nothing that has ended changes, and everything with a heartbeat within `quiet_minutes` is left
+alone. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is written under
+its claim, and a flow run's state is read again before it is set.
 """
 
 import logging
@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from flows.records import list_run_keys, read_pipeline, write_pipeline
+from flows.console import first_of, utc
+from flows.records import list_pipeline_keys, list_run_keys, read_json_or_none, read_pipeline, write_pipeline
 from flows.requests.forms import ReconcileRequest
 from flows.stages.engines import Engines
 from flows.stages.heartbeat import beats, forget
 from flows.stages.stage import FLOW_CLAIM_S, exclusively, run_store, stop_jobs_of
 from flows.to_mlflow import outbox
 from flows.to_mlflow.shipper import sync_runs
-from flows.to_mlflow.stage_snapshots import list_pipelines
 from infra.config import replace
 from infra.ray_jobs import Job
 from infra.runs.claims import Claim, read_claim
@@ -28,14 +28,14 @@ from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, writ
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
-# Six missed beats: however short a quiet time is asked for, a busy machine is not taken for a dead one.
+# Six missed heartbeats: even with a shorter `quiet_minutes`, a busy machine must not be taken for a dead one.
 LIFE_S = 60.0
 READERS = 16
 SYNCED = "ops/synced.json"
 
 
 class Inconsistency(NamedTuple):
-    """What disagrees, and what was done about it; in a dry run, what would be."""
+    """An inconsistency and what was done about it; in a dry run, what would be done."""
 
     subject: str
     problem: str
@@ -50,15 +50,15 @@ class SeenFlowRun(NamedTuple):
     state: str
     """Prefect's type of the state: PENDING, RUNNING, CANCELLING, PAUSED, COMPLETED, FAILED, CANCELLED, CRASHED, ..."""
     since: float
-    """Unix seconds of the state."""
+    """When it entered the state, in Unix seconds."""
     parent: str | None = None
-    """Of a subflow, the flow run that it is part of."""
+    """The parent flow run of a subflow."""
     awaits_infrastructure: bool = False
-    """PENDING where a start may take long, and says nothing."""
+    """Whether it is PENDING in a pool where a start may take long without any sign of life."""
 
 
 class FlowRuns(Protocol):
-    """What Prefect knows."""
+    """What reconcile reads from Prefect and sets there."""
 
     def unfinished(self) -> list[SeenFlowRun]: ...
 
@@ -70,7 +70,7 @@ class FlowRuns(Protocol):
 
 
 class NoFlowRuns:
-    """Where there is no Prefect: runs of commands are reconciled all the same."""
+    """Stands in if there is no Prefect server: runs of commands are still reconciled."""
 
     def unfinished(self) -> list[SeenFlowRun]:
         return []
@@ -94,25 +94,25 @@ class SeenRun(NamedTuple):
 
 
 def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) -> list[Inconsistency]:
-    """What disagrees between Prefect, Ray, the store and MLflow, each mended unless `dry_run`.
+    """Finds inconsistencies between Prefect, Ray, the store and MLflow, and repairs each unless `dry_run`.
 
-    What fails for one of them is said in its finding and holds up no other. Raises where an engine does not answer at
-    the start: what it does not say is no sign.
+    An error in one repair is reported in its finding and stops no other. Raises if an engine does not answer at the start:
+    a missing answer proves nothing.
     """
     with exclusively(engines, "reconcile"):
-        at_work = Reconciler(request, engines, prefect)
-        at_work.end_cancelled_jobs()
-        at_work.end_silent_runs()
-        at_work.end_left_pipelines()
-        at_work.end_dead_flow_runs()
-        at_work.tell_of_jobs_without_a_flow()
-        at_work.send_to_mlflow()
-    return at_work.findings
+        reconciler = Reconciler(request, engines, prefect)
+        reconciler.end_cancelled_jobs()
+        reconciler.end_silent_runs()
+        reconciler.end_abandoned_pipelines()
+        reconciler.end_dead_flow_runs()
+        reconciler.report_jobs_without_a_flow()
+        reconciler.send_to_mlflow()
+    return reconciler.findings
 
 
 @dataclass
 class Reconciler:
-    """One look at all engines, and what follows from it, a case at a time."""
+    """Reads the state of all engines once, then handles the inconsistencies case by case."""
 
     request: ReconcileRequest
     engines: Engines
@@ -122,31 +122,31 @@ class Reconciler:
         self.findings: list[Inconsistency] = []
         self.root = open_store(self.engines.root)
         self.quiet_s = 60 * self.request.quiet_minutes
-        # A command without a cluster of its own would start one by asking.
+        # Without a configured cluster, listing jobs would start a local one.
         jobs = self.engines.cluster.jobs.list() if self.engines.settings.ray_address else []
         self.jobs = {job.id: job for job in jobs}
         self.unfinished = {run.id: run for run in self.prefect.unfinished()}
         self.beats = beats(self.root)
         self.runs = self._read_each(list_run_keys(self.root), self._read_run)
-        self.pipelines = self._read_each(list_pipelines(self.root), lambda key: read_pipeline(self.root, key))
-        named = {job.metadata.get("flow_run_id") for job in self._living()}
-        named |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
-        named |= {run.parent for run in self.unfinished.values()}
-        self.flow_runs = self.prefect.find(sorted(flow_run_id for flow_run_id in named if flow_run_id))
+        self.pipelines = self._read_each(list_pipeline_keys(self.root), lambda key: read_pipeline(self.root, key))
+        ids = {job.metadata.get("flow_run_id") for job in self._active_jobs()}
+        ids |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
+        ids |= {run.parent for run in self.unfinished.values()}
+        self.flow_runs = self.prefect.find(sorted(flow_run_id for flow_run_id in ids if flow_run_id))
         self.flow_runs |= self.unfinished
         self.now = time.time()
         self.changed: set[str] = set()
 
     def end_cancelled_jobs(self) -> None:
-        """A job outlived its flow run: whoever cancelled it saw to the flow only."""
-        for flow_run_id in sorted({job.metadata.get("flow_run_id", "") for job in self._living()}):
+        """Stops jobs that outlived their cancelled flow run."""
+        for flow_run_id in sorted({job.metadata.get("flow_run_id", "") for job in self._active_jobs()}):
             run = self.flow_runs.get(flow_run_id)
             if run is None or not self._cancelled(run):
                 continue
-            ids = [job.id for job in self._living() if job.metadata.get("flow_run_id") == flow_run_id]
-            stopped = self._mend(
+            ids = [job.id for job in self._active_jobs() if job.metadata.get("flow_run_id") == flow_run_id]
+            stopped = self._repair(
                 Inconsistency(
-                    f"job {', '.join(ids)}", f"at work for flow run {run.name}, which is {run.state}", "stopped"
+                    f"job {', '.join(ids)}", f"active for flow run {run.name}, which is {run.state}", "stopped"
                 ),
                 partial(stop_jobs_of, self.engines, flow_run_id),
             )
@@ -156,32 +156,35 @@ class Reconciler:
                     self.changed.add(self.jobs[job_id].metadata["run_key"])
 
     def end_silent_runs(self) -> None:
-        """An attempt that holds the claim has ended, and neither it nor its flow could say how."""
+        """Sets the reconciled state of runs whose attempt ended without writing a final state."""
         for run in self.runs:
-            if run.claim is None or spoke(run) or run.key in self.changed:
+            if run.claim is None or has_ended(run) or run.key in self.changed:
                 continue
             job = self.jobs.get(run.claim.job_id)
             if job is not None and not job.terminal:
                 continue
             last, patience_s = run.claim.heartbeat, max(self.quiet_s, LIFE_S)
-            if job is not None:  # Ray and the store are two signs; where Ray knows nothing, silence has to be long
+            if (
+                job is not None
+            ):  # Ray and the store are two signs; if Ray does not know the job, the silence has to be longer
                 last, patience_s = job.ended_at or 0.0, self.quiet_s
             if self.now - last < patience_s:
                 continue
             store, attempt = run_store(self.engines.root, run.key), run.claim.attempt
             state, reason = reconciled_state(store, attempt, job)
-            problem = f"says that it runs, but {reason}"
-            mended = self._mend(
+            problem = f"recorded as running, but {reason}"
+            repaired = self._repair(
                 Inconsistency(f"run {run.key}", problem, f"attempt {attempt} is {state}"),
                 partial(judge, store, run.claim, state, reason),
             )
-            if mended:
+            if repaired:
                 self.changed.add(run.key)
 
-    def end_left_pipelines(self) -> None:
-        """A pipeline whose process was killed. While a job of it is at work its record stays as it is."""
+    def end_abandoned_pipelines(self) -> None:
+        """Ends pipelines whose process was killed. As long as one of its jobs is active, a pipeline keeps its state."""
+        active = {job.metadata.get("pipeline") for job in self._active_jobs()}
         for record in self.pipelines:
-            if record.state != "running" or any(job.metadata.get("pipeline") == record.key for job in self._living()):
+            if record.state != "running" or record.key in active:
                 continue
             claim = read_claim(self.root.child(f"claims/{record.key}"))
             heartbeat = claim.heartbeat if claim else 0.0
@@ -192,19 +195,20 @@ class Reconciler:
                 continue
             run = self.flow_runs.get(flow_run_id or "")
             state: RunState = "cancelled" if run is not None and self._cancelled(run) else "preempted"
-            reason = f"nobody has driven it since {utc(max(heartbeat, record.updated_at))}; the same request goes on"
-            mended = self._mend(
-                Inconsistency(f"pipeline {record.key}", f"says that it runs, but {reason}", f"is {state}"),
+            silent_since = utc(max(heartbeat, record.updated_at))
+            reason = f"its process has been silent since {silent_since}; the same request resumes it"
+            repaired = self._repair(
+                Inconsistency(f"pipeline {record.key}", f"recorded as running, but {reason}", f"is {state}"),
                 partial(self._end_pipeline, record.key, state, reason),
             )
-            if mended:
+            if repaired:
                 self.changed.add(record.key)
 
     def end_dead_flow_runs(self) -> None:
-        """Flow runs that Prefect shows at work and whose process is gone; then the subflows of those that have ended."""
+        """Ends flow runs that Prefect shows as unfinished although their process is gone, then the subflows of ended runs."""
         ended: dict[str, RunState] = {}
         for run in self.unfinished.values():
-            if run.state == "PAUSED":  # suspended: it has no process, and Prefect itself gives it up in time
+            if run.state == "PAUSED":  # suspended: it has no process, and Prefect itself ends it after its timeout
                 continue
             if run.parent is None and self._is_dead(run) and (end := self._end_of(run)) is not None:
                 problem = f"{run.state} since {utc(run.since)}, but its process is gone"
@@ -214,16 +218,16 @@ class Reconciler:
             parent = self.flow_runs.get(run.parent or "")
             if parent is None:
                 continue
-            message = f"flow run {parent.name}, which it is part of, has ended"
+            message = f"its parent flow run {parent.name} has ended"
             if parent.id in ended:
                 self._end_flow_run(run, message, ended[parent.id], message)
             elif parent.state in ENDED and self.now - max(parent.since, run.since) >= self.quiet_s:
                 state: RunState = "cancelled" if parent.state == "CANCELLED" else "preempted"
                 self._end_flow_run(run, message, state, message)
 
-    def tell_of_jobs_without_a_flow(self) -> None:
-        """Training goes on without its flow; nothing is to be done, but people want to know."""
-        for job in self._living():
+    def report_jobs_without_a_flow(self) -> None:
+        """Reports jobs that run without their flow. They need no repair, but users want to know."""
+        for job in self._active_jobs():
             flow_run_id = job.metadata.get("flow_run_id")
             if flow_run_id is None or isinstance(self.prefect, NoFlowRuns):
                 continue
@@ -231,23 +235,23 @@ class Reconciler:
             if run is not None and (self._cancelled(run) or (run.state not in ENDED and not self._is_dead(run))):
                 continue
             self.changed.add(job.metadata["run_key"])
-            problem = f"at work without a flow: {f'flow run {run.name} is gone' if run else 'Prefect has no such run'}"
-            action = "left at work; the same request follows it again"
+            problem = f"active without a flow: {f'flow run {run.name} is gone' if run else 'Prefect has no such run'}"
+            action = "left running; the same request follows it again"
             self.findings.append(Inconsistency(f"job {job.id}", problem, action))
 
     def send_to_mlflow(self) -> None:
-        """What has ended since the last look, and what nobody ships; what MLflow could not take waits for the next."""
+        """Sends what has ended since the last reconcile and what is in the outbox. What fails is sent by the next one."""
         if self.engines.settings.mlflow_tracking_uri is None:
             return
         since = self._synced_until() - max(self.quiet_s, LIFE_S)
-        lacking = self.changed | {entry.key for entry in outbox.left(self.root)}
-        keys = [run.key for run in self.runs if run.key in lacking or (spoke(run) and reported_at(run) >= since)]
+        unsent = self.changed | {entry.key for entry in outbox.left(self.root)}
+        keys = [run.key for run in self.runs if run.key in unsent or (has_ended(run) and updated_at(run) >= since)]
         for record in self.pipelines:
-            if record.key in lacking or (record.state != "running" and record.updated_at >= since):
+            if record.key in unsent or (record.state != "running" and record.updated_at >= since):
                 keys.append(record.key)
         if not keys:
             return
-        problem = f"may lack something of {listed(keys)}"
+        problem = f"may lack parts of {first_of(keys)}"
         if self.request.dry_run:
             self.findings.append(Inconsistency("MLflow", problem, "would be sent what it lacks"))
             return
@@ -257,27 +261,27 @@ class Reconciler:
             self.findings.append(Inconsistency("MLflow", problem, f"not done: {error}"))
             return
         if report.sent:
-            self.findings.append(Inconsistency("MLflow", f"lacked something of {listed(report.sent)}", "sent"))
+            self.findings.append(Inconsistency("MLflow", f"lacked parts of {first_of(report.sent)}", "sent"))
         for why in dict.fromkeys(report.left.values()):
             left = [key for key, reason in report.left.items() if reason == why]
-            self.findings.append(Inconsistency("MLflow", f"lacks something of {listed(left)}", f"not done: {why}"))
+            self.findings.append(Inconsistency("MLflow", f"lacks parts of {first_of(left)}", f"not done: {why}"))
         if not report.left:
             self.root.write_json(SYNCED, {"schema_version": 1, "until": self.now})
 
-    # How it is judged.
+    # How states are decided.
 
-    def _living(self) -> list[Job]:
+    def _active_jobs(self) -> list[Job]:
         return [job for job in self.jobs.values() if not job.terminal and "run_key" in job.metadata]
 
     def _cancelled(self, run: SeenFlowRun) -> bool:
-        """Cancelled, or about to be for so long that nobody does it."""
+        """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
         return run.state == "CANCELLED" or (run.state == "CANCELLING" and self.now - run.since >= self.quiet_s)
 
     def _lives(self, flow_run_id: str) -> bool:
         return self.now - self.beats.get(flow_run_id, 0.0) < max(self.quiet_s, LIFE_S)
 
     def _is_dead(self, run: SeenFlowRun) -> bool:
-        """No change in Prefect, and no sign of life in the store; of a body that was never entered, no line in the log."""
+        """Whether its state in Prefect is old and it has no heartbeat in the store; before its first heartbeat, no log line."""
         if self.now - run.since < self.quiet_s or self._lives(run.id) or run.awaits_infrastructure:
             return False
         if run.id in self.beats:
@@ -286,9 +290,9 @@ class Reconciler:
         return self.now - last >= max(self.quiet_s, LIFE_S)
 
     def _end_of(self, run: SeenFlowRun) -> tuple[RunState, str] | None:
-        """How a dead flow run has ended: as what it worked on did. None while that goes on."""
+        """The end state of a dead flow run: that of its pipeline or last job. None while that is still running."""
         if run.state == "CANCELLING":
-            return "cancelled", "cancelled; its process was gone and could not say so"
+            return "cancelled", "cancelled; its process was gone and could not report it"
         jobs = [job for job in self.jobs.values() if job.metadata.get("flow_run_id") == run.id]
         if any(not job.terminal for job in jobs):
             return None
@@ -296,21 +300,21 @@ class Reconciler:
         if pipeline is not None:
             record = read_pipeline(self.root, pipeline.key)
             if record.state == "running":
-                return ("preempted", f"pipeline {record.key} was left") if self.request.dry_run else None
-            return record.state, f"pipeline {record.key}: {record.reason or record.state} (told by reconcile)"
+                return ("preempted", f"the process of pipeline {record.key} is gone") if self.request.dry_run else None
+            return record.state, f"pipeline {record.key}: {record.reason or record.state} (set by reconcile)"
         if jobs:
             last = max(jobs, key=lambda job: job.started_at or 0.0)
             key = last.metadata.get("run_key", "")
             state = read_state(run_store(self.engines.root, key)) or {}
             if state.get("state") in (None, "running"):
                 return None
-            return state["state"], f"{key}: {state.get('reason') or state['state']} (told by reconcile)"
+            return state["state"], f"{key}: {state.get('reason') or state['state']} (set by reconcile)"
         return "preempted", "its process was gone before it had submitted a job; start it again"
 
-    # What is done.
+    # Repairs.
 
-    def _mend(self, finding: Inconsistency, action: Callable[[], object]) -> bool:
-        """Records a finding and does what it says, unless this is a dry run. Whether it was done."""
+    def _repair(self, finding: Inconsistency, action: Callable[[], object]) -> bool:
+        """Records a finding and runs its action unless this is a dry run. Returns whether the action succeeded."""
         if self.request.dry_run:
             self.findings.append(finding._replace(action=f"would be: {finding.action}"))
             return False
@@ -331,12 +335,12 @@ class Reconciler:
     def _end_flow_run(self, run: SeenFlowRun, problem: str, state: RunState, message: str) -> bool:
         outcome = OUTCOMES[state]
         finding = Inconsistency(f"flow run {run.name}", problem, f"is {outcome.prefect_type} ({message})")
-        done = self._mend(finding, lambda: self.prefect.end(run.id, state, message))
+        done = self._repair(finding, lambda: self.prefect.end(run.id, state, message))
         if done:
             forget(self.root, run.id)
         return done or self.request.dry_run
 
-    # What is read.
+    # Reading the store.
 
     def _read_run(self, key: str) -> SeenRun:
         store = run_store(self.engines.root, key)
@@ -347,32 +351,29 @@ class Reconciler:
             return list(pool.map(read, keys))
 
     def _synced_until(self) -> float:
-        try:
-            return float(self.root.read_json(SYNCED)["until"])
-        except FileNotFoundError:
-            return 0.0
+        synced = read_json_or_none(self.root, SYNCED)
+        return float(synced["until"]) if synced else 0.0
 
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
-def spoke(run: SeenRun) -> bool:
-    """Whether the attempt that holds the claim has said how it ended."""
+def has_ended(run: SeenRun) -> bool:
+    """Whether the attempt that holds the claim has written how it ended."""
     state, attempt = run.state or {"state": "running"}, run.claim.attempt if run.claim else 0
     return state["state"] != "running" and state["attempt"] >= attempt
 
 
-def reported_at(run: SeenRun) -> float:
+def updated_at(run: SeenRun) -> float:
     return run.state["updated_at"] if run.state else 0.0
 
 
 def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunState, str]:
-    """How an attempt ended that did not say so, and why we think so."""
+    """The end state of an attempt that wrote none, and the evidence for it."""
     stop = read_stop(run)
-    asked = stop if stop is not None and stop["attempt"] == attempt else None
     found = "Ray does not know its job and its heartbeat has stopped" if job is None else f"its job is {job.state}"
-    if asked is not None:
-        return asked["reason"], f"{found}; it was asked to stop: {asked['by']}"
+    if stop is not None and stop["attempt"] == attempt:
+        return stop["reason"], f"{found}; it was asked to stop: {stop['by']}"
     if job is None:
         return "preempted", f"{found}; the same request resumes it"
     if job.state == "stopped":
@@ -383,16 +384,7 @@ def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunStat
 
 
 def judge(run: Store, claim: Claim, state: RunState, reason: str) -> None:
-    """Writes the verdict. Raises RuntimeError where the attempt beats after all, has spoken or was followed by another."""
-    if read_claim(run) != claim or spoke(SeenRun(claim.run_key, claim, read_state(run))):
-        raise RuntimeError("it showed life in this moment.")
+    """Writes the reconciled state. Raises RuntimeError if the attempt is alive or has ended, or if another has followed."""
+    if read_claim(run) != claim or has_ended(SeenRun(claim.run_key, claim, read_state(run))):
+        raise RuntimeError("its claim or state changed meanwhile; the next reconcile checks it again.")
     write_reconciled_state(run, state, claim.attempt, reason)
-
-
-def utc(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
-
-
-def listed(keys: Sequence[str], limit: int = 5) -> str:
-    more = len(keys) - limit
-    return ", ".join(keys[:limit]) + (f" and {more} more" if more > 0 else "")

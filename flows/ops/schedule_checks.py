@@ -1,6 +1,6 @@
-"""Whether schedules that are switched on really start runs: a server can show an active schedule and never act on it.
+"""Checks that active schedules start runs: a server can show an active schedule and never act on it.
 
-By plain HTTP, as everything in `service_checks.py`: a status command must not import Prefect.
+Uses plain HTTP, like `service_checks.py`, because a status command must not import Prefect.
 """
 
 import json
@@ -17,9 +17,9 @@ from infra.local.state import StackState
 from infra.settings import Settings
 
 GRACE = timedelta(seconds=150)
-"""Prefect's scheduler looks at deployments once a minute."""
+"""Prefect's scheduler checks the deployments once a minute."""
 LATE = timedelta(minutes=5)
-"""A worker takes a run within seconds of its time; with every slot of its pool taken it may wait."""
+"""A worker takes a run within seconds of its due time; if every slot of its pool is taken, the run may wait."""
 _PAGE = 200
 
 
@@ -31,15 +31,15 @@ def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
     active = list(_active(url))
     problems = schedule_problems(url, now)
     if problems:
-        advice = "Look at the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
+        advice = "Read the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
         return Check("schedules", False, "; ".join(problems), advice)
     return Check("schedules", True, f"{len(active)} active, each with upcoming runs" if active else "none is active")
 
 
 def schedule_problems(url: str, now: datetime | None = None) -> list[str]:
-    """A sentence for each deployment of the Prefect server at `url` (its API) whose active schedules start nothing.
+    """A sentence for each deployment whose active schedules start nothing; `url` is the API of the Prefect server.
 
-    Raises OSError where the server does not answer as Prefect does.
+    Raises OSError if the server does not answer as Prefect does.
     """
     now = now or datetime.now(UTC)
     problems = []
@@ -60,16 +60,18 @@ def schedule_problems(url: str, now: datetime | None = None) -> list[str]:
 
 
 def check_logs(state: StackState | None) -> Check:
-    """That no service of the local stack logs one error again and again, however well it answers."""
+    """No service of the local stack repeats an error in its log, even if it answers."""
     if state is None:
-        return Check("logs", True, "no local stack is up here")
+        return Check("logs", True, "no local stack is running here")
     problems = [problem for service in state.services if (problem := log_problem(service.log))]
-    advice = "Read that log; `vitline stack restart NAME` starts the service anew. If it goes on, run `make install`."
+    advice = (
+        "Read that log; `vitline stack restart NAME` restarts the service. If the error persists, run `make install`."
+    )
     return Check("logs", not problems, "; ".join(problems) or "no repeating error", advice if problems else "")
 
 
 def log_problem(log: str) -> str:
-    """The most frequent repeating error of a log in a sentence; empty where there is none."""
+    """The most frequent repeated error of a log as a sentence; empty if there is none."""
     errors = repeated_errors(Path(log))
     if not errors:
         return ""
@@ -79,7 +81,7 @@ def log_problem(log: str) -> str:
 
 
 def _active(url: str) -> Iterator[dict[str, Any]]:
-    """Deployments with a schedule that is switched on."""
+    """Deployments that are not paused and have an active schedule."""
     offset = 0
     while True:
         page = _post(url, "deployments/filter", {"limit": _PAGE, "offset": offset})
@@ -114,4 +116,4 @@ def _post(url: str, path: str, form: dict[str, Any]) -> Any:
     try:
         return json.loads(reply.text)
     except ValueError as odd:
-        raise OSError(f"{urlsplit(url).netloc} answers {path} with something else than JSON") from odd
+        raise OSError(f"{urlsplit(url).netloc} answers {path} with a body that is not JSON") from odd

@@ -1,6 +1,6 @@
-"""Checks of the services that are configured: do they answer, let us in, run the versions we expect, keep the time.
+"""Checks of the configured services: that they answer, grant access, run the expected versions and keep the time.
 
-All by plain HTTP with short time-outs, so that no client library's own patience stands between a person and an answer.
+They use plain HTTP with short timeouts, because client libraries retry for much longer.
 """
 
 import contextlib
@@ -25,17 +25,17 @@ from infra.storage import Store, StoreFailed, open_store, probe_conditional_writ
 
 TIMEOUT_S = 4.0
 _MOST_BYTES = 20_000_000
-"""Of an answer; the list of deployments holds every form."""
+"""Limit of a reply; the list of deployments holds every form."""
 BUSY = 5
-"""How many times as long a busy machine is waited for."""
-BUSY_ADVICE = "Nothing need be broken: ask again when less is running here."
-# Claims compare a heartbeat of another machine with this one's clock; their time-out is a minute.
+"""Factor of the timeouts on a busy machine."""
+BUSY_ADVICE = "This may be no fault: run the doctor again when the machine is less busy."
+# Claims compare a heartbeat of another machine with this one's clock; their timeout is a minute.
 MAX_CLOCK_DIFFERENCE_S = 5.0
 
 
 class Reply(NamedTuple):
-    """An answer of a server, whatever its status. `ahead_s` is by how much its clock is ahead of ours, give or take
-    `uncertain_s`; None where it gave no date."""
+    """A reply of a server with any status. `ahead_s` is how far its clock is ahead of this machine's, plus or minus
+    `uncertain_s`; None if it sent no date."""
 
     status: int
     text: str
@@ -44,12 +44,12 @@ class Reply(NamedTuple):
 
 
 def patience() -> int:
-    """What time-outs are multiplied by now."""
+    """The factor of all timeouts at this moment."""
     return BUSY if is_busy() else 1
 
 
 def ask(url: str, token: str | None = None, form: dict[str, Any] | None = None) -> Reply:
-    """The answer to a GET, or to a POST of `form` as JSON. Raises OSError where no answer comes."""
+    """The reply to a GET, or to a POST of `form` as JSON. Raises OSError if there is none."""
     request = urllib.request.Request(url, data=None if form is None else json.dumps(form).encode())
     if token:
         request.add_header("Authorization", f"Bearer {token}")
@@ -72,13 +72,13 @@ def ask(url: str, token: str | None = None, form: dict[str, Any] | None = None) 
     waited_s = time.time() - began
     ahead_s = None
     if headers.get("Date"):
-        # The header has whole seconds, cut off.
+        # The header holds whole seconds, rounded down.
         ahead_s = parsedate_to_datetime(headers["Date"]).timestamp() + 0.5 - (began + waited_s / 2)
     return Reply(status, body.decode(errors="replace"), ahead_s, 0.5 + waited_s / 2)
 
 
 def installed(package: str) -> str | None:
-    """Its version here; None where it is not installed."""
+    """Version of an installed package; None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -86,14 +86,16 @@ def installed(package: str) -> str | None:
 
 
 def check_store(settings: Settings) -> Check:
-    """A list, a write, a read back, a delete, and conditional writes, on which claims rest."""
+    """List, write, read and delete, and the conditional writes that claims need."""
     store, started = open_store(settings.root), time.perf_counter()
     if store.uri.startswith("s3://"):
         try:
-            ask(s3_url(settings))  # S3's own client is patient for half a minute
+            ask(s3_url(settings))  # the S3 client itself waits for half a minute
         except OSError as away:
             return _away("store", away, "AWS_ENDPOINT_URL" + ("" if settings.s3_endpoint_url else ", which is not set"))
-    key = f"doctor/{time.time_ns()}-{uuid.uuid4().hex}"  # what is left of a killed doctor says how old it is
+    key = (
+        f"doctor/{time.time_ns()}-{uuid.uuid4().hex}"  # the time lets collect-garbage delete what a killed doctor left
+    )
     try:
         for what, permission, step in _store_steps(store, key):
             try:
@@ -110,16 +112,16 @@ def check_store(settings: Settings) -> Check:
 
 
 def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], str | None]]]:
-    """What is tried, the permission that S3 wants for it, and what tries it: a text says that it went wrong."""
+    """Operations in order: name, the permission that S3 needs, and a function that returns an error text or None."""
 
     def absent() -> str | None:
-        return "lists what nobody wrote" if store.list(key) else None
+        return "lists a key that was never written" if store.list(key) else None
 
     def read() -> str | None:
-        return None if store.read(key) == b"vitline" else "gave back other bytes than were written"
+        return None if store.read(key) == b"vitline" else "returned other bytes than were written"
 
     def listed() -> str | None:
-        return None if store.list(key) == [key] else "does not list what was written"
+        return None if store.list(key) == [key] else "does not list a key that was written"
 
     return [
         ("list", "s3:ListBucket", absent),
@@ -127,7 +129,7 @@ def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], st
         ("read", "s3:GetObject", read),
         ("list", "s3:ListBucket", listed),
         ("delete", "s3:DeleteObject", lambda: store.delete(key)),
-        ("write on condition", "s3:PutObject", lambda: probe_conditional_writes(store)),
+        ("write conditionally", "s3:PutObject", lambda: probe_conditional_writes(store)),
     ]
 
 
@@ -137,18 +139,18 @@ def _store_advice(failed: StoreFailed, permission: str) -> str:
         "SignatureDoesNotMatch": "The secret does not belong to the key: correct AWS_SECRET_ACCESS_KEY.",
         "ExpiredToken": "Get new credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.",
         "InvalidToken": "Correct AWS_SESSION_TOKEN, or unset it.",
-        "NoSuchBucket": "Make the bucket, or correct VITLINE_ROOT.",
-        "RequestTimeTooSkewed": "Set this machine's clock.",
+        "NoSuchBucket": "Create the bucket, or correct VITLINE_ROOT.",
+        "RequestTimeTooSkewed": "Correct this machine's clock.",
         "PermanentRedirect": "Set AWS_REGION to the region of the bucket.",
         "AuthorizationHeaderMalformed": "Set AWS_REGION to the region of the bucket.",
     }
     if failed.code in known:
         return known[failed.code]
     if failed.status in (401, 403):
-        return f"The store knows the key but refuses this: allow it {permission} on VITLINE_ROOT, or use another key."
+        return f"The store refuses this operation: grant the key {permission} on VITLINE_ROOT, or use another key."
     if "credentials" in str(failed.__cause__).lower():
         return "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-    return "Look whether the store runs, and at AWS_ENDPOINT_URL and VITLINE_ROOT."
+    return "Check that the store is running, and correct AWS_ENDPOINT_URL or VITLINE_ROOT."
 
 
 def s3_url(settings: Settings) -> str:
@@ -156,7 +158,7 @@ def s3_url(settings: Settings) -> str:
 
 
 def check_ray(settings: Settings) -> Check:
-    """The configured job server answers, takes our token, and runs the Ray that is installed here."""
+    """The configured job server answers, accepts the token, and runs the Ray version that is installed here."""
     address = settings.ray_address
     assert address is not None
     if urlsplit(address).scheme not in ("http", "https"):
@@ -171,12 +173,12 @@ def check_ray(settings: Settings) -> Check:
         return _away("ray", away, "RAY_ADDRESS")
     if reply.status in (401, 403):
         advice = "Set RAY_AUTH_TOKEN_PATH (or RAY_AUTH_TOKEN) to the token that the cluster was started with."
-        return Check("ray", False, f"{address} refuses us: {_line(reply.text)}", advice)
+        return Check("ray", False, f"{address} refuses access: {_line(reply.text)}", advice)
     try:
         found = str(json.loads(reply.text)["ray_version"])
     except (ValueError, KeyError, TypeError):
-        return Check("ray", False, f"{address} is no Ray job server ({_shown(reply)})", "Correct RAY_ADDRESS.")
-    # Jobs run in the cluster's Ray; another version reads and writes other messages.
+        return Check("ray", False, f"{address} is not a Ray job server ({_shown(reply)})", "Correct RAY_ADDRESS.")
+    # Jobs run in the cluster's Ray; the protocols of two versions differ.
     same = found == installed("ray")
     advice = "" if same else f"Install ray=={found} here, or the Ray of constraints.txt on the cluster."
     return Check("ray", same, f"{address}: Ray {found}, here {installed('ray') or 'not installed'}", advice)
@@ -192,11 +194,11 @@ def check_prefect(settings: Settings) -> Check:
         return _away("prefect", away, "PREFECT_API_URL")
     if reply.status in (401, 403):
         advice = "Set PREFECT_API_AUTH_STRING (own server) or PREFECT_API_KEY (Prefect Cloud) for flows and workers."
-        return Check("prefect", False, f"{url} refuses us ({_shown(reply)})", advice)
+        return Check("prefect", False, f"{url} refuses access ({_shown(reply)})", advice)
     found = reply.text.strip().strip('"')
     if reply.status != 200 or not found[:1].isdigit():
-        advice = "PREFECT_API_URL ends in /api, as in http://127.0.0.1:4200/api."
-        return Check("prefect", False, f"{url} is no Prefect server ({_shown(reply)})", advice)
+        advice = "Correct PREFECT_API_URL; it ends in /api, as in http://127.0.0.1:4200/api."
+        return Check("prefect", False, f"{url} is not a Prefect server ({_shown(reply)})", advice)
     return _versions("prefect", url, found, installed("prefect"))
 
 
@@ -205,8 +207,8 @@ def check_mlflow(settings: Settings) -> Check:
     if uri is None:
         return Check("mlflow", True, "no MLFLOW_TRACKING_URI: runs stay in the store; `vitline runs sync` sends them")
     if urlsplit(uri).scheme not in ("http", "https"):
-        return Check("mlflow", True, f"{uri}: no server, so there is nothing to ask")
-    # The version is told to everyone; runs only to hosts that the server allows.
+        return Check("mlflow", True, f"{uri} is not a server, so nothing is checked")
+    # /version answers every host name; a search answers only those that the server allows.
     try:
         reply = ask(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
     except OSError as away:
@@ -217,29 +219,30 @@ def check_mlflow(settings: Settings) -> Check:
         return Check("mlflow", False, f"{uri} refuses the host {host}: {_line(reply.text)}", advice)
     if reply.status in (401, 403):
         advice = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
-        return Check("mlflow", False, f"{uri} refuses us ({_shown(reply)})", advice)
+        return Check("mlflow", False, f"{uri} refuses access ({_shown(reply)})", advice)
     try:
         json.loads(reply.text)["experiments"] if reply.status == 200 else json.loads("")
     except (ValueError, KeyError, TypeError):
-        return Check("mlflow", False, f"{uri} is no MLflow server ({_shown(reply)})", "Correct MLFLOW_TRACKING_URI.")
+        advice = "Correct MLFLOW_TRACKING_URI."
+        return Check("mlflow", False, f"{uri} is not an MLflow server ({_shown(reply)})", advice)
     found = ask(f"{uri.rstrip('/')}/version").text.strip()
     return _versions("mlflow", uri, found, installed("mlflow-skinny") or installed("mlflow"))
 
 
 def check_clock(settings: Settings) -> Check:
-    """This machine's clock against those of the services, by the date of their answers. Those that are away are named
-    by checks of their own."""
+    """This machine's clock against those of the services, by the date of their replies. Other checks report services that
+    do not answer."""
     urls = {
         "S3": s3_url(settings) if settings.root.startswith("s3://") else None,
         "Prefect": settings.prefect_api_url and f"{settings.prefect_api_url.rstrip('/')}/health",
         "MLflow": settings.mlflow_tracking_uri and f"{settings.mlflow_tracking_uri.rstrip('/')}/health",
         "Ray": settings.ray_address and f"{settings.ray_address.rstrip('/')}/api/version",
     }
-    wanted = {name: url for name, url in urls.items() if url and url.startswith("http")}
-    if not wanted:
+    services = {name: url for name, url in urls.items() if url and url.startswith("http")}
+    if not services:
         return Check("clock", True, "no service to compare with")
-    with ThreadPoolExecutor(len(wanted)) as threads:
-        replies = dict(zip(wanted, threads.map(_answer_of, wanted.values()), strict=True))
+    with ThreadPoolExecutor(len(services)) as threads:
+        replies = dict(zip(services, threads.map(_reply_of, services.values()), strict=True))
     compared, wrong = [], []
     for name, reply in replies.items():
         if reply is None or reply.ahead_s is None:
@@ -248,10 +251,10 @@ def check_clock(settings: Settings) -> Check:
         if abs(reply.ahead_s) > MAX_CLOCK_DIFFERENCE_S + reply.uncertain_s:
             side = "ahead of" if reply.ahead_s > 0 else "behind"
             wrong.append(f"{name}'s clock is {abs(reply.ahead_s):.0f} s {side} this machine's")
-    advice = "Claims compare heartbeats of machines: let NTP set the clocks (`timedatectl set-ntp true`)."
+    advice = "Claims compare heartbeats of several machines: let NTP set the clocks (`timedatectl set-ntp true`)."
     if wrong:
         return Check("clock", False, "; ".join(wrong), advice)
-    return Check("clock", True, f"as {', '.join(compared)}" if compared else "no service answered with a date")
+    return Check("clock", True, f"agrees with {', '.join(compared)}" if compared else "no service answered with a date")
 
 
 def _away(name: str, away: OSError, variable: str) -> Check:
@@ -261,7 +264,7 @@ def _away(name: str, away: OSError, variable: str) -> Check:
     return Check(name, False, str(away)[:300], advice)
 
 
-def _answer_of(url: str) -> Reply | None:
+def _reply_of(url: str) -> Reply | None:
     try:
         return ask(url)
     except OSError:
@@ -269,14 +272,14 @@ def _answer_of(url: str) -> Reply | None:
 
 
 def _versions(name: str, url: str, server: str, client: str | None) -> Check:
-    """Patch releases go together; minor ones change what is sent."""
+    """Compares the minor versions: patch releases are compatible, minor ones change the protocol."""
     same = client is not None and client.split(".")[:2] == server.split(".")[:2]
     advice = "" if same else f"Install {name}=={server} here, or the version of constraints.txt on the server."
     return Check(name, same, f"{url}: server {server}, here {client or 'not installed'}", advice)
 
 
 def _kept_token() -> str | None:
-    """Where Ray itself looks last."""
+    """The token file that Ray itself reads last."""
     path = Path.home() / ".ray" / "auth_token"
     return path.read_text().strip() if path.exists() else None
 

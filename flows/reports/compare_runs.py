@@ -1,4 +1,4 @@
-"""Runs and pipelines side by side: what differs in what was asked for, how they ended, and the published rows."""
+"""Runs and pipelines side by side: differences of their requests, final metrics, and the published rows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -21,50 +21,52 @@ def compare_runs(root: str, runs: Sequence[Store]) -> Row:
         [row["run"] for row in shown],
         [row["state"] for row in shown],
         [recipe_of(row["config"]) for row in shown],
-        # How busy machines were says nothing about a run.
+        # The load of the machines says nothing about a result.
         [{k: v for k, v in row["metrics"].items() if not k.startswith("system/")} for row in shown],
     )
 
 
 def compare_pipelines(records: Sequence[PipelineRecord]) -> Row:
-    """The same of whole pipelines, with the paper's rows as further columns where there are scores of its tasks."""
+    """The same for pipelines, with the published rows of the scored tasks as further columns."""
     names = [record.key for record in records]
-    asked = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
+    requests = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
     metrics: list[Mapping[str, float]] = [record.metrics for record in records]
     states = [str(record.state) for record in records]
     for label, row in published_beside({name for scored in metrics for name in scored}).items():
         metrics.append(row)
-        names, states, asked = [*names, label], [*states, "published"], [*asked, {}]
-    return side_by_side(names, states, asked, metrics)
+        names, states, requests = [*names, label], [*states, "published"], [*requests, {}]
+    return side_by_side(names, states, requests, metrics)
 
 
 def published_beside(scored: Collection[str]) -> dict[str, dict[str, float]]:
-    """Metrics of published rows by label, of the tasks that were scored: of the paper's Tables 2 and 9 and of BiT's
-    re-runs; VTAB's means where tasks of VTAB were scored, also over the same few."""
+    """Metrics of published rows by label for the scored tasks: the paper's Tables 2 and 9 and BiT's re-runs. If tasks of VTAB
+    were scored, also the means of VTAB, over all tasks and over the scored ones."""
     tasks = [task.corpus_name for task in VTAB_TASKS if f"vtab/{task.name}/top1" in scored]
-    few = f"vtab/all_{len(tasks)}of{len(VTAB_TASKS)}/top1"
-    wanted = {*scored} | ({f"vtab/{group}/top1" for group in (*GROUPS, "all")} if tasks else set())
+    partial_mean = f"vtab/all_{len(tasks)}of{len(VTAB_TASKS)}/top1"
+    names = {*scored} | ({f"vtab/{group}/top1" for group in (*GROUPS, "all")} if tasks else set())
     rows = {}
     for label, row in ROWS.items():
         if row.is_headline:
             metrics = published_metrics(row)
-            if few in scored and (mean := published_mean(row, "all", tasks)) is not None:
-                metrics[few] = mean
-            if shown := {name: value for name, value in metrics.items() if name in wanted}:
+            if partial_mean in scored and (mean := published_mean(row, "all", tasks)) is not None:
+                metrics[partial_mean] = mean
+            if shown := {name: value for name, value in metrics.items() if name in names}:
                 rows[label] = shown
     return rows
 
 
 def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
-    """The pipelines or runs of these keys (or of what begins so), else the newest pipelines.
+    """Compares the pipelines or runs whose keys begin with `keys`, or without keys the newest pipelines.
 
-    Raises ValueError for a key that names nothing or several, and for fewer than two.
+    Raises ValueError for a key that matches none or several, and for fewer than two runs.
     """
     records = list_pipelines(root)
     if not keys:
         chosen = records[:newest]
         if len(chosen) < 2:
-            raise ValueError(f"There are {len(chosen)} pipelines below {root}; comparing takes at least two.")
+            raise ValueError(
+                f"There are {len(chosen)} pipelines below {root}; comparing takes at least two. Give the keys of runs instead."
+            )
         return compare_pipelines(chosen)
     if len(keys) < 2:
         raise ValueError(f"Comparing takes at least two runs, not {keys[0]!r} alone; `vitline runs ls` lists them.")
@@ -75,9 +77,9 @@ def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
 
 
 def side_by_side(
-    names: Sequence[str], states: Sequence[str], asked: Sequence[Any], metrics: Sequence[Mapping[str, float]]
+    names: Sequence[str], states: Sequence[str], requests: Sequence[Any], metrics: Sequence[Mapping[str, float]]
 ) -> Row:
-    configs = [flatten(tree) for tree in asked]
+    configs = [flatten(tree) for tree in requests]
     fields = sorted(set().union(*configs))
     differences = {
         field: [config.get(field) for config in configs]
@@ -94,7 +96,7 @@ def side_by_side(
 
 
 def comparison_rows(compared: Row) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one table: states, what differs, metrics."""
+    """Columns and rows of one table: states, differences, metrics."""
 
     def cells(values: Sequence[Any]) -> list[str]:
         return ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in values]
@@ -106,7 +108,7 @@ def comparison_rows(compared: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def recipe_of(config: Row) -> Row:
-    """What the numbers of a run depend on: its recipe and the digests of its inputs."""
+    """The part of a config that the results of a run depend on: its recipe and the digests of its inputs."""
     if "config" in config:
         return {"recipe": config["config"]["recipe"], "inputs": config["inputs"]}
     if "requests" in config:

@@ -1,7 +1,8 @@
-"""The report of a pipeline, from what its stages left in the store: `<root>/reports/<key>.html`."""
+"""The HTML report of a pipeline, made from the runs of its stages: `<root>/reports/<key>.html`."""
 
 from collections.abc import Sequence
 
+from flows.console import init_text
 from flows.records import PipelineRecord
 from flows.reports.report import Curve, Plot, ReportPage, render
 from flows.stages.prepare_corpus import PreparedCorpus
@@ -20,7 +21,7 @@ def write_report(
     scores: Sequence[Score],
     evaluation: EvaluationSpec,
 ) -> str:
-    """Writes the page and returns its URI; it opens without a server or network."""
+    """Writes the report and returns its URI. The page needs neither a server nor a network."""
     store = open_store(root)
     trained = next(stage.run_key for stage in record.stages if stage.stage == "pretrain")
     run = run_store(root, str(trained))
@@ -35,8 +36,8 @@ def write_report(
         plots=[*training_plots(run), *transfer_plots(store, evaluation)],
         inputs_png=run.read("inputs.png") if run.exists("inputs.png") else None,
         notes=(
-            "Both starts take the same steps and choose from the same settings on validation. With so few test images a "
-            "difference of a few points can be chance: the benchmark over seeds in the README says what holds.",
+            "The pre-trained model and the control from scratch take the same steps and choose from the same settings on "
+            "validation. With few test images a difference of a few points can be noise; the README has results over seeds.",
         ),
     )
     key = f"reports/{record.key}.html"
@@ -58,7 +59,7 @@ def training_plots(run: Store) -> list[Plot]:
 
 
 def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
-    """Loss of the final trainings, the model beside its control, one plot a task."""
+    """Loss of the final trials of model and control, one plot per task."""
     if isinstance(evaluation.protocol, Probe):
         return []
     trials = root.child("trials")
@@ -68,9 +69,9 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
             result for trial in task_sweep.select_trials() if (result := finished_result(trials, trial)) is not None
         ]
         if len(selected) < len(task_sweep.settings):
-            continue  # a score of an earlier run, whose trials were tidied away
+            continue  # a score of an earlier run, whose trials were deleted
         final = finished_result(trials, task_sweep.final_trial(selected))
         if final is not None:
-            name = "pre-trained" if task_sweep.model else "from scratch"
+            name = init_text(task_sweep.model)
             curves.setdefault(task_sweep.task.name, []).append(Curve(name, final.train_losses))
     return [Plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

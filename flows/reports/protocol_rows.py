@@ -1,15 +1,15 @@
-"""The protocols as lines of a table, without what evaluates by them."""
+"""The protocols as rows of a table. Imports none of the code that evaluates."""
 
 from vit.vtab.probes import Probe
 from vit.vtab.protocols import known_protocols
 
 
 def protocol_rows() -> list[dict[str, str]]:
-    """Every protocol in a line: splits, resolution, settings and what is done to pictures."""
+    """One row per protocol: splits, resolution, settings and augmentation."""
     rows = []
     for protocol in known_protocols().values():
         if isinstance(protocol, Probe):
-            shots = f", {' '.join(map(str, protocol.shots))} examples a class" if protocol.shots else ""
+            shots = f", {' '.join(map(str, protocol.shots))} examples per class" if protocol.shots else ""
             cells = ["any", "the model's", f"{protocol.method}{shots}", "frozen features"]
         else:
             crop = protocol.augment

@@ -1,4 +1,4 @@
-"""One self-contained HTML page for a pipeline run: stages, scores, curves, and what the model saw."""
+"""One self-contained HTML page for a pipeline: stages, scores, curves, and input images."""
 
 import base64
 import html
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from flows.console import duration, percent, setting
+from flows.console import duration, init_text, percent, setting
 from flows.records import StageRecord
 from vit.vtab.evaluate import Score
 
@@ -55,7 +55,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class ReportPage:
-    """All that the page shows."""
+    """The content of the page."""
 
     title: str
     lead: str
@@ -66,11 +66,20 @@ class ReportPage:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-SCORE_COLUMNS = ("task", "pre-trained", "from scratch", "difference", "one answer", "chance", "classes", "test images")
+SCORE_COLUMNS = (
+    "task",
+    "pre-trained",
+    "from scratch",
+    "difference",
+    "majority class",
+    "chance",
+    "classes",
+    "test images",
+)
 
 
 def score_rows(scores: Sequence[Score]) -> list[list[str]]:
-    """One row a task: the model beside its control, always giving the most frequent answer, and chance."""
+    """One row per task: scores of model and control, of always predicting the majority class, and chance."""
     rows = []
     for task in dict.fromkeys(score.task for score in scores):
         model = next((s for s in scores if s.task == task and s.model_digest is not None), None)
@@ -93,7 +102,7 @@ def score_rows(scores: Sequence[Score]) -> list[list[str]]:
 
 
 def stage_time(stage: StageRecord) -> str:
-    """`2:31`, or that an earlier run had done it."""
+    """`2:31`, or `reused` if the stage was finished before."""
     return "reused" if stage.reused else duration(stage.wall_s)
 
 
@@ -103,7 +112,7 @@ def standard_error(score: Score) -> float:
 
 
 def render(page: ReportPage) -> str:
-    """The page as one HTML file without any outside reference."""
+    """The page as one HTML file without external references."""
     stages = [[s.stage, s.what, s.where, stage_time(s)] for s in page.stages]
     parts = [
         f"<h1>{html.escape(page.title)}</h1>",
@@ -121,9 +130,9 @@ def render(page: ReportPage) -> str:
     if page.inputs_png:
         data = base64.b64encode(page.inputs_png).decode()
         parts += [
-            "<h2>What the model saw</h2>",
+            "<h2>Inputs of the model</h2>",
             f'<img alt="Images of the first training batch" src="data:image/png;base64,{data}">',
-            '<p class="note">The first images of the first batch, after crop, flip and resize, as the network gets them.</p>',
+            '<p class="note">The first images of the first batch after crop, flip and resize, as the network gets them.</p>',
         ]
     body = "\n".join(part for part in parts if part)
     return (
@@ -136,19 +145,17 @@ def settings_html(scores: Sequence[Score]) -> str:
     rows = []
     for score in scores:
         for tried in score.tried:
-            chosen = "chosen" if tried == score.chosen else ""
-            arm = "pre-trained" if score.model_digest else "from scratch"
             rows.append(
                 [
                     score.task,
-                    arm,
+                    init_text(score.model_digest),
                     percent(tried["val_top1"]),
-                    chosen,
+                    "chosen" if tried == score.chosen else "",
                     setting({name: value for name, value in tried.items() if name != "val_top1"}),
                 ]
             )
     note = '<p class="note">Settings are chosen on validation images; test is read once, for the chosen one.</p>'
-    return note + table_html(("task", "start", "validation", "", "setting"), rows, right=(2,))
+    return note + table_html(("task", "init", "validation", "", "setting"), rows, right=(2,))
 
 
 def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -182,7 +189,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 480, 260, 52, 16, 10, 34
 
 
 def figure(plot: Plot) -> str:
-    """A line chart as inline SVG, with a legend where there are several curves."""
+    """A line chart as inline SVG, with a legend if there are several curves."""
     points = [p for curve in plot.curves for p in curve.points if math.isfinite(p[1])]
     if not points:
         return ""

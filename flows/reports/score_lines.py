@@ -1,4 +1,4 @@
-"""The report of scores as tables of text, which the console, HTML and Markdown draw alike."""
+"""The score report as tables of text, which the console, HTML and Markdown show."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from vit.vtab.tasks import GROUPS
 
 Cells = Callable[[PublishedRow], Sequence[str]]
 Kind = Literal["ours", "detail", "heading", "published"]
-# As Table 9 calls the tasks, and in four letters, so that nineteen columns stand side by side.
+# Four letters, so that nineteen columns fit, and the names in the paper's Table 9.
 VTAB_NAMES = {
     "vtab-caltech101": ("Calt", "Caltech101"),
     "vtab-cifar100": ("C100", "CIFAR-100"),
@@ -50,11 +50,12 @@ TRANSFER_NAMES = dict(
     zip(TRANSFER_CORPORA, ("ImageNet", "ReaL", "V2", "CIFAR-10", "CIFAR-100", "Pets", "Flowers"), strict=True)
 )
 PROBE_NAMES = {"linear": "linear", "knn": "kNN", "head": "own head"}
+NOISE = "± standard deviation over seeds; for one seed the standard error of the test split."
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table: what it is of, and its cells."""
+    """A line of a table: its label and its cells."""
 
     label: str
     cells: tuple[str, ...]
@@ -63,30 +64,30 @@ class Line:
 
 @dataclass(frozen=True)
 class TextTable:
-    """A table of text. Columns of one block stay together where a console is too narrow for all."""
+    """A table of text. If a console is too narrow for all columns, those of one block stay together."""
 
     title: str
     first: str
-    """What the labels of its lines are."""
+    """Header of the column of labels."""
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     blocks: tuple[int, ...] = ()
-    """How many columns each block has; none keeps all together."""
+    """Number of columns of each block; empty for a single block."""
     notes: tuple[str, ...] = ()
     full_names: tuple[str, ...] = ()
-    """Of the columns, where these are abbreviated; those of means begin with `mean`."""
+    """Full names of abbreviated columns; those of means begin with `mean`."""
     legend: str = ""
-    """What the abbreviations stand for."""
+    """What the abbreviations mean."""
 
 
 def is_number(table: TextTable, index: int) -> bool:
-    """Whether what stands in a column begins as numbers do."""
+    """Whether all cells of a column begin with a digit or sign."""
     texts = [line.cells[index] for line in table.lines if line.cells[index] not in ("", "-")]
     return all(text.lstrip("+-")[:1].isdigit() for text in texts)
 
 
 class Footnotes:
-    """Sources of published rows, numbered as they come."""
+    """Sources of published rows, numbered in order of appearance."""
 
     def __init__(self) -> None:
         self._sources: dict[str, int] = {}
@@ -100,7 +101,7 @@ class Footnotes:
 
 
 def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[TextTable]:
-    """The tables that have something to show: of scores, or of published rows where these are not only beside ours."""
+    """The tables that are not empty: those with scores, and those of published rows unless `extent` is `compared`."""
     tables = [vtab_table(report, extent)] if report.tables["vtab"] or extent != "compared" else []
     if report.tables["transfer"] or extent == "every":
         tables.append(transfer_table(report, extent))
@@ -116,7 +117,7 @@ def text_tables(report: ScoreReport, extent: Extent = "usual") -> list[TextTable
 
 
 def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
-    """The nineteen columns, a mean after each group and after all; published rows below."""
+    """VTAB: nineteen columns with a mean after each group and after all, own scores first, then published rows."""
     columns = [name for group in GROUPS for name in (*group_corpora(group), group)] + ["all"]
     lines, foot = [], Footnotes()
     for row in report.tables["vtab"]:
@@ -125,7 +126,9 @@ def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         report, "vtab", extent, foot, lambda row: [_published_vtab(row, name) for name in columns]
     )
     marks = (
-        "*: of the test split, as there is one seed. " if any("*" in c for line in lines for c in line.cells) else ""
+        "*: standard error of the test split, as there is one seed."
+        if any("*" in c for line in lines for c in line.cells)
+        else ""
     )
     names = ", ".join(f"{short} {long}" for short, long in VTAB_NAMES.values() if short != long)
     return TextTable(
@@ -141,7 +144,7 @@ def vtab_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
 
 
 def transfer_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
-    """Whole data sets with the paper's Tables 2, 5 and 6; each cell with its noise."""
+    """Whole data sets, with the rows of the paper's Tables 2, 5 and 6; each cell with its noise."""
     lines, foot = [], Footnotes()
     for row in report.tables["transfer"]:
         cells = [row.cells.get(name) for name in TRANSFER_CORPORA]
@@ -153,54 +156,51 @@ def transfer_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
             minus = (_with_noise(d.value, d.noise, "+") if (d := found.get(c)) else "-" for c in TRANSFER_CORPORA)
             lines.append(Line(f"  minus {beside.label}", tuple(minus), "detail"))
     lines += _published_lines(report, "transfer", extent, foot, _published_transfer)
-    noise = "± standard deviation over seeds; of one seed the standard error of the test split."
-    more = " Every published row: `--every`." if extent == "usual" else ""
+    more = " `--every` shows all published rows." if extent == "usual" else ""
     return TextTable(
         "Whole data sets, top-1 in percent",
         "model, protocol",
         tuple(TRANSFER_NAMES.values()),
         tuple(lines),
-        notes=(noise + more, *foot.notes()),
+        notes=(NOISE + more, *foot.notes()),
     )
 
 
 def own_table(report: ScoreReport) -> TextTable:
-    """Tasks of one's own; nothing is published for them, and they count in no mean."""
+    """Tasks of your own: without published scores, and not part of VTAB's means."""
     rows = [(corpus, row, cell) for row in report.tables["own"] for corpus, cell in row.cells.items()]
     lines = []
     for corpus, row, cell in sorted(rows, key=lambda each: (each[0], each[1].protocol, each[1].model is None)):
         score = (_point(cell.value), _noise(cell), _statistic(cell))
         cells = (row.label, row.protocol, *score, f"{cell.num_examples:,}", _point(cell.majority_fraction))
         lines.append(Line(corpus, cells, "ours"))
-    columns = ("model", "protocol", "top-1", "noise", "of", "test images", "one answer")
-    note = "Beside the 19 and in none of their means. One answer: what always giving the most frequent class scores."
+    columns = ("model", "protocol", "top-1", "noise", "of", "test images", "majority class")
+    note = "Not part of VTAB's means. Majority class: the score of always predicting the most frequent class."
     return TextTable("Your tasks, top-1 in percent", "task", columns, tuple(lines), notes=(note,))
 
 
 def frozen_table(report: ScoreReport) -> TextTable:
-    """What is read from frozen features: a line for every model and task, a column for every way of reading."""
+    """Probes: a line for every model and task, a column for every probe."""
     protocols = sorted({row.protocol for row in report.tables["frozen"]}, key=_probe_order)
     by_task: dict[tuple[str, str, str], dict[str, Cell]] = {}
     for row in report.tables["frozen"]:
         for corpus, cell in row.cells.items():
-            by_task.setdefault((row.label, row.arm, corpus), {})[row.protocol] = cell
+            by_task.setdefault((row.label, row.init, corpus), {})[row.protocol] = cell
     lines = []
     for (model, _, corpus), found in sorted(by_task.items(), key=lambda item: item[0]):
         cells = [found.get(protocol) for protocol in protocols]
         texts = (_with_noise(cell.value, cell.noise) if cell else "-" for cell in cells)
         lines.append(Line(model, (corpus, *texts), "ours"))
     columns = ("task", *map(_probe_name, protocols))
-    note = (
-        "± standard deviation over seeds; of one seed the standard error of the test split. The network is not trained."
-    )
+    note = f"{NOISE} The network is not trained."
     return TextTable("Frozen features, top-1 in percent", "model", columns, tuple(lines), notes=(note,))
 
 
 def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
-    """What training and transfer took, beside what the papers state."""
+    """Cost of training and of evaluations, with the costs that the papers state."""
     lines = []
-    for arm, rows in report.models.items():
-        facts = report.facts[arm]
+    for init, rows in report.models.items():
+        facts = report.facts[init]
         trainings, wall_s = sum(row.num_trainings for row in rows), sum(row.wall_s for row in rows)
         network = facts.architecture or "-"
         cells = (network, _number(facts.exaflops), _number(facts.device_days), f"{trainings:,}", duration(wall_s))
@@ -216,32 +216,32 @@ def cost_table(report: ScoreReport, extent: Extent = "usual") -> TextTable:
         cells = (row.architecture or "-", _number(row.exaflops), days, "-", "-")
         lines.append(Line(foot.label(row), cells, "published"))
     notes = (
-        "exaFLOPs: 6 x multiply-adds of a forward pass x images seen, of all trainings that made the weights; the paper's "
-        "Table 6 counts pre-training so. Device-days: GPUs, or "
-        "worker processes where there are none, times days at work; the paper's are TPUv3 cores times days. Transfer: "
-        "wall time of all trainings and readings, one after the other.",
+        "exaFLOPs: 6 x multiply-adds of a forward pass x images seen, over all trainings that made the weights; the paper's "
+        "Table 6 counts pre-training in the same way. Device-days: GPUs (worker processes if there are none) times days of "
+        "training; the paper's are TPUv3 cores times days. Evaluation: sum of the wall times of all trials and probes.",
         *foot.notes(),
     )
-    columns = ("network", "training exaFLOPs", "device-days", "trainings", "transfer")
+    columns = ("network", "training exaFLOPs", "device-days", "trainings", "evaluation")
     return TextTable("Cost", "model", columns, tuple(lines), notes=notes)
 
 
 def check_table(report: ScoreReport) -> TextTable:
-    """Scores on weights of others beside what others measured with them."""
+    """Scores of published weights, compared with the scores that were published for them."""
     lines = []
     for row, check in report.checks():
         low, high = check.published
         published = _fine(low) if low == high else f"{_fine(low)} to {_fine(high)}"
         cells = (check.corpus, row.protocol, _fine(check.ours), published)
         lines.append(Line(row.label, (*cells, f"{100 * check.difference:+.2f}", check.verdict), "ours"))
-    columns = ("task", "protocol", "ours", "published", "difference", "verdict")
+    columns = ("task", "protocol", "ours", "published", "difference", "result")
     sources = dict.fromkeys(check.source for _, check in report.checks())
-    note = "The same weights, measured by others: up to 0.2 points are preprocessing and arithmetic."
-    return TextTable("Self-check of the ruler", "model", columns, tuple(lines), notes=(note, *sources))
+    note = "The same weights, measured by others. Preprocessing and arithmetic explain differences of up to 0.2 points."
+    return TextTable("Published checks", "model", columns, tuple(lines), notes=(note, *sources))
 
 
 def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -> list[Line]:
-    """A model's scores, their noise, and the difference to the row beside; a mean over fewer than 19 says so."""
+    """The scores of a model, their noise, and the difference to its published row. A mean over fewer than 19 tasks has a line
+    of its own."""
     means, beside = vtab_means(row), report.beside("vtab", row)
     whole: dict[str, Cell | Mean] = {g: m for g, m in means.items() if m.num_tasks == m.num_wanted} | dict(row.cells)
     shown = [whole.get(name) for name in columns]
@@ -264,7 +264,7 @@ def _vtab_lines(report: ScoreReport, row: ModelScores, columns: Sequence[str]) -
 
 
 def _noises(columns: Sequence[str], cells: Sequence[Cell | Mean | None]) -> tuple[str, ...]:
-    """A star marks those of the test split where others are of seeds."""
+    """The noise of each cell. If some come from seeds, a star marks those that come from the test split."""
     mixed = len({cell.noise_of for cell in cells if cell}) > 1
     texts = []
     for name, cell in zip(columns, cells, strict=True):
@@ -274,10 +274,10 @@ def _noises(columns: Sequence[str], cells: Sequence[Cell | Mean | None]) -> tupl
 
 
 def _what_noise_is(row: ModelScores) -> str:
-    """`median of 3 seeds, ± their deviation`"""
+    """`median of 3 seeds, ± standard deviation`"""
     if row.num_seeds == 1:
         return "± standard error of the test split"
-    return f"{seed_statistic(row.protocol)} of {row.num_seeds} seeds, ± their deviation"
+    return f"{seed_statistic(row.protocol)} of {row.num_seeds} seeds, ± standard deviation"
 
 
 def _cell_text(name: str, cell: Cell | Mean | None) -> str:
@@ -318,7 +318,7 @@ def _statistic(cell: Cell) -> str:
 
 
 def _point(value: float) -> str:
-    """`87.3`, and 100 without a decimal, so that no cell is wider than four."""
+    """`87.3`, but `100` without a decimal, so that no cell is wider than four characters."""
     return "100" if value >= 0.9995 else f"{100 * value:.1f}"
 
 
@@ -327,7 +327,7 @@ def _fine(value: float) -> str:
 
 
 def _signed(name: str, value: float) -> str:
-    """`+0.3`, `-12`: of a task never wider than four."""
+    """`+0.3` or `-12`; the cell of a task is never wider than four characters."""
     if name == "all":
         return f"{100 * value:+.2f}"
     return f"{100 * value:+.1f}" if abs(value) < 0.0995 else f"{100 * value:+.0f}"
@@ -342,7 +342,7 @@ def _with_noise(value: float, noise: float | None, sign: str = "") -> str:
 
 
 def _number(value: float | None) -> str:
-    """Three digits that mean something: `4,262`, `0.00312`."""
+    """At least three significant digits: `4,262`, `0.00312`."""
     return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""The tables of scores as one self-contained HTML page: own scores first, every published row folded below them."""
+"""The score tables as one self-contained HTML page: own scores first, the published rows folded below them."""
 
 import html
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ summary { cursor: pointer; margin: .6rem 0 }
 
 
 def page_html(tables: Sequence[TextTable], lead: str) -> str:
-    """The page, without any outside reference. Abbreviated columns show their full names under the pointer."""
+    """The page, without external references. Abbreviated columns show their full names as tooltips."""
     own_first = sorted(tables, key=lambda table: not any(line.kind == "ours" for line in table.lines))
     body = "\n".join(section_html(table) for table in own_first)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>vitline: scores</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}{WIDE_STYLE}</style></head><body>'
-        f'<h1>Scores beside the published ones</h1><p class="lead">{html.escape(lead)}<br>'
+        f'<h1>Scores and published scores</h1><p class="lead">{html.escape(lead)}<br>'
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC</p>{body}</body></html>\n"
     )
 
@@ -58,7 +58,7 @@ def section_html(table: TextTable) -> str:
 
 
 def parted(lines: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    """Own lines and published ones, each with the headings that stand above them."""
+    """Own lines and published lines, each with the headings above them."""
     own: list[Line] = []
     published: list[Line] = []
     headings: list[Line] = []

@@ -1,4 +1,4 @@
-"""Every stored score below a root with what it is compared with: rows by table, published rows, cost, self-check."""
+"""Every stored score below a root, with the published rows that it is compared with, cost, and published checks."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,58 +31,58 @@ COMPARED: dict[Table, tuple[str, ...]] = {
     "vtab": (*VTAB_CORPORA, *GROUP_COLUMNS),
     "transfer": TRANSFER_CORPORA,
 }
-"""Columns of the tables that published rows stand in."""
+"""Columns of the tables that have published rows."""
 
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """What the tables show, as numbers."""
+    """The numbers of all score tables."""
 
     tables: Mapping[Table, Sequence[ModelScores]]
     asked_row: PublishedRow | None
-    """The row that the differences are to; None takes the one that matches each model."""
+    """The published row that was requested for the differences; None compares each model with the row that matches it."""
     facts: Mapping[str, ModelFacts]
-    """By arm: what a model is."""
+    """Facts about each model by init."""
     coverage: str
     num_left_out: int
-    """Records that a newer one of the same model, protocol, task and seed stands for."""
+    """Number of records that a newer one of the same model, protocol, task and seed replaces."""
 
     def beside(self, table: Table, row: ModelScores) -> PublishedRow | None:
-        """The published row that a model is compared with in a table: the one asked for, or the one that matches."""
+        """The published row that a model is compared with in a table: the requested one, or the one that matches."""
         if table not in COMPARED:
             return None
         found = self.asked_row or matching_row(
-            self.facts[row.arm].architecture, self.facts[row.arm].data, row.protocol, COMPARED[table]
+            self.facts[row.init].architecture, self.facts[row.init].data, row.protocol, COMPARED[table]
         )
         return found if found and not {*COMPARED[table]}.isdisjoint({*found.scores, *found.printed_means}) else None
 
     @property
     def models(self) -> dict[str, list[ModelScores]]:
-        """Everything of a model by its arm, in the order of the tables."""
+        """The rows of all tables by init, in the order of the tables."""
         rows: dict[str, list[ModelScores]] = {}
         for table in TABLES:
             for row in self.tables[table]:
-                rows.setdefault(row.arm, []).append(row)
+                rows.setdefault(row.init, []).append(row)
         return rows
 
     def checks(self) -> list[tuple[ModelScores, PublishedCheck]]:
-        """Scores on weights that others have published and measured: the self-check of the ruler."""
+        """Published checks: scores of published weights, compared with the scores that were published for them."""
         return [
-            (row, check_score(target, corpus, cell.value, cell.num_examples, self.facts[row.arm].image_size_px))
+            (row, check_score(target, corpus, cell.value, cell.num_examples, self.facts[row.init].image_size_px))
             for rows in self.models.values()
             for row in rows
-            for target in targets_of(self.facts[row.arm].weights or "")
+            for target in targets_of(self.facts[row.init].weights or "")
             for corpus, cell in row.cells.items()
             if row.protocol == target.protocol and corpus in target.scores
         ]
 
 
 def read_report(root: str, beside: str | None = None, of: Collection[Score] | None = None) -> ScoreReport:
-    """The report of what is stored below a root; of some scores, all of their models and their own controls.
+    """The report of all scores below a root; with `of` only those of the models of these scores, and these scores.
 
-    Raises ValueError for a `beside` that is no published row.
+    Raises ValueError if `beside` names no published row.
     """
-    asked = published_named(beside) if beside else None
+    requested = published_named(beside) if beside else None
     corpora = list_corpora(root)
     records, left_out = latest_records(read_records(open_store(root)), {corpus["digest"] for corpus in corpora})
     if of is not None:
@@ -91,23 +91,23 @@ def read_report(root: str, beside: str | None = None, of: Collection[Score] | No
     tables = {
         table: sorted(
             scores_by_model(r for r in records if table_of(r.score.protocol, r.score.task) == table),
-            key=lambda row: (row.protocol, row.model is None, row.label, row.arm),
+            key=lambda row: (row.protocol, row.model is None, row.label, row.init),
         )
         for table in TABLES
     }
-    arms = {row.arm: row.model for rows in tables.values() for row in rows}
-    facts = {arm: model_facts(root, model) for arm, model in arms.items()}
-    return ScoreReport(tables, asked, facts, coverage(corpus["name"] for corpus in corpora), left_out)
+    inits = {row.init: row.model for rows in tables.values() for row in rows}
+    facts = {init: model_facts(root, model) for init, model in inits.items()}
+    return ScoreReport(tables, requested, facts, coverage(corpus["name"] for corpus in corpora), left_out)
 
 
 def published_for(report: ScoreReport, table: Table, extent: Extent) -> list[PublishedRow]:
     """The published rows of a table, in the order of the papers.
 
-    `compared`: those that differences are to, else the headlines; `usual`: these, all of VTAB's, and of the transfer
-    table the networks that were scored; `every`: version 1 and other networks as well.
+    `compared`: those that models are compared with, or the headlines if there are none. `usual`: also all of VTAB except
+    version 1, and in the transfer table those of the networks that were scored. `every`: also version 1 and other networks.
     """
     compared = [beside for row in report.tables[table] if (beside := report.beside(table, row))]
-    scored = {report.facts[row.arm].architecture for row in report.tables[table]} - {None}
+    scored = {report.facts[row.init].architecture for row in report.tables[table]} - {None}
     rows = [row for row in ROWS.values() if not {*COMPARED[table]}.isdisjoint({*row.scores, *row.printed_means})]
     if extent == "every":
         return rows
@@ -118,14 +118,14 @@ def published_for(report: ScoreReport, table: Table, extent: Extent) -> list[Pub
 
 
 def as_data(report: ScoreReport) -> dict[str, Any]:
-    """The whole report for `--json`: fractions, and every published row."""
+    """The report as the JSON object of `--json`: scores as fractions, and every published row."""
     return {
         "coverage": report.coverage,
         "records_left_out": report.num_left_out,
         "tables": {table: [_row_data(report, table, row) for row in rows] for table, rows in report.tables.items()},
         "models": {
-            arm: {"label": rows[0].label, "model": rows[0].model} | asdict(report.facts[arm])
-            for arm, rows in report.models.items()
+            init: {"label": rows[0].label, "model": rows[0].model} | asdict(report.facts[init])
+            for init, rows in report.models.items()
         },
         "self_check": [{"model": row.label, "protocol": row.protocol, **asdict(c)} for row, c in report.checks()],
         "published": {label: _published_data(row) for label, row in ROWS.items()},
@@ -136,7 +136,7 @@ def _row_data(report: ScoreReport, table: Table, row: ModelScores) -> dict[str, 
     beside = report.beside(table, row)
     return {
         "model": row.label,
-        "arm": row.arm,
+        "init": row.init,
         "protocol": row.protocol,
         "scores": {corpus: asdict(cell) for corpus, cell in row.cells.items()},
         "means": {group: asdict(mean) for group, mean in vtab_means(row).items()} if table == "vtab" else {},

@@ -1,4 +1,4 @@
-"""The tables that people compare with, drawn in the console and as Markdown for a flow's page."""
+"""The score tables in the console, and as Markdown for Prefect's page of a flow run."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,17 +15,17 @@ from vit.vtab.evaluate import Score
 
 STYLES = {"ours": "bold", "detail": "dim", "heading": "italic dim", "published": ""}
 NO_SCORES = (
-    "There are no scores yet: `vitline vtab run --model NAME --task CORPUS` makes one. A task is a corpus with splits "
-    "train800, val200, train800val200 and test (the 19 are named vtab-<task>), or train, val, trainval and test."
+    "There are no scores yet: `vitline vtab run --model NAME --task CORPUS` makes them. A task is a corpus with the splits "
+    "train800, val200, train800val200 and test (the 19 of VTAB are named vtab-<task>), or train, val, trainval and test."
 )
 
 
 def show_scores(
     settings: Settings, *, beside: str | None = None, every: bool = False, page: Path | None = None, as_json: bool
 ) -> None:
-    """Every stored score in its table beside the published rows; on request as data, or as a page as well.
+    """Prints every stored score with the published rows, as tables or as JSON; also writes the HTML page if requested.
 
-    Raises ValueError for a `beside` that is no published row, and for a page that cannot be written.
+    Raises ValueError if `beside` names no published row, or if the page cannot be written.
     """
     report = read_report(settings.root, beside)
     if page is not None:
@@ -45,13 +45,13 @@ def show_scores(
 
 def left_out(report: ScoreReport) -> str:
     return (
-        f"{report.num_left_out} further records of the same model, protocol, task and seed are not shown: they were made "
-        "on another version of the corpus, or by other code."
+        f"{report.num_left_out} older records of the same model, protocol, task and seed are not shown: they were made on "
+        "another version of the corpus, or by other code."
     )
 
 
 def draw(table: TextTable) -> None:
-    """On stdout; in several pieces, one below the other, where the console is too narrow."""
+    """Prints a table on stdout. If the console is too narrow, blocks of columns are printed one below the other."""
     for number, (start, end) in enumerate(pieces(table, console.out().width)):
         title = table.title if number == 0 else None
         drawn = Drawn(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
@@ -71,7 +71,7 @@ def draw(table: TextTable) -> None:
 
 
 def pieces(table: TextTable, width: int) -> Iterator[tuple[int, int]]:
-    """Ranges of columns that fit beside the labels: as many whole blocks as there is room for, at least one."""
+    """Ranges of columns that fit into `width` with the labels: as many blocks as possible, at least one."""
     blocks = table.blocks or (len(table.columns),)
     room = width - max(len(text) for text in (table.first, *(line.label for line in table.lines)))
     start = end = used = 0
@@ -89,16 +89,15 @@ def column_width(table: TextTable, index: int) -> int:
 
 
 def score_tables_markdown(root: str, scores: Sequence[Score]) -> str:
-    """What a flow shows of the scores it made: their tables, with everything else that is known of their models.
+    """The tables of the models of these scores as Markdown, for Prefect.
 
-    A page of Prefect is narrow: VTAB's nineteen columns become lines, and of the published rows those that differences
-    are to are shown.
+    Prefect's page is narrow: VTAB's nineteen columns become lines, and only the compared published rows are shown.
     """
     return "\n\n".join(markdown(table) for table in text_tables(read_report(root, of=scores), "compared"))
 
 
 def markdown(table: TextTable) -> str:
-    """A heading, the table and its notes; a table with abbreviated columns lies on its side, under their full names."""
+    """A heading, the table and its notes. A table with abbreviated columns is transposed, with the full names."""
     head, rows = (table.first, *table.columns), [(line.label.strip(), *line.cells) for line in table.lines]
     right = [is_number(table, index) for index in range(len(table.columns))]
     if table.full_names:
@@ -111,11 +110,11 @@ def markdown(table: TextTable) -> str:
 
 
 def write_page(report: ScoreReport, page: Path, root: str) -> None:
-    """One HTML file with every table and every published row, without any outside reference.
+    """Writes one HTML file with every table and every published row, without external references.
 
-    Raises ValueError where the file cannot be written.
+    Raises ValueError if the file cannot be written.
     """
     try:
         page.write_text(page_html(text_tables(report, "every"), f"{root}: {len(report.models)} models"))
     except OSError as error:
-        raise ValueError(f"{page} cannot be written ({error.strerror}); `--html FILE` takes a file's path.") from error
+        raise ValueError(f"{page} cannot be written ({error.strerror}); `--html` takes the path of a file.") from error

@@ -1,10 +1,11 @@
-"""What is known of a scored model beside its scores: its network, what it was pre-trained on, and what that cost."""
+"""Facts about a scored model: its network, its pre-training data, and the cost of its training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from flows.records import read_json_or_none
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
@@ -14,60 +15,60 @@ from vit.vtab.published.published_checks import architecture_of, data_of_corpus,
 
 DAY_S = 86_400
 CHAIN = 8
-"""A model is fine-tuned from a model from a model: as far as this is followed."""
+"""How many models are followed back, where each was fine-tuned from the one before."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Of a model and of all that it was made from; None where nothing says so."""
+    """Facts about a model, including the models that it was fine-tuned from; None for what is not known."""
 
     architecture: str | None = None
-    """As the paper spells it; None for a network of no named size."""
+    """As the paper spells it; None for a network that has no named size."""
     data: str | None = None
-    """The public data set that pre-training read."""
+    """The public data set of pre-training."""
     image_size_px: int | None = None
     weights: str | None = None
-    """The file or folder of others' weights that the model was converted from."""
+    """The file or folder of published weights that the model was converted from."""
     exaflops: float | None = None
-    """Of all training: 6 x multiply-adds of a forward pass x images seen (arXiv:2010.11929, Table 6)."""
+    """All training: 6 x multiply-adds of a forward pass x images seen (arXiv:2010.11929, Table 6)."""
     device_days: float | None = None
-    """Devices times days of all training: GPUs, or worker processes where there are none."""
+    """Devices times days of all training: GPUs, or worker processes if there are none."""
 
 
 def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
-    """What a published model says of itself, and the runs and corpora that it names."""
-    config = _json(open_store(model), "config.json") if model and depth else None
+    """Facts from the config of a published model, and from the runs and corpora that it names."""
+    config = read_json_or_none(open_store(model), "config.json") if model and depth else None
     if config is None:
         return ModelFacts()
     network, provenance = network_config(config["model"]), config.get("provenance", {})
     seen = provenance.get("images_seen")
     own_flops = 3 * forward_flops(network, config["num_classes"]) * seen / 1e18 if seen else None
-    weights, data, own_days, before = provenance.get("converted_from"), None, None, None
+    weights, data, own_days, origin = provenance.get("converted_from"), None, None, None
     if weights:
         data = data_of_weights(weights)
     elif key := provenance.get("run_key"):
         run = open_store(root).child(f"runs/{key}")
-        training = (_json(run, "config.json") or {}).get("config", {})
+        training = (read_json_or_none(run, "config.json") or {}).get("config", {})
         own_days = device_days(run)
-        if start := training.get("init_model"):
-            before = model_facts(root, start, depth - 1)
-            data = before.data
+        if init := training.get("init_model"):
+            origin = model_facts(root, init, depth - 1)
+            data = origin.data
         elif corpus := training.get("corpus"):
-            data = _data_of(_json(open_store(corpus), "manifest.json") or {})
+            data = _data_of(read_json_or_none(open_store(corpus), "manifest.json") or {})
     return ModelFacts(
         architecture=architecture_of(network),
         data=data,
         image_size_px=network.image_size_px,
         weights=weights,
-        exaflops=_together(own_flops, before.exaflops if before else 0.0),
-        device_days=_together(own_days, before.device_days if before else 0.0),
+        exaflops=_sum(own_flops, origin.exaflops if origin else 0.0),
+        device_days=_sum(own_days, origin.device_days if origin else 0.0),
     )
 
 
 def device_days(run: Store) -> float | None:
-    """Devices times days that a training was at work; None where it left no note of its starts.
+    """Devices times days of a training; None if its starts were not recorded.
 
-    The time between a start's last record and the next start is not counted: nothing was at work then.
+    The time between the last record of a start and the next start is not counted, because nothing ran then.
     """
     starts = sorted((run.read_json(key) for key in run.list("starts/")), key=lambda start: start["at"])
     state = read_state(run)
@@ -86,17 +87,10 @@ def device_days(run: Store) -> float | None:
 def _data_of(manifest: Mapping[str, Any]) -> str | None:
     provenance = manifest.get("provenance", {})
     source = provenance.get("request", {}).get("source", {})
-    # ImageNet is prepared as a task as well, then under that name.
+    # ImageNet can also be prepared as a task; then the task names the data set.
     kind = source.get("task") if source.get("kind") == "transfer" else source.get("kind")
     return data_of_corpus(kind, manifest.get("num_classes", 0), "view_of" in provenance)
 
 
-def _together(own: float | None, before: float | None) -> float | None:
+def _sum(own: float | None, before: float | None) -> float | None:
     return None if own is None or before is None else own + before
-
-
-def _json(store: Store, key: str) -> dict[str, Any] | None:
-    try:
-        return store.read_json(key)
-    except FileNotFoundError:
-        return None

@@ -1,4 +1,4 @@
-"""Whether a pipeline fits its deadline, from what was measured on earlier runs of the same network."""
+"""Whether a pipeline fits its deadline, estimated from the throughput of earlier runs of the same network."""
 
 import statistics
 
@@ -8,7 +8,7 @@ from infra.runs.journal import read_journal
 from infra.storage import open_store
 from vit.config import TrainConfig
 
-# The journal's first records hold the warming up of caches and compilers.
+# With fewer records, the warmup of caches and compilers would distort the median.
 MIN_RECORDS = 3
 
 
@@ -33,19 +33,19 @@ def _like(training: TrainConfig) -> tuple[object, ...]:
 
 
 def check_deadline(root: str, plan: PipelinePlan) -> str:
-    """One line on how the plan stands to its deadline. Raises ValueError for a plan that cannot fit."""
+    """One line about the deadline of a plan. Raises ValueError if the plan does not fit."""
     hours = plan.request.deadline_hours
     if hours is None:
         return "no deadline"
     images = plan.training.recipe.total_steps * plan.training.recipe.input.global_batch_size
     rate = known_images_per_s(root, plan.training)
     if rate is None:
-        return f"deadline of {hours:g} h: no earlier run of this network says how fast it is; stopped there if need be"
+        return f"deadline of {hours:g} h: no earlier run of this network has a known rate; the run is stopped at the deadline"
     needed = images / rate / 3600
     if needed > hours:
         fits = int(hours * 3600 * rate)
         raise ValueError(
-            f"{images:,} images take {needed:.2f} h at the {rate:,.0f} images/s of the last such run, "
-            f"but deadline_hours is {hours:g}. Set train_images to at most {fits:,}, or a later deadline."
+            f"{images:,} images take {needed:.2f} h at the {rate:,.0f} images/s of the last run of this network, "
+            f"but deadline_hours is {hours:g}. Set train_images to at most {fits:,}, or a larger deadline_hours."
         )
     return f"deadline of {hours:g} h: {images:,} images take {needed:.2f} h at {rate:,.0f} images/s"

@@ -1,4 +1,4 @@
-"""What people choose from by name, on the command line and in forms; nothing is imported for it."""
+"""Choices by name, for the command line and the forms. Imports nothing, so that both load fast."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Fields by their dotted names, as people type them in forms and commands: reading them, and all there are."""
+"""Overrides: fields by their dotted names, in forms and as options of commands. Parses them and lists all that exist."""
 
 import json
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from infra.config import flatten
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
-    """["recipe.seed=1"] -> {"recipe.seed": 1}; a value is JSON, or a string where it is none. Raises ValueError."""
+    """["recipe.seed=1"] -> {"recipe.seed": 1}; a value that is not JSON is a string. Raises ValueError."""
     return parse_assignments(items, "--set", "path.to.field=value")
 
 
@@ -18,7 +18,7 @@ def parse_assignments(items: Sequence[str], option: str, form: str) -> dict[str,
     for item in items:
         name, sign, text = item.partition("=")
         if not sign or not name:
-            raise ValueError(f"{option} {item!r} is not of the form {form}.")
+            raise ValueError(f"{option} {item!r} does not have the form {form}.")
         try:
             assigned[name] = json.loads(text)
         except json.JSONDecodeError:
@@ -27,8 +27,8 @@ def parse_assignments(items: Sequence[str], option: str, form: str) -> dict[str,
 
 
 def override_paths(flow: str) -> list[str]:
-    """What `overrides` of a flow's form take, in the order of the configs; nothing for a flow whose form has none. Fields
-    that another architecture or kind of source has are not among them."""
+    """The paths that `overrides` of a flow's form accepts, in the order of the configs; empty if the form has no overrides.
+    Fields of other architectures and kinds of sources are not listed."""
     from data_prep.corpora.presets import digits
     from vit.config import TrainConfig
     from vit.recipes import recipe_named
@@ -46,5 +46,5 @@ def override_paths(flow: str) -> list[str]:
         "evaluate": protocol,
         "pretrain-then-transfer": trained + protocol,
     }
-    settled = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed")
-    return [path for path in paths.get(flow, []) if path not in settled]
+    fixed = ("protocol.name", "protocol.kind", "recipe.model.architecture", "recipe.seed")
+    return [path for path in paths.get(flow, []) if path not in fixed]

@@ -1,4 +1,4 @@
-"""What an evaluation will take, before anything is spent: trainings, images, operations, hours and money."""
+"""The plan of an evaluation: trainings, images, operations, hours and cost, before it starts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,27 +25,28 @@ from vit.vtab.trained.trials import finished_result
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """What is left of one task under one model and seed."""
+    """The remaining work of one task for one init and seed."""
 
     task: str
     start: str
     seed: int
     trainings: int
     finished: int
-    """Of them; their results lie in the store."""
+    """How many of the trainings have results in the store."""
     trained_images: int
-    """Still to be trained on, counting repeats."""
+    """Images still to be trained on, counting repeats."""
     scored_images: int
+    """Images still to be evaluated."""
     flop: float
-    """Still to be done: three forward passes for a trained image, one for a scored one."""
+    """Operations still to be done: three forward passes for a trained image, one for an evaluated one."""
     network: AnyNetworkConfig
     average: bool = False
-    """Whether averaged weights are kept beside."""
+    """Whether averaged weights are kept, too."""
 
 
 def plan_tasks(root: str, plan: EvaluationPlan) -> list[TaskPlan]:
-    """One entry for every task, model and seed; where features are read, for every task and model. Raises ValueError for a
-    task or model that the protocol cannot use."""
+    """One entry for every task, model and seed; for a probe, one for every task and model. Raises ValueError for a task or
+    model that the protocol cannot use."""
     spec = EvaluationSpec(
         run_key="plan", tasks=plan.tasks, models=plan.models, architecture=plan.architecture,
         protocol=plan.protocol, seed=plan.seed, num_seeds=plan.num_seeds, root=root,
@@ -60,7 +61,7 @@ def plan_tasks(root: str, plan: EvaluationPlan) -> list[TaskPlan]:
 
 
 def task_plan(root: Store, task_sweep: TaskSweep) -> TaskPlan:
-    """What the store says is done is not counted."""
+    """The plan of a task sweep, without the trials whose results are in the store."""
     splits = load_manifest(open_store(task_sweep.task.corpus)).splits
     results = [finished_result(root.child("trials"), trial) for trial in task_sweep.select_trials()]
     todo = [recipe for recipe, result in zip(task_sweep.settings, results, strict=True) if result is None]
@@ -69,27 +70,27 @@ def task_plan(root: Store, task_sweep: TaskSweep) -> TaskPlan:
     if scored:
         todo = []
     trained = sum(recipe.total_steps * recipe.input.global_batch_size for recipe in (*todo, *finals))
-    looked_at = (
+    evaluated = (
         len(todo) * splits[task_sweep.splits.val].num_rows + len(finals) * splits[task_sweep.splits.test].num_rows
     )
     recipe = task_sweep.settings[0]
     total = len(task_sweep.settings) + 1
     return TaskPlan(
         task=task_sweep.task.name,
-        start="pre-trained" if task_sweep.model else "from scratch",
+        start=console.init_text(task_sweep.model),
         seed=task_sweep.seed,
         trainings=total,
         finished=total - len(todo) - len(finals),
         trained_images=trained,
-        scored_images=looked_at,
-        flop=forward_flops(recipe.model, task_sweep.num_classes) * (3 * trained + looked_at),
+        scored_images=evaluated,
+        flop=forward_flops(recipe.model, task_sweep.num_classes) * (3 * trained + evaluated),
         network=recipe.model,
         average=recipe.average_decay is not None,
     )
 
 
 def probe_plan(root: Store, probe_trials: Sequence[ProbeTrial], plan: EvaluationPlan) -> TaskPlan:
-    """One forward pass over the splits that are read; features that are kept already are not computed again."""
+    """The plan of the probe trials that share features: one forward pass over their splits, without stored features."""
     todo = [probe_trial for probe_trial in probe_trials if stored_probe_score(root, probe_trial) is None]
     parts = {part.key: part for _, planned in feature_splits(todo) for part in planned}
     folder = root.child(probe_trials[0].source.folder)
@@ -110,7 +111,7 @@ def probe_plan(root: Store, probe_trials: Sequence[ProbeTrial], plan: Evaluation
 def plan_and_show(
     settings: Settings, request: EvaluateRequest, *, tflops: float | None, usd_per_hour: float | None, as_json: bool
 ) -> None:
-    """Prints the plan. Without `tflops`, a device's sustained TFLOP/s, a few real updates are timed on this machine."""
+    """Prints the plan. `tflops` is the sustained TFLOP/s of a device; without it, a few updates are timed on this machine."""
     plan = resolve_evaluate(settings.root, request)
     if missing := tasks_text(settings.root, request.tasks):
         console.say(missing)
@@ -138,7 +139,7 @@ def plan_and_show(
 
 
 def measured_flops(networks: Sequence[NetworkConfig]) -> float:
-    """FLOP/s of a training here, on one device (a GPU, or one core), from a few updates of the first network."""
+    """FLOP/s of a training on one device of this machine (a GPU or a core), from a few updates of the first network."""
     from vit.speed.step_time import seconds_per_step
     from vit.training.world import World
 
@@ -158,7 +159,7 @@ def measured_flops(networks: Sequence[NetworkConfig]) -> float:
 
 
 _CLASSES = 1000
-_COLUMNS = ["task", "start", "seed", "trainings", "finished", "images to train on", "to score", "device hours"]
+_COLUMNS = ["task", "init", "seed", "trainings", "finished", "images to train on", "to evaluate", "device hours"]
 
 
 def _cells(tasks: Sequence[TaskPlan], hours: Sequence[float]) -> list[list[str]]:
@@ -181,17 +182,17 @@ def _sentence(total: dict[str, Any], rate: float, *, measured: bool) -> str:
     left = total["trainings"] - total["finished"]
     text = (
         f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "
-        f"{total['scored_images']:,} to score, {total['exaflop']:.3g} exaFLOP"
+        f"{total['scored_images']:,} to evaluate, {total['exaflop']:.3g} exaFLOP"
     )
     if rate:
         source = "as measured on this machine" if measured else "as given"
         text += f"; {total['device_hours']:.2f} device hours at {rate / 1e12:.3g} TFLOP/s, {source}"
     if "usd" in total:
         text += f", {total['usd']:,.2f} USD"
-    together = f" A GPU takes up to {total['trials_per_gpu']} such trainings at a time." if left else ""
-    return f"{text}.{together} Decoding is not counted."
+    packed = f" A GPU runs up to {total['trials_per_gpu']} of these trainings at a time." if left else ""
+    return f"{text}.{packed} Decoding is not counted."
 
 
 def _longest(recipes: Sequence[TrainRecipe]) -> TrainRecipe:
-    """The final training takes the setting that wins; the longest is the most it can take."""
+    """The final trial uses the chosen setting, which is not known yet; the longest gives an upper bound."""
     return max(recipes, key=lambda recipe: recipe.total_steps)

@@ -1,4 +1,4 @@
-"""What a training will take, before anything is spent; no mathematics of its own."""
+"""The plan of a training: steps, epochs, compute and memory, before it starts. No mathematics of its own."""
 
 from math import ceil
 from typing import Any
@@ -9,14 +9,14 @@ from vit.config import TrainConfig
 
 Plan = dict[str, Any]
 DEVICE_PLANS = {
-    "auto": "auto: a GPU for each worker where the cluster has any or its autoscaler can bring some, else a CPU",
-    "cuda": "cuda: a GPU for each worker, waited for",
+    "auto": "auto: a GPU for each worker if the cluster has GPUs or its autoscaler can add some, else a CPU",
+    "cuda": "cuda: a GPU for each worker; waits for GPUs",
     "cpu": "cpu",
 }
 
 
 def plan_training(config: TrainConfig) -> Plan:
-    """Steps, epochs, compute, reading and memory of a training, before anything is spent.
+    """Steps, epochs, compute, reading and memory of a training, before it starts.
 
     Raises ValueError for lanes, workers or batch that do not fit the corpus.
     """

@@ -1,4 +1,4 @@
-"""Broken rules of a form or config as sentences: field, expectation, value."""
+"""Validation errors of a form or config as sentences: field, expectation, value."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,17 +31,17 @@ WORDS = {
     "literal_error": "must be {expected}",
     "missing": "must be given",
 }
-"""By pydantic's names of rules."""
+"""Expectations by pydantic's type of the error."""
 
 
 def settable_path(loc: Sequence[str | int]) -> str:
-    """The dotted path of a field in a validation error, as people set it: the kind of a source is no part of it."""
+    """The dotted path of a field in a validation error, as `--set` takes it: without the kind of a source."""
     return field_path([part for i, part in enumerate(loc) if not (i == 1 and loc[0] == "source")])
 
 
 def told(problem: Mapping[str, Any], fields: Iterable[str] = ()) -> str:
-    """One broken rule of a pydantic model as a sentence without its full stop: field, expectation, value. `fields` are
-    those of the outermost model, for a name that is none of them."""
+    """A validation error of a pydantic model as a sentence without a full stop: field, expectation, value. `fields` are those
+    of the outermost model, to suggest one for an unknown name."""
     where, given = settable_path(problem["loc"]), problem.get("input")
     if problem["type"] == "extra_forbidden":
         text = "there is no such field"
@@ -53,7 +53,7 @@ def told(problem: Mapping[str, Any], fields: Iterable[str] = ()) -> str:
 
 
 def expectation(problem: Mapping[str, Any]) -> str:
-    """What the rule wants, in words."""
+    """The expectation of the violated rule, in words."""
     context = {k: f"{v:g}" if isinstance(v, float) else v for k, v in problem.get("ctx", {}).items()}
     if context.get("min_length") == 1:
         return "must not be left empty"

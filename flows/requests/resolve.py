@@ -1,11 +1,11 @@
-"""A filled-in form to what will run, and every refusal that a JSON schema cannot express. Spends nothing.
+"""Resolves filled-in forms to configs and plans, and refuses what a JSON schema cannot. Starts nothing.
 
-Each function raises ValueError in one sentence: a corpus, model or field that does not exist, a rule between fields.
+Each function raises ValueError with one sentence: for a corpus, model or field that does not exist, or a rule between fields.
 """
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -36,29 +36,29 @@ from vit.vtab.protocols import LargerTask, Protocol, protocol_named
 from vit.vtab.tasks import VTAB_TASKS, TaskSplits
 
 CorpusChoice = CorpusConfig | str
-"""A corpus to prepare, or the URI of one that is there."""
+"""A corpus to prepare, or the URI of a prepared one."""
 VTAB = "vtab"
-"""Stands for the tasks of the benchmark that are prepared, in a form's list of tasks."""
+"""In a form's list of tasks: all tasks of VTAB that are prepared."""
 SOURCES = get_args(get_args(Source)[0])
-"""The forms of all kinds of sources."""
+"""The config classes of all kinds of sources."""
 
 
 def resolve_prepare(root: str, request: PrepareRequest) -> CorpusConfig:
-    """The request for a corpus, of a source and of corpora that exist. Of a preset, all but `overrides` is fixed."""
+    """The config of a corpus whose source and other corpora exist. Of a preset only `overrides` can change fields."""
     if (request.preset is None) == (request.source is None):
         raise ValueError(
-            f"Both a preset, {request.preset}, and a source, {request.source}, were given: empty the one that is not meant."
+            f"Both a preset, {request.preset}, and a source, {request.source}, were given: empty one of the two fields."
             if request.preset
-            else "Neither a preset nor a source was given: choose a preset, or say where your images are."
+            else "Neither a preset nor a source was given: choose a preset, or set source to the place of your images."
         )
     from data_prep.plan.leakage import splits_to_keep_out
     from data_prep.plan.plan_shards import Base
 
     config = _preset(request) if request.preset else _of_source(request)
     store = open_store(root)
-    corpus_version(store, config)  # looks for the source, the class map and the corpora that are named
+    corpus_version(store, config)  # raises if the source, the class map or a named corpus does not exist
     for name in config.recipe.decontaminate:
-        splits_to_keep_out(name, load_manifest(prepared_corpus(store, name)))  # raises where there are none
+        splits_to_keep_out(name, load_manifest(prepared_corpus(store, name)))  # raises if it has no such splits
     if config.add_to:
         corpus = prepared_corpus(store, config.add_to)
         Base(corpus, load_manifest(corpus)).check(config)
@@ -70,8 +70,8 @@ def _preset(request: PrepareRequest) -> CorpusConfig:
     for name in fixed.keys() - {"preset", "source", "overrides"}:
         if fixed[name] != PrepareRequest.model_fields[name].default:
             raise ValueError(
-                f"{name} is a field for a source of your own; preset {request.preset!r} has its own. The overrides "
-                'change it, as in {"recipe.decontaminate": ["digits"]}.'
+                f"{name} is a field for a source of your own, but preset {request.preset!r} was given. Change the preset by "
+                'overrides, as in {"recipe.decontaminate": ["digits"]}.'
             )
     assert request.preset
     return replace(PRESETS[request.preset](), **request.overrides)
@@ -85,22 +85,21 @@ def _of_source(request: PrepareRequest) -> CorpusConfig:
         )
     if request.add_to and "/" not in request.add_to:
         raise ValueError(
-            f"add_to {request.add_to!r} names no version; name NAME/VERSION, so that the same request finds the same "
+            f"add_to {request.add_to!r} names no version; give NAME/VERSION, so that the same request finds the same "
             "corpus. `vitline data ls` lists them."
         )
-    if settled := sorted({"name", "add_to", "source.kind", "source.path"} & request.overrides.keys()):
-        raise ValueError(f"{settled[0]!r} is no override: the form's own fields settle it.")
+    _refuse_form_fields({"name", "add_to", "source.kind", "source.path"} & request.overrides.keys())
     path = str(request.source)
     if "://" not in path:
         path = str(Path(path).expanduser().resolve())
         if not Path(path).exists():
             raise ValueError(
-                f"The source {path} does not exist. Give the path of a folder, archive, table or dataset that is there, or "
-                "an s3:// URI."
+                f"The source {path} does not exist. Give the path of a folder, archive, table or dataset that exists, or an "
+                "s3:// URI."
             )
         if Path(path).is_dir() and _is_empty(path):
             raise ValueError(
-                f"The folder {path} holds no file. Give one that holds a sub-folder of pictures per class."
+                f"The folder {path} holds no file. Give a folder that holds a sub-folder of images per class."
             )
     config = CorpusConfig(
         name=name,
@@ -118,8 +117,14 @@ def _of_source(request: PrepareRequest) -> CorpusConfig:
     return replace(config, **request.overrides)
 
 
+def _refuse_form_fields(paths: Collection[str]) -> None:
+    """Raises ValueError if overrides name fields that the form itself has."""
+    if paths:
+        raise ValueError(f"{min(paths)!r} cannot be overridden: the form's own fields determine it.")
+
+
 def _is_empty(folder: str) -> bool:
-    """Whether nothing lies in it or below it but folders; a link may lead to something."""
+    """Whether a folder holds nothing but folders, at any depth; a link counts as content."""
     return not any(
         files or any(os.path.islink(os.path.join(at, name)) for name in folders)
         for at, folders, files in os.walk(folder)
@@ -127,7 +132,7 @@ def _is_empty(folder: str) -> bool:
 
 
 def _source(kind: str, path: str, overrides: Mapping[str, Any]) -> Source:
-    """The source with those of its fields that must be given; the others are overridden later, with all else."""
+    """The source with its required fields. The other overrides are applied later, together with those of the recipe."""
     form = next(form for form in SOURCES if form.model_fields["kind"].default == kind)
     given = {"path": path}
     for name, field in form.model_fields.items():
@@ -135,15 +140,15 @@ def _source(kind: str, path: str, overrides: Mapping[str, Any]) -> Source:
             if f"source.{name}" not in overrides:
                 choices = ", ".join(map(str, get_args(field.annotation)))
                 raise ValueError(
-                    f"A source of the kind {kind} needs source.{name}{f', one of {choices}' if choices else ''}; set "
-                    f"it as an override (`--set source.{name}=VALUE`)."
+                    f"A source of kind {kind} needs source.{name}{f', one of {choices}' if choices else ''}; set it as an "
+                    f"override (`--set source.{name}=VALUE`)."
                 )
             given[name] = overrides[f"source.{name}"]
     return form.model_validate(given)
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
-    """The whole config of a pre-training on a prepared corpus."""
+    """The config of a pre-training on a prepared corpus."""
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)
     name = request.name or training_name(manifest.name, request.recipe)
@@ -151,7 +156,7 @@ def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
 
 
 def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> TrainConfig:
-    """The config of a pre-training whose corpus is not known yet; refuses what is wrong with any corpus."""
+    """The config of a pre-training whose corpus is not known yet; refuses what would be wrong with any corpus."""
     recipe, execution = recipe_named(request.recipe).make()
     if request.num_workers is not None:
         execution = replace(execution, num_workers=request.num_workers)
@@ -160,7 +165,8 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
         steps = request.train_images // recipe.input.global_batch_size
         if steps < 1:
             raise ValueError(
-                f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images."
+                f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images. "
+                "Set it to at least that number."
             )
         changes |= _with_steps(recipe, steps)
     config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
@@ -169,13 +175,12 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
         overrides = {k: v for k, v in overrides.items() if not k.startswith("protocol.")}
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
-    if settled := sorted({"corpus", "name", "stage"} & overrides.keys()):
-        raise ValueError(f"{settled[0]!r} is no override: the form's own fields settle it.")
+    _refuse_form_fields({"corpus", "name", "stage"} & overrides.keys())
     return replace(config, **overrides)
 
 
 def _with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:
-    """The changes for another number of steps: warmup shrinks in proportion, and never grows."""
+    """The changes for another number of steps: warmup is shortened in proportion, and never lengthened."""
     warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
     return {"total_steps": steps, "optim.warmup_steps": warmup}
 
@@ -184,7 +189,7 @@ def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:
     """The config with its corpus; refuses a loss that does not suit the labels."""
     if config.recipe.loss == "softmax" and not manifest.single_label:
         raise ValueError(
-            f"{uri} has several labels an image; recipe {config.name!r} uses softmax. "
+            f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "
             'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'
         )
     val = config.val_split if config.val_split in manifest.splits else None
@@ -222,7 +227,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
 def _finetune_recipe(
     request: FinetuneRequest, architecture: NetworkConfig, evaluation: AugmentConfig, manifest: Manifest
 ) -> TrainRecipe:
-    """Of no protocol: steps as asked for, pictures as the model takes them."""
+    """The recipe without a protocol: steps as requested, images as in the model's own evaluation."""
     size, batch, steps = request.image_size_px, request.global_batch_size or 512, request.steps or 500
     network = network_config(architecture.for_transfer(size))
     lanes = propose_num_lanes(
@@ -244,7 +249,7 @@ def _finetune_recipe(
 def _protocol_recipe(
     request: FinetuneRequest, architecture: NetworkConfig, store: Store, manifest: Manifest
 ) -> TrainRecipe:
-    """As a protocol trains on a corpus of this size; the fields that are given take the place of its own."""
+    """The recipe of a protocol for a corpus of this size; fields of the request replace those of the protocol."""
     protocol = protocol_named(str(request.protocol))
     assert isinstance(protocol, Protocol)
     fields = ("image_size_px", "global_batch_size")
@@ -255,13 +260,13 @@ def _protocol_recipe(
     if len(rates) > 1 and request.peak_lr is None:
         raise ValueError(
             f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
-            "or let an evaluation try all (`vitline vtab run`)."
+            "or try all of them with an evaluation (`vitline vtab run`)."
         )
     lengths = list(dict.fromkeys(setting.total_steps for setting in settings))
     if len(lengths) > 1 and request.steps is None:
         raise ValueError(
             f"{protocol.name} chooses among {', '.join(f'{steps:,}' for steps in lengths)} steps: set steps to one of "
-            "them, or let an evaluation try all (`vitline vtab run`)."
+            "them, or try all of them with an evaluation (`vitline vtab run`)."
         )
     changes: dict[str, Any] = {} if request.peak_lr is None else {"optim.peak_lr": request.peak_lr}
     if request.steps is not None:
@@ -270,10 +275,10 @@ def _protocol_recipe(
 
 
 class EvaluationPlan(FrozenConfig):
-    """What an evaluation scores."""
+    """Models, tasks and protocol of an evaluation."""
 
     models: tuple[str | None, ...]
-    """URIs; none is the control from scratch."""
+    """URIs; None is the control from scratch."""
     tasks: tuple[TaskRef, ...]
     architecture: AnyNetworkConfig
     protocol: Protocol | Probe
@@ -283,7 +288,7 @@ class EvaluationPlan(FrozenConfig):
 
 
 def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
-    """Tasks and models that exist."""
+    """The plan of an evaluation whose model and tasks exist."""
     uri = find_model(root, request.model)
     return EvaluationPlan(
         models=(uri, None) if request.from_scratch else (uri,),
@@ -292,7 +297,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
             for corpus in (find_corpus(root, task) for task in named_tasks(root, request.tasks))
         ),
         architecture=network_config(open_store(uri).read_json("config.json")["model"]),
-        protocol=_asked_protocol(request.protocol, request.overrides, request.from_scratch),
+        protocol=_requested_protocol(request.protocol, request.overrides, request.from_scratch),
         seed=request.seed,
         num_seeds=request.num_seeds,
         rescore=request.rescore,
@@ -300,26 +305,26 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
 
 
 def named_tasks(root: str, tasks: Sequence[str]) -> list[str]:
-    """Each task that is asked for, once; `vtab` stands for those of its tasks that are prepared.
+    """Each requested task once; `vtab` stands for its tasks that are prepared.
 
-    Raises ValueError where none of them is."""
+    Raises ValueError if none of them is prepared."""
     if VTAB not in tasks:
         return list(dict.fromkeys(tasks))
     of_vtab = _prepared_of_vtab(root)
     if not of_vtab:
-        raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` makes them.")
+        raise ValueError(f"No task of VTAB is prepared below {root}; `vitline vtab prepare` prepares them.")
     return list(dict.fromkeys(name for task in tasks for name in (of_vtab if task == VTAB else [task])))
 
 
 def tasks_text(root: str, tasks: Sequence[str]) -> str | None:
-    """What `vtab` stands for here and what of it is missing, as a sentence; None where it is not asked for, or whole."""
+    """A sentence about the tasks of `vtab` that are not prepared; None if `vtab` is not requested or all are prepared."""
     of_vtab = _prepared_of_vtab(root) if VTAB in tasks else []
     missing = [task.corpus_name for task in VTAB_TASKS if task.corpus_name not in of_vtab]
     if VTAB not in tasks or not missing:
         return None
     return (
         f"vtab means {len(of_vtab)} of its {len(VTAB_TASKS)} tasks here; not prepared: {', '.join(missing)}. "
-        "`vitline vtab prepare` makes them."
+        "`vitline vtab prepare` prepares them."
     )
 
 
@@ -328,34 +333,33 @@ def _prepared_of_vtab(root: str) -> list[str]:
     return [task.corpus_name for task in VTAB_TASKS if task.corpus_name in prepared]
 
 
-def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool) -> Protocol | Probe:
-    """A protocol, perhaps changed by overrides that begin with `protocol.`; all others are refused."""
+def _requested_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool) -> Protocol | Probe:
+    """A protocol, changed by the overrides that begin with `protocol.`; all other overrides are refused."""
     protocol = protocol_named(name)
     if from_scratch and isinstance(protocol, Probe):
         raise ValueError(
-            f"protocol {name} trains no network, so there is none to train from scratch: set from_scratch to false."
+            f"Protocol {name} trains no network, so there is none to train from scratch: set from_scratch to false."
         )
     changes = {path.removeprefix("protocol."): value for path, value in overrides.items()}
     if others := [path for path in overrides if not path.startswith("protocol.")]:
-        raise ValueError(f"{others[0]!r} is no override of an evaluation: they begin with 'protocol.'.")
-    if settled := sorted({"name", "kind"} & changes.keys()):
-        raise ValueError(f"'protocol.{settled[0]}' is no override: the form's own fields settle it.")
+        raise ValueError(f"{others[0]!r} cannot be overridden in an evaluation: overrides begin with 'protocol.'.")
+    _refuse_form_fields({"protocol.name", "protocol.kind"} & overrides.keys())
     if not changes:
         return protocol
     fields = type(protocol).model_fields.keys() - {"name", "kind"}
     if unknown := next((path for path in changes if path.partition(".")[0] not in fields), None):
-        meant = did_you_mean(f"protocol.{unknown}", (f"protocol.{field}" for field in fields))
+        hint = did_you_mean(f"protocol.{unknown}", (f"protocol.{field}" for field in fields))
         raise ValueError(
-            f"Protocol {name} has no field 'protocol.{unknown}'; here are: {', '.join(sorted(fields))}.{meant}"
+            f"Protocol {name} has no field 'protocol.{unknown}'; its fields are: {', '.join(sorted(fields))}.{hint}"
         )
-    # A protocol that was changed is another one: its scores must not pass for those of the named one.
-    other = f"{name}-{digest_of(changes)[:6]}"
+    # A changed protocol gets a name of its own, so that its scores cannot be taken for those of the named protocol.
+    changed_name = f"{name}-{digest_of(changes)[:6]}"
     if isinstance(protocol, Protocol) and "larger" not in changes:
-        # Larger tasks have some of these fields of their own: what is asked for holds for them, too.
+        # The settings for larger tasks repeat some of these fields; the changes apply to them, too.
         shared = {field: value for field, value in changes.items() if field in LargerTask.model_fields}
         changes["larger"] = [task.model_dump() | shared for task in protocol.larger]
     try:
-        return replace(protocol, name=other, **changes)
+        return replace(protocol, name=changed_name, **changes)
     except ValidationError as error:
         problems = [told({**problem, "loc": ("protocol", *problem["loc"])}) for problem in error.errors()]
         raise ValueError("; ".join(problems) + ".") from error
@@ -363,23 +367,23 @@ def _asked_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bool)
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """What a pretrain-then-transfer run is made of."""
+    """The resolved request of a pretrain-then-transfer run."""
 
     key: str
     request: PipelineRequest
     source: CorpusChoice
     tasks: tuple[CorpusChoice, ...]
     training: TrainConfig
-    """Without its corpus, which may not be prepared yet."""
+    """The pre-training without its corpus, which may not be prepared yet."""
     protocol: Protocol | Probe
     night: date | None = None
 
 
 def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = None) -> PipelinePlan:
-    """A plan whose names all exist and whose overrides all fit; its key is the same for the same request and night."""
+    """The plan of a pipeline whose names exist and whose overrides fit. The same request and night give the same key."""
     training = draft_training(request.name, request)
     changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
-    protocol = _asked_protocol(request.protocol, changes, request.from_scratch)
+    protocol = _requested_protocol(request.protocol, changes, request.from_scratch)
     source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *named_tasks(root, request.tasks)))
     identity = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
     inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((source, *tasks))}
@@ -388,7 +392,7 @@ def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = N
 
 
 def choose_corpus(root: str, name: str) -> CorpusChoice:
-    """A preset by its name, else a corpus that is there."""
+    """The preset of this name, else the prepared corpus."""
     if name in PRESETS:
         return PRESETS[name]()
     try:
@@ -397,18 +401,20 @@ def choose_corpus(root: str, name: str) -> CorpusChoice:
         if is_location(name):
             raise
         known = there_are(name, {*PRESETS, *(row["name"] for row in list_corpora(root))})
-        raise ValueError(f"There is no corpus {name!r} below {root}; {known} `vitline data prep` makes one.") from error
+        raise ValueError(
+            f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one."
+        ) from error
 
 
 def corpus_identity(root: Store, choice: CorpusChoice) -> str:
-    """What a pipeline's key has of a corpus: the version that will be made, or the digest of what is there."""
+    """What identifies a corpus in a pipeline's key: the version that will be made, or the digest of a prepared one."""
     if isinstance(choice, CorpusConfig):
         return f"{choice.name}/{corpus_version(root, choice)}"
     return load_manifest(open_store(choice)).digest
 
 
 def training_name(corpus: str, what: str) -> str:
-    """A name for a training: corpora may also have dots and underscores in theirs."""
+    """A valid name for a training: names of corpora may also hold dots and underscores."""
     return f"{re.sub('[._]', '-', corpus)}-{what}"[:63]
 
 

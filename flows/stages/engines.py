@@ -1,4 +1,4 @@
-"""What every stage works with: the cluster, whoever looks on, the shipper to MLflow, and who asked."""
+"""The engines that every stage works with: cluster, observer, MLflow shipper, settings, and the origin of the request."""
 
 import contextlib
 import logging
@@ -22,16 +22,16 @@ from infra.storage import Unwritable, check_writable, open_store
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# What MLflow may take of the time in which a cancelled flow is to end.
+# Limit of the shipper's last sends when a flow is cancelled or fails.
 HURRY_S = 5.0
-# What a child that is at work gets to end in order.
+# How long a running child job may take to stop by itself.
 CHILD_GRACE_S = 5.0
 Progress = dict[str, Any]
 Show = Callable[[Progress | None], None]
 
 
 class StopRequested(Exception):
-    """Raised by `Observer.check` in the middle of a stage: stop its job for this reason. The text says who wants it."""
+    """Raised by `Observer.check` during a stage: stop its job for this reason. The text says what requested the stop."""
 
     def __init__(self, reason: StopReason, text: str):
         super().__init__(text)
@@ -39,40 +39,40 @@ class StopRequested(Exception):
 
 
 class Suspended(StopRequested):
-    """A stop after which the flow run is neither over nor failed: its job gives way with a checkpoint, and the same flow
-    run goes on from there once it is resumed."""
+    """A stop for a suspended flow run, which has not ended: its job stops with a checkpoint, and the same flow run continues
+    from there once it is resumed."""
 
 
 class Observer(Protocol):
-    """Who looks on while stages run, and may stop them: a terminal, or a Prefect flow run."""
+    """Reports the progress of stages and can request a stop: a terminal, or a Prefect flow run."""
 
     def say(self, text: str) -> None:
-        """A line about what is going on."""
+        """Reports a line of text."""
 
     def stage(self, title: str) -> AbstractContextManager[Show]:
         """Shows the progress of one stage."""
 
     def submitted(self, run_key: str, job_page: str, run_uri: str, mlflow_url: str | None) -> None:
-        """A stage's job was submitted; where to look at it."""
+        """Reports where the job of a stage can be seen after it was submitted."""
 
     def failed(self, run_key: str, reason: str, log_tail: str) -> None:
-        """A stage's job ended badly; the end of its log."""
+        """Reports the end of the log of a job that did not finish."""
 
     def time_left(self) -> float | None:
         """Seconds until `check` raises StopRequested for the deadline; None without one."""
 
     def check(self) -> None:
-        """Called every second while a job runs. Raises StopRequested to end it."""
+        """Is called every second while a job runs. Raises StopRequested to stop it."""
 
     def stop(self, error: BaseException) -> StopRequested | None:
-        """What interrupted the following as a stop of its job, in words for people; None leaves the job at work."""
+        """The stop request for the job that an error stands for; None leaves the job running."""
 
     def part(self, name: str, title: str, request: dict[str, Any], body: Callable[[], T]) -> T:
-        """Runs one part of a pipeline, as a subflow where there are flows."""
+        """Runs one part of a pipeline, in Prefect as a subflow."""
 
 
 class Terminal:
-    """A person at a shell: Ctrl-C asks for a checkpoint and stops."""
+    """Observer for a command in a shell: Ctrl-C stops the job with a checkpoint."""
 
     def say(self, text: str) -> None:
         console.say(text)
@@ -102,9 +102,9 @@ class Terminal:
 
 
 class Cluster:
-    """Where jobs are sent: the job server at RAY_ADDRESS, else a one-node Ray that is started at the first job.
+    """The cluster that runs jobs: the job server at RAY_ADDRESS, else a one-node Ray that is started for the first job.
 
-    A command whose stages are all finished starts nothing. Leaving the context stops what was started here.
+    A command whose stages are all finished starts nothing. Leaving the context stops what it started.
     """
 
     def __init__(self, settings: Settings, log_dir: Path, announce: Callable[[str], None] = log.info):
@@ -120,13 +120,13 @@ class Cluster:
             self.local.__exit__(None, None, None)
 
     def restart(self) -> None:
-        """After the cluster was lost: a local Ray is started anew at the next job, a remote one is asked again."""
+        """After the cluster was lost: the next job starts a local Ray again or connects to the remote one again."""
         self.__exit__()
         self.local, self._jobs = None, None
 
     @property
     def python(self) -> str:
-        """The Python of jobs: as set, else our own on a Ray that was started here, else whatever `python` is there."""
+        """The Python of jobs: VITLINE_JOB_PYTHON, else this process's own on a local Ray, else `python` on a remote node."""
         return self.settings.job_python or (sys.executable if self.settings.ray_address is None else "python")
 
     @property
@@ -145,7 +145,7 @@ class Cluster:
 
 
 class Here(Cluster):
-    """Where small jobs are run without a cluster: as child processes of this one."""
+    """Runs small jobs as child processes of this one, without a cluster."""
 
     @property
     def python(self) -> str:
@@ -164,14 +164,14 @@ class Here(Cluster):
 
 @dataclass
 class Engines:
-    """Handed through every flow; see the fields."""
+    """The services that a command or flow run works with; every stage gets them."""
 
     settings: Settings
     cluster: Cluster
     observer: Observer
     shipper: Shipper
     origin: Origin = field(default_factory=Origin)
-    """Who asked."""
+    """The command or flow run that requested the work."""
 
     @property
     def root(self) -> str:
@@ -182,8 +182,8 @@ def _logs(settings: Settings) -> Path:
     try:
         return log_dir(settings)
     except Unwritable:
-        if settings.home is None:  # the folder is beside the root: where that cannot be written either, it is named
-            check_writable(open_store(settings.root))
+        if settings.home is None:
+            check_writable(open_store(settings.root))  # the folder is beside the root: the error names the root
         raise
 
 
@@ -191,7 +191,7 @@ def _logs(settings: Settings) -> Path:
 def open_engines(
     settings: Settings, observer: Observer | None = None, origin: Origin | None = None
 ) -> Iterator[Engines]:
-    """The engines of one command or flow run; what was started for it ends with it, and MLflow is sent the rest."""
+    """The engines of one command or flow run. At its end, what it started is stopped and MLflow is sent the rest."""
     observer, logs = observer or Terminal(), _logs(settings)
     with Cluster(settings, logs, observer.say) as cluster, Shipper(settings, logs) as shipper:
         try:
@@ -199,8 +199,7 @@ def open_engines(
         except BaseException:
             shipper.close(HURRY_S)
             raise
-        if left := shipper.close():
+        if unsent := shipper.close():
             observer.say(
-                f"MLflow has not got all of {', '.join(left)} yet; the stack's shipper sends the rest, as does "
-                "`vitline runs sync`."
+                f"MLflow lacks parts of {', '.join(unsent)}; the stack's shipper sends the rest, as does `vitline runs sync`."
             )

@@ -20,9 +20,9 @@ from vit.vtab.probes import Probe
 def evaluate_tasks(
     name: str, plan: EvaluationPlan, engines: Engines
 ) -> tuple[EvaluationSpec, StageResult, list[Score]]:
-    """One score per (task, model), stored and returned.
+    """Runs the evaluation, or returns the finished one: one stored score per task, model and seed.
 
-    Raises ValueError for a task that the protocol cannot use, before anything is spent; StageFailed, Skipped.
+    Raises ValueError for a task that the protocol cannot use, before a job is submitted; StageFailed, Skipped.
     """
     spec = evaluation_spec(name, plan, engines.root)
     key = spec.run_key
@@ -33,7 +33,7 @@ def evaluate_tasks(
         key,
         "vit.ray_workers",
         spec,
-        title=f"transfer {name}",
+        title=f"evaluate {name}",
         progress=lambda: read_progress(run),
         grace_s=10,
         claim_timeout_s=30,
@@ -42,7 +42,7 @@ def evaluate_tasks(
 
 
 def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpec:
-    """What a job is given, and under which key. Raises ValueError for a task or model that the protocol cannot use."""
+    """The config of the job, with its run key. Raises ValueError for a task or model that the protocol cannot use."""
     draft = EvaluationSpec(
         run_key="draft",
         tasks=plan.tasks,
@@ -61,20 +61,23 @@ def evaluation_spec(name: str, plan: EvaluationPlan, root: str) -> EvaluationSpe
 
 
 def planned_scores(spec: EvaluationSpec) -> Sequence[TaskSweep | ProbeTrial]:
-    """What an evaluation will give a score each. Raises ValueError for a task or model that the protocol cannot use."""
+    """The units that get one score each. Raises ValueError for a task or model that the protocol cannot use."""
     return plan_probe_trials(spec) if isinstance(spec.protocol, Probe) else plan_task_sweeps(spec)
 
 
 def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
-    """The first repetition that is not whole: a rescoring that was cut off goes on, what was never scored is scored."""
+    """The spec with the first repetition that lacks a score: an interrupted rescoring resumes."""
     root = open_store(spec.root)
     while all(root.exists(score.score_key) for score in planned_scores(spec)):
         spec = replace(spec, repetition=spec.repetition + 1)
     return spec
 
 
+SCORE_COLUMNS = ["task", "init", "top-1", "test images", "chosen", "majority class"]
+
+
 def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
-    """Scores one published model on tasks and prints the records."""
+    """Evaluates one published model on tasks and prints the scores."""
     plan = resolve_evaluate(settings.root, request)
     if missing := tasks_text(settings.root, request.tasks):
         console.say(missing)
@@ -83,21 +86,20 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
     if as_json:
         console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
         return
-    columns = ["task", "start", "top-1", "test images", "chosen", "one answer"]
     seeds = (
         f"seeds {request.seed} to {request.seed + request.num_seeds - 1}"
         if request.num_seeds > 1
         else f"seed {request.seed}"
     )
     title = f"Protocol {plan.protocol.name}, {seeds}"
-    console.table(title, columns, [score_cells(score) for score in scores], right=(2, 3, 5))
+    console.table(title, SCORE_COLUMNS, [score_cells(score) for score in scores], right=(2, 3, 5))
 
 
 def score_cells(score: Score) -> list[str]:
-    """A score as a row: task, start, top-1, test images, chosen setting, always giving one answer."""
+    """A score as a row of SCORE_COLUMNS."""
     return [
         score.task,
-        "pre-trained" if score.model_digest else "from scratch",
+        console.init_text(score.model_digest),
         console.percent(score.value),
         f"{score.num_examples:,}",
         console.setting(score.chosen),

@@ -1,7 +1,7 @@
-"""A sign of life of every flow process, in the store: what tells a flow run that works from one whose process was killed.
+"""Heartbeats of flow processes in the store, which distinguish an active flow run from one whose process was killed.
 
-`flow-runs/<flow run id>.json` is written every few seconds and deleted at the end, so that what lies there is at work or
-was killed. Prefect itself does not know: a run whose worker died with it stays RUNNING for ever.
+`flow-runs/<flow run id>.json` is written every few seconds and deleted at the end. So a flow run with such an object is active
+or was killed. Prefect itself does not know: a run whose worker died with it stays RUNNING for ever.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+from flows.records import read_json_or_none
 from infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -20,25 +21,30 @@ BEAT_S = 10.0
 PREFIX = "flow-runs/"
 
 
+def this_process() -> str:
+    """`user@host:pid`, the owner that heartbeats and claims name."""
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
 @contextlib.contextmanager
 def beating(root: Store, flow_run_id: str) -> Iterator[None]:
-    """Beats while the context is open. A store that does not answer holds nothing up."""
+    """Writes heartbeats while the context is open. A store that does not answer delays nothing."""
     over = threading.Event()
     key = f"{PREFIX}{flow_run_id}.json"
-    owner = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    owner = this_process()
 
     def beat() -> None:
         try:
             root.write_json(key, {"schema_version": 1, "owner": owner, "heartbeat": time.time()})
         except Exception:
-            log.warning("no sign of life of flow run %s; trying again", flow_run_id, exc_info=True)
+            log.warning("could not write the heartbeat of flow run %s; trying again", flow_run_id, exc_info=True)
 
-    def beat_on() -> None:
+    def beat_until_over() -> None:
         beat()
         while not over.wait(BEAT_S):
             beat()
 
-    thread = threading.Thread(target=beat_on, name="flow-run-heartbeat", daemon=True)
+    thread = threading.Thread(target=beat_until_over, name="flow-run-heartbeat", daemon=True)
     thread.start()
     try:
         yield
@@ -49,25 +55,20 @@ def beating(root: Store, flow_run_id: str) -> Iterator[None]:
 
 
 def beat_of(root: Store, flow_run_id: str) -> float | None:
-    """Unix seconds of the last sign of life of one flow run; None where it ended in order, or never began."""
-    try:
-        return float(root.read_json(f"{PREFIX}{flow_run_id}.json")["heartbeat"])
-    except FileNotFoundError:
-        return None
+    """Unix seconds of the last heartbeat of a flow run; None if it has ended properly or not started."""
+    found = read_json_or_none(root, f"{PREFIX}{flow_run_id}.json")
+    return float(found["heartbeat"]) if found else None
 
 
 def beats(root: Store) -> dict[str, float]:
-    """Unix seconds of the last sign of life by flow run id, of those that have not ended in order."""
-    found = {}
-    for key in root.list(PREFIX):
-        with contextlib.suppress(FileNotFoundError):  # it ended in this moment
-            found[key.removeprefix(PREFIX).removesuffix(".json")] = float(root.read_json(key)["heartbeat"])
-    return found
+    """Unix seconds of the last heartbeat by flow run id, for the flow runs that have not ended properly."""
+    ids = [key.removeprefix(PREFIX).removesuffix(".json") for key in root.list(PREFIX)]
+    return {flow_run_id: at for flow_run_id in ids if (at := beat_of(root, flow_run_id)) is not None}
 
 
 def forget(root: Store, flow_run_id: str) -> None:
-    """Nothing of a flow run that has ended stays behind; what cannot be deleted now is garbage later."""
+    """Deletes the heartbeat of an ended flow run; if that fails, collect-garbage deletes it later."""
     try:
         root.delete(f"{PREFIX}{flow_run_id}.json")
     except Exception:
-        log.warning("the sign of life of flow run %s is left behind", flow_run_id, exc_info=True)
+        log.warning("could not delete the heartbeat of flow run %s", flow_run_id, exc_info=True)

@@ -44,14 +44,14 @@ class PreparedCorpus:
 
 
 def source_request(root: str, source: str, name: str | None, **fields: Any) -> CorpusConfig:
-    """The request for a corpus made from `source`; `fields` are others of the form. Raises ValueError for a name or
-    source that will not do."""
+    """The request for a corpus made from `source`; `fields` are other fields of the form. Raises ValueError for an invalid
+    name or source."""
     try:
         return resolve_prepare(root, PrepareRequest.model_validate({"source": source, "name": name, **fields}))
     except ValidationError as error:
         if any(problem["loc"] == ("name",) for problem in error.errors()):
             raise ValueError(
-                f"--name {name!r} cannot name a corpus; use up to 80 lower-case letters, digits, '-', '_' and '.', "
+                f"--name {name!r} is not a valid corpus name; use up to 80 lower-case letters, digits, '-', '_' and '.', "
                 "as in 'birds-2026'."
             ) from error
         raise
@@ -60,10 +60,10 @@ def source_request(root: str, source: str, name: str | None, **fields: Any) -> C
 def prepare_corpora(
     requests: Sequence[CorpusConfig], engines: Engines, take_rows: int | None = None
 ) -> tuple[list[PreparedCorpus], str | None, StageResult | None]:
-    """The corpora of the requests, in order, and the run that made what was missing, if anything was.
+    """The corpora of the requests, in order, with key and result of the run that prepared the missing ones, if any were.
 
-    What is finished is found without a cluster. Raises ValueError where it breaks the rules of the request's `execution`,
-    FetchUnavailable where a source cannot be had here, StageFailed with the reason for every other failure.
+    Finished corpora are found without a cluster. Raises ValueError if one breaks the rules of the request's `execution`,
+    FetchUnavailable if a source cannot be downloaded here, StageFailed with the reason for every other failure.
     """
     base = open_store(engines.root)
     stores = [corpus_store(base, request) for request in requests]
@@ -88,7 +88,7 @@ def prepare_corpora(
 
 
 def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[str], None]) -> None:
-    """Brings what has to be downloaded into the store, here, before a job waits for it."""
+    """Downloads what the sources need into the store, in this process, before a job is submitted."""
     for request in requests:
         if isinstance(request.source, Emoji):
             cache = open_store(request.source.cache) if request.source.cache else root.child("sources")
@@ -102,10 +102,10 @@ def fetch_sources(requests: Sequence[CorpusConfig], root: Store, say: Callable[[
 def run_preparation(
     requests: Sequence[CorpusConfig], corpora: Sequence[Store], engines: Engines, take_rows: int | None = None
 ) -> tuple[str, StageResult]:
-    """One job for all corpora that are not finished. Its key follows from their versions.
+    """Runs one job for all corpora that are not finished. Its run key follows from their versions.
 
-    Where no cluster is named and the work is small, the job is a child of this process and no Ray is started. Where one
-    is named the job is sent there, small or not, so that it is listed, followed and stopped where people look for jobs.
+    If no cluster is configured and the work is small, the job is a child of this process and no Ray is started. A configured
+    cluster gets the job even if it is small, so that it is listed, followed and stopped like every other job.
     """
     key = preparation_key(requests, corpora, engines.root)
     own_ray = engines.settings.ray_address is None
@@ -145,12 +145,12 @@ def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], 
 def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
     """The first refused examples as lines `id: reason (detail)`."""
     with open_store(corpus.uri).open(REJECTS_KEY) as file:
-        # Read in this thread: one of Arrow's own that still holds the file when Python ends would abort the process.
-        listed = pq.ParquetFile(file, pre_buffer=False)
+        # Read in this thread: a thread of Arrow that still holds the file when Python exits would abort the process.
+        parquet = pq.ParquetFile(file, pre_buffer=False)
         rows: list[dict[str, Any]] = next(
-            (batch.to_pylist() for batch in listed.iter_batches(limit, use_threads=False)), []
+            (batch.to_pylist() for batch in parquet.iter_batches(limit, use_threads=False)), []
         )
-        more = listed.metadata.num_rows - limit
+        more = parquet.metadata.num_rows - limit
     lines = [f"{row['example_id']}: {row['reason']} ({row['detail']})" for row in rows]
     return lines if more <= 0 else [*lines, f"... and {more:,} more in {corpus.uri}/{REJECTS_KEY}"]
 
@@ -158,47 +158,51 @@ def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
 def prepare_and_show(
     settings: Settings, requests: Sequence[CorpusConfig], *, take_rows: int | None = None, as_json: bool
 ) -> None:
-    """Prepares and prints counts, splits and what was refused with its reasons; `take_rows` also makes a view."""
+    """Prepares corpora and prints counts, splits and refused examples; `take_rows` also makes a subset of each."""
     started = time.monotonic()
     with open_engines(settings) as engines:
         corpora, _, _ = prepare_corpora(requests, engines, take_rows)
-    views = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
+    subsets = [] if take_rows is None else [take(open_store(corpus.uri), take_rows) for corpus in corpora]
     if as_json:
-        shown = [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
-        views_shown = {"views": [view.model_dump(mode="json") for view in views]} if views else {}
-        console.emit({"corpora": shown} | views_shown)
+        shown: dict[str, Any] = {
+            "corpora": [{"uri": c.uri, "reused": c.reused, **c.manifest.model_dump(mode="json")} for c in corpora]
+        }
+        if subsets:
+            shown["views"] = [subset.model_dump(mode="json") for subset in subsets]
+        console.emit(shown)
         return
     for corpus in corpora:
         rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
             console.tell(f"  {console.visible(line)}")
-    for view in views:
-        console.tell(subset_text(view))
+    for subset in subsets:
+        console.tell(subset_text(subset))
 
 
 def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
-    """A view on the first rows of a corpus, made or found again."""
+    """Makes a subset of a corpus, or finds it again, and prints it."""
     corpus = find_corpus(settings.root, name)
-    view = take(corpus, num_rows, split)
+    subset = take(corpus, num_rows, split)
     if as_json:
-        console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{view.version}", **view.model_dump(mode="json")})
+        console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{subset.version}", **subset.model_dump(mode="json")})
     else:
-        console.tell(subset_text(view))
+        console.tell(subset_text(subset))
 
 
-def subset_text(view: Manifest) -> str:
-    """A view as a sentence."""
-    of, rows = view.provenance["view_of"], view.splits[view.provenance["view_of"]["split"]].num_rows
+def subset_text(subset: Manifest) -> str:
+    """A subset as a sentence."""
+    of = subset.provenance["view_of"]
+    rows = subset.splits[of["split"]].num_rows
     without = f" without {', '.join(of['without'])}," if of.get("without") else ""
     return (
-        f"{view.name}/{view.version}: the first {rows:,} of {of['split']} of {view.name}/{of['version']},{without} no byte "
-        f"copied; digest {view.digest}"
+        f"{subset.name}/{subset.version}: the first {rows:,} rows of {of['split']} of {subset.name}/{of['version']},{without} "
+        f"nothing copied; digest {subset.digest}"
     )
 
 
 def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
-    """A corpus as lines of a table: where, how many, which splits, what was refused, what leaks."""
+    """A corpus as rows of a table: place, counts, splits, refused examples, leakage."""
     counts = corpus.manifest.counts
     splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
     left = corpus.manifest.provenance.get("leak_pairs_not_compared", 0)
@@ -207,7 +211,7 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
         ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
         ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
         ["splits", splits],
-        *([["merged rows", f"{counts.num_merged:,} that repeat others in everything"]] if counts.num_merged else []),
+        *([["merged rows", f"{counts.num_merged:,} exact repetitions of other rows"]] if counts.num_merged else []),
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
         ["leakage", leakage_said(found.stats if found else None, left)],
         *([["own splits", own]] if own else []),
@@ -217,7 +221,7 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
 
 
 def leaks_of(uri: str) -> list[str] | None:
-    """What of a corpus is in evaluation sets, as sentences with the next step; None where nothing was compared."""
+    """Leakage of a corpus as sentences with the next step; None if it was compared with no evaluation set."""
     found = corpus_stats(open_store(uri))
     if found is None or not found.stats.compared:
         return None
@@ -225,46 +229,43 @@ def leaks_of(uri: str) -> list[str] | None:
 
 
 def leakage_said(stats: CorpusStats | None, num_left: int = 0) -> str:
-    """What of a corpus is in which evaluation sets, in a line; `num_left` pairs were too many to compare."""
+    """Leakage of a corpus in one line; `num_left` pairs were too many to compare."""
     if stats is None or not stats.compared:
         return (
-            "not looked for: there was no evaluation set to compare with, a corpus with a test split, or a val split that "
-            "its source names"
+            "not checked: no evaluation set to compare with (a corpus with a test split, or with a val split that its "
+            "source names)"
         )
-    said = [
+    parts = [
         "; ".join(leak_lines(stats)) or "none",
         f"compared with {_few(f'{name} ({s})' for name, s in stats.compared)}",
     ]
     if stats.older_versions:
-        said.append(f"older versions not compared: {_few(stats.older_versions)}")
+        parts.append(f"older versions not compared: {_few(stats.older_versions)}")
     if num_left:
-        said.append(f"{num_left:,} pairs with near hashes were too many to compare")
-    return "; ".join(said)
+        parts.append(f"{num_left:,} pairs with similar hashes were too many to compare")
+    return "; ".join(parts)
 
 
 def _few(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered[:6]) + (f" and {len(ordered) - 6:,} more" if len(ordered) > 6 else "")
+    return console.first_of(sorted(names), 6)
 
 
 _ADJECTIVE = {"train": "training", "val": "validation"}
+_MAX_LEAKS = 3
 
 
-_LEAKS_TOLD = 3
-
-
-def _by_weight(item: tuple[Leak, Findings]) -> tuple[bool, int, Leak]:
-    """A leak into test spoils a score for good, one into val only a choice."""
+def _by_severity(item: tuple[Leak, Findings]) -> tuple[bool, int, Leak]:
+    """Leakage into test invalidates a score, leakage into val only a choice of settings."""
     leak, found = item
     return leak.corpus_split != "test", -found.count, leak
 
 
 def leak_lines(stats: CorpusStats) -> list[str]:
-    """As "214 training images match the test split of pets; leave them out with --decontaminate pets (before
-    training)", test splits first, of them the most images first, and the others by the names of their corpora. What was
-    left out is not told."""
+    """Sentences such as "214 training images match the test split of pets; leave them out with --decontaminate pets
+    (before training)". Test splits come first, those with more images before others. From the fourth on, matches are summed
+    up in one line. Images that were left out of the corpus are not counted."""
     lines, names = [], []
-    for leak, found in sorted(stats.leakage.items(), key=_by_weight):
+    for leak, found in sorted(stats.leakage.items(), key=_by_severity):
         if (number := found.count - found.num_left_out) > 0:
             name = leak.corpus.partition("/")[0]
             names.append(name)
@@ -273,17 +274,17 @@ def leak_lines(stats: CorpusStats) -> list[str]:
                 f"{number:,} {images} the {leak.corpus_split} split of {name}; leave {'them' if number > 1 else 'it'} out "
                 f"with --decontaminate {name} (before training)"
             )
-    if len(lines) <= _LEAKS_TOLD + 1:
+    if len(lines) <= _MAX_LEAKS + 1:
         return lines
-    others = list(dict.fromkeys(names[_LEAKS_TOLD:]))
+    others = list(dict.fromkeys(names[_MAX_LEAKS:]))
     return [
-        *lines[:_LEAKS_TOLD],
-        f"{len(lines) - _LEAKS_TOLD:,} more such matches, with splits of {_few(others)}; `vitline data stats --json` lists all",
+        *lines[:_MAX_LEAKS],
+        f"{len(lines) - _MAX_LEAKS:,} more such matches, with splits of {_few(others)}; `vitline data stats --json` lists all",
     ]
 
 
 def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: bool) -> None:
-    """Reads every shard back, with `pixels` every picture; raises RuntimeError, after naming what is wrong."""
+    """Reads every shard back, with `pixels` decodes every image, and prints the problems. Raises RuntimeError if there are any."""
     corpus = find_corpus(settings.root, name)
     report = verify_corpus(corpus, in_threads, pixels=pixels)
     if as_json:
@@ -295,22 +296,22 @@ def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: boo
                 console.tell(console.visible(f"  {example_id} {wrong}"))
     if report.problems.keys() - report.pictures.keys():
         raise RuntimeError(
-            f"{corpus.uri} has {len(report.problems)} files that are not as written; train nothing on it."
+            f"{corpus.uri} has {len(report.problems)} files that differ from what was written; do not train on it."
         )
     if report.pictures:
         raise RuntimeError(
-            f"{len(report.pictures)} shards of {corpus.uri} are as written and hold corrupt pictures; train nothing on it. "
-            "Prepare the same source again: corrupt pictures are refused now, and the new version is without them."
+            f"{len(report.pictures)} shards of {corpus.uri} are as written but hold corrupt images; do not train on it. "
+            "Prepare the same source again: preparation now refuses corrupt images, and makes a new version without them."
         )
     if not as_json:
         rows = f"{report.num_rows_read:,} rows"
         if report.num_rows < report.num_rows_read:
-            rows += f", of which this view shows {report.num_rows:,},"
+            rows += f", of which this subset has {report.num_rows:,},"
         console.tell(
-            f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every picture is whole' * pixels}."
+            f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every image is intact' * pixels}."
         )
     if report.beside:
         raise RuntimeError(
-            f"{corpus.uri} has {len(report.beside)} files beside its shards that are not as written. Its images and labels "
-            "are, and can be trained on; to have the others again, delete manifest.json and ask for the same corpus."
+            f"{corpus.uri} has {len(report.beside)} auxiliary files that differ from what was written. Its images and labels "
+            "are intact and can be trained on. To restore the files, delete manifest.json and prepare the same corpus again."
         )

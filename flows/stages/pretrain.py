@@ -10,14 +10,14 @@ from vit.run_spec import START_TRIES, RunSpec, make_spec, read_progress
 
 
 def train_model(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
-    """Trains the config's network, or returns the finished run of the same key. Also for fine-tuning of whole corpora.
+    """Trains the config's network, or returns the finished run of the same key; also fine-tunes on a whole corpus.
 
-    Raises ValueError for a config that does not fit its corpus, before anything is spent; StageFailed, Skipped.
+    Raises ValueError for a config that does not fit its corpus, before a job is submitted; StageFailed, Skipped.
     """
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
     execution, left_s = config.execution, engines.observer.time_left()
-    # Waiting for another training is no failure: it lasts to the deadline, where there is one.
+    # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
     queue_s = max(execution.queue_timeout_s, left_s or 0)
     result = run_stage(
         engines,

@@ -1,14 +1,12 @@
-"""A stage as every flow runs it: reuse what is finished, take the claim, submit a Ray job, follow it (DESIGN 3.3)."""
+"""How every flow runs a stage: reuse a finished run, else take the claim, submit a Ray job and follow it
+(docs/design.md, "Runs and stages")."""
 
 import contextlib
-import getpass
 import json
 import logging
-import os
 import re
-import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,25 +26,25 @@ from infra.storage import Store, open_store, probe_conditional_writes
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 POLL_S = 0.5
-# How long a job that Ray lists as unfinished may take to be found dead: Ray notices a killed driver with a delay.
+# How long to wait for Ray to notice that the driver of a job it lists as unfinished was killed.
 LIVING_S = 10.0
-# Ray's own wait before it kills a stopped job is a second longer than the grace; this is longer than that.
+# Ray waits one second longer than the grace before it kills a stopped job; this margin is longer than that.
 STOP_MARGIN_S = 5.0
-# What a cancelled job may take for the rest of its step and a checkpoint before its driver is told by signal: Prefect
-# kills the flow process 30 s after the cancel.
+# How long a cancelled job may take for the rest of its step and a checkpoint before its driver gets a signal. Prefect kills
+# the flow process 30 s after the cancel.
 CANCEL_PATIENCE_S = 15.0
-# Without progress for so long, people want to know what the job waits for; then it is looked at so often.
+# After this long without progress, the observer reports what the job waits for, checked at this interval.
 WAITING_S = 30.0
 LOOK_S = 10.0
 LOG_LINES = 40
-# Of a shell whose command was not found, or is none.
+# Exit codes of a shell whose command was not found or cannot be executed.
 NO_COMMAND = (126, 127)
 # Age of the heartbeat after which a flow process counts as dead.
 FLOW_CLAIM_S = 30.0
 
 
 class StageFailed(RuntimeError):
-    """A stage that ended in another state than finished; the text is one sentence and the next step."""
+    """A stage ended in another state than finished. The text is one sentence and the next step."""
 
     def __init__(self, text: str, state: RunState = "failed"):
         super().__init__(text)
@@ -54,7 +52,7 @@ class StageFailed(RuntimeError):
 
 
 class Skipped(RuntimeError):
-    """A living attempt of the same run is at work elsewhere; `.claim` is what it holds."""
+    """A living attempt of the same run is active elsewhere; `.claim` is its claim."""
 
     def __init__(self, text: str, claim: Claim | None = None):
         super().__init__(text)
@@ -63,7 +61,7 @@ class Skipped(RuntimeError):
 
 @dataclass(frozen=True)
 class StageResult:
-    """How a stage ended: its final state, whether it had been finished before, seconds spent now."""
+    """The result of a stage: its final state, whether it was finished before, and the seconds that this call took."""
 
     state: dict[str, Any]
     reused: bool
@@ -89,13 +87,13 @@ def run_stage(
     claim_timeout_s: float,
     env: dict[str, str] | None = None,
 ) -> StageResult:
-    """Brings the run to its end: returns at once when it is finished, else starts the next attempt and follows it.
+    """Brings a run to its end: returns at once if it is finished, else starts the next attempt and follows its job.
 
-    `config` becomes the run's config.json once the claim is taken: only its holder ever writes there. `output(state)` says
-    whether what a finished run made is still there; if not, the run is done again. `progress()` is what to show. A
-    preempted attempt and a lost cluster are followed by another, up to MAX_ATTEMPTS in this call. A living attempt whose
-    flow process is gone is followed from here on. Raises Skipped when somebody follows a living attempt, StageFailed for
-    every other end, and what interrupted the following.
+    `config` is written as the run's config.json once the claim is taken: only the holder of the claim writes there.
+    `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `progress()` is
+    what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, up to MAX_ATTEMPTS in this
+    call. A living attempt whose flow process is gone is adopted and followed from here on. Raises Skipped if another process
+    follows a living attempt, StageFailed for every other end, and any error that interrupts the following.
     """
     started = time.monotonic()
 
@@ -113,15 +111,15 @@ def run_stage(
     for _ in range(MAX_ATTEMPTS):
         try:
             claim = claim_or_skip(engines, run, key, claim_timeout_s, lambda job: job_state(engines, run, job))
-            if (state := finished()) is not None:  # by the attempt that was waited for
+            if (state := finished()) is not None:  # the attempt that held the claim has finished meanwhile
                 return result(state, True)
             run.write_json("config.json", config.model_dump(mode="json"))
-            left = progress()  # by an attempt that is dead: nobody takes it for news of this one
+            stale = progress()  # of an earlier attempt; must not be shown as progress of this one
             submit(engines, run, claim, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
         except Skipped as skipped:
-            claim, left = adopt(engines, run, skipped), None
+            claim, stale = adopt(engines, run, skipped), None
         try:
-            job = follow(engines, run, claim, title, news(progress, left), grace_s)
+            job = follow(engines, run, claim, title, unless_stale(progress, stale), grace_s)
         except JobLost as lost:
             engines.observer.say(f"{lost} The next attempt resumes {key}.")
             engines.cluster.restart()
@@ -132,13 +130,13 @@ def run_stage(
             raise failure(engines, run, claim, job)
         engines.observer.say(f"attempt {claim.attempt} of {key} was preempted; the next one resumes it")
     raise StageFailed(
-        f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to go on.",
+        f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to resume it.",
         "preempted",
     )
 
 
 def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[str, str]) -> None:
-    """Records the attempt and hands its driver to Ray, with links both ways."""
+    """Records the attempt and submits its driver to Ray. The record and the job's metadata name each other."""
     jobs, origin = engines.cluster.jobs, engines.origin
     record = AttemptRecord(
         run_key=claim.run_key,
@@ -154,35 +152,35 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
     command = [engines.cluster.python, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
     env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
     jobs.submit(claim.job_id, command, env=env, metadata=metadata)
-    tell_of(engines, run, claim)
+    announce(engines, run, claim)
 
 
-def tell_of(engines: Engines, run: Store, claim: Claim) -> None:
-    """Tells MLflow's shipper and whoever looks on of an attempt that is followed from here."""
+def announce(engines: Engines, run: Store, claim: Claim) -> None:
+    """Announces an attempt that this process follows to the MLflow shipper and the observer."""
     engines.shipper.follow(claim.run_key)
     page, url = engines.cluster.jobs.page(claim.job_id), engines.shipper.run_url(claim.run_key)
     engines.observer.submitted(claim.run_key, page, run.uri, url)
 
 
 def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:
-    """The claim of a living attempt that nobody follows any more: it is followed from here on. Else raises `skipped`."""
+    """Takes over a living attempt that no process follows, and returns its claim. If there is none, raises `skipped`."""
     claim = skipped.claim
     record = next((r for r in attempt_records(run) if claim is not None and r.job_id == claim.job_id), None)
     if claim is None or record is None or is_followed(engines, record.origin):
         raise skipped
-    engines.observer.say(f"{claim.job_id} is at work, but the flow that started it is gone; following it from here")
+    engines.observer.say(f"{claim.job_id} is running, but the flow that started it is gone; following it from here")
     adopted = replace(record, origin=engines.origin)
     run.write_json(f"attempts/a{claim.attempt}.json", adopted.model_dump(mode="json"))
-    tell_of(engines, run, claim)
+    announce(engines, run, claim)
     return claim
 
 
 def is_followed(engines: Engines, origin: Origin) -> bool:
-    """Whether the flow run that submitted a job is alive: it writes a sign of life to the store every few seconds."""
+    """Whether the flow run that submitted a job is alive: it writes a heartbeat to the store every few seconds."""
     if origin.pipeline is not None and origin.pipeline == engines.origin.pipeline:
-        return False  # we hold the claim of that pipeline, so the process that held it is dead
+        return False  # this process holds the claim of that pipeline, so the process that held it before is dead
     if origin.flow_run_id is None:
-        return True  # somebody's shell, of which no sign of life is known
+        return True  # a command in a shell, which writes no heartbeat
     if origin.flow_run_id == engines.origin.flow_run_id:
         return False
     root, deadline = open_store(engines.root), time.monotonic() + 3 * heartbeat.BEAT_S
@@ -196,10 +194,10 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
 
 @contextlib.contextmanager
 def exclusively(engines: Engines, name: str) -> Iterator[ClaimHolder]:
-    """Held while this process does something that has no job of its own, such as a whole pipeline.
+    """Holds the claim `claims/<name>` for work that has no job of its own, such as a whole pipeline.
 
-    Raises Skipped where a living process holds `claims/<name>`. After a kill the next one waits for the heartbeat to
-    grow old; there is no job to ask about.
+    Raises Skipped if a living process holds it. After a kill, the next process waits until the heartbeat is too old,
+    because there is no job whose state it could read.
     """
     store = open_store(engines.root).child(f"claims/{name}")
     claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None)
@@ -214,10 +212,10 @@ def exclusively(engines: Engines, name: str) -> Iterator[ClaimHolder]:
 def claim_or_skip(
     engines: Engines, run: Store, key: str, claim_timeout_s: float, job_state: Callable[[str], str | None]
 ) -> Claim:
-    """The claim of the next attempt. A heartbeat that has stopped is waited out; a living attempt raises Skipped: one
-    whose heartbeat moves, or that Ray goes on listing as unfinished."""
+    """The claim of the next attempt. If the heartbeat of the holder has stopped, waits until the claim times out. Raises
+    Skipped for a living attempt: one whose heartbeat moves, or that Ray keeps listing as unfinished."""
     started, last_beat = time.monotonic(), None
-    owner = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    owner = heartbeat.this_process()
     while True:
         try:
             return take_claim(
@@ -232,22 +230,22 @@ def claim_or_skip(
             unknown = job_state(held.claim.job_id) is None
             patience_s = claim_timeout_s + 5 if unknown else LIVING_S
             beats = last_beat is not None and held.claim.heartbeat > last_beat
-            # The process of this flow run from before it was suspended and resumed is about to let go.
+            # Before a resume, an earlier process of this flow run held the claim; it is about to release it.
             ours = held.claim.page is not None and held.claim.page == engines.origin.flow_run_url
             if beats and ours and unknown:
                 started = time.monotonic()
             elif beats or time.monotonic() - started > patience_s:
                 where = f": {held.claim.page}" if held.claim.page else "."
-                raise Skipped(f"{held} It goes on there{where}", held.claim) from held
+                raise Skipped(f"{held} It continues there{where}", held.claim) from held
             if last_beat is None:
-                engines.observer.say(f"{key}: an attempt was here a moment ago; waiting to see whether it lives")
+                engines.observer.say(f"{key}: another attempt held the claim recently; waiting to see if it is alive")
             last_beat = held.claim.heartbeat
             engines.observer.check()
             time.sleep(POLL_S)
 
 
 def job_state(engines: Engines, run: Store, job_id: str) -> str | None:
-    """What Ray says of a job; of one that it does not know, whether the run's own state says that it has ended."""
+    """The state of a job in Ray. If Ray does not know it: `failed` if the run's state says that it ended, else None."""
     job = engines.cluster.jobs.find(job_id)
     if job is not None:
         return job.state
@@ -256,12 +254,12 @@ def job_state(engines: Engines, run: Store, job_id: str) -> str | None:
     return "failed" if ended else None
 
 
-def news(progress: Callable[[], Progress | None], left: Progress | None) -> Callable[[], Progress | None]:
-    """`progress` as long as it is another than what an earlier attempt has `left`; None before."""
+def unless_stale(progress: Callable[[], Progress | None], stale: Progress | None) -> Callable[[], Progress | None]:
+    """`progress`, but None as long as it is the `stale` progress of an earlier attempt."""
 
     def latest() -> Progress | None:
         now = progress()
-        return None if now == left else now
+        return None if now == stale else now
 
     return latest
 
@@ -269,19 +267,19 @@ def news(progress: Callable[[], Progress | None], left: Progress | None) -> Call
 def follow(
     engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], Progress | None], grace_s: float
 ) -> Job:
-    """The job once it has ended. What interrupts the following stops the job first, where the one who looks on says so."""
-    look_at, waits = time.monotonic() + WAITING_S, ""
+    """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it."""
+    next_look, waits = time.monotonic() + WAITING_S, ""
     with engines.observer.stage(title) as show:
 
         def on_poll(job: Job) -> None:
-            nonlocal look_at, waits
+            nonlocal next_look, waits
             now = progress()
             if now is not None:
                 waits = ""
-            elif time.monotonic() > look_at:
-                found, look_at = at_work(engines, claim.job_id), time.monotonic() + LOOK_S
+            elif time.monotonic() > next_look:
+                found, next_look = other_jobs(engines, claim.job_id), time.monotonic() + LOOK_S
                 if found != waits:
-                    engines.observer.say(f"{title} has not begun; {found}")
+                    engines.observer.say(f"{title} has not started; {found}")
                 waits = found
             show({"waits": waits} if waits else now)
             engines.observer.check()
@@ -290,38 +288,38 @@ def follow(
             return engines.cluster.jobs.follow(claim.job_id, on_poll, poll_s=POLL_S)
         except BaseException as error:
             if waits and isinstance(error, StopRequested) and error.reason == "out_of_time":
-                error.args = (f"{error}, and {title} had not begun; {waits}",)
+                error.args = (f"{error}, and {title} had not started; {waits}",)
             stop = engines.observer.stop(error)
             if stop is not None:
                 stop_attempt(engines, run, claim, stop.reason, by=str(stop), grace_s=grace_s)
             raise
 
 
-def at_work(engines: Engines, but: str) -> str:
-    """Which other jobs hold the cluster, and what makes room; of those that wait for room, too, only that they do."""
-    others = [job for job in engines.cluster.jobs.list() if not job.terminal and job.id != but]
+def other_jobs(engines: Engines, job_id: str) -> str:
+    """Which jobs but `job_id` run on the cluster, how to make room, and which other jobs wait for room."""
+    others = [job for job in engines.cluster.jobs.list() if not job.terminal and job.id != job_id]
     waiting = [job for job in others if not has_begun(engines, job)]
-    working = [job for job in others if job not in waiting]
-    if not working:
-        return f"no other job of this cluster is at work{waits_too(waiting)}"
-    keys = [job.metadata["run_key"] for job in working if "run_key" in job.metadata]
-    room = f" (`vitline ops preempt {keys[0]}` makes room: that run saves, gives way and goes on later)" if keys else ""
-    return f"also at work: {', '.join(job.id for job in working)}{room}{waits_too(waiting)}"
-
-
-def waits_too(jobs: Sequence[Job]) -> str:
-    return f"; waiting, too: {', '.join(job.id for job in jobs)}" if jobs else ""
+    running = [job for job in others if job not in waiting]
+    also = f"; also waiting: {', '.join(job.id for job in waiting)}" if waiting else ""
+    if not running:
+        return f"no other job runs on this cluster{also}"
+    keys = [job.metadata["run_key"] for job in running if "run_key" in job.metadata]
+    names = ", ".join(job.id for job in running)
+    if keys:
+        names += f" (`vitline ops preempt {keys[0]}` makes room: that run stops with a checkpoint and resumes later)"
+    return f"other running jobs: {names}{also}"
 
 
 def has_begun(engines: Engines, job: Job) -> bool:
-    """Whether a living job is known to have begun its work; of one that is not ours, nothing else is known."""
+    """Whether an unfinished job has begun its work; a job of another program counts as begun."""
     key = job.metadata.get("run_key")
     state = read_state(run_store(engines.root, key)) if key else None
     return key is None or (state is not None and job.id == f"{key}-a{state['attempt']}")
 
 
 def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason, by: str, grace_s: float) -> None:
-    """Ends an attempt: `stop.json`, then a signal to its driver, then Ray's SIGKILL; and a verdict where it said nothing."""
+    """Stops an attempt: `stop.json`, then a signal to its driver, then Ray's SIGKILL. If it wrote no final state, writes a
+    reconciled state."""
     hint = " (Ctrl-C again to stop at once)" if engines.origin.flow_run_id is None else ""
     engines.observer.say(f"stopping {claim.job_id}: {by}{hint}")
     request_stop(run, reason, by=by, attempt=claim.attempt)
@@ -332,10 +330,10 @@ def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason,
         time.sleep(POLL_S)
     if job is not None and not job.terminal:
         try:
-            # The driver of a training has its grace to save once more: a longer one than a cancelled flow has to end.
+            # The grace of a training's driver to save a checkpoint is longer than the time that a cancelled flow has left.
             job = jobs.stop(claim.job_id, wait_s=STOP_MARGIN_S + (0 if reason == "cancelled" else grace_s))
         except TimeoutError as late:
-            engines.observer.say(f"{late} `vitline ops reconcile` looks again.")
+            engines.observer.say(f"{late} `vitline ops reconcile` checks it again.")
             return
     state = read_state(run)
     if state is None or state["attempt"] < claim.attempt or state["state"] == "running":
@@ -343,9 +341,9 @@ def stop_attempt(engines: Engines, run: Store, claim: Claim, reason: StopReason,
 
 
 def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
-    """Cancels the jobs that a flow run has left at work; the ids of those."""
-    left = [job for job in engines.cluster.jobs.list({"flow_run_id": flow_run_id}) if not job.terminal]
-    for job in left:
+    """Cancels the unfinished jobs of a flow run and returns their ids."""
+    unfinished = [job for job in engines.cluster.jobs.list({"flow_run_id": flow_run_id}) if not job.terminal]
+    for job in unfinished:
         key = job.metadata["run_key"]
         run = run_store(engines.root, key)
         claim = read_claim(run)
@@ -353,11 +351,11 @@ def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
             stop_attempt(engines, run, claim, "cancelled", by="cancelled in Prefect", grace_s=CANCEL_PATIENCE_S)
         else:
             engines.cluster.jobs.stop(job.id, wait_s=STOP_MARGIN_S)
-    return [job.id for job in left]
+    return [job.id for job in unfinished]
 
 
 def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed:
-    """What ended a stage in one sentence; the one who looks on gets the last lines of its log beside it."""
+    """The error that says in one sentence why a stage ended. The observer also gets the last lines of the job's log."""
     key, state = claim.run_key, read_state(run) or {}
     where = f"{run.uri_of('state.json')}, job {claim.job_id}"
     ended: RunState
@@ -365,18 +363,17 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
     if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
         reason, ended = state.get("reason", "no reason given"), state["state"]
         if state.get("no_room"):
-            reason = f"{reason}; {at_work(engines, claim.job_id)}"
-        text = f"{key} is {ended}: {reason} ({where}). Mend that and run the same command again: it goes on there."
+            reason = f"{reason}; {other_jobs(engines, claim.job_id)}"
+        text = f"{key} is {ended}: {reason} ({where}). Fix it and run the same command again: the run resumes."
     else:
         ended = "cancelled" if job.state == "stopped" else "failed"
         reason = cleaned(f"the job ended without a result ({job.message or job.state})")
-        lacks = re.search(r"No module named '?([\w.]+)", tail)
-        if job.exit_code in NO_COMMAND or lacks:
-            problem = f"has no {lacks[1]}" if lacks else "cannot be run"
-            reason += f". {engines.cluster.python} {problem} there; name a Python with vitline by VITLINE_JOB_PYTHON"
+        missing = re.search(r"No module named '?([\w.]+)", tail)
+        if job.exit_code in NO_COMMAND or missing:
+            problem = f"{engines.cluster.python} {f'has no {missing[1]}' if missing else 'cannot be run'} there"
+            reason += f". {problem}; set VITLINE_JOB_PYTHON to a Python with vitline on the nodes of the cluster"
         write_reconciled_state(run, ended, claim.attempt, reason)
-        text = f"{key}: {reason} ({where}); the same command goes on. Its last lines:\n" + "\n".join(
-            tail.splitlines()[-15:]
-        )
+        last = "\n".join(tail.splitlines()[-15:])
+        text = f"{key}: {reason} ({where}); the same command resumes the run. The last lines of its log:\n{last}"
     engines.observer.failed(key, reason, tail)
     return StageFailed(text, ended)

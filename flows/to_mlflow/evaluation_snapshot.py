@@ -1,12 +1,13 @@
-"""What of an evaluation people see in MLflow: every score on its run, and below it a run for each (task, model).
+"""The run snapshot of an evaluation: its scores, and a child run for each task and model.
 
-The child has what explains the score: the chosen setting and all that were tried, the curve of the final training, and
-what the trial left of its predictions (`vit/vtab/trained/trial_files.py`). Imports no MLflow and no torch.
+A child holds what explains the score: the chosen setting and all settings that were tried, the loss of the final trial, and
+the files about its predictions (`vit/vtab/trained/trial_files.py`). Imports no MLflow and no torch.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from flows.records import read_json_or_none
 from flows.to_mlflow.run_snapshot import (
     JSON,
     MODEL_PARAMS,
@@ -15,7 +16,6 @@ from flows.to_mlflow.run_snapshot import (
     RunSnapshot,
     corpus_use,
     makers,
-    optional,
     plain,
 )
 from infra.config import digest_of
@@ -39,14 +39,14 @@ PROTOCOL_PARAMS = (
     "shots",
 )
 NOT_SENT = (".parquet",)
-"""Files of a trial that stay in the store: for programs, not for people."""
+"""Files of a trial that stay in the store, because only programs read them."""
 Values = dict[str, tuple[float, int]]
 
 
 def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
-    """Scores on tasks: one metric a task and arm, group means where they are whole, and a child for each task and arm."""
+    """Scores on tasks: a metric for each task and model, group means where all tasks are scored, and the children."""
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
-    configs = {model: optional(open_store(model), "config.json") or {} for model in models}
+    configs = {model: read_json_or_none(open_store(model), "config.json") or {} for model in models}
     snapshot.params = {
         **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
         **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
@@ -62,7 +62,8 @@ def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, 
         "vitline.model_digest": configs[models[0]].get("digest") if models else None,
         "mlflow.source.name": "vitline evaluate",
     }
-    manifests = {task["corpus"]: optional(open_store(task["corpus"]), "manifest.json") or {} for task in spec["tasks"]}
+    corpora = dict.fromkeys(task["corpus"] for task in spec["tasks"])
+    manifests = {uri: read_json_or_none(open_store(uri), "manifest.json") or {} for uri in corpora}
     snapshot.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
     if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
         snapshot.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
@@ -78,16 +79,17 @@ def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, 
 
 
 def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Values:
-    """Metrics of DESIGN 3.5; the step is the images that the model has seen, 0 for the control. Seeds are put together as
-    the protocol does it. Beside the first model another one is told by its version, the control by its name."""
+    """Metrics by name (docs/design.md, "Metrics"), with the images that the model has seen as step, 0 for the control. Seeds
+    are summed up as the protocol defines. Metrics of any model but the first have its version as a suffix, those of the
+    control `_from_scratch`."""
     values: Values = {}
     models = list(dict.fromkeys(score.model for score in scores if score.model))
     for model in (*models, None):
-        arm = [score for score in scores if score.model == model]
-        named = top1_values(arm)
+        own = [score for score in scores if score.model == model]
+        named = top1_values(own)
         of_vtab = {
             benchmark_name(score.task): named[score.metric_name]
-            for score in arm
+            for score in own
             if score.metric_name.startswith("vtab/")
         }
         suffix = "_from_scratch" if model is None else "" if model == models[0] else f"_{model.rsplit('/', 1)[-1]}"
@@ -99,7 +101,7 @@ def score_values(scores: Sequence[Score], images_seen: Mapping[str, int]) -> Val
 
 
 def top1_values(scores: Sequence[Score]) -> dict[str, float]:
-    """The value of each metric over the seeds, of one model's scores."""
+    """The value of each metric over the seeds; `scores` are those of one model."""
     seeds: dict[str, list[Score]] = {}
     for score in scores:
         seeds.setdefault(score.metric_name, []).append(score)
@@ -107,15 +109,15 @@ def top1_values(scores: Sequence[Score]) -> dict[str, float]:
 
 
 def by_init(scores: Sequence[Score]) -> list[list[Score]]:
-    """The scores of each (task, model), in their order: one for every seed, and for every number of shots."""
-    arms: dict[tuple[str, str | None], dict[tuple[str, int], Score]] = {}
+    """The scores of each task and model, in their order: one for each seed, and for each number of shots."""
+    groups: dict[tuple[str, str | None], dict[tuple[str, int], Score]] = {}
     for score in scores:  # a task that was named twice has its scores twice
-        arms.setdefault((score.task, score.model), {})[score.protocol, score.seed] = score
-    return [list(arm.values()) for arm in arms.values()]
+        groups.setdefault((score.task, score.model), {})[score.protocol, score.seed] = score
+    return [list(group.values()) for group in groups.values()]
 
 
 def child_name(score: Score, models: Sequence[str]) -> str:
-    """`digits`, `digits from scratch`, and for any model but the first `digits: emoji/2`."""
+    """`digits`, `digits from scratch`, and `digits: emoji/2` for any model but the first."""
     if score.model is None:
         return f"{score.task} from scratch"
     return score.task if score.model == models[0] else f"{score.task}: {model_label(score.model)}"
@@ -124,7 +126,7 @@ def child_name(score: Score, models: Sequence[str]) -> str:
 def score_child(
     root: Store, scores: Sequence[Score], name: str, corpora: Mapping[str, Corpus], images_seen: Mapping[str, int]
 ) -> Child:
-    """The run of one model on one task."""
+    """The child run of one model on one task."""
     first, labels = scores[0], scores_by_name(scores)
     trials = {label: trial for label, score in labels.items() if (trial := final_trial(root, score))}
     corpus, step = corpora.get(first.corpus_digest), images_seen.get(first.model or "", 0)
@@ -173,13 +175,14 @@ def score_child(
 
 
 def chosen_params(labels: Mapping[str, Score], taken: Collection[str]) -> JSON:
-    """The chosen settings, under their own names where these are not taken; a probe's `num_examples` is of its training."""
+    """The chosen settings by name, prefixed with `chosen.` if the name is taken: a probe's `num_examples` is that of its
+    training split."""
     named = {prefixed(label, ".", k): plain(v) for label, score in labels.items() for k, v in score.chosen.items()}
     return {f"chosen.{name}" if name in taken else name: value for name, value in named.items()}
 
 
 def scores_by_name(scores: Sequence[Score]) -> dict[str, Score]:
-    """Scores of one (task, model) by what tells them apart: `""` for the only one, `seed1`, `fewshot-10`, or both."""
+    """Scores of one task and model by a label that distinguishes them: `""` for a single one, `seed1`, `fewshot-10`, or both."""
     protocols, seeds = {score.protocol for score in scores}, {score.seed for score in scores}
     return {
         "-".join([score.protocol] * (len(protocols) > 1) + [f"seed{score.seed}"] * (len(seeds) > 1)): score
@@ -188,13 +191,13 @@ def scores_by_name(scores: Sequence[Score]) -> dict[str, Score]:
 
 
 def final_trial(root: Store, score: Score) -> TrialResult | None:
-    """The training that was scored; None where none was, or where it was cleared away."""
-    found = optional(root, f"trials/{score.trials[-1]}.json") if score.trials else None
+    """The result of the final trial; None for a probe, or if the result was deleted."""
+    found = read_json_or_none(root, f"trials/{score.trials[-1]}.json") if score.trials else None
     return TrialResult.model_validate(found) if found else None
 
 
 def settings_table(label: str, score: Score) -> str:
-    """Every setting that was tried, the chosen one in bold, as Markdown; the score above."""
+    """The score, and below it every setting that was tried, the chosen one in bold, as Markdown."""
     title = f"{f'{label}: ' * bool(label)}top-1 {100 * score.value:.2f} % of {score.num_examples:,} images"
     if not score.tried:
         return title

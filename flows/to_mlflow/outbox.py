@@ -1,16 +1,15 @@
-"""What MLflow may lack, in the store: an entry for every run and pipeline that was followed and is not wholly sent.
+"""The outbox: an entry in the store for every run and pipeline of which MLflow may still lack something.
 
-`tracking/outbox/<kind>/<key>.json` is written before the shipper hears of it, and deleted by whoever has sent the end of
-it. So nothing depends on who dies: a child, its flow process, the MLflow server. Imports no engine.
+`tracking/outbox/<kind>/<key>.json` is written before the shipper is told of the run, and deleted by the process that has
+sent its end. So nothing is lost if a shipper, its flow process or the MLflow server dies. Imports no engine.
 """
 
 import contextlib
-import json
 import time
 import uuid
 from typing import Literal, NamedTuple
 
-from flows.records import read_pipeline
+from flows.records import read_json_or_none, read_pipeline
 from infra.runs.run_state import read_state
 from infra.storage import Store, json_bytes
 
@@ -26,27 +25,25 @@ class OutboxEntry(NamedTuple):
 
 
 def put(root: Store, entry: OutboxEntry) -> None:
-    """Notes that MLflow is to get this. Again for one that stands there: who sends it now has not seen what is new."""
-    body = {"schema_version": 1, "at": time.time(), "nonce": uuid.uuid4().hex}  # equal bytes could not be told apart
+    """Adds an entry. An existing one gets a new mark, so that a shipper that started before this call does not clear it."""
+    body = {"schema_version": 1, "at": time.time(), "nonce": uuid.uuid4().hex}  # the nonce distinguishes two puts
     root.write(_path(entry), json_bytes(body))
 
 
 def mark_of(root: Store, entry: OutboxEntry) -> str | None:
-    """What `clear` wants, to be read before the run is; None where nothing is noted."""
-    try:
-        return json.loads(root.read(_path(entry)))["nonce"]
-    except FileNotFoundError:
-        return None
+    """The mark that `clear` needs; read it before the run is read. None if there is no entry."""
+    found = read_json_or_none(root, _path(entry))
+    return found["nonce"] if found else None
 
 
 def clear(root: Store, entry: OutboxEntry, mark: str | None) -> None:
-    """Forgets an entry, unless it was put again since its mark was read."""
+    """Deletes an entry, unless it was put again since its mark was read."""
     if mark is not None and mark_of(root, entry) == mark:
         root.delete(_path(entry))
 
 
 def entries(root: Store) -> list[OutboxEntry]:
-    """All of them; one listing of what is at work or was left."""
+    """All entries, from one listing."""
     found = []
     for path in root.list(PREFIX):
         kind, _, name = path.removeprefix(PREFIX).partition("/")
@@ -56,20 +53,20 @@ def entries(root: Store) -> list[OutboxEntry]:
 
 
 def left(root: Store, quiet_s: float = 0.0) -> list[OutboxEntry]:
-    """Entries of what ended at least `quiet_s` ago: its own shipper has had the time to send it."""
+    """Entries of runs and pipelines that ended at least `quiet_s` ago, so that their own shipper had time to send them."""
     return [
         entry for entry in entries(root) if (at := ended_at(root, entry)) is not None and time.time() - at >= quiet_s
     ]
 
 
 def ended_at(root: Store, entry: OutboxEntry) -> float | None:
-    """Unix seconds at which it ended; None while it runs. One that is gone from the store ended long ago."""
+    """When it ended, in Unix seconds; None while it runs, 0 if it was deleted from the store."""
     if entry.kind == "run":
         run = root.child(f"runs/{entry.key}")
         state = read_state(run)
         if state is None:
             return None if run.exists("config.json") else 0.0
-        # The next attempt may have begun and not have said so yet.
+        # The next attempt may have started without having written its state yet.
         newer = run.exists(f"attempts/a{state['attempt'] + 1}.json")
         return None if newer or state["state"] == "running" else state["updated_at"]
     with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""One MLflow run as people see it, whatever it shows, and how parts of the store are told there. Imports no MLflow."""
+"""Run snapshots: what one run in the store looks like as an MLflow run, with its corpora and models. Imports no MLflow."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,6 @@ from typing import Any
 
 from infra.config import canonical_json, digest_of
 from infra.runs.run_state import OUTCOMES
-from infra.storage import Store
 
 JSON = dict[str, Any]
 Values = Mapping[str, tuple[float, int]]
@@ -27,7 +26,7 @@ MODEL_PARAMS = (
 
 @dataclass(frozen=True)
 class Corpus:
-    """A prepared corpus in one of its uses."""
+    """A prepared corpus in one use, such as training or test."""
 
     name: str
     digest: str
@@ -54,35 +53,35 @@ class Published:
 
 @dataclass(frozen=True)
 class Child:
-    """A part of a run that has an MLflow run of its own, below the run's. Its state and times are the run's."""
+    """A part of a run with a child run of its own in MLflow. It has the state and times of its parent."""
 
     name: str
-    """What MLflow's lists show."""
+    """Name in MLflow's lists."""
     slug: str
-    """Of all children of the run no other has it; it never changes."""
+    """Unique among the children of the run; it never changes."""
     tags: JSON
     params: JSON
     values: Values
     curves: Sequence[tuple[str, float, int]] = ()
-    """Metric, value and step of points whose own time is not known."""
+    """Metric, value and step of points that have no time of their own."""
     corpora: Sequence[Corpus] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
     stored_files: Mapping[str, str] = field(default_factory=dict)
-    """Keys below the root by name, of files that never change: they are read when they are sent."""
+    """Files that never change, as keys below the root by file name. They are read when they are sent."""
     facts: Sequence[str] = ()
     table: str = ""
-    """Markdown for the note."""
+    """Markdown for the description of the MLflow run."""
 
     @property
     def digest(self) -> str:
-        """Of all that is sent."""
+        """Digest of everything that is sent."""
         files = {name: digest_of(data.hex()) for name, data in self.files.items()}
         return digest_of(canonical({**vars(self), "files": files}))[:16]
 
 
 @dataclass
 class RunSnapshot:
-    """One MLflow run. `values` have the time of the run's end; curves are in the journal."""
+    """One run in the store as an MLflow run. `values` are logged at the time of the run's end; curves are in the journal."""
 
     key: str
     stage: str
@@ -97,19 +96,18 @@ class RunSnapshot:
     files: Mapping[str, bytes] = field(default_factory=dict)
     model: Published | None = None
     model_inputs: Mapping[str, str] = field(default_factory=dict)
-    """Run key of the training by digest of the model that this run reads."""
+    """The models that this run reads: run key of the training by digest of the model."""
     pipeline: str | None = None
     """Key of the pipeline that this run was made for."""
     total_steps: int = 0
-    """Of the curves."""
+    """Number of steps of the curves."""
     facts: list[str] = field(default_factory=list)
-    """Lines of the note, in Markdown."""
+    """Lines of the description, in Markdown."""
     children: Sequence[Child] = ()
 
     @property
     def name(self) -> str:
-        """What MLflow's list shows: the name that a person typed, the run's key, and the seed, by which runs of one
-        request differ."""
+        """Name in MLflow's lists: the name that a person typed, the run key, and the seed."""
         seed = self.params.get("seed", self.params.get("request.seed"))
         typed = self.tags.get("vitline.name")
         return ", ".join(part for part in (typed, self.key, None if seed is None else f"seed {seed}") if part)
@@ -124,7 +122,7 @@ class RunSnapshot:
 
     @property
     def digest(self) -> str:
-        """Of all that is sent, journals apart: what has not changed is not sent again."""
+        """Digest of everything that is sent except the journal. An unchanged snapshot is not sent again."""
         files = {name: digest_of(data.hex()) for name, data in self.files.items()}
         model = self.model and [self.model.digest, self.model.finished_at, self.model.tags, sorted(self.model.files)]
         shown = [self.tags, self.params, self.values, self.corpora, self.model_inputs, self.pipeline, self.facts]
@@ -147,7 +145,8 @@ def json_ready(value: Any) -> Any:
 
 
 def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Corpus:
-    """A corpus in one use. MLflow knows a data set of a run by name and digest: other uses than training add theirs."""
+    """A corpus in one use. MLflow identifies a data set by name and digest, so the names of other uses than training and
+    preparation end in the split."""
     splits = {name: part["num_rows"] for name, part in manifest["splits"].items()}
     profile = {
         "num_rows": splits[split] if split in splits else manifest["counts"]["num_accepted"],
@@ -162,18 +161,10 @@ def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Cor
 
 
 def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
-    """Run keys by digest, of published models that say which run made them."""
+    """Run keys of trainings by the digest of their published model, from model configs that name their run."""
     return {c["digest"]: key for c in configs if c and (key := c.get("provenance", {}).get("run_key"))}
 
 
-def optional(store: Store, key: str) -> Any:
-    """A JSON object, or None where there is none."""
-    try:
-        return store.read_json(key)
-    except FileNotFoundError:
-        return None
-
-
 def plain(value: Any) -> Any:
-    """Lists as people write them."""
+    """A value as an MLflow param: lists are joined by commas."""
     return ", ".join(map(str, value)) if isinstance(value, Iterable) and not isinstance(value, str) else value

@@ -1,7 +1,8 @@
-"""One run or pipeline of the store -> MLflow: what is missing there is sent, and sending again changes nothing (DESIGN 3.5).
+"""Sends a run or pipeline of the store to MLflow: only what MLflow lacks, and repeating it changes nothing (docs/design.md,
+"MLflow").
 
-What a run looks like is said by its view (`run_views.py`); its curves are in its journal. How far this was is noted on the
-MLflow run itself, so that any shipper goes on where another was cut off.
+The content comes from the run snapshot (`stage_snapshots.py`), the curves from the journal. What was sent is recorded in a tag
+of the MLflow run, so that any shipper continues where another was interrupted.
 """
 
 import contextlib
@@ -24,45 +25,45 @@ from infra.storage import Store
 Outcome = Literal["sent", "unchanged", "absent", "deleted"]
 SHIPPED = "vitline.shipped"
 INHERITED = ("vitline.stage", "mlflow.user", "mlflow.source.name")
-"""Tags that the parts of a run have of it."""
+"""Tags of a run that its children get, too."""
 _SEGMENTS_A_TIME = 256
 
 
 @dataclass
 class Curves:
-    """How far the journal of a run has been sent to one MLflow run, and which points of it are shown."""
+    """Which segments of a run's journal were sent to one MLflow run, and which of their points."""
 
     run_id: str
     done: dict[str, int] = field(default_factory=dict)
-    """Number of the next segment by journal, as {"a1": 12, "a1/node-1": 3}."""
+    """Number of the next segment by journal, such as {"a1": 12, "a1/node-1": 3}."""
     known: set[tuple[str, int]] = field(default_factory=set)
     seen: dict[str, set[int]] = field(default_factory=dict)
 
 
 class Sender:
-    """Sends single runs and pipelines of one root; each call sends what is missing and raises where it cannot."""
+    """Sends single runs and pipelines of one root. Each call sends what MLflow lacks, and raises if that fails."""
 
     def __init__(self, root: Store, tracking: Tracking) -> None:
         self.root, self.tracking = root, tracking
         self._curves: dict[str, Curves] = {}
 
     def send(self, kind: Kind, key: str) -> Outcome:
-        """What is missing of a run or pipeline; of one that had ended nothing is left to send, and its entry goes."""
+        """Sends what MLflow lacks of a run or pipeline. If it had ended before, clears its outbox entry."""
         entry = OutboxEntry(kind, key)
         mark = outbox.mark_of(self.root, entry)
-        ended = mark is not None and outbox.ended_at(self.root, entry) is not None  # before it is read
+        ended = mark is not None and outbox.ended_at(self.root, entry) is not None  # before the snapshot is read
         outcome = self.send_run(key) if kind == "run" else self.send_pipeline(key)
         if ended:
             outbox.clear(self.root, entry, mark)
         return outcome
 
     def send_run(self, key: str) -> Outcome:
-        """Everything of a run that MLflow does not have yet."""
+        """Sends everything of a run that MLflow lacks."""
         snapshot = stage_snapshot(self.root, key)
         if snapshot is None:
             return "absent"
         makers = {digest: maker for digest, maker in snapshot.model_inputs.items() if maker != key}
-        for maker in makers.values():  # the models that it reads are to be there before it
+        for maker in makers.values():  # the models that it reads must be in MLflow before it
             self.send_run(maker)
         store = self.root.child(f"runs/{key}")
         ids = TrackingIds(store, self.tracking.uri)
@@ -96,7 +97,7 @@ class Sender:
         return "sent"
 
     def _send_child(self, child: Child, snapshot: RunSnapshot, run: TrackedRun, store: Store) -> str | None:
-        """A part of a run, as an MLflow run below it; its page, or None where somebody has deleted it in MLflow."""
+        """Sends a child run. Returns the URL of its page, or None if a user has deleted it in MLflow."""
         ids = TrackingIds(store, self.tracking.uri, child_ids_key(child.slug))
         tags = {name: snapshot.tags[name] for name in INHERITED if name in snapshot.tags} | child.tags
         tags |= {"mlflow.parentRunId": run.run_id}
@@ -122,12 +123,12 @@ class Sender:
     def _files(self, child: Child) -> dict[str, bytes]:
         files = dict(child.files)
         for name, key in child.stored_files.items():
-            with contextlib.suppress(FileNotFoundError):  # cleared away since: the rest is worth sending
+            with contextlib.suppress(FileNotFoundError):  # deleted since: the others are still sent
                 files[name] = self.root.read(key)
         return files
 
     def send_pipeline(self, key: str) -> Outcome:
-        """The parent run of a pipeline, after the runs of its stages."""
+        """Sends the runs of a pipeline's stages, then the parent run."""
         try:
             snapshot, record = pipeline_snapshot(self.root, key)
         except FileNotFoundError:
@@ -180,7 +181,8 @@ class Sender:
         )
 
     def _curves_of(self, key: str, run: TrackedRun, store: Store, segments: list[Segment], total_steps: int) -> Curves:
-        """As MLflow has them; what this process remembers is right unless another shipper was here, or a new server."""
+        """What MLflow has of the curves. What this process remembers is used unless another shipper has sent points since, or
+        the server is a new one."""
         done = shipped(run).get("segments", {})
         curves = self._curves.get(key)
         if curves is None or (curves.run_id, curves.done) != (run.run_id, done):
@@ -201,7 +203,7 @@ class Sender:
             self.tracking.put_tags(run, {SHIPPED: json.dumps({"segments": curves.done}, sort_keys=True)})
 
     def _models(self, makers: Mapping[str, str]) -> list[tuple[str, str]]:
-        """Id and link of the models that a run reads; MLflow's pages show inputs of their own experiment only."""
+        """Ids of the models that a run reads, with links, because MLflow's pages show only inputs of the same experiment."""
         found = []
         for digest, maker in makers.items():
             names = TrackingIds(self.root.child(f"runs/{maker}"), self.tracking.uri).read()
@@ -220,7 +222,7 @@ class Sender:
         self.tracking.put_points_once(run, [p for p in points if p not in of_model])
 
     def _model(self, model: Published, store: Store, segments: list[Segment]) -> Model:
-        """With its held-out scores just as the journal has them, so that the run shows each once."""
+        """A model with its validation scores as points of the journal, so that the run shows each once."""
         last = [segment for segment in segments if not segment.writer][-4:]
         records = [record for part in read_segments(store, last) for record in part]
         scores = [Point(r.key, r.value, r.step, r.timestamp_ms) for r in records if r.key.startswith("val/")]
@@ -239,7 +241,7 @@ class Sender:
         curves: Curves | None,
         more: str = "",
     ) -> None:
-        """The note, the state, and last how far this was: what was cut off before is sent again."""
+        """Sends description and status, and last the tag that records what was sent: an interrupted send is repeated."""
         state = f"**{snapshot.state}**" + (
             f": {snapshot.tags['vitline.reason']}" if snapshot.tags.get("vitline.reason") else ""
         )
@@ -251,7 +253,7 @@ class Sender:
 
 
 def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
-    """The parts of a run with their headline metrics and pages, as Markdown; nothing where it has none."""
+    """The children of a run with their headline metrics and pages, as Markdown; empty if it has none."""
     lines = ["| part | |", "|---|---|"]
     for child, page in zip(snapshot.children, pages, strict=True):
         values = {name: value for name, (value, _) in child.values.items() if name.endswith("/top1")}
@@ -261,7 +263,7 @@ def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
 
 
 def choose_points(store: Store, segments: list[Segment], curves: Curves, total_steps: int) -> list[Point]:
-    """The points of segments that MLflow gets; `curves` notes them. Each (key, step) counts once, wherever it stands."""
+    """The points of segments that MLflow gets, recorded in `curves`. Of several points for one key and step the first counts."""
     points = []
     for records in read_segments(store, segments):
         for record in records:
@@ -276,7 +278,7 @@ def journal_name(segment: Segment) -> str:
 
 
 def shipped(run: TrackedRun) -> dict[str, Any]:
-    """What an earlier shipper noted on the MLflow run; nothing where it cannot be read."""
+    """The record of what was sent, from a tag of the MLflow run; empty if it cannot be parsed."""
     try:
         return json.loads(run.tags.get(SHIPPED, "{}"))
     except ValueError:

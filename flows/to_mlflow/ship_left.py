@@ -1,9 +1,9 @@
-"""The service that sees to it that MLflow gets what shippers have left: a child was killed, or MLflow was away at the end.
+"""The shipper service: sends MLflow what shippers left in the outbox, as when one was killed or MLflow did not answer.
 
     python -m flows.to_mlflow.ship_left [--alive FILE]
 
-It looks at the outbox (`outbox.py`) every few seconds and, once something has ended and MLflow answers, starts a child that
-sends it. The local stack keeps one; elsewhere any one process with the same environment does. Imports no MLflow.
+It lists the outbox (`outbox.py`) every few seconds. Once a run of it has ended and MLflow answers, it starts a child that sends
+the run. The local stack runs this service; elsewhere, run one process of it with the same environment. Imports no MLflow.
 """
 
 import argparse
@@ -23,23 +23,23 @@ from infra.storage import Store, open_store
 
 log = logging.getLogger("ship_left")
 POLL_S = 10.0
-QUIET_S = 10.0  # what ended more recently is being sent by its own shipper
-LONGEST_WAIT_S = 300.0  # between two tries of what MLflow takes and is still left
+QUIET_S = 10.0  # runs that ended more recently are still being sent by their own shipper
+LONGEST_WAIT_S = 300.0  # longest interval between two tries of an entry
 
 
 class Keeper:
-    """One look after the other; what cannot be sent is tried again, at growing intervals."""
+    """Sends the entries of the outbox; those that fail are tried again at growing intervals."""
 
     def __init__(self, settings: Settings) -> None:
         if settings.mlflow_tracking_uri is None:
-            raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to.")
+            raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to. Set it.")
         self._settings, self._uri = settings, settings.mlflow_tracking_uri
         self._root: Store = open_store(settings.root)
         self._tries: dict[outbox.OutboxEntry, tuple[int, float]] = {}
-        """How often an entry was tried in vain, and when it is tried again."""
+        """Number of failed tries of an entry, and the time of the next one."""
 
     def look(self) -> dict[str, str]:
-        """Sends what is due; why some of it is still left, by key."""
+        """Sends the entries that are due. Returns the reason of each failure by key."""
         now = time.monotonic()
         left = outbox.left(self._root, QUIET_S)
         self._tries = {entry: tried for entry, tried in self._tries.items() if entry in left}
@@ -50,7 +50,7 @@ class Keeper:
         answer, _ = child.communicate()
         report = json.loads(answer) if child.returncode == 0 else {"left": {}}
         if report.get("sent"):
-            log.info("sent what was left of %s", ", ".join(report["sent"]))
+            log.info("sent the rest of %s", ", ".join(report["sent"]))
         for key, why in report["left"].items():
             log.warning("%s is not sent: %s", key, why)
         for entry in due:
@@ -59,7 +59,7 @@ class Keeper:
         return report["left"]
 
     def _answers(self) -> bool:
-        """Whether MLflow is there: a child for it costs seconds of CPU."""
+        """Whether MLflow answers. To find out by starting a child would cost seconds of CPU."""
         try:
             with urllib.request.urlopen(f"{self._uri.rstrip('/')}/health", timeout=5) as reply:
                 return reply.status == 200
@@ -69,7 +69,7 @@ class Keeper:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--alive", type=Path, help="file that is touched at every look")
+    parser.add_argument("--alive", type=Path, help="file that is touched at every listing of the outbox")
     args = parser.parse_args(argv)
     log_to_stderr()
     over = threading.Event()
@@ -79,8 +79,8 @@ def main(argv: list[str] | None = None) -> None:
     while not over.is_set():
         try:
             keeper.look()
-        except Exception as error:  # the store is away for a moment
-            log.warning("looking again in %.0f s: %s: %s", POLL_S, type(error).__name__, error)
+        except Exception as error:  # as when the store does not answer for a moment
+            log.warning("trying again in %.0f s: %s: %s", POLL_S, type(error).__name__, error)
         if args.alive:
             args.alive.touch()
         over.wait(POLL_S)

@@ -1,11 +1,11 @@
-"""The shipper's child process: sends what the store holds of runs and pipelines to MLflow (DESIGN 3.5).
+"""The shipper's child process: sends runs and pipelines from the store to MLflow (docs/design.md, "MLflow").
 
-    python -m flows.to_mlflow.ship_runs --root URI --parent P  follows what JSON lines on stdin name, until stdin ends
-    python -m flows.to_mlflow.ship_runs --root URI --sync ...  sends what is missing of all runs, or of some, and ends
-    python -m flows.to_mlflow.ship_runs --root URI --left      sends what other shippers have left (`outbox.py`), and ends
+    python -m flows.to_mlflow.ship_runs --root URI --parent P  follows the runs named by JSON lines on stdin, until stdin ends
+    python -m flows.to_mlflow.ship_runs --root URI --sync ...  sends what MLflow lacks of all runs, or of some, and ends
+    python -m flows.to_mlflow.ship_runs --root URI --left      sends what other shippers left in the outbox, and ends
 
-Lines in: {"run": key}, {"pipeline": key}, {"close": seconds}. Out, after close or at the end of a sync: one JSON object.
-The store is the truth: whatever is cut off here, the next shipper finds how far MLflow is and sends the rest.
+Input lines: {"run": key}, {"pipeline": key}, {"close": seconds}. Output after close, or at the end of a sync: one JSON object.
+If this process is interrupted, the next shipper finds in MLflow how much was sent and sends the rest.
 """
 
 import argparse
@@ -21,11 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flows.records import list_run_keys
+from flows.records import list_pipeline_keys, list_run_keys
 from flows.to_mlflow import outbox
 from flows.to_mlflow.outbox import Kind
 from flows.to_mlflow.send_run import Sender
-from flows.to_mlflow.stage_snapshots import list_pipelines
 from infra.mlflow.tracking import Tracking
 from infra.redact import log_to_stderr
 from infra.runs.journal import list_segments
@@ -35,23 +34,23 @@ from infra.storage import Store, open_store
 log = logging.getLogger("shipper")
 
 POLL_S, MAX_BACKOFF_S = 5.0, 15.0
-LISTING_S = 15.0  # between two looks for new segments of a run whose state has not changed; they come every 30 s
-LAST_TRIES = 3  # of a close; a second apart
-ORPHAN_S = 5.0  # to send what is sealed once the parent is gone
+LISTING_S = 15.0  # interval of listings of new segments while the state of a run is unchanged; they come every 30 s
+LAST_TRIES = 3  # tries of a close, one second apart
+ORPHAN_S = 5.0  # time to send the rest once the parent is gone
 
 
 @dataclass
 class Followed:
-    """A run or pipeline that is followed. `sign` is what the store showed when it was last sent whole."""
+    """A run or pipeline that is followed. `version` identifies its content in the store when it was last sent completely."""
 
     kind: Kind
     key: str
-    sign: Any = None
+    version: Any = None
     listed_at: float = float("-inf")
 
 
 class Follower:
-    """Sends what is followed, again and again, in a thread. MLflow away: it tries again, at growing intervals."""
+    """Sends the followed runs repeatedly in a thread. If MLflow does not answer, it tries again at growing intervals."""
 
     def __init__(self, root: Store, connect: Callable[[], Tracking]) -> None:
         self._root, self._connect = root, connect
@@ -69,7 +68,7 @@ class Follower:
         self._wake.set()
 
     def close(self, seconds: float) -> list[str]:
-        """Tries for so long to send everything as it stands now; the keys that are not wholly sent."""
+        """Tries for this time to send everything in its present state. Returns the keys that are not completely sent."""
         with self._lock:
             self._left = {followed.key for followed in self._followed.values()}
         self._closing.set()
@@ -82,7 +81,7 @@ class Follower:
         failures = last_tries = 0
         while True:
             closing = self._closing.is_set()
-            ok = self._pass(closing, asking_first=failures > 0)
+            ok = self._pass(closing, ping_first=failures > 0)
             failures = 0 if ok else failures + 1
             last_tries += closing
             if closing and (ok or last_tries == LAST_TRIES):
@@ -91,11 +90,11 @@ class Follower:
             self._wake.wait(1.0 if closing else min(POLL_S * 2**failures, MAX_BACKOFF_S) if failures else POLL_S)
             self._wake.clear()
 
-    def _pass(self, closing: bool, asking_first: bool) -> bool:
+    def _pass(self, closing: bool, ping_first: bool) -> bool:
         with self._lock:
             followed = list(self._followed.values())
         ok = True
-        if asking_first:  # one request may hang; not one for each run
+        if ping_first:  # at most one request may hang, not one for each run
             try:
                 self._connected().tracking.ping()
             except Exception as error:
@@ -114,28 +113,28 @@ class Follower:
         return ok
 
     def _send(self, each: Followed, closing: bool) -> None:
-        sign = self._sign(each, closing)
-        if sign is not None and sign == each.sign:
+        version = self._version(each, closing)
+        if version is not None and version == each.version:
             return
         outcome = self._connected().send(each.kind, each.key)
         if outcome != "unchanged":
             log.info("%s %s: %s", each.kind, each.key, outcome)
-        each.sign = sign
+        each.version = version
 
     def _connected(self) -> Sender:
         if self._sender is None:
             self._sender = Sender(self._root, self._connect())
         return self._sender
 
-    def _sign(self, each: Followed, closing: bool) -> Any:
-        """What the store shows of it, in few requests: state, attempts and, now and then, the segments."""
+    def _version(self, each: Followed, closing: bool) -> Any:
+        """Identifies the content of a run in few requests: state, attempts and, every LISTING_S, the segments."""
         if each.kind == "pipeline":
             return tagged(self._root, f"pipelines/{each.key}.json")
         store = self._root.child(f"runs/{each.key}")
         state = (tagged(store, "state.json"), tagged(store, "verdict.json"))
         now = time.monotonic()
-        if not closing and each.sign and each.sign[0] == state and now - each.listed_at < LISTING_S:
-            return each.sign
+        if not closing and each.version and each.version[0] == state and now - each.listed_at < LISTING_S:
+            return each.version
         each.listed_at = now
         return (state, store.list("attempts/"), list_segments(store))
 
@@ -148,7 +147,7 @@ def tagged(store: Store, key: str) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    """What went wrong, for people; of an MLflow that is away no more than that."""
+    """An error as one line; of an MLflow that does not answer only that."""
     text = " ".join(str(error).split())
     if "failed with exception" in text and "API request to" in text:
         return f"MLflow does not answer ({text.partition(' failed with exception')[0]})"
@@ -156,14 +155,14 @@ def one_line(error: Exception) -> str:
 
 
 def sync(root: Store, tracking: Tracking, keys: list[str]) -> dict[str, Any]:
-    """Sends what is missing of the named runs and pipelines, or of all."""
+    """Sends what MLflow lacks of the named runs and pipelines, or of all."""
     known: list[tuple[Kind, str]] = [("run", key) for key in list_run_keys(root)]
-    known += [("pipeline", key) for key in list_pipelines(root)]
+    known += [("pipeline", key) for key in list_pipeline_keys(root)]
     return send_each(root, tracking, [(kind, key) for kind, key in known if not keys or key in keys])
 
 
 def send_each(root: Store, tracking: Tracking, chosen: Sequence[tuple[Kind, str]]) -> dict[str, Any]:
-    """Keys by what became of them, and why some are left. Stops where MLflow itself does not answer."""
+    """Keys by outcome, and the reason for each key that is left unsent. Stops if MLflow itself does not answer."""
     sender = Sender(root, tracking)
     done: dict[str, list[str]] = {name: [] for name in ("sent", "unchanged", "absent", "deleted")}
     left: dict[str, str] = {}
@@ -185,17 +184,17 @@ def send_each(root: Store, tracking: Tracking, chosen: Sequence[tuple[Kind, str]
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", required=True)
-    parser.add_argument("--parent", type=int, help="process that is followed into its end")
+    parser.add_argument("--parent", type=int, help="process id of the parent; the child ends with it")
     parser.add_argument("--sync", nargs="*", metavar="KEY")
     parser.add_argument("--left", action="store_true")
     args = parser.parse_args(argv)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what MLflow prints belongs into the log
+    os.dup2(2, 1)  # what MLflow prints goes to the log
     log_to_stderr()
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # says each of its tries, in three lines
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # it logs three lines for every try
     uri = Settings().mlflow_tracking_uri
     if uri is None:
-        parser.error("MLFLOW_TRACKING_URI is not set: there is no server to send to.")
+        parser.error("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to. Set it.")
     root = open_store(args.root)
     if args.sync is not None:
         print(json.dumps(sync(root, Tracking(uri, secret_values()), args.sync)), file=answers, flush=True)
@@ -206,14 +205,14 @@ def main(argv: list[str] | None = None) -> None:
         print(json.dumps(done), file=answers, flush=True)
         return
     left = follow_stdin(Follower(root, lambda: Tracking(uri, secret_values())), args.parent)
-    with contextlib.suppress(BrokenPipeError):  # the parent was killed; what is left is in the outbox
+    with contextlib.suppress(BrokenPipeError):  # the parent was killed; what was not sent is in the outbox
         print(json.dumps({"left": left}), file=answers, flush=True)
     sys.stderr.flush()
-    os._exit(0)  # a request that hangs is not waited for
+    os._exit(0)  # does not wait for a request that hangs
 
 
 def follow_stdin(follower: Follower, parent: int | None) -> list[str]:
-    """Obeys the parent's lines; returns what is left at its word, or a few seconds after its end."""
+    """Follows the runs that the parent's lines name. Returns the unsent keys after a `close` line or the end of the parent."""
     lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def read() -> None:
@@ -226,7 +225,7 @@ def follow_stdin(follower: Follower, parent: int | None) -> list[str]:
         try:
             line = lines.get(timeout=1.0)
         except queue.Empty:
-            # A process that the parent forked may hold the pipe open after it.
+            # A process that the parent forked may keep the pipe open after the parent's end.
             line = {} if parent in (None, os.getppid()) else None
         if line is None:
             return follower.close(ORPHAN_S)

@@ -1,7 +1,7 @@
-"""Whoever follows runs ships them to MLflow through a child process: neither a flow nor a command waits for MLflow.
+"""Sends the runs that this process follows to MLflow through a child process, so that no flow or command waits for MLflow.
 
-Imports no MLflow. The child is `flows/to_mlflow/ship_runs.py`; it dies with its parent, and its log is `shipper.log`. A child that
-was killed is replaced. What is left nevertheless stands in the store (`outbox.py`), where `ship_left.py` finds it.
+Imports no MLflow. The child is `flows/to_mlflow/ship_runs.py`; it dies with its parent, and its log is `shipper.log`. A child
+that was killed is replaced. What was not sent stays in the outbox (`outbox.py`), from which `ship_left.py` sends it.
 """
 
 import contextlib
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from flows.records import list_pipeline_keys, list_run_keys
 from flows.to_mlflow import outbox
 from flows.to_mlflow.outbox import Kind, OutboxEntry
 from infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
@@ -23,12 +24,12 @@ from infra.settings import Settings, inherited_environment
 from infra.storage import open_store
 
 log = logging.getLogger(__name__)
-_LOOK_S = 1.0  # between two looks whether the child lives
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # before a dead one is replaced, growing: it may be unable to start at all
-_WORTH_A_START_S = 3.0  # of the time to close
-_HURRIED_S = 6.0  # after an error or a cancellation, which is to be over soon
-_ANSWER_S = 2.0  # of the time to close, for the child's answer
-# MLflow's own defaults wait minutes. Whoever is sent to later may be asked briefly now.
+_LOOK_S = 1.0  # interval of the checks that the child is alive
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # growing waits before a dead child is replaced: it may be unable to start
+_WORTH_A_START_S = 3.0  # time to close that is left when it is still worth replacing a dead child
+_HURRIED_S = 6.0  # time to close after an error or a cancellation
+_ANSWER_S = 2.0  # part of the time to close that is kept for the child's answer
+# MLflow's defaults wait for minutes. Short timeouts are enough, because whatever fails is sent again later.
 _CHILD_ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "8",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -40,7 +41,7 @@ _CHILD_ENVIRONMENT = {
 
 
 class SyncReport(NamedTuple):
-    """Keys of runs and pipelines: sent now, in MLflow already, deleted there by somebody; and why some could not be."""
+    """Keys of runs and pipelines: sent now, already in MLflow, deleted there by a user; and by key why some are left unsent."""
 
     sent: list[str]
     unchanged: list[str]
@@ -49,13 +50,13 @@ class SyncReport(NamedTuple):
 
 
 class Shipper:
-    """Context: ships the runs that it is told to follow. Does nothing at all where there is no MLflow server."""
+    """Context that sends the followed runs to MLflow. Does nothing if no MLflow server is configured."""
 
     def __init__(self, settings: Settings, log_dir: Path) -> None:
         self._settings, self._log_dir = settings, log_dir
         self._child: subprocess.Popen[bytes] | None = None
         self._next_start, self._wait_s = 0.0, _FIRST_WAIT_S
-        self._told: list[dict[str, str]] = []
+        self._followed: list[dict[str, str]] = []
         self._urls: dict[str, str] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
 
@@ -66,19 +67,19 @@ class Shipper:
         self.close() if kind is None else self.close(_HURRIED_S)
 
     def follow(self, run_key: str) -> None:
-        """A run has started, or was found finished: it is shipped as it grows. Costs a small object in the store."""
+        """Sends a started or finished run, and what it adds later. Writes one small object to the store."""
         self._follow("run", run_key)
 
     def follow_pipeline(self, key: str) -> None:
-        """The same for a pipeline's record: the parent of its stages' runs."""
+        """The same for the record of a pipeline, the parent of its stages' runs."""
         self._follow("pipeline", key)
 
     def run_url(self, run_key: str) -> str | None:
-        """The run's page in MLflow; None until it is there. Reads one object of the store."""
+        """URL of the run's page in MLflow; None until the run is there. Reads one object of the store."""
         return self._url(f"runs/{run_key}/{IDS_KEY}")
 
     def pipeline_url(self, key: str) -> str | None:
-        """The same of a pipeline: the page of the parent run."""
+        """The same for a pipeline: URL of the page of the parent run."""
         return self._url(pipeline_ids_key(key))
 
     def _url(self, ids_key: str) -> str | None:
@@ -92,12 +93,12 @@ class Shipper:
         return self._urls[ids_key]
 
     def close(self, timeout_s: float = 20) -> list[str]:
-        """Lets the child send what is left, no longer than this; one that has died is replaced if there is the time.
-        Returns the keys that are not wholly sent: they stand in the outbox."""
+        """Lets the child send the rest within the timeout; a dead child is replaced if there is time. Returns the keys that
+        are not completely sent; they stay in the outbox."""
         self._closed.set()
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            told, self._told = self._told, []
+            followed, self._followed = self._followed, []
             while self._child is not None:
                 child, self._child = self._child, None
                 remaining = max(deadline - time.monotonic(), 0.1)
@@ -108,35 +109,35 @@ class Shipper:
                 except subprocess.TimeoutExpired:  # it hangs
                     child.kill()
                     child.communicate()
-                except ValueError:  # it died without a word
+                except ValueError:  # it died without an answer
                     if deadline - time.monotonic() > _WORTH_A_START_S:
-                        self._start(told)
-        return sorted({key for each in told for key in each.values()})
+                        self._start(followed)
+        return sorted({key for each in followed for key in each.values()})
 
     def _follow(self, kind: Kind, key: str) -> None:
         if self._settings.mlflow_tracking_uri is None:
             return
         try:
             outbox.put(open_store(self._settings.root), OutboxEntry(kind, key))
-        except (OSError, RuntimeError):  # MLflow holds nothing up, and the child may yet send it
-            log.warning("%s %s is not noted as one that MLflow may lack", kind, key, exc_info=True)
+        except (OSError, RuntimeError):  # sending to MLflow must not stop a run, and the child may still send it
+            log.warning("%s %s could not be put into the outbox", kind, key, exc_info=True)
         line: dict[str, str] = {kind: key}
         with self._lock:
-            if line in self._told or self._closed.is_set():
+            if line in self._followed or self._closed.is_set():
                 return
-            self._told.append(line)
+            self._followed.append(line)
             if self._child is None:
-                self._start(self._told)
+                self._start(self._followed)
                 threading.Thread(target=self._keep_alive, name="shipper", daemon=True).start()
             else:
-                self._tell(self._child, [line])  # one that has died is replaced in a moment, and told all
+                self._write_lines(self._child, [line])  # a dead child is replaced soon, and gets all lines
 
     def _keep_alive(self) -> None:
         while not self._closed.wait(_LOOK_S):
             with self._lock:
                 dead = self._child is not None and self._child.poll() is not None
                 if dead and time.monotonic() >= self._next_start and not self._closed.is_set():
-                    self._start(self._told)
+                    self._start(self._followed)
 
     def _start(self, lines: Sequence[dict[str, str]]) -> None:
         if self._child is not None:
@@ -145,9 +146,9 @@ class Shipper:
         self._wait_s = min(2 * self._wait_s, _LONGEST_WAIT_S)
         arguments = ["--parent", str(os.getpid())]
         self._child = start_child(self._settings, arguments, self._log_dir / "shipper.log")
-        self._tell(self._child, lines)
+        self._write_lines(self._child, lines)
 
-    def _tell(self, child: subprocess.Popen[bytes], lines: Sequence[dict[str, str]]) -> None:
+    def _write_lines(self, child: subprocess.Popen[bytes], lines: Sequence[dict[str, str]]) -> None:
         assert child.stdin is not None
         with contextlib.suppress(OSError):
             child.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
@@ -155,35 +156,34 @@ class Shipper:
 
 
 def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncReport:
-    """Sends what MLflow has not of every run and pipeline below the root, or of some, named by key or its start.
+    """Sends what MLflow lacks of all runs and pipelines below the root, or of those whose keys begin with one of `keys`.
 
-    Raises ValueError for a key that is none and where there is no MLflow server to send to.
+    Raises ValueError for a key that matches none, and if no MLflow server is configured.
     """
     if settings.mlflow_tracking_uri is None:
-        raise ValueError("MLFLOW_TRACKING_URI is not set, so there is no server to send runs to; `vitline stack up`.")
+        raise ValueError(
+            "MLFLOW_TRACKING_URI is not set, so there is no server to send runs to. Set it, or start one: `vitline stack up`."
+        )
     root = open_store(settings.root)
-    from flows.records import list_run_keys
-    from flows.to_mlflow.stage_snapshots import list_pipelines
-
-    known = [*list_run_keys(root), *list_pipelines(root)]
+    known = [*list_run_keys(root), *list_pipeline_keys(root)]
     if keys is not None and not keys:
         return SyncReport([], [], [], {})
     chosen = []
     for key in keys or ():
         found = [name for name in known if name == key] or [name for name in known if name.startswith(key)]
         if not found:
-            raise ValueError(f"{key!r} is no run below {root.uri}; `vitline runs ls` lists them.")
+            raise ValueError(f"There is no run or pipeline {key!r} below {root.uri}; `vitline runs ls` lists them.")
         chosen += found
     child = start_child(settings, ["--sync", *chosen], None)
     answer, _ = child.communicate()
     if child.returncode:
-        raise RuntimeError("the shipper ended without an answer; its words are above.")
+        raise RuntimeError("the shipper failed; its messages are above.")
     report: dict[str, Any] = json.loads(answer)
     return SyncReport(report["sent"], report["unchanged"], report["deleted"], report["left"])
 
 
 def start_child(settings: Settings, arguments: Sequence[str], log_file: Path | None) -> subprocess.Popen[bytes]:
-    """The child process. Credentials reach it as they reached us: by the environment."""
+    """Starts the child process. It gets credentials as this process did, through the environment."""
     assert settings.mlflow_tracking_uri is not None
     environment = inherited_environment((), **_CHILD_ENVIRONMENT, MLFLOW_TRACKING_URI=settings.mlflow_tracking_uri)
     with contextlib.ExitStack() as stack:
@@ -204,5 +204,5 @@ def start_child(settings: Settings, arguments: Sequence[str], log_file: Path | N
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for the parent, which closes the child in order
+            start_new_session=True,  # Ctrl-C goes to the parent only, which closes the child
         )

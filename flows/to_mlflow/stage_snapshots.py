@@ -1,6 +1,6 @@
-"""What of a run or a pipeline people see in MLflow: read from the store alone, so that it can be sent at any time.
+"""Run snapshots of runs and pipelines, read from the store alone, so that they can be sent to MLflow at any time.
 
-Params are what people filter by and compare; the whole config goes along as a file. Imports no MLflow and no torch.
+Params are the settings that users filter by and compare; the whole config is sent as a file. Imports no MLflow and no torch.
 """
 
 import contextlib
@@ -8,9 +8,9 @@ import json
 import time
 from collections.abc import Sequence
 
-from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_json_or_none, read_pipeline
 from flows.to_mlflow.evaluation_snapshot import show_evaluation
-from flows.to_mlflow.run_snapshot import JSON, MODEL_PARAMS, Published, RunSnapshot, corpus_use, makers, optional, plain
+from flows.to_mlflow.run_snapshot import JSON, MODEL_PARAMS, Published, RunSnapshot, corpus_use, makers, plain
 from infra.config import canonical_json, digest_of, flatten
 from infra.runs.journal import list_segments, read_segments
 from infra.runs.run_state import read_state
@@ -51,14 +51,14 @@ TRAIN_PARAMS = [
     "average_decay",
 ]
 EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
-# Of one request: a form has at most 12 fields, a resolved config may have a hundred.
+# Limit of the params of one request: a form has at most 12 fields, but `overrides` may hold many.
 MAX_REQUEST_PARAMS = 20
 
 
 def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
-    """The view of a run as it stands; None before it has begun."""
+    """The run snapshot of a run in its present state; None before its first attempt."""
     run = root.child(f"runs/{key}")
-    config, state, attempts = optional(run, "config.json"), read_state(run), attempt_records(run)
+    config, state, attempts = read_json_or_none(run, "config.json"), read_state(run), attempt_records(run)
     if config is None or (state is None and not attempts):
         return None
     state = state or {"state": "running"}
@@ -66,7 +66,7 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     stage = training["stage"] if training else "prepare" if "requests" in config else "evaluate"
     ended = state["state"] != "running"
     newer = attempts and attempts[-1].attempt > state.get("attempt", 0)
-    if newer:  # the next attempt has begun and has not said so yet
+    if newer:  # the next attempt has started and has not written its state yet
         state, ended = {"state": "running"}, False
     end_s = state.get("updated_at") if ended else None
     snapshot = RunSnapshot(
@@ -89,7 +89,7 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
 
 
 def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> float:
-    """Unix seconds: of the first attempt, or the earliest sign of it that the store keeps."""
+    """Start of the first attempt in Unix seconds, or the earliest time that the store has of the run."""
     if attempts:
         return attempts[0].started_at
     if starts := run.list("starts/"):
@@ -100,7 +100,7 @@ def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> fl
 
 
 def add_origin(snapshot: RunSnapshot, attempts: Sequence[AttemptRecord]) -> None:
-    """Who asked for the run, first and last, and where its job is."""
+    """Adds the origin of the first attempt and the job of the last."""
     if not attempts:
         return
     first, last = attempts[0], attempts[-1]
@@ -111,7 +111,7 @@ def add_origin(snapshot: RunSnapshot, attempts: Sequence[AttemptRecord]) -> None
         "vitline.ray_job_id": last.job_id,
     } | origin_tags(first.origin)
     job = f"**Ray job:** [{last.job_id}]({last.ray_address.rstrip('/')}/#/jobs/{last.job_id})"
-    if not last.ray_address:  # small work of a command that named no cluster
+    if not last.ray_address:  # small work without a configured cluster
         job = f"**Job:** {last.job_id}, a process of {last.owner}"
     snapshot.facts += [*origin_facts(first.origin), f"{job}, attempt {last.attempt}"]
 
@@ -129,16 +129,16 @@ def origin_tags(origin: Origin) -> JSON:
 
 def origin_facts(origin: Origin) -> list[str]:
     if not origin.flow_run_url:
-        return [f"**Asked for by:** {origin.trigger}"]
+        return [f"**Requested by:** {origin.trigger}"]
     name = origin.deployment or "flow run"
-    return [f"**Asked for by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
+    return [f"**Requested by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
 
 
 def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
-    """A pre-training or fine-tuning: its recipe, its corpus, its curves' length and the model it published."""
+    """A pre-training or fine-tuning: recipe, corpus, length of the curves and published model."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
-    manifest = optional(open_store(config["corpus"]), "manifest.json") or {}
+    manifest = read_json_or_none(open_store(config["corpus"]), "manifest.json") or {}
     snapshot.total_steps = recipe["total_steps"]
     snapshot.params = training_params(config, manifest)
     snapshot.tags |= {
@@ -157,10 +157,10 @@ def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, st
         if split in manifest.get("splits", {})
     ]
     if config["init_model"]:
-        snapshot.model_inputs = makers([optional(open_store(config["init_model"]), "config.json")])
+        snapshot.model_inputs = makers([read_json_or_none(open_store(config["init_model"]), "config.json")])
     if run.exists("inputs.png"):
         snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
-    # Pictures and their page; the numbers behind them are large and stay in the store.
+    # Figures and their page; their numbers are large and stay in the store.
     figures = [key for key in state.get("inspection", ()) if key.endswith((".png", ".html"))]
     snapshot.files = {**snapshot.files, **{key: run.read(key) for key in figures}}
     images = recipe["total_steps"] * recipe["input"]["global_batch_size"]
@@ -173,7 +173,7 @@ def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, st
 
 
 def training_params(config: JSON, manifest: JSON) -> JSON:
-    """What people compare of a training; `total_images` is the budget that two recipes should share."""
+    """The params of a training; `total_images` is the budget, which should be equal when two recipes are compared."""
     flat = flatten(config["recipe"])
     init = config["init_model"]
     images = config["recipe"]["total_steps"] * config["recipe"]["input"]["global_batch_size"]
@@ -189,9 +189,9 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
 
 
 def published(state: JSON, snapshot: RunSnapshot) -> Published | None:
-    """The model that a finished training left; None where it is gone."""
+    """The published model of a finished training; None if it was deleted."""
     store = open_store(state["model"])
-    config = optional(store, "config.json")
+    config = read_json_or_none(store, "config.json")
     if config is None:
         return None
     name, version = store.uri.rstrip("/").split("/")[-2:]
@@ -219,8 +219,8 @@ def published(state: JSON, snapshot: RunSnapshot) -> Published | None:
 
 
 def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
-    """Corpora that were made: images taken and refused, bytes, leaks, seconds, rate; the step is the number of shards.
-    Report and statistics go along as files."""
+    """Prepared corpora: images accepted and refused, bytes, leakage, seconds, rate; the step is the number of shards. Reports
+    and statistics are sent as files."""
     snapshot.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
     for request in spec["requests"]:
         snapshot.params[f"{request['name']}.source"] = request["source"]["kind"]
@@ -231,7 +231,7 @@ def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON,
     made = {
         name: root.uri_of(f"corpora/{name}/{corpus['version']}") for name, corpus in state.get("corpora", {}).items()
     }
-    manifests = {uri: m for uri in made.values() if (m := optional(open_store(uri), "manifest.json"))}
+    manifests = {uri: m for uri in made.values() if (m := read_json_or_none(open_store(uri), "manifest.json"))}
     if not manifests:
         return
     snapshot.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
@@ -242,16 +242,16 @@ def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON,
     total: dict[str, float] = {}
     for uri, manifest in manifests.items():
         counts, files = manifest["counts"], corpus_files(uri)
-        mine = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
-        mine |= likenesses(json.loads(files.get("stats.json", b"{}")))
+        own = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
+        own |= duplicates_and_leakage(json.loads(files.get("stats.json", b"{}")))
         folder = f"{manifest['name']}/" if len(manifests) > 1 else ""
         snapshot.files = {**snapshot.files, **{folder + name: data for name, data in files.items()}}
         if len(manifests) > 1:
             snapshot.values = {
                 **snapshot.values,
-                **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in mine.items()},
+                **{f"data/{manifest['name']}/{k}": (v, shards) for k, v in own.items()},
             }
-        for name, value in {**mine, "bytes": counts["num_bytes"]}.items():
+        for name, value in {**own, "bytes": counts["num_bytes"]}.items():
             total[name] = total.get(name, 0) + value
     snapshot.values = {**snapshot.values, **{f"data/{name}": (value, shards) for name, value in total.items()}}
     if snapshot.end_ms:
@@ -264,8 +264,8 @@ def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON,
         }
 
 
-def likenesses(stats: JSON) -> dict[str, float]:
-    """Pictures that repeat others, and training pictures still there that show one of an evaluation set."""
+def duplicates_and_leakage(stats: JSON) -> dict[str, float]:
+    """Numbers of duplicate images, and of remaining images that match one of an evaluation set."""
     if not stats:
         return {}
     kinds = ("same_file", "same_pixels", "near")
@@ -277,7 +277,7 @@ def likenesses(stats: JSON) -> dict[str, float]:
 
 
 def corpus_files(uri: str) -> dict[str, bytes]:
-    """Of a corpus what people read, as far as it is there."""
+    """Report and statistics of a corpus, as far as they exist."""
     corpus, files = open_store(uri), {}
     for name in ("report.html", "stats.json"):
         with contextlib.suppress(FileNotFoundError):
@@ -286,9 +286,9 @@ def corpus_files(uri: str) -> dict[str, bytes]:
 
 
 def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecord]:
-    """The view of a pipeline: headline metrics, seconds of its stages, and what people compare of its trainings.
+    """The run snapshot of a pipeline: headline metrics, seconds of its stages, and the params of its trainings.
 
-    Raises FileNotFoundError for a pipeline that never was.
+    Raises FileNotFoundError if there is no such pipeline.
     """
     record = read_pipeline(root, key)
     ended, step = record.state != "running", record.images_seen or 0
@@ -311,7 +311,7 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
             "vitline.report_uri": record.report,
             "vitline.corpus_digest": next(iter(record.corpora.values()), None),
             "mlflow.source.name": "vitline pretrain-then-transfer",
-            "mlflow.user": asker(root, record),
+            "mlflow.user": user_of(root, record),
         },
         files={"request.json": json_bytes(record.request)},
         facts=origin_facts(record.origin),
@@ -321,9 +321,9 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
     }
     for stage in record.stages:
         add_stage(snapshot, root, stage.stage, stage.run_key)
-    # What the stages' params say already would only stand there twice.
-    asked = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in snapshot.params}
-    shown = {k: canonical_json(v) if isinstance(v, dict) else v for k, v in asked.items() if v not in ({}, "")}
+    # Params of the stages are not repeated.
+    fields = {k: v if isinstance(v, dict) else plain(v) for k, v in record.request.items() if k not in snapshot.params}
+    shown = {k: canonical_json(v) if isinstance(v, dict) else v for k, v in fields.items() if v not in ({}, "")}
     snapshot.params |= {f"request.{name}": value for name, value in list(shown.items())[:MAX_REQUEST_PARAMS]}
     if record.report:
         folder, _, name = record.report.rpartition("/")
@@ -335,8 +335,8 @@ def pipeline_snapshot(root: Store, key: str) -> tuple[RunSnapshot, PipelineRecor
     return snapshot, record
 
 
-def asker(root: Store, record: PipelineRecord) -> str | None:
-    """Who owns the first attempt that this pipeline made."""
+def user_of(root: Store, record: PipelineRecord) -> str | None:
+    """The owner of the first attempt that this pipeline started."""
     for stage in record.stages:
         for attempt in attempt_records(root.child(f"runs/{stage.run_key}")) if stage.run_key else ():
             if attempt.origin.pipeline == record.key:
@@ -345,12 +345,12 @@ def asker(root: Store, record: PipelineRecord) -> str | None:
 
 
 def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -> None:
-    """Params of a stage on the parent: the training's under their own names, those of the transfer before it."""
-    config = optional(root.child(f"runs/{key}"), "config.json") if key else None
+    """Adds the params of a stage to the parent: those of the pre-training by name, those of other stages with a prefix."""
+    config = read_json_or_none(root.child(f"runs/{key}"), "config.json") if key else None
     if config is None:
         return
     if training := config.get("config"):
-        manifest = optional(open_store(training["corpus"]), "manifest.json") or {}
+        manifest = read_json_or_none(open_store(training["corpus"]), "manifest.json") or {}
         prefix = "" if stage == "pretrain" else f"{stage}."
         snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
         if stage == "pretrain":
@@ -369,15 +369,9 @@ def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -
 
 
 def code_commit(run: Store) -> str | None:
-    """Commit of the checkout that trained last, where there was one."""
+    """Commit of the git checkout of the last start; None if there was none."""
     starts = run.list("starts/")
     return run.read_json(starts[-1]).get("versions", {}).get("commit") if starts else None
-
-
-def list_pipelines(root: Store) -> list[str]:
-    """Keys of all pipelines below a root."""
-    keys = [key.removeprefix("pipelines/") for key in root.list("pipelines/")]
-    return [key.removesuffix(".json") for key in keys if key.endswith(".json") and "/" not in key]
 
 
 def _ms(seconds: float) -> int:

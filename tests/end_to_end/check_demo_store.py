@@ -38,7 +38,7 @@ def main() -> None:
     assert all(score.num_examples == tests[score.task] for score in scores)
     (report,) = store.list("reports/")
     page = store.read(report).decode()
-    assert "What the model saw" in page
+    assert "Inputs of the model" in page
     assert "http" not in page.replace("http-equiv", "")
     names = sorted(row["name"] for row in corpora)
     print(

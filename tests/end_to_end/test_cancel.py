@@ -58,7 +58,7 @@ def test_cancelled_while_waiting_for_resources(work):
     before = work.workers()
     run = work.pretrain("cancel-queued", LONG)
     key = work.key(run)
-    work.eventually(lambda: any("also at work: holds-all" in line for line in work.flows.lines(run)))
+    work.eventually(lambda: any("other running jobs: holds-all" in line for line in work.flows.lines(run)))
     work.flows.cancel(run)
     work.assert_cancelled(run, key, before)
     assert not work.jobs.find("holds-all").terminal

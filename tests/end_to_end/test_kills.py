@@ -1,6 +1,6 @@
 """Kills of real processes: a worker, the job driver, everything. A hundred steps equal fifty, a kill, and fifty more.
 
-CPU float32 on two workers: losses are compared bit for bit (DESIGN 3.4).
+CPU float32 on two workers: losses are compared bit for bit (docs/design.md, "Training guarantees").
 """
 
 import contextlib

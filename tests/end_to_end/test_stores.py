@@ -258,7 +258,7 @@ def test_a_store_that_stays_away_is_named_and_what_was_saved_goes_on(
         with pytest.raises(StoreFailed) as failed:
             TrainingRun(run, attempt, World()).execute()
     assert failed.value.status == 503
-    for part in ("put_object of", run.uri, "failed at attempt 9", "Look whether the store runs"):
+    for part in ("put_object of", run.uri, "failed at attempt 9", "Check that the store runs"):
         assert part in str(failed.value)
     proxy.down = False
     step = newest_checkpoint(run, rejected=pytest.fail)[0].step

@@ -32,7 +32,7 @@ def test_a_run_with_a_deadline_waits_until_the_training_in_its_way_is_preempted(
     }
     run = work.start("pretrain-then-transfer/tiny", name="waits", overrides=overrides, deadline_hours=1)
     key = work.key(run)
-    told = f"at work: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
+    told = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
     training = work.eventually(lambda: work.flows.parts(run)[1:])[0]["id"]
     work.eventually(lambda: any(told in line for line in work.flows.lines(training)))
     pages = work.flows.artifacts(training).values()
@@ -54,5 +54,5 @@ def test_a_run_without_a_deadline_ends_by_its_queue_timeout_and_names_the_traini
     assert ended["state_name"] == "Failed"
     message = ended["state"]["message"]
     assert "no room for 1 workers" in message
-    assert f"also at work: {in_the_way}-a1" in message
+    assert f"other running jobs: {in_the_way}-a1" in message
     assert f"`vitline ops preempt {in_the_way}`" in message

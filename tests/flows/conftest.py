@@ -1,4 +1,4 @@
-"""The console command, called in this process as people call it in a shell; runs as they stand once they have begun."""
+"""Fixtures: the console command, called in this process with the arguments of a shell; a run that has started."""
 
 import sys
 import uuid
@@ -31,7 +31,7 @@ def vitline(monkeypatch, capsys):
 
 @pytest.fixture
 def refused(vitline):
-    """refused(*arguments): the one sentence with which a mistake is answered, after checking that it is one."""
+    """refused(*arguments): the error of a wrong command, after checking that it is one sentence."""
 
     def call(*arguments):
         code, out, err = vitline(*arguments)
@@ -51,7 +51,7 @@ def begin_run(train_config):
     """begin_run(root, name, origin, **execution): a training that has been claimed; its store, key and attempt."""
 
     def make(root, name=None, origin=None, attempt_at=1_700_000_000.0, **execution):
-        # A name of its own: other tests keep their runs on the same server.
+        # A unique name, because other tests keep their runs on the same server.
         spec = make_spec(train_config(name or f"t-{uuid.uuid4().hex[:8]}", **execution), root)
         run = open_store(root).child(f"runs/{spec.run_key}")
         claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")

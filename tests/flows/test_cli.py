@@ -1,4 +1,4 @@
-"""The console command as people meet it: examples, one sentence for every mistake, one object for `--json`."""
+"""The console command: help with examples, one sentence for every mistake, one object for `--json`."""
 
 import json
 import re
@@ -49,9 +49,9 @@ LOADED = """
 import contextlib, io, json, sys
 from flows.cli import main
 sys.argv[0] = "vitline"
-with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
+with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.suppress(SystemExit):
     main()
-print(json.dumps([said.getvalue(), sorted(sys.modules)]))
+print(json.dumps([output.getvalue(), sorted(sys.modules)]))
 """
 
 
@@ -69,13 +69,13 @@ print(json.dumps([said.getvalue(), sorted(sys.modules)]))
         ("ops doctor", tuple(name for name in HEAVY if name not in ("fsspec", "s3fs"))),
     ],
 )
-def test_what_is_slow_to_import_is_not_imported_for_a_list(command, not_loaded, tmp_path):
-    """The seconds that commands take are those of imports, so these are what is tested (benchmarks has the seconds)."""
+def test_listing_commands_do_not_import_slow_packages(command, not_loaded, tmp_path):
+    """Commands spend their time on imports, so the imports are tested; tests/benchmarks measures the seconds."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED, *command.split()], cwd=tmp_path, capture_output=True, text=True
     )
-    said, loaded = json.loads(done.stdout)
-    assert said or done.stderr
+    output, loaded = json.loads(done.stdout)
+    assert output or done.stderr
     assert [name for name in not_loaded if name in loaded] == []
 
 
@@ -88,7 +88,7 @@ def test_the_version_is_printed_with_the_commit_of_a_checkout(vitline, monkeypat
     assert vitline("--version") == (0, printed, "")
 
 
-def test_the_list_of_deployments_tells_them_apart(vitline):
+def test_the_list_of_deployments_describes_each(vitline):
     code, out, _ = vitline("flows", "ls")
     assert code == 0
     assert "\\n" not in out
@@ -104,55 +104,55 @@ def test_the_module_runs_as_the_command():
     assert done.stderr == "error: Comparing takes at least two runs, not 'a' alone; `vitline runs ls` lists them.\n"
 
 
-def test_an_unknown_corpus_is_answered_with_those_there_are(refused, digits_root):
+def test_the_error_for_an_unknown_corpus_lists_the_corpora(refused, digits_root):
     plan = ("pretrain", "plan", "--recipe", "emoji", "--root", digits_root, "--corpus")
     assert re.search(r"no corpus 'brids' .* there are: digits\..*`vitline data prep`", refused(*plan, "brids"))
     assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prep`", refused(*plan, "/nowhere/x"))
 
 
-def test_an_unknown_recipe_is_answered_with_those_there_are(refused, digits_root):
-    said = refused("pretrain", "plan", "--corpus", "digits", "--recipe", "vit-g", "--root", digits_root)
-    assert "'vit-g'" in said
-    assert "vit-b16-i21k" in said
+def test_the_error_for_an_unknown_recipe_lists_the_recipes(refused, digits_root):
+    error = refused("pretrain", "plan", "--corpus", "digits", "--recipe", "vit-g", "--root", digits_root)
+    assert "'vit-g'" in error
+    assert "vit-b16-i21k" in error
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ("recipe.optim.peak_lrr=1", r"no field 'recipe\.optim\.peak_lrr'; here are: .*peak_lr"),
+        ("recipe.optim.peak_lrr=1", r"no field 'recipe\.optim\.peak_lrr'; available fields: .*peak_lr"),
         ("recipe.optimm.peak_lr=1", r"no group 'recipe\.optimm'"),
         ("recipe.optim.peak_lr=-1", r"recipe\.optim\.peak_lr: .*must be more than 0, not -1\. `--set recipe\.optim\.peak_lr=VALUE`"),
         ("recipe.optim.peak_lr=NaN", r"finite number, not nan"),
         ("recipe.loss=hinge", r"'softmax' or 'sigmoid', not 'hinge'"),
-        ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=120 leaves nothing of total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
+        ("recipe.total_steps=10", r"recipe: optim\.warmup_steps=120 must be less than total_steps=10; .*`--set recipe\.FIELD=VALUE`"),
         ("recipe.input.num_lanes=7", r"num_lanes=7 must divide global_batch_size=128"),
         ("execution.num_workers=0", r"execution\.num_workers: .*not 0"),
         ("execution.num_workers=17", r"num_workers=17 is more than recipe\.input\.num_lanes=16"),
-        ("seed", r"'seed' is not of the form path\.to\.field=value"),
+        ("seed", r"'seed' does not have the form path\.to\.field=value"),
     ],
 )  # fmt: skip
-def test_a_change_that_will_not_do_is_refused(refused, digits_root, change, says):
-    said = refused(
+def test_an_invalid_override_is_refused(refused, digits_root, change, says):
+    error = refused(
         "pretrain", "plan", "--corpus", "digits", "--recipe", "emoji", "--root", digits_root, "--set", change
     )
-    assert re.search(says, said), said
+    assert re.search(says, error), error
 
 
 def test_a_recipe_too_large_for_its_corpus_is_refused_before_a_cluster_is_started(refused, digits_root):
-    said = refused("pretrain", "run", "--corpus", "digits", "--recipe", "vit-b16-i21k", "--root", digits_root)
-    assert "num_lanes=512 is more than" in said
+    error = refused("pretrain", "run", "--corpus", "digits", "--recipe", "vit-b16-i21k", "--root", digits_root)
+    assert "num_lanes=512 is more than" in error
 
 
 def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tmp_path):
     (tmp_path / "file.png").write_bytes(b"")
     for command in (("data", "prep"), ("run", "--yes")):
-        for wrong, why in (("absent", "does not exist"), ("file.png", "one that holds a folder of pictures per class")):
-            said = refused(*command, "--source", tmp_path / wrong, "--name", "birds", "--root", root)
-            assert str(tmp_path / wrong) in said
-            assert why in said
-        said = refused(*command, "--source", tmp_path, "--name", "My Birds", "--root", root)
-        assert "'My Birds'" in said
-        assert "as in 'birds-2026'" in said
+        for wrong, why in (("absent", "does not exist"), ("file.png", "with one folder of images per class")):
+            error = refused(*command, "--source", tmp_path / wrong, "--name", "birds", "--root", root)
+            assert str(tmp_path / wrong) in error
+            assert why in error
+        error = refused(*command, "--source", tmp_path, "--name", "My Birds", "--root", root)
+        assert "'My Birds'" in error
+        assert "as in 'birds-2026'" in error
 
 
 def test_unknown_runs_models_protocols_and_stores_are_refused(refused, digits_root):
@@ -175,7 +175,7 @@ def test_a_wrong_call_is_a_usage_error(vitline, arguments):
 
 
 @pytest.mark.parametrize("what", ["data", "runs", "model"])
-def test_an_empty_root_says_how_to_fill_it(vitline, root, what):
+def test_an_empty_list_comes_with_the_next_command(vitline, root, what):
     code, out, err = vitline(what, "ls", "--root", root)
     assert (code, out) == (0, "")
     assert root in err
@@ -184,7 +184,7 @@ def test_an_empty_root_says_how_to_fill_it(vitline, root, what):
     assert list(json.loads(out).values()) == [[]]
 
 
-def test_an_empty_root_still_reports_the_papers_rows(vitline, root):
+def test_the_report_of_an_empty_root_shows_the_published_rows(vitline, root):
     code, out, _ = vitline("vtab", "report", "--root", root)
     assert code == 0
     assert "VTAB: 0 of 19 tasks prepared" in out
@@ -221,7 +221,7 @@ def test_recipes_are_listed(vitline):
 
 @pytest.fixture
 def two_runs(train_config, root):
-    """Keys of two runs that differ in their steps, as training would leave them."""
+    """Keys of two finished runs that differ in their steps."""
     keys = []
     for steps in (20, 40):
         spec = make_spec(train_config("birds", steps=steps), root)
@@ -232,36 +232,36 @@ def two_runs(train_config, root):
     return keys
 
 
-def test_runs_are_compared_by_what_differs(vitline, refused, root, two_runs):
+def test_runs_are_compared_by_their_differences(vitline, refused, root, two_runs):
     code, out, _ = vitline("runs", "compare", *two_runs, "--root", root, "--json")
     assert code == 0
     assert json.loads(out)["differences"] == {"recipe.total_steps": [20, 40]}
     _, out, _ = vitline("runs", "compare", *two_runs, "--root", root)
     assert "recipe.total_steps" in out
-    said = refused("runs", "show", "birds", "--root", root)
-    assert all(key in said for key in two_runs)
+    error = refused("runs", "show", "birds", "--root", root)
+    assert all(key in error for key in two_runs)
     _, out, _ = vitline("runs", "show", two_runs[0][:10], "--root", root, "--json")
     assert json.loads(out)["run"] == two_runs[0]
 
 
-def test_ctrl_c_says_how_to_go_on(vitline, monkeypatch):
+def test_ctrl_c_says_how_to_resume(vitline, monkeypatch):
     def interrupted(root):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("flows.catalog.list_runs", interrupted)
     code, _, err = vitline("runs", "ls")
     assert code == 130
-    assert "the same command goes on" in err
+    assert "the same command resumes" in err
 
 
-def test_a_damaged_corpus_fails_with_1_and_a_sentence(vitline, root):
+def test_a_damaged_corpus_fails_with_exit_code_1_and_a_sentence(vitline, root):
     open_store(root).write("corpora/x/1/manifest.json", b'{"schema_version": 99}')
     code, _, err = vitline("data", "ls", "--root", root)
     assert code == 1
     assert re.search(r"error: .*manifest\.json has schema version 99", err)
 
 
-def test_progress_reads_as_a_sentence():
+def test_progress_is_shown_as_one_line():
     assert [duration(s) for s in (0.4, 90, 8000)] == ["0:00", "1:30", "2:13:20"]
     now = {"step": 120, "total_steps": 1200, "images_per_s": 640.4, "loss": 2.3061, "remaining_s": 70}
     assert line("pretrain", now, 3) == "pretrain: 120/1,200 steps, 640 images/s, loss 2.306, 1:10 left"

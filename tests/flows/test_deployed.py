@@ -1,4 +1,4 @@
-"""The flows in a real Prefect: what it refuses, what they refuse themselves, and how they end."""
+"""The flows in a real Prefect: what Prefect refuses, what the flows refuse, and how they end."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -39,14 +39,14 @@ def test_prefect_refuses_what_the_form_rules_out(flows, deployment, request_, sa
     assert says in answer.json()["detail"]
 
 
-def test_the_page_says_of_a_field_that_may_be_empty_what_is_wrong_with_it(flows):
+def test_the_page_explains_errors_of_optional_fields(flows):
     found = flows.api.get(f"/deployments/name/{DEMO}").raise_for_status().json()
 
     def shown(**changes):
-        """What stands below the fields of the form."""
+        """The errors that the page shows below the fields of the form."""
         values = {"request": found["parameters"]["request"] | changes}
-        asked = {"schema": found["parameter_openapi_schema"], "values": values}
-        (answer,) = flows.api.post("/ui/schemas/validate", json=asked).raise_for_status().json()["errors"] or [None]
+        body = {"schema": found["parameter_openapi_schema"], "values": values}
+        (answer,) = flows.api.post("/ui/schemas/validate", json=body).raise_for_status().json()["errors"] or [None]
         return answer and {field["property"]: field["errors"] for field in answer["errors"]}
 
     assert shown(train_images=None, deadline_hours=None) is None
@@ -66,7 +66,7 @@ def test_prefect_refuses_a_misspelt_request(flows):
 
 
 def left_in(settings):
-    """What a refused flow must not add to: the store and Ray's jobs."""
+    """The keys of the store and the jobs of Ray, to which a refused flow must not add."""
     keys = [key for prefix in OURS for key in open_store(settings.root).list(prefix)]
     return keys, {job.id for job in RayJobs(settings.ray_address).list()}
 
@@ -76,7 +76,7 @@ REFUSED = [
     ("pretrain_then_transfer_flow", {"overrides": {"recipe.input.globl_batch_size": 1}}, "Did you mean 'recipe.input.global_batch_size'?"),
     ("pretrain_then_transfer_flow", {"overrides": {"protocol.totl_steps": 1}}, "Did you mean 'protocol.total_steps'?"),
     ("pretrain_then_transfer_flow", {"overrides": {"recipe.total_steps": "many"}}, "not 'many'"),
-    ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.warmup_steps": 9999}}, "leaves nothing of total_steps"),
+    ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.warmup_steps": 9999}}, "must be less than total_steps"),
     ("pretrain_then_transfer_flow", {"num_workers": 1000}, "num_workers=1000 is more than recipe.input.num_lanes"),
     ("pretrain_then_transfer_flow", {"train_images": 5}, "train_images=5 is less than one batch of 128 images"),
     ("pretrain_then_transfer_flow", {"corpus": "brids"}, "There is no corpus 'brids' below s3://vitline; there are: "),
@@ -94,7 +94,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
-def test_a_flow_refuses_the_rest_in_one_sentence_before_anything_is_spent(in_stack):
+def test_a_flow_refuses_other_errors_in_one_sentence_before_it_starts_anything(in_stack):
     from flows import deployed
 
     before = left_in(in_stack)
@@ -105,32 +105,32 @@ def test_a_flow_refuses_the_rest_in_one_sentence_before_anything_is_spent(in_sta
         assert "\n" not in state.message
         assert len(state.message) < 400
         early = refusal(getattr(deployed, flow).name, {"request": request_}, {})
-        assert early.message == state.message  # the worker's words are the flow's
+        assert early.message == state.message  # the worker gives the same message as the flow
     assert left_in(in_stack) == before
 
 
-def test_a_refused_run_of_a_deployment_says_why_without_a_traceback(flows):
+def test_a_refused_run_of_a_deployment_gives_the_reason_without_a_traceback(flows):
     run = flows.start("pretrain-then-transfer/tiny", seed=3, overrides={"recipe.optim.peak_lrr": 1})
     ended = flows.wait(run)
     assert ended["state_name"] == "Failed"
     assert re.fullmatch(r"pretrain-then-transfer-s3-\d{4}-\d{6}", ended["name"])
-    assert ended["infrastructure_pid"] is None  # no process was started to say so
+    assert ended["infrastructure_pid"] is None  # no process was started for it
     assert "no field 'recipe.optim.peak_lrr'" in ended["state"]["message"]
     assert not [line for line in flows.lines(run) if "Traceback" in line or "exception" in line]
     assert flows.parts(run) == []
 
 
-def test_a_run_with_a_store_of_its_own_is_judged_by_that_store(flows, tmp_path):
-    """Job variables belong to the owner of the deployment; the worker knows only its own store."""
+def test_a_run_with_its_own_store_is_checked_by_the_flow_itself(flows, tmp_path):
+    """Its job variables name another store than that of the worker, so the worker must not refuse it."""
     found = flows.api.get("/deployments/name/pretrain/default").json()
-    asked = {"parameters": {"request": {"corpus": "brids"}}, "job_variables": {"env": {"VITLINE_ROOT": str(tmp_path)}}}
-    run = flows.api.post(f"/deployments/{found['id']}/create_flow_run", json=asked).raise_for_status().json()["id"]
+    body = {"parameters": {"request": {"corpus": "brids"}}, "job_variables": {"env": {"VITLINE_ROOT": str(tmp_path)}}}
+    run = flows.api.post(f"/deployments/{found['id']}/create_flow_run", json=body).raise_for_status().json()["id"]
     ended = flows.wait(run)
     assert f"There is no corpus 'brids' below {tmp_path}" in ended["state"]["message"]
     assert ended["infrastructure_pid"]
 
 
-def test_the_demos_form_is_filled_in_and_nights_are_paused_in_utc(flows):
+def test_the_form_of_the_demo_is_filled_in_and_the_nightly_schedule_is_paused_in_utc(flows):
     demo = flows.api.get(f"/deployments/name/{DEMO}").json()
     assert demo["parameters"] == {"request": PipelineRequest().model_dump(mode="json", exclude_none=True)}
     nightly = flows.api.get("/deployments/name/pretrain-then-transfer/nightly").json()
@@ -143,7 +143,7 @@ def test_the_demos_form_is_filled_in_and_nights_are_paused_in_utc(flows):
 
 
 class TestNights:
-    """Runs that a schedule has started: Prefect lets nobody else start those, so their flow is told that it is one."""
+    """Runs that a schedule has started. A test cannot start these in Prefect, so it patches the flow run."""
 
     @pytest.fixture
     def scheduled(self, monkeypatch, flows):
@@ -166,7 +166,7 @@ class TestNights:
 
         return deployed.pretrain_then_transfer_flow(request, return_state=True)
 
-    def test_a_late_one_is_dropped_with_the_reason(self, in_stack, scheduled):
+    def test_a_late_one_is_skipped_with_the_reason(self, in_stack, scheduled):
         scheduled(datetime.now(UTC) - timedelta(hours=5))
         before = left_in(in_stack)
         state = self.run(max_late_hours=3)
@@ -193,7 +193,7 @@ class TestNights:
             jobs = engines.cluster.jobs
             jobs.submit(job, ["sleep", "600"], env={}, metadata={"deployment": "pretrain-then-transfer/nightly"})
             try:
-                with pytest.raises(Skipped, match=f"{job} of an earlier scheduled run is still at work"):  # noqa: SIM117
+                with pytest.raises(Skipped, match=f"{job} of an earlier scheduled run is still running"):  # noqa: SIM117
                     with one_at_a_time(engines, night):
                         pass
             finally:

@@ -1,4 +1,4 @@
-"""One tiny pipeline through real servers: started twice at once, looked at from every side, and started again."""
+"""A tiny pipeline through real servers: started twice at once, checked in store, Prefect and MLflow, and started again."""
 
 import json
 
@@ -14,13 +14,13 @@ STAGES = ["prepare", "pretrain", "evaluate"]
 
 @pytest.fixture(scope="module")
 def again(flows, pipelines) -> str:
-    """A second run of the same, once the first has ended."""
+    """A second flow run of the same request, after the first has ended."""
     run = flows.start("pretrain-then-transfer/tiny", name="twice")
     flows.wait(run)
     return run
 
 
-def test_of_two_at_once_one_works_and_the_other_is_skipped_with_a_link_to_it(flows, pipelines):
+def test_of_two_at_once_one_runs_and_the_other_is_skipped_with_a_link_to_it(flows, pipelines):
     worked, skipped = flows.find(pipelines.worked), flows.find(pipelines.skipped)
     assert worked["state_type"] == skipped["state_type"] == "COMPLETED"
     assert worked["state"]["message"].startswith("val/top1 ")
@@ -30,16 +30,16 @@ def test_of_two_at_once_one_works_and_the_other_is_skipped_with_a_link_to_it(flo
     assert flows.parts(pipelines.skipped) == []
 
 
-def test_one_field_was_given_and_the_others_kept_the_values_of_the_deployment(flows, pipelines):
+def test_fields_that_the_request_leaves_out_keep_the_values_of_the_deployment(flows, pipelines):
     form = flows.api.get("/deployments/name/pretrain-then-transfer/tiny").json()["parameters"]["request"]
     assert flows.find(pipelines.worked)["parameters"] == {"request": {"name": "twice"}}
-    asked = PipelineRequest.model_validate(form | {"name": "twice"})
-    assert pipelines.record.request == asked.model_dump(mode="json")
+    request = PipelineRequest.model_validate(form | {"name": "twice"})
+    assert pipelines.record.request == request.model_dump(mode="json")
     assert form["name"] != "twice"
     assert PipelineRequest.model_validate(form) != PipelineRequest()
 
 
-def test_the_record_says_what_was_made_by_whom(in_stack, pipelines):
+def test_the_record_names_outputs_and_origin(in_stack, pipelines):
     record, root = pipelines.record, open_store(in_stack.root)
     assert (record.state, record.reason, record.night) == ("finished", "", None)
     assert record.origin.flow_run_id == pipelines.worked
@@ -66,12 +66,12 @@ def test_every_stage_is_a_subflow_with_progress_and_links(flows, pipelines):
     links = trained["job"]["data"]
     assert f"/#/jobs/{run}-a1" in links
     assert f"s3://vitline/runs/{run}" in links
-    for run in (parts[1]["id"], pipelines.worked):  # people follow the log of the whole, and look closer at a part's
+    for run in (parts[1]["id"], pipelines.worked):  # in the logs of the subflow and of its parent
         assert "pretrain twice: submitted" in " ".join(flows.lines(run))
 
 
-def test_the_page_shows_stages_scores_and_where_everything_lies(flows, pipelines, stack):
-    assert flows.find(pipelines.worked)["name"] == "Both at once"  # as it was typed
+def test_the_page_shows_stages_scores_and_links(flows, pipelines, stack):
+    assert flows.find(pipelines.worked)["name"] == "Both at once"  # the name that was typed
     shown = flows.artifacts(pipelines.worked)
     stages = json.loads(shown["stages"]["data"])
     assert [row["stage"] for row in stages] == STAGES
@@ -102,7 +102,7 @@ def test_mlflow_has_a_parent_and_a_child_for_every_stage(flows, pipelines, stack
         assert child["vitline.flow_run_id"] == pipelines.worked
 
 
-def test_a_second_run_reuses_every_stage_and_says_so(flows, pipelines, again, in_stack):
+def test_a_second_run_reuses_every_stage_and_reports_it(flows, pipelines, again, in_stack):
     ended = flows.find(again)
     assert (ended["state_name"], ended["state"]["message"]) == (
         "Completed",
@@ -118,7 +118,7 @@ def test_a_second_run_reuses_every_stage_and_says_so(flows, pipelines, again, in
     assert len(attempt_records(run)) == 1
 
 
-def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_what_would(flows, pipelines, in_stack):
+def test_a_plan_that_does_not_fit_its_deadline_is_refused_with_a_size_that_fits(flows, pipelines, in_stack):
     """The throughput is that of the tiny training, from its journal."""
     from flows import deployed
 

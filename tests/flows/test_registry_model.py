@@ -1,4 +1,4 @@
-"""The registry's model, as people use it: loaded by MLflow in a process that knows nothing of ours, and served."""
+"""The model in MLflow's registry: loaded by MLflow in a process without vitline's settings, and served."""
 
 import base64
 import json
@@ -43,7 +43,7 @@ print(json.dumps({
 
 
 class Candidate(NamedTuple):
-    """A version in the registry, and the published model that it stands for."""
+    """A version in the registry, and the published model that it points to."""
 
     client: MlflowClient
     name: str
@@ -52,7 +52,7 @@ class Candidate(NamedTuple):
 
 @pytest.fixture
 def candidate(stack, s3_uri, train_config):
-    """A training that has ended, in the object store of the stack, and was sent to its MLflow."""
+    """A finished training in the object store of the stack that was sent to its MLflow."""
     torch.set_num_threads(1)
     spec = make_spec(train_config(f"t-{uuid.uuid4().hex[:8]}"), s3_uri)
     run = open_store(s3_uri).child(f"runs/{spec.run_key}")
@@ -72,33 +72,33 @@ def picture(digits) -> bytes:
 
 
 def shell(stack) -> dict[str, str]:
-    """A new shell that knows the address of MLflow and the folder of the stack: no credentials, and nothing of this
-    installation on PATH."""
+    """The environment of a new shell with the address of MLflow and the folder of the stack, without credentials and without
+    this installation on PATH."""
     known = {"PATH": "/usr/bin:/bin", "VITLINE_HOME": str(stack.directory.parent)}
     return {"HOME": os.environ.get("HOME", "/"), "MLFLOW_TRACKING_URI": stack.env["MLFLOW_TRACKING_URI"], **known}
 
 
-def test_the_candidate_loads_as_a_pyfunc_in_a_process_of_its_own(stack, candidate, picture, tmp_path):
+def test_the_candidate_loads_as_a_pyfunc_in_another_process(stack, candidate, picture, tmp_path):
     uri = f"models:/{candidate.name}@candidate"
     done = subprocess.run(
         [sys.executable, "-c", LOAD, uri], input=base64.b64encode(picture).decode(), text=True, capture_output=True,
         env=shell(stack), cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    first, second = told["answers"]
-    assert first["classes"] == second["classes"]  # rows of one batch may be rounded otherwise
+    output = json.loads(done.stdout.splitlines()[-1])
+    first, second = output["answers"]
+    assert first["classes"] == second["classes"]  # rows of one batch may differ by rounding
     assert first["probabilities"] == pytest.approx(second["probabilities"], rel=1e-5)
     known = open_store(candidate.model).read_json("classes.json")["classes"]
     assert len(first["classes"]) == len(first["probabilities"]) == 5
     assert {*first["classes"]} < {*known}
     assert 0.5 < sum(first["probabilities"]) <= 1
     assert first["probabilities"] == sorted(first["probabilities"], reverse=True)
-    assert len(told["example"]) == 1
-    assert told["inputs"] == [{"type": "binary", "name": "image", "required": True}]
+    assert len(output["example"]) == 1
+    assert output["inputs"] == [{"type": "binary", "name": "image", "required": True}]
 
 
-def test_weights_are_stored_once_and_the_candidate_says_why_it_is_it(candidate):
+def test_weights_are_stored_once_and_the_candidate_gives_its_rule(candidate):
     version = candidate.client.get_model_version_by_alias(candidate.name, "candidate")
     logged = candidate.client.list_logged_model_artifacts(version.source.removeprefix("models:/"))
     files = {file.path: file.file_size for file in logged}
@@ -109,16 +109,16 @@ def test_weights_are_stored_once_and_the_candidate_says_why_it_is_it(candidate):
     assert version.description.endswith(f"`candidate`, because {rule}")
 
 
-def test_a_model_is_found_by_its_alias_and_that_is_said(stack, candidate, s3_uri, monkeypatch):
+def test_a_model_is_found_by_its_alias_and_reported(stack, candidate, s3_uri, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", stack.env["MLFLOW_TRACKING_URI"])
-    said = []
+    messages = []
     name = f"{candidate.name}@candidate"
-    assert find_model(s3_uri, name, said.append) == candidate.model
-    assert said == [f"{name} is {'/'.join(candidate.model.split('/')[-2:])}"]
+    assert find_model(s3_uri, name, messages.append) == candidate.model
+    assert messages == [f"{name} is {'/'.join(candidate.model.split('/')[-2:])}"]
     with pytest.raises(
-        ValueError, match=rf"has no '{candidate.name}@champion'; published below .* are: {candidate.name}/"
+        ValueError, match=rf"has no '{candidate.name}@champion'; the models published below .* are: {candidate.name}/"
     ):
-        find_model(s3_uri, f"{candidate.name}@champion", said.append)
+        find_model(s3_uri, f"{candidate.name}@champion", messages.append)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`vitline runs ls` and `runs show` tell of what is at work what its page tells: step, rate, time left, dates, names."""
+"""`vitline runs ls` and `runs show` report the progress of active runs, dates, and field names that `--set` takes."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def submitted(root, train_config):
 
 @pytest.fixture
 def listed(vitline, root):
-    """listed(): rows of `runs ls` as people see them, one line each, by the start of the key."""
+    """listed(): rows of `runs ls` as printed, one line each."""
 
     def ls():
         code, out, _ = vitline("runs", "ls", "--root", root)
@@ -52,7 +52,7 @@ def listed(vitline, root):
     return ls
 
 
-def test_a_night_at_work_tells_its_step_rate_and_remaining_time(submitted, listed, root):
+def test_an_active_night_shows_its_step_rate_and_remaining_time(submitted, listed, root):
     run = submitted()
     record = PipelineRecord(key="nightly-0a", name="nightly", request={}, started_at=AT, updated_at=AT)
     write_pipeline(open_store(root), record)
@@ -67,16 +67,16 @@ def test_a_night_at_work_tells_its_step_rate_and_remaining_time(submitted, liste
     assert all("120 of 600 steps, 640 images/s, 1:10 left" in line for line in lines), lines
 
 
-def test_an_attempt_that_follows_a_preempted_one_is_not_shown_as_ended(submitted, listed):
+def test_an_attempt_after_a_preempted_one_is_not_shown_as_ended(submitted, listed):
     run = submitted()
     write_state(run, "preempted", 1, reason="SIGTERM")
     assert " preempted " in listed()[0]
     submitted(2)
     assert " waiting " in listed()[0]
-    assert "2026-11-1" in listed()[0]  # since when
+    assert "2026-11-1" in listed()[0]  # the start of the attempt
 
 
-def test_what_is_at_work_stands_first_and_what_has_ended_has_its_date(submitted, listed, root, train_config):
+def test_active_runs_come_first_and_ended_ones_have_their_date(submitted, listed, root, train_config):
     submitted()
     later = make_spec(train_config("birds", steps=20), root)
     run = open_store(root).child(f"runs/{later.run_key}")
@@ -87,7 +87,7 @@ def test_what_is_at_work_stands_first_and_what_has_ended_has_its_date(submitted,
     assert re.search(r" finished 20 steps 0\.5 \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", second), second
 
 
-def test_a_preparation_at_work_tells_its_stage(root, listed):
+def test_an_active_preparation_shows_its_stage(root, listed):
     run = open_store(root).child("runs/prepare-flowers-0a")
     run.write_json("config.json", {"run_key": "prepare-flowers-0a", "requests": [{"name": "flowers"}]})
     write_state(run, "running", 1)
@@ -97,7 +97,7 @@ def test_a_preparation_at_work_tells_its_stage(root, listed):
     assert "4 of 40 parts (examine)" in listed()[0]
 
 
-def test_a_run_is_shown_with_dates_and_with_the_names_that_set_takes(vitline, submitted, root):
+def test_a_run_is_shown_with_dates_and_the_field_names_of_set(vitline, submitted, root):
     run = submitted()
     write_state(run, "running", 1)
     run.write_json("progress.json", PROGRESS)
@@ -112,11 +112,11 @@ def test_a_run_is_shown_with_dates_and_with_the_names_that_set_takes(vitline, su
     assert shown["config"]["config"]["recipe"]["total_steps"] == 600
 
 
-def test_a_pipeline_is_shown_by_the_start_of_its_key(vitline, refused, root):
+def test_a_pipeline_is_found_by_the_first_characters_of_its_key(vitline, refused, root):
     record = PipelineRecord(key="nightly-0a", name="nightly", request={"seed": 3}, started_at=AT, updated_at=AT)
     write_pipeline(open_store(root), record)
     _, out, _ = vitline("runs", "show", "nightly", "--root", root)
     assert re.search(r"run +nightly-0a ", out)
     assert re.search(r"request\.seed +3 ", out)
     assert "2026-11-1" in out
-    assert "is no run" in refused("runs", "show", "daily", "--root", root)
+    assert "There is no run 'daily'" in refused("runs", "show", "daily", "--root", root)

@@ -1,14 +1,11 @@
-"""`vitline data` on real small corpora, prepared in this process: what people see of them, and what they are warned of."""
+"""`vitline data` on real small corpora, prepared in this process: output and warnings."""
 
-import io
 import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.corpus_stats import Findings, Leak
 from data_prep.find_corpus import corpus_store
@@ -22,12 +19,7 @@ from flows.to_mlflow.stage_snapshots import stage_snapshot
 from infra.runs.run_state import write_state
 from infra.storage import open_store
 
-
-def picture(seed):
-    coarse = Image.fromarray(np.random.default_rng(seed).integers(0, 256, (4, 4, 3), dtype=np.uint8))
-    file = io.BytesIO()
-    coarse.resize((40, 32), Image.Resampling.BICUBIC).save(file, "PNG")
-    return file.getvalue()
+from ...pictures import blurred
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +27,12 @@ def place(tmp_path_factory):
     """Folders of pictures: `birds`, 30 for training and 10 for validation; `pets`, whose test split has two of them."""
     place = tmp_path_factory.mktemp("data")
     for i in range(30):
-        fill(place / "birds/train" / ("owl", "wren")[i % 2] / f"{i}.png", picture(i))
+        fill(place / "birds/train" / ("owl", "wren")[i % 2] / f"{i}.png", blurred(i, (40, 32), "PNG"))
     for i in range(10):
-        fill(place / "birds/val/owl" / f"v{i}.png", picture(100 + i))
-        fill(place / "pets/train/cat" / f"{i}.png", picture(200 + i))
+        fill(place / "birds/val/owl" / f"v{i}.png", blurred(100 + i, (40, 32), "PNG"))
+        fill(place / "pets/train/cat" / f"{i}.png", blurred(200 + i, (40, 32), "PNG"))
     for i in range(4):
-        fill(place / "pets/test/cat" / f"t{i}.png", picture(i if i < 2 else 300 + i))
+        fill(place / "pets/test/cat" / f"t{i}.png", blurred(i if i < 2 else 300 + i, (40, 32), "PNG"))
     (place / "birds/train/owl/broken.png").write_bytes(b"no picture")
     return place
 
@@ -52,7 +44,7 @@ def fill(path, data):
 
 @pytest.fixture(scope="module")
 def corpora(place):
-    """A root with both corpora, and `birds` without what it shares with `pets`; their stores by name."""
+    """A root with both corpora, and with `clean`: `birds` without the images of `pets`; their stores by name."""
     root = str(place / "store")
     made = {}
     for name, source, more in (
@@ -68,13 +60,13 @@ def corpora(place):
 
 @pytest.fixture
 def data(vitline, corpora, tmp_path, monkeypatch):
-    """data(*arguments): the output of `vitline data` below the root with the corpora, which has to succeed."""
+    """data(*arguments): the output of a `vitline data` command that succeeds, below the root with the corpora."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments, err=False):
-        code, out, said = vitline("data", *arguments, "--root", corpora[0])
-        assert code == 0, said
-        return (out, said) if err else out
+        code, out, messages = vitline("data", *arguments, "--root", corpora[0])
+        assert code == 0, messages
+        return (out, messages) if err else out
 
     return call
 
@@ -94,49 +86,49 @@ def test_a_finished_corpus_is_found_without_a_cluster_and_warns_of_leakage(data,
     out, err = data(*prep, "--take", "20", err=True)
     assert "warning" not in err
     assert "refused leakage 2, not_an_image 1 leakage none; compared with " in " ".join(out.split())
-    assert "the first 20 of train of clean/" in out
+    assert "the first 20 rows of train of clean/" in out
     taken = json.loads(data(*prep, "--take", "20", "--json"))
-    (view,) = taken["views"]
-    assert view["splits"]["train"]["num_rows"] == 20
-    assert view["provenance"]["view_of"]["version"] == taken["corpora"][0]["version"]
+    (subset,) = taken["views"]
+    assert subset["splits"]["train"]["num_rows"] == 20
+    assert subset["provenance"]["view_of"]["version"] == taken["corpora"][0]["version"]
 
 
-def test_a_view_is_named_by_its_version_and_never_stands_for_its_corpus(data, corpora):
+def test_a_subset_is_named_by_its_version_only(data, corpora):
     version = corpora[1]["birds"].uri.rpartition("/")[2]
-    view = json.loads(data("take", "birds", "0.01k", "--json"))
-    assert json.loads(data("take", "birds", "10", "--json")) == view
+    subset = json.loads(data("take", "birds", "0.01k", "--json"))
+    assert json.loads(data("take", "birds", "10", "--json")) == subset
     assert json.loads(data("show", "birds", "--json"))["version"] == version
-    shown = json.loads(data("show", f"birds/{view['version']}", "--json"))
+    shown = json.loads(data("show", f"birds/{subset['version']}", "--json"))
     assert (shown["made_of"], shown["segments"]) == (f"first 10 of train of {version}", 1)
     listed = {row["version"]: row for row in json.loads(data("ls", "--json"))["corpora"] if row["name"] == "birds"}
-    assert listed[view["version"]]["view_of"]["take"] == 10
-    assert listed[view["version"]]["splits"] == {"train": 10, "val": 10}
+    assert listed[subset["version"]]["view_of"]["take"] == 10
+    assert listed[subset["version"]]["splits"] == {"train": 10, "val": 10}
     assert listed[version]["view_of"] is None
-    out, err = data("stats", f"birds/{view['version']}", err=True)
-    assert f"is a view: these are the statistics of birds/{version}" in err
+    out, err = data("stats", f"birds/{subset['version']}", err=True)
+    assert f"is a subset of birds/{version}: these are the statistics of birds/{version}" in err
     assert "30 images" in out
 
 
-def test_nothing_is_added_to_a_view(data, refused, corpora, place):
-    """Refused at once, with the corpus to add to, and without a trace in the store."""
+def test_nothing_can_be_added_to_a_subset(data, refused, corpora, place):
+    """It is refused at once, the error names the corpus to add to, and the store is unchanged."""
     root, whole = corpora[0], corpora[1]["birds"].uri.rpartition("/")[2]
     version = json.loads(data("take", "birds", "12", "--json"))["version"]
     inner = json.loads(data("take", f"birds/{version}", "7", "--json"))["version"]
     before = open_store(root).list()
-    for view in (version, inner):
-        prep = ("data", "prep", "--source", place / "pets", "--add-to", f"birds/{view}", "--root", root)
+    for subset in (version, inner):
+        prep = ("data", "prep", "--source", place / "pets", "--add-to", f"birds/{subset}", "--root", root)
         for dry in ((), ("--dry-run",)):
             assert f"Add to birds/{whole}." in refused(*prep, *dry)
     assert open_store(root).list() == before
 
 
-def test_verify_says_what_is_whole_and_what_is_missing_beside_it(data, corpora, vitline):
+def test_verify_reports_intact_shards_and_missing_auxiliary_files(data, corpora, vitline):
     root, made = corpora
-    view = json.loads(data("take", "birds", "7", "--json"))
-    shown = " ".join(data("verify", f"birds/{view['version']}").split())
-    assert "rows, of which this view shows 17, are as written" in shown
+    subset = json.loads(data("take", "birds", "7", "--json"))
+    shown = " ".join(data("verify", f"birds/{subset['version']}").split())
+    assert "rows, of which this subset has 17, are as written" in shown
     assert data("verify", "birds").endswith("rows are as written.\n")
-    assert data("verify", "birds", "--pixels").endswith("rows are as written, and every picture is whole.\n")
+    assert data("verify", "birds", "--pixels").endswith("rows are as written, and every image is intact.\n")
     report = made["birds"].read("report.html")
     made["birds"].delete("report.html")
     code, out, err = vitline("data", "verify", "birds", "--root", root)
@@ -146,7 +138,7 @@ def test_verify_says_what_is_whole_and_what_is_missing_beside_it(data, corpora, 
     assert "can be trained on" in err
 
 
-def test_a_view_on_part_of_a_test_split_keeps_nothing_less_out(data, corpora, place):
+def test_a_subset_of_a_test_split_does_not_weaken_decontamination(data, corpora, place):
     root, made = corpora
     data("take", "pets", "1", "--split", "test")
     request = source_request(root, str(place / "birds"), "clean", decontaminate=("pets",))
@@ -157,43 +149,43 @@ def test_a_view_on_part_of_a_test_split_keeps_nothing_less_out(data, corpora, pl
     ("text", "number"),
     [("1000", 1000), ("1,000", 1000), ("50k", 50_000), ("30M", 30_000_000), ("1.5G", 1_500_000_000), ("0.001k", 1)],
 )
-def test_numbers_of_rows_are_read_as_people_write_them(text, number):
+def test_numbers_of_rows_may_have_units_and_separators(text, number):
     assert number_of(text) == number
 
 
 @pytest.mark.parametrize("text", ["", "M", "0", "-3", "1.5", "30X", "nan", "1e400"])
-def test_what_is_no_number_of_rows_is_refused(refused, corpora, text):
-    assert "is no number of rows" in refused("data", "take", "birds", "--root", corpora[0], "--", text)
+def test_an_invalid_number_of_rows_is_refused(refused, corpora, text):
+    assert "is not a number of rows" in refused("data", "take", "birds", "--root", corpora[0], "--", text)
 
 
-def test_a_view_as_large_as_its_corpus_is_refused(refused, corpora):
+def test_a_subset_as_large_as_its_corpus_is_refused(refused, corpora):
     assert "train of birds/" in refused("data", "take", "birds", "30", "--root", corpora[0])
 
 
-def test_stats_show_what_is_in_a_corpus(data):
+def test_stats_show_the_content_of_a_corpus(data):
     shown = " ".join(data("stats", "birds").split())
-    for said in ("train 30 images", "val 10 images", "classes 2", "PNG RGB 40", "not_an_image 1", LEAK):
-        assert said in shown
+    for text in ("train 30 images", "val 10 images", "classes 2", "PNG RGB 40", "not_an_image 1", LEAK):
+        assert text in shown
     whole = json.loads(data("stats", "birds", "--json"))
     assert [found["count"] for found in whole["leakage"].values()] == [2]
 
 
-def test_names_of_strangers_are_shown_escaped(place, vitline, tmp_path, monkeypatch):
-    """A colour, a line break, a change of direction and what looks like markup: shown, and nothing is done by them."""
+def test_untrusted_names_are_shown_escaped(place, vitline, tmp_path, monkeypatch):
+    """A colour, a line break, a change of direction and markup in names are shown and have no effect."""
     monkeypatch.chdir(tmp_path)
     for i, name in enumerate(("\x1b[31mred", "line\nbreak", "a\u202eb", "[bold]c")):
         for k in range(4):
-            fill(tmp_path / "evil/train" / name / f"{k}.png", picture(1000 + 10 * i + k))
+            fill(tmp_path / "evil/train" / name / f"{k}.png", blurred(1000 + 10 * i + k, (40, 32), "PNG"))
     fill(tmp_path / "evil/train/[bold]c/bro\nken.png", b"no picture")
     root = str(tmp_path / "store")
     request = source_request(root, str(tmp_path / "evil"), "evil", overrides={"execution.max_refused_fraction": 0.5})
     prepare([request], root)
     prep = ("prep", "--source", tmp_path / "evil", "--name", "evil", "--set", "execution.max_refused_fraction=0.5")
     for arguments in (("stats", "evil"), ("show", "evil"), (*prep, "--dry-run"), prep):
-        code, out, said = vitline("data", *arguments, "--root", root)
-        assert code == 0, said
-        assert "\x1b" not in out + said
-        assert "\u202e" not in out + said
+        code, out, err = vitline("data", *arguments, "--root", root)
+        assert code == 0, err
+        assert "\x1b" not in out + err
+        assert "\u202e" not in out + err
         if "bro" in out:
             assert "bro\\nken.png" in out
         if arguments[0] != "prep" or "--dry-run" in arguments:
@@ -201,14 +193,14 @@ def test_names_of_strangers_are_shown_escaped(place, vitline, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("root", ["/proc/nostore", "file", "file/store"])
-def test_a_root_that_cannot_be_written_is_named_with_its_setting(vitline, place, tmp_path, monkeypatch, root):
+def test_the_error_for_a_root_that_cannot_be_written_names_its_setting(vitline, place, tmp_path, monkeypatch, root):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("VITLINE_HOME", raising=False)
     (tmp_path / "file").write_text("x")
     code, out, err = vitline("data", "prep", "--source", place / "birds", "--name", "b", "--root", root)
     assert (code, out) == (1, "")
     assert f"{root} cannot be written: " in err or f"{root}/runs/prepare-b-" in err
-    assert "--root or $VITLINE_ROOT gives" in err
+    assert "--root or $VITLINE_ROOT for corpora" in err
 
 
 def test_a_diff_names_the_examples(data):
@@ -238,16 +230,16 @@ def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpo
     )
     out = data(*prep, "--take", "5")
     shown = " ".join(out.split())
-    for said in (
+    for text in (
         "not_an_image 1",
         "41,",
         "PNG RGB 100 %",
         "of this machine",
         "would be left out: 1",
-        "the first 5 of train, which has 15 rows",
-        "beside starting the job, listing and planning",
+        "the first 5 rows of train, which has 15",
+        "without starting the job, listing and planning",
     ):
-        assert said in shown
+        assert text in shown
     found = json.loads(data(*prep, "--json"))
     assert found["classes"] == {"owl": 25, "wren": 15}
     assert (found["splits"], found["refused"]["small_class"]["value"]) == ({"train": 15, "val": 10}, 15)
@@ -258,24 +250,24 @@ def test_a_dry_run_writes_its_sheet_beside_the_logs_and_nothing_else(data, corpo
     assert open_store(corpora[0]).list() == before
 
 
-def test_a_dry_run_without_a_place_for_its_sheet_still_says_what_to_expect(data, place, corpora):
+def test_a_dry_run_that_cannot_write_its_sheet_still_reports_what_to_expect(data, place, corpora):
     prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "other")
     sheet = Path(corpora[0]).parent / "dry-runs" / "other.html"
     sheet.mkdir(parents=True)
     shown = data(*prep)
-    assert "pictures expected" in shown
-    assert f"no sample sheet was written: Is a directory, at {sheet}. Set VITLINE_HOME" in shown
+    assert "images expected" in shown
+    assert f"no sample sheet was written to {sheet}: Is a directory. Set VITLINE_HOME" in shown
     assert json.loads(data(*prep, "--json"))["sample_sheet"] is None
     sheet.rmdir()
     assert all(f"sample sheet: {sheet}" in data(*prep) for _ in range(2))
 
 
-def test_a_view_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, place, tmp_path, monkeypatch):
+def test_a_subset_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, place, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prep = ("prep", "--dry-run", "--source", place / "birds", "--name", "new", "--take", "5k", "--root", corpora[0])
     code, out, err = vitline("data", *prep)
     assert code == 2
-    assert "pictures expected" in out
+    assert "images expected" in out
     assert "error: take 5,000: train of new will have 30 rows at most. Ask for fewer" in err
 
 
@@ -285,32 +277,33 @@ def test_a_source_that_is_not_of_its_kind_is_refused(refused, vitline, corpora, 
     assert "needs source.layout" in refused(*prep, "--kind", "arrays")
     (place / "nothing" / "owl").mkdir(parents=True)
     for command in (("data", "prep"), ("data", "prep", "--dry-run"), ("run",)):
-        said = refused(*command, "--source", place / "nothing", "--name", "x", *at)
-        assert f"The folder {place / 'nothing'} holds no file. Give one that" in said
+        error = refused(*command, "--source", place / "nothing", "--name", "x", *at)
+        assert f"The folder {place / 'nothing'} holds no file. Give a folder that" in error
     assert "no field 'source.lynks'" in refused(*prep, "--set", "source.lynks=skip")
     assert "There is no corpus 'dogs' below" in refused(*prep, "--decontaminate", "dogs")
-    said = refused(*prep, "--set", "source.links=maybe")
-    assert "source.links: " in said
-    assert "`--set source.links=VALUE` changes it" in said
+    error = refused(*prep, "--set", "source.links=maybe")
+    assert "source.links: " in error
+    assert "`--set source.links=VALUE` changes it" in error
     assert "`--set recipe.decode.background=VALUE`" in refused(*prep, "--set", "recipe.decode.background=[1,2]")
     assert "does not exist" in refused("data", "prep", "--source", place / "none", "--name", "x", *at)
     assert "`--name birds-2026`" in refused("data", "prep", "--source", place / "birds", *at)
-    said = refused(*prep, "--set", "recipe.class_map=imagenet21k-winter21")
+    error = refused(*prep, "--set", "recipe.class_map=imagenet21k-winter21")
     assert (
-        "no package that we know of holds it. Give a file of one synset id a line as imagenet21k-winter21=URI" in said
+        "no package that we know contains it. Give a file with one synset id per line as imagenet21k-winter21=URI"
+        in error
     )
     (place / "table").mkdir()
     (place / "table/labels.csv").write_text("image,label\n")
     table = ("--source", place / "table/labels.csv", "--name", "x", "--kind", "table", "--dry-run", *at)
-    code, _, said = vitline("data", "prep", *table, "--set", "source.labels_column=label")
+    code, _, error = vitline("data", "prep", *table, "--set", "source.labels_column=label")
     assert code == 2
-    assert "labels.csv holds no example. Expected are" in said
+    assert "labels.csv holds no example" in error
 
 
-def test_segments_are_shown_as_people_read_them(data):
-    view = json.loads(data("take", "birds", "7", "--json"))["version"]
+def test_segments_are_shown_as_text(data):
+    subset = json.loads(data("take", "birds", "7", "--json"))["version"]
     assert "train/s000, 30 rows in 1 shards" in data("show", "birds")
-    shown = data("show", f"birds/{view}")
+    shown = data("show", f"birds/{subset}")
     assert "train/s000, 7 rows in 1 shards, whose last 23 rows are left out, of version" in shown
     assert "rows_left_out" not in shown
 
@@ -323,7 +316,7 @@ def test_many_leaks_are_summed_up():
     assert lines[3].startswith("6 more such matches, with splits of set-3, set-4, set-5")
 
 
-def test_what_is_in_test_is_told_before_what_is_in_val():
+def test_leakage_into_test_is_listed_before_leakage_into_val():
     leaks = {
         Leak(own_split="train", corpus="a/0a", corpus_split="val"): Findings(count=9),
         Leak(own_split="train", corpus="b/0a", corpus_split="test"): Findings(count=2),
@@ -337,7 +330,7 @@ def test_what_is_in_test_is_told_before_what_is_in_val():
     ]
 
 
-def test_progress_is_of_the_stage_that_is_not_done_yet():
+def test_progress_is_that_of_the_first_unfinished_stage():
     first, second = open_store("memory://progress/a"), open_store("memory://progress/b")
     assert preparation_progress([first, second]) is None
     Progress(first, "list", 0, "files")
@@ -368,13 +361,13 @@ def test_progress_is_of_the_stage_that_is_not_done_yet():
         ("write", 1, 2, 0.1, None, 10),
     ],
 )
-def test_time_left_is_that_to_the_end_of_all_stages(stage, done, total, rate, examine_s, left_s):
+def test_the_time_left_includes_all_remaining_stages(stage, done, total, rate, examine_s, left_s):
     shown = {"done": done, "total": total, "rate": rate, "examine_s": examine_s, "started_at": time.time()}
     found = remaining_s(stage, [shown])
     assert found is None if left_s is None else found == pytest.approx(left_s, rel=0.01)
 
 
-def test_mlflow_gets_report_and_counts_of_a_preparation_and_prefect_the_links(corpora, place):
+def test_a_preparation_shows_report_and_counts_in_mlflow_and_links_in_prefect(corpora, place):
     root, made = corpora
     request, corpus = source_request(root, str(place / "birds"), "birds"), made["birds"]
     manifest = corpus.read_json("manifest.json")
@@ -383,15 +376,15 @@ def test_mlflow_gets_report_and_counts_of_a_preparation_and_prefect_the_links(co
     run.write_json("config.json", spec.model_dump(mode="json"))
     done = {"birds": {"version": manifest["version"], "digest": manifest["digest"]}}
     write_state(run, "finished", 1, corpora=done)
-    view = stage_snapshot(open_store(root), "prepare-birds-0")
-    assert view.experiment == "vitline/prepare"
-    assert view.files["report.html"] == corpus.read("report.html")
-    assert json.loads(view.files["stats.json"])["num_classes"] == 2
-    assert view.values["data/images_leaked"][0] == 2
-    assert view.values["data/images_accepted"][0] == 40
-    assert view.tags["vitline.corpus_digest"] == manifest["digest"]
+    snapshot = stage_snapshot(open_store(root), "prepare-birds-0")
+    assert snapshot.experiment == "vitline/prepare"
+    assert snapshot.files["report.html"] == corpus.read("report.html")
+    assert json.loads(snapshot.files["stats.json"])["num_classes"] == 2
+    assert snapshot.values["data/images_leaked"][0] == 2
+    assert snapshot.values["data/images_accepted"][0] == 40
+    assert snapshot.tags["vitline.corpus_digest"] == manifest["digest"]
     prepared = PreparedCorpus(corpus.uri, None, reused=True)
     links = corpus_links(prepared, "http://mlflow/#/experiments/1/runs/ab?workflow=x")
-    assert links["report to read"] == "[in MLflow](http://mlflow/#/experiments/1/runs/ab/artifacts/report.html)"
+    assert links["report page"] == "[in MLflow](http://mlflow/#/experiments/1/runs/ab/artifacts/report.html)"
     assert links["report"] == f"`{corpus.uri}/report.html`"
     assert corpus_links(prepared, None).keys() == {"corpus", "report"}

@@ -1,4 +1,4 @@
-"""`vitline model` on real files: the original's logits out of an official file, and every way into and out of a model."""
+"""`vitline model` on real files: the original logits from an official file, and every conversion into and out of a model."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ def drawn():
 
 @pytest.fixture
 def official(drawn, tmp_path):
-    """An official file of the paper's naming, and images it answers to."""
+    """An official file with the paper's parameter names, and images with known logits."""
     case = CASES["paper-token"]
     np.savez(tmp_path / "tiny.npz", **drawn.random_weights(case["shapes"], seed=2))
     np.save(tmp_path / "images.npy", drawn.random_images(2, case["size_px"], seed=1))
@@ -85,11 +85,11 @@ def test_a_converted_model_is_listed_verified_and_gives_the_same_logits(vitline,
     assert "b.png: " in err
 
 
-def test_a_file_too_large_to_be_read_is_told_and_the_others_are_answered(vitline, official, root):
+def test_a_file_too_large_to_be_read_is_reported_and_the_others_are_predicted(vitline, official, root):
     vitline("model", "convert", official / "tiny.npz", "paper", "--root", root)
     Image.fromarray(np.zeros((40, 50, 3), np.uint8)).save(official / "a.png")
     with (official / "huge.jpg").open("wb") as file:
-        file.truncate(500 * 2**30)  # a hole: takes no disk
+        file.truncate(500 * 2**30)  # a sparse file: takes no disk space
     code, out, err = vitline(
         "model", "predict", "paper", official / "huge.jpg", official / "a.png", "--root", root, "--json"
     )
@@ -98,7 +98,7 @@ def test_a_file_too_large_to_be_read_is_told_and_the_others_are_answered(vitline
     assert "huge.jpg: too_many_bytes: 536,870,912,000 bytes, limit 67,108,864" in err
 
 
-def test_a_name_of_several_versions_is_its_newest_and_that_is_said(vitline, refused, official, names, root):
+def test_a_name_with_several_versions_means_the_newest_and_is_reported(vitline, refused, official, names, root):
     def convert(*more):
         code, out, _ = vitline("model", "convert", official / "tiny.npz", "paper", *more, "--root", root, "--json")
         assert code == 0
@@ -117,18 +117,18 @@ def test_a_name_of_several_versions_is_its_newest_and_that_is_said(vitline, refu
     assert "MLFLOW_TRACKING_URI is not set" in refused("model", "show", "paper@candidate", "--root", root)
 
 
-def test_a_probe_that_another_machine_answers_differently_is_told(vitline, official, root):
+def test_logits_that_differ_from_the_stored_ones_are_reported(vitline, official, root):
     vitline("model", "convert", official / "tiny.npz", "paper", "--root", root)
     (config,) = Path(root).glob("models/paper/*/config.json")
     tree = json.loads(config.read_text())
     config.write_text(json.dumps(tree | {"probe": [x + 0.01 for x in tree["probe"]]}))
     code, _, err = vitline("model", "verify", "paper", "--root", root)
     assert code == 1
-    assert "the weights are whole, but their logits differ" in err
+    assert "the weights are unchanged, but the logits of the probe image differ" in err
 
 
 @pytest.mark.parametrize("to", ["timm", "huggingface"])
-def test_there_and_back_again_is_exact(vitline, logits_of, official, names, root, to):
+def test_conversion_to_another_format_and_back_is_exact(vitline, logits_of, official, names, root, to):
     np.savez(
         official / "plain.npz", **{k: v for k, v in np.load(official / "tiny.npz").items() if "pre_logits" not in k}
     )
@@ -155,7 +155,7 @@ def test_inspect_writes_the_figures_and_their_page(vitline, official):
     assert (official / "figures" / "index.html").stat().st_size > 10_000
 
 
-def test_bench_and_variants_tell_what_a_network_takes(vitline):
+def test_bench_and_show_report_speed_size_and_memory(vitline):
     code, out, _ = vitline("model", "bench", "ti16", "--image-size", 32, "--batch-size", 2, "--steps", 1, "--json")
     rows = json.loads(out)["speeds"]
     assert (code, [row["mode"] for row in rows]) == (0, ["forward", "training"])
@@ -177,19 +177,21 @@ def test_bench_and_variants_tell_what_a_network_takes(vitline):
         (lambda: np.zeros((2, 32, 32, 3), np.uint8), "has dtype uint8; float32 in [-1, 1] was expected"),
         (lambda: np.full((2, 32, 32, 3), 255, np.float32), "has values up to 255; [-1, 1] was expected"),
         (lambda: np.full((2, 32, 32, 3), np.nan, np.float32), "[-1, 1] was expected"),
-        (lambda: np.array([{}]), "is no .npy file of numbers"),
+        (lambda: np.array([{}]), "is not a .npy file of numbers"),
     ],
 )  # fmt: skip
-def test_images_that_are_none_are_refused(refused, official, make, says):
+def test_invalid_images_are_refused(refused, official, make, says):
     np.save(official / "bad.npy", make())
     assert says in refused("model", "forward", official / "tiny.npz", official / "bad.npy", official / "out.npy")
     assert not (official / "out.npy").exists()
 
 
-def test_weights_that_are_none_are_refused(refused, official, names, root):
+def test_invalid_weights_are_refused(refused, official, names, root):
     images, out = official / "images.npy", official / "out.npy"
     assert "is not b16: " in refused("model", "forward", official / "tiny.npz", images, out, "--variant", "b16")
-    assert "is no variant" in refused("model", "forward", official / "tiny.npz", images, out, "--variant", "q7")
+    assert "is not a network variant" in refused(
+        "model", "forward", official / "tiny.npz", images, out, "--variant", "q7"
+    )
     assert "There is no file" in refused("model", "forward", official / "none.npz", images, out)
     assert "is no published model below" in refused("model", "forward", "birds", images, out, "--root", root)
     (official / "pickled").mkdir()
@@ -197,16 +199,18 @@ def test_weights_that_are_none_are_refused(refused, official, names, root):
     assert "is a pickle" in refused("model", "predict", f"{official}/pickled", official / "a.png")
     says = refused("model", "convert", official / "tiny.npz", official / "served", "--to", "mlflow")
     assert "is not a published model" in says
-    assert "there is none: `--images" in refused("model", "inspect", official / "tiny.npz", official / "figures")
+    assert "but none was given: use `--images" in refused(
+        "model", "inspect", official / "tiny.npz", official / "figures"
+    )
     says = refused("model", "convert", official / "tiny.npz", "s3://bucket/x", "--to", "torch-export")
-    assert "writes to this machine's disk" in says
-    assert "is no name of a model" in refused("model", "convert", official / "tiny.npz", "a/b", "--root", root)
+    assert "writes to the local disk only" in says
+    assert "is not a valid model name" in refused("model", "convert", official / "tiny.npz", "a/b", "--root", root)
     names.write_text("one\ntwo\n")
     says = refused("model", "convert", official / "tiny.npz", "x", "--classes", names, "--root", root)
     assert "has a head of 7 classes, not 2" in says
 
 
-def test_a_published_model_keeps_its_names_and_tells_of_another_resolution(
+def test_a_published_model_keeps_its_class_names_and_reports_another_resolution(
     vitline, refused, official, names, drawn, root
 ):
     def convert(*options):
@@ -215,7 +219,7 @@ def test_a_published_model_keeps_its_names_and_tells_of_another_resolution(
         return json.loads(out)["written"]
 
     first, second = convert("--classes", names), convert()
-    assert first != second  # other class names are another model, which replaces none
+    assert first != second  # other class names make another model, which does not replace the first
     np.save(official / "large.npy", drawn.random_images(1, 48, seed=1))
     code, out, err = vitline("model", "forward", first, official / "large.npy", official / "out.npy", "--json")
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""The recipe for somebody's own pictures: a function of their number, valid for every number."""
+"""The recipe of `vitline run`: a function of the number of pictures, valid for every number."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from vit.recipes.own_pictures import TIERS, own_pictures
 
 
 def manifest_of(num_train, *, with_val=True, single_label=True, image_bytes=30_000) -> Manifest:
-    """What preparing `num_train` pictures leaves: at least 256 row groups of at most about 8 MiB where there are rows."""
+    """The manifest of `num_train` prepared pictures: at least 256 row groups if there are enough rows, of at most about 8 MiB."""
     rows = max(1, min(num_train // 256, 8 * 2**20 // image_bytes))
     segment = SegmentInfo(split="train", name="s000", num_rows=num_train, num_shards=1)
     split = SplitInfo(
@@ -50,12 +50,12 @@ def config_of(num_train, num_workers=2, **changes):
 
 @given(st.one_of(st.integers(1, 5_000), st.integers(1, 10_000_000)), st.integers(1, 64))
 @settings(max_examples=100, deadline=None)
-def test_every_number_of_pictures_has_a_recipe_that_can_be_read(num_train, num_workers):
+def test_every_number_of_pictures_has_a_valid_recipe(num_train, num_workers):
     config = config_of(num_train, num_workers)
     data = config.recipe.input
     assert data.global_batch_size % data.num_lanes == 0
     assert 1 <= config.execution.num_workers <= min(num_workers, data.num_lanes)
-    Order(  # raises where a lane would be empty
+    Order(  # raises if a lane would be empty
         manifest_of(num_train).splits["train"],
         corpus_digest="0" * 64,
         seed=0,
@@ -67,7 +67,7 @@ def test_every_number_of_pictures_has_a_recipe_that_can_be_read(num_train, num_w
     assert config.recipe.total_steps >= 20
 
 
-def test_the_same_pictures_give_the_same_recipe_whoever_trains_them():
+def test_the_recipe_does_not_depend_on_the_number_of_workers():
     assert config_of(800) == config_of(800)
     assert config_of(800, num_workers=1).config_digest == config_of(800, num_workers=8).config_digest
 
@@ -90,18 +90,18 @@ def test_a_handful_of_pictures_is_enough(num_train):
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 500])
-def test_asked_steps_are_taken_as_asked(steps):
+def test_requested_steps_are_used(steps):
     recipe = config_of(800, total_steps=steps).recipe
     assert recipe.total_steps == steps
     assert recipe.optim.warmup_steps < steps
 
 
-def test_no_steps_are_refused_and_not_replaced():
+def test_zero_steps_are_refused():
     with pytest.raises(ValueError, match="total_steps"):
         config_of(800, total_steps=0)
 
 
-def test_a_gpu_is_used_well_and_no_gpu_is_not_asked_for():
+def test_gpus_are_used_if_there_are_any():
     manifest = manifest_of(50_000)
     gpu = own_pictures("birds", "c", manifest, num_workers=8, num_gpus=1, num_cpus=16)
     assert (gpu.recipe.precision, gpu.execution.compile, gpu.execution.device) == ("bfloat16", True, "cuda")
@@ -114,27 +114,27 @@ def test_a_gpu_is_used_well_and_no_gpu_is_not_asked_for():
     assert (cpu.recipe.precision, cpu.execution.compile, cpu.execution.device) == ("float32", False, "cpu")
 
 
-def test_several_labels_an_image_are_trained_by_sigmoid():
+def test_several_labels_per_image_are_trained_with_a_sigmoid_loss():
     assert config_of(800).recipe.loss == "softmax"
     several = config_of(800, single_label=False).recipe
     assert several.loss == "sigmoid"
     assert several.model.head_bias_init < 0
 
 
-def test_a_name_of_a_corpus_names_the_run_too():
+def test_the_name_of_a_corpus_is_made_a_valid_name_of_the_run():
     manifest = manifest_of(800)
     assert own_pictures("my_birds.v2", "c", manifest, num_workers=1).name == "my-birds-v2"
     assert len(own_pictures("b" * 80, "c", manifest, num_workers=1).name) <= 63
 
 
-def test_the_estimate_counts_every_step_and_the_start(monkeypatch):
+def test_the_estimate_includes_every_step_and_the_start(monkeypatch):
     monkeypatch.setattr("vit.speed.step_time.seconds_per_step", lambda recipe, execution, num_classes: 0.1)
-    # 100 steps of 0.1 s and a quarter more for reading, after 25 s of starting.
+    # 100 steps of 0.1 s, a quarter more for reading, and 25 s to start.
     assert estimate(config_of(12, total_steps=100), num_classes=3) == pytest.approx(37.5)
 
 
 @pytest.mark.slow
-def test_what_the_command_prints_loads_the_model_in_a_fresh_process(tmp_path):
+def test_the_printed_python_code_loads_the_model_in_a_new_process(tmp_path):
     for number in range(40):
         side = np.full((24, 24, 3), 40 + 4 * number, np.uint8)
         path = tmp_path / "birds" / ("crow", "jay")[number % 2] / f"{number}.png"
@@ -150,8 +150,8 @@ def test_what_the_command_prints_loads_the_model_in_a_fresh_process(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
         return done
 
-    asked = ("--source", "birds", "--name", "my_birds", "--steps", "2", "--yes")
-    printed = python("-m", "flows.cli", "run", *asked).stdout
+    options = ("--source", "birds", "--name", "my_birds", "--steps", "2", "--yes")
+    printed = python("-m", "flows.cli", "run", *options).stdout
     code = printed[printed.index("from vit.published") :]
     assert re.search(r"load_model\('my-birds/[0-9a-f]{12}'\)", code)
     assert set(re.findall(r"crow|jay", python("-c", code).stdout)) == {"crow", "jay"}

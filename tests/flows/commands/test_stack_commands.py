@@ -1,4 +1,4 @@
-"""`vitline stack`, and how other commands find a stack that is up: run as programs, in a folder with a stack below it."""
+"""`vitline stack`, and how other commands find a running stack: run as programs, in a folder with a stack below it."""
 
 import json
 import os
@@ -16,7 +16,7 @@ OURS = ("AWS_", "RAY_", "VITLINE_", "MLFLOW_", "PREFECT_")
 
 @pytest.fixture
 def run(tmp_path):
-    """run(*arguments, **env): exit code, stdout and stderr of `vitline` in `tmp_path`, with no settings but `env`."""
+    """run(*arguments, **env): exit code, stdout and stderr of `vitline` in `tmp_path`, with `env` as the only settings."""
 
     def call(*arguments, **env):
         plain = {k: v for k, v in os.environ.items() if not k.startswith(OURS)}
@@ -41,7 +41,10 @@ def joined(stack, tmp_path):
 
 
 def test_without_a_stack(run):
-    assert run("stack", "status")[:2] == (1, f"No stack is up in {run_folder(run)}; `vitline stack up` starts it.\n")
+    assert run("stack", "status")[:2] == (
+        1,
+        f"No stack is running in {run_folder(run)}; `vitline stack up` starts it.\n",
+    )
     code, out, _ = run("stack", "down", "--json")
     assert (code, json.loads(out)["was_up"]) == (0, False)
     code, _, err = run("stack", "restart", "ray")
@@ -61,7 +64,7 @@ def run_folder(run):
     return json.loads(run("stack", "status", "--json")[1])["directory"]
 
 
-def test_a_stack_that_is_down_is_mentioned_where_it_matters(run, tmp_path):
+def test_commands_that_would_use_a_stopped_stack_mention_it(run, tmp_path):
     settle(tmp_path / ".vitline" / "stack", {})
     told = f"the local stack in {tmp_path}/.vitline/stack is down, and its store cannot be seen; `vitline stack up` starts it\n"
     assert run("data", "ls", "--json") == (0, '{\n "corpora": []\n}\n', told)
@@ -70,7 +73,7 @@ def test_a_stack_that_is_down_is_mentioned_where_it_matters(run, tmp_path):
     assert "cannot be seen" not in run("data", "ls", VITLINE_ROOT="elsewhere")[2]
 
 
-def test_status_shows_what_runs_and_where(run, joined):
+def test_status_shows_services_addresses_and_ports(run, joined):
     code, out, _ = run("stack", "status", "--json")
     report = json.loads(out)
     assert (code, report["up"]) == (0, True)
@@ -78,17 +81,17 @@ def test_status_shows_what_runs_and_where(run, joined):
     code, text, _ = run("stack", "status")
     assert code == 0
     assert all(url in text for url in report["links"].values())
-    assert "Nothing but Ray can be reached from other machines. Its ports want the token" in text
+    assert "Nothing but Ray can be reached from other machines. Its ports require the token" in text
     every = [f"{'ray':<14} listens on all addresses: ", f"{'ray':<14} listens on loopback: "]
     assert all(line in text for line in every)
-    told = {int(n) for line in text.splitlines() if " listens on " in line for n in line.split(": ")[1].split(", ")}
-    assert {listener["port"] for listener in report["listeners"]} == told
+    ports = {int(n) for line in text.splitlines() if " listens on " in line for n in line.split(": ")[1].split(", ")}
+    assert {listener["port"] for listener in report["listeners"]} == ports
     assert str(joined.log_dir) in text
     assert joined.env["AWS_SECRET_ACCESS_KEY"] not in out + text
 
 
-def test_commands_use_the_stack_that_is_up_unless_told_otherwise(run, joined, tmp_path):
-    # Credentials of another store do not get in the way.
+def test_commands_use_a_running_stack_unless_a_root_is_given(run, joined, tmp_path):
+    # Credentials of another store have no effect.
     others = {"AWS_ACCESS_KEY_ID": "other", "AWS_SECRET_ACCESS_KEY": "other", "AWS_PROFILE": "other"}
     code, _, err = run("data", "show", "nope", **others)
     assert code == 2
@@ -99,8 +102,8 @@ def test_commands_use_the_stack_that_is_up_unless_told_otherwise(run, joined, tm
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_what_is_missing_is_started_beside_a_store_that_is_there(run, s3_uri, tmp_path):
-    """A flow goes through the worker that was started, and finds the store by the credentials of this shell."""
+def test_a_stack_with_an_existing_store_starts_the_other_services(run, s3_uri, tmp_path):
+    """A flow runs in the worker that was started, and uses the store with the credentials of this shell."""
     keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
     try:
         code, out, err = run("stack", "up", "--json", VITLINE_ROOT=s3_uri, **keys)
@@ -122,10 +125,10 @@ def test_what_is_missing_is_started_beside_a_store_that_is_there(run, s3_uri, tm
     assert (code, err.startswith(told), f"below {s3_uri}" in err) == (0, True, True)
     code, _, err = run("stack", "up", VITLINE_ROOT=s3_uri, AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert code == 1
-    assert f"VITLINE_ROOT, {s3_uri}, cannot be used" in err
+    assert f"The store {s3_uri} of VITLINE_ROOT cannot be used" in err
 
 
-def test_a_ray_of_somebody_else_is_not_mixed_with_the_stack(run):
+def test_another_ray_cannot_be_combined_with_the_stack(run):
     code, _, err = run("stack", "up", RAY_ADDRESS="http://ray:8265")
     assert code == 2
-    assert "RAY_ADDRESS is http://ray:8265, but the local stack has a Ray of its own" in err
+    assert "RAY_ADDRESS is http://ray:8265, but the local stack has its own Ray" in err

@@ -1,4 +1,4 @@
-"""`vitline flows trigger`: starts what the UI would start, and refuses it before Prefect hears of it."""
+"""`vitline flows trigger`: starts what the UI would start, and refuses errors before submission."""
 
 import functools
 import json
@@ -18,7 +18,7 @@ def trigger(in_stack, vitline):
     return functools.partial(vitline, "flows", "trigger")
 
 
-def test_what_the_form_or_the_flow_would_refuse_is_not_submitted(trigger, flows):
+def test_a_request_that_the_form_or_the_flow_would_refuse_is_not_submitted(trigger, flows):
     before = flows.api.post("/flow_runs/count", json={}).json()
     for changes, says in [
         (["seed=three"], "seed: must be a whole number, not 'three'"),
@@ -27,9 +27,9 @@ def test_what_the_form_or_the_flow_would_refuse_is_not_submitted(trigger, flows)
         (["sed=1"], "Did you mean 'seed'?"),
         (["tasks=[]"], "tasks: must not be left empty, not []"),
         (["corpus=brids"], "There is no corpus 'brids' below s3://vitline; there are: "),
-        (['overrides={"recipe.optim.peak_lrr": 1}'], "no field 'recipe.optim.peak_lrr'; here are: "),
+        (['overrides={"recipe.optim.peak_lrr": 1}'], "no field 'recipe.optim.peak_lrr'; available fields: "),
         (["num_workers=1000"], "num_workers=1000 is more than recipe.input.num_lanes"),
-        (["seed"], "'seed' is not of the form"),
+        (["seed"], "'seed' does not have the form"),
     ]:
         code, out, err = trigger(DEMO, *(word for change in changes for word in ("--set", change)))
         assert (code, out) == (2, ""), err
@@ -43,7 +43,7 @@ def test_what_the_form_or_the_flow_would_refuse_is_not_submitted(trigger, flows)
     assert flows.api.post("/flow_runs/count", json={}).json() == before
 
 
-def test_a_run_is_started_followed_and_its_end_is_the_exit_code(trigger, flows, pipelines):
+def test_a_run_is_started_and_followed_and_its_end_sets_the_exit_code(trigger, flows, pipelines):
     runs = json.dumps([stage.run_key for stage in pipelines.record.stages if stage.stage != "prepare"])
     code, out, err = trigger("compare-runs/default", "--set", f"runs={runs}", "--wait", "--json")
     report = json.loads(out)
@@ -51,12 +51,12 @@ def test_a_run_is_started_followed_and_its_end_is_the_exit_code(trigger, flows, 
     found = flows.find(report["flow_run"])
     assert "trigger:manual" in found["tags"]
     assert (code, report["state"]) == (0, "Completed"), err
-    assert report["message"] == found["state"]["message"] == "2 runs side by side"
+    assert report["message"] == found["state"]["message"] == "2 runs compared"
     assert "Beginning flow run" in err
     assert "Finished in state Completed" in err
 
 
-def test_without_the_deployment_or_a_server_the_next_step_is_named(trigger, flows, monkeypatch):
+def test_the_error_without_deployment_or_server_names_the_next_step(trigger, flows, monkeypatch):
     from flows.on_prefect.deployments import Deployment
 
     monkeypatch.setattr(Deployment, "full_name", property(lambda deployment: f"{deployment.flow}/not-registered"))

@@ -28,7 +28,7 @@ def vitline(*arguments):
 
 @pytest.fixture
 def eurosat(tmp_path, monkeypatch):
-    """A folder of official files, of which only EuroSAT's are there: 1,100 pictures."""
+    """A folder of official files with those of EuroSAT only: 1,100 images."""
     parts = (Slice("train", 0, 820), Slice("train", 820, 1040), Slice("train", 1040, 1100))
     monkeypatch.setitem(
         OFFICIAL_SPLITS, "eurosat", OfficialSplits(**dict(zip(("train", "val", "test"), parts, strict=True)))
@@ -46,11 +46,11 @@ def eurosat(tmp_path, monkeypatch):
 TRANSFER = ["imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102"]
 
 
-def test_the_tasks_are_those_of_the_benchmark_and_of_the_paper():
+def test_the_tasks_are_those_of_vtab_and_of_the_paper():
     assert list(TASK_NAMES) == [*(task.corpus_name for task in VTAB_TASKS), *TRANSFER]
 
 
-def test_files_says_what_to_get_for_every_data_set():
+def test_the_official_files_of_every_data_set_are_listed():
     rows = vitline("vtab", "files", "--json")["files"]
     assert {row["folder"] for row in rows} == {*OFFICIAL_SPLITS, "imagenet", "cifar10"}
     assert all(row["from"].startswith("http") and row["terms"] for row in rows)
@@ -67,9 +67,9 @@ def test_files_says_what_to_get_for_every_data_set():
     assert (row["file"], row["bytes"]) == ("EuroSAT.zip", 94_280_567)
 
 
-def test_the_name_of_a_task_is_that_of_its_corpus():
+def test_a_task_has_the_name_of_its_corpus():
     with pytest.raises(
-        ValueError, match=r"'eurosat' is no task .* Did you mean vtab-eurosat\? They are vtab-caltech101, "
+        ValueError, match=r"'eurosat' is not a task .* Did you mean vtab-eurosat\? These are vtab-caltech101, "
     ):
         known_tasks(["eurosat"])
     whole, benchmark = (task_request("memory://nothing", name) for name in ("pets", "vtab-pets"))
@@ -77,7 +77,7 @@ def test_the_name_of_a_task_is_that_of_its_corpus():
     assert (benchmark.name, benchmark.source.kind, benchmark.source.task) == ("vtab-pets", "vtab", "pets")
 
 
-def test_every_task_is_told_of_and_a_prepared_one_is_found_again(eurosat, tmp_path):
+def test_every_task_is_reported_and_a_prepared_one_is_reused(eurosat, tmp_path):
     root = tmp_path / "root"
     prepare([task_request(str(eurosat), "vtab-eurosat")], str(root))
     shown = vitline("vtab", "prepare", "--source", eurosat, "--root", root, "--json")
@@ -90,7 +90,7 @@ def test_every_task_is_told_of_and_a_prepared_one_is_found_again(eurosat, tmp_pa
     assert shown["coverage"] == "VTAB: 1 of 19 tasks prepared"
 
 
-def test_the_list_of_a_task_can_be_checked_without_us(eurosat, tmp_path):
+def test_the_exported_splits_of_a_task_can_be_checked_without_vitline(eurosat, tmp_path):
     root, out = tmp_path / "root", tmp_path / "eurosat.csv.gz"
     prepare([task_request(str(eurosat), "vtab-eurosat")], str(root))
     shown = vitline("vtab", "splits", "vtab-eurosat", "--out", out, "--root", root, "--json")

@@ -1,4 +1,4 @@
-"""`vitline flows deploy` run as a command, again and again, after people have edited everything that a page lets them edit."""
+"""`vitline flows deploy` run repeatedly as a command, after users have edited everything that Prefect's page lets them edit."""
 
 import functools
 import json
@@ -30,7 +30,7 @@ def deploy(in_stack):
 
 
 class Page:
-    """A deployment's page: what the UI reads and sends."""
+    """A deployment, read and edited by the requests of Prefect's page."""
 
     def __init__(self, api, name):
         self.api, self.name = api, name
@@ -49,7 +49,7 @@ class Page:
         self.api.post(f"/deployments/{self.read()['id']}/schedules", json=[schedule]).raise_for_status()
 
     def edited(self):
-        """What people can edit; of schedules all but the times of writing."""
+        """The fields that users can edit, without the update times of schedules."""
         found = {name: value for name, value in self.read().items() if name in PAGE_FIELDS}
         for part in (*found["schedules"], found["global_concurrency_limit"] or {}):
             part.pop("updated", None)
@@ -69,7 +69,7 @@ class Page:
 
 @pytest.fixture
 def page(flows):
-    """page(name): a deployment, put back afterwards."""
+    """page(name): a deployment, restored afterwards."""
     opened = []
 
     def open_page(name):
@@ -82,7 +82,7 @@ def page(flows):
         found.restore(before)
 
 
-def test_what_people_edit_in_a_page_outlives_every_registration(deploy, page):
+def test_edits_by_users_survive_every_registration(deploy, page):
     nightly = page(EDITED)
     nightly.fill(train_images=200, tasks=["digits"])
     (own,) = nightly.read()["schedules"]
@@ -100,20 +100,20 @@ def test_what_people_edit_in_a_page_outlives_every_registration(deploy, page):
     for _ in range(2):
         code, out, err = deploy()
         assert (code, err) == (0, "")
-        (told,) = [line for line in out.splitlines() if line.startswith(f"{EDITED}: kept")]
+        (kept,) = [line for line in out.splitlines() if line.startswith(f"{EDITED}: kept")]
         for part in (
-            "request.train_images 200 (ours: 153600)", 'request.tasks ["digits"]', "description", "0 2 * * * UTC, active, ours",
+            "request.train_images 200 (default: 153600)", 'request.tasks ["digits"]', "description", "0 2 * * * UTC, active, ours",
             "0 5 * * 6 Europe/Berlin, paused, weekend", '"seed": 7', "job variable env", "paused",
         ):  # fmt: skip
-            assert part in told
+            assert part in kept
         after = nightly.edited()
         assert after["tags"] == ["vitline", "stage:pipeline", "mine"]
         assert after | {"tags": tags} == before
     assert nightly.read()["description"] == "Ours."
-    assert f"{EDITED}: updated" not in out  # nothing is sent where nothing of ours has changed
+    assert f"{EDITED}: updated" not in out  # nothing is sent if vitline's own fields have not changed
 
 
-def test_new_defaults_reach_what_nobody_has_edited(page, in_stack, monkeypatch):
+def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch):
     from flows.on_prefect import registration
     from flows.on_prefect.deployments import NIGHT, PIPELINE, Deployment
     from flows.on_prefect.prefect_observer import client
@@ -135,7 +135,7 @@ def test_new_defaults_reach_what_nobody_has_edited(page, in_stack, monkeypatch):
     assert "schedule 0 2 * * * -> 0 3 * * *" in done.updated
     assert "description" in done.updated
     assert "request.deadline_hours 2.0 (the new default: 5.0)" in done.kept
-    assert "request.train_images null (ours: 153600)" in done.kept
+    assert "request.train_images null (default: 153600)" in done.kept
     again = register({**NIGHT, "max_late_hours": 1.0, "deadline_hours": 5.0}, cron="0 3 * * *")
     assert again.updated == []
     assert nightly.read()["parameters"]["request"] == request
@@ -147,22 +147,22 @@ def again(in_stack, vitline):
     return functools.partial(vitline, "flows", "deploy")
 
 
-def test_a_value_that_the_new_form_refuses_is_named_and_kept(page, again):
+def test_a_value_that_the_new_form_rejects_is_named_and_kept(page, again):
     nightly = page(EDITED)
     nightly.edit(enforce_parameter_schema=False)
     nightly.fill(recipe="vit-g")
     nightly.edit(parameter_openapi_schema={"type": "object", "properties": {}}, enforce_parameter_schema=True)
     code, out, err = again()
     assert (code, err) == (1, "")
-    assert f"{EDITED} keeps its old form, because the new one refuses what is filled in there (recipe: " in out
-    assert "not 'vit-g'). Edit the deployment's parameters in its page, then run `vitline flows deploy` again." in out
+    assert f"{EDITED} keeps its old form, because the new one rejects the values of this deployment (recipe: " in out
+    assert "not 'vit-g'). Edit its parameters on its page, then run `vitline flows deploy` again." in out
     assert nightly.read()["parameters"]["request"]["recipe"] == "vit-g"
     nightly.fill(recipe="emoji")
     assert again()[0] == 0
     assert nightly.read()["parameter_openapi_schema"]["properties"]["request"]
 
 
-def test_pool_and_job_variables_are_the_owners(again, page, flows):
+def test_pool_and_job_variables_are_kept_unless_options_change_them(again, page, flows):
     from flows.on_prefect.deployments import DEPLOYMENTS
 
     pages = [page(deployment.full_name) for deployment in DEPLOYMENTS]
@@ -177,10 +177,10 @@ def test_pool_and_job_variables_are_the_owners(again, page, flows):
             in err
         )
         code, _, err = again("--job-variable", "image")
-        assert (code, err) == (2, "error: --job-variable 'image' is not of the form NAME=VALUE.\n")
+        assert (code, err) == (2, "error: --job-variable 'image' does not have the form NAME=VALUE.\n")
         code, _, err = again("--job-variable", "stream_output=perhaps")
         assert code == 2
-        assert "Prefect refuses prepare-corpus/default in the work pool vitline: " in err
+        assert "Prefect rejects prepare-corpus/default in the work pool vitline: " in err
         assert "'perhaps' is not of type 'boolean'" in err
         pages[0].edit(job_variables={"working_dir": "/data"})
         code, out, err = again("--pool", "gpus", "--job-variable", 'env={"A": "1"}', "--job-variable", "name=night")

@@ -1,4 +1,4 @@
-"""Names of flow runs: what a person typed stays, what machines made up is replaced by what the run is about."""
+"""Names of flow runs: a typed name is kept, a generated one is replaced by a descriptive one."""
 
 from datetime import datetime
 
@@ -18,16 +18,16 @@ def test_a_typed_name_is_kept(name):
 
 
 @pytest.mark.parametrize("name", ["alpha3-andromedae-flux", "nu-scorpii", "beta987--v", "chi2", "", None])
-def test_what_the_page_fills_in_is_not_typed(name):
+def test_a_name_that_the_page_suggests_is_replaced(name):
     assert given_name(name) is None
 
 
-def test_what_the_server_makes_up_is_not_typed_and_neither_is_our_own():
+def test_names_that_the_server_or_vitline_generates_are_replaced():
     assert [name for name in (generate_slug(2) for _ in range(500)) if given_name(name)] == []
     assert given_name(telling_name("pretrain", {"recipe": "emoji", "seed": 0}, NOW)) is None
 
 
-def test_a_name_that_nobody_gave_tells_what_of_what_with_which_seed():
+def test_a_generated_name_describes_recipe_corpus_and_seed():
     names = [
         telling_name("pretrain", {"recipe": "emoji", "corpus": "noto-emoji", "seed": seed}, NOW) for seed in (0, 1)
     ]
@@ -35,5 +35,5 @@ def test_a_name_that_nobody_gave_tells_what_of_what_with_which_seed():
     assert telling_name("reconcile", {}, NOW) == "reconcile-1121-030000"
 
 
-def test_a_given_name_is_a_tag_of_the_runs_in_mlflow():
+def test_a_typed_name_is_a_tag_of_the_runs_in_mlflow():
     assert origin_tags(Origin(name="Paul's night"))["vitline.name"] == "Paul's night"

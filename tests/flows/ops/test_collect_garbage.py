@@ -1,4 +1,4 @@
-"""What is garbage, and above all what is not."""
+"""What collect-garbage deletes, and above all what it keeps."""
 
 import os
 import time
@@ -36,7 +36,7 @@ def collect(root):
 
 
 def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
-    """A run with three checkpoints and a save that was cut off, whose last sign of life was so long ago."""
+    """A run with four checkpoints and an interrupted save, whose last heartbeat was `ago` seconds ago."""
     run = open_store(root).child(f"runs/{key}")
     for _ in range(attempts):
         claim = take_claim(run, key, job_state=lambda job: "failed", owner="someone")
@@ -46,7 +46,7 @@ def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
     for name in ("step-000000010-a1", "step-000000020-a1", "step-000000020-a10", "step-000000020-a2"):
         run.write_json(f"checkpoints/{name}/manifest.json", {})
         run.write(f"checkpoints/{name}/rank-00000-of-00001.safetensors", b"weights")
-    run.write("checkpoints/step-000000030-a10/rank-00000-of-00001.safetensors", b"cut off")
+    run.write("checkpoints/step-000000030-a10/rank-00000-of-00001.safetensors", b"interrupted")
     return run
 
 
@@ -72,7 +72,7 @@ def test_finished_runs_keep_their_newest_checkpoints(root, collect):
         {"state": "failed"},  # the same request resumes these
         {"state": "preempted"},
         {"ago": DAY_S},
-        {"attempts": 2},  # done again, as its model was deleted: the new attempt resumes from them
+        {"attempts": 2},  # run again because its model was deleted: the new attempt resumes from them
     ],
 )
 def test_checkpoints_that_a_run_may_resume_from_are_kept(root, collect, run):
@@ -91,11 +91,11 @@ def test_a_dry_run_is_the_default_and_deletes_nothing(root, collect):
     assert store.list() == before
 
 
-def test_working_files_of_published_corpora_go_and_the_corpus_stays_whole(root, collect):
+def test_work_files_of_published_corpora_are_deleted_and_the_corpus_stays_intact(root, collect):
     (manifest,) = prepare([presets.digits()], root)
     store = open_store(root)
     corpus = store.child(f"corpora/{manifest.name}/{manifest.version}")
-    store.write("corpora/other/1/_work/progress.json", b"{}")  # not published: still to be gone on with
+    store.write("corpora/other/1/_work/progress.json", b"{}")  # not published: its preparation may still resume
     assert collect() == []
     assert corpus.list("_work/") != []
     (finding,) = collect(older_than_days=0)
@@ -106,7 +106,7 @@ def test_working_files_of_published_corpora_go_and_the_corpus_stays_whole(root, 
     assert prepare([presets.digits()], root)[0].digest == manifest.digest
 
 
-def test_leftovers_of_killed_writers_go_once_they_are_a_day_old(root, collect):
+def test_leftovers_of_killed_writers_are_deleted_once_they_are_a_day_old(root, collect):
     store = open_store(root)
     store.write("runs/a/x", b"whole")
     old, young = (Path(root, "runs/a", f".tmp-{name}") for name in ("old", "young"))
@@ -118,7 +118,7 @@ def test_leftovers_of_killed_writers_go_once_they_are_a_day_old(root, collect):
     assert (old.exists(), young.exists(), store.list()) == (False, True, ["runs/a/x"])
 
 
-def test_probes_and_signs_of_life_of_the_killed_go_by_their_own_record(root, collect):
+def test_old_test_objects_and_heartbeats_of_killed_processes_are_deleted(root, collect):
     store = open_store(root)
     for ago in (WEEKS, 60):
         at = time.time() - ago
@@ -132,7 +132,7 @@ def test_probes_and_signs_of_life_of_the_killed_go_by_their_own_record(root, col
     assert left[2] == "flow-runs/60.json"
 
 
-def test_features_go_with_the_model_or_corpus_that_they_are_of(root, collect):
+def test_features_of_deleted_models_and_corpora_are_deleted(root, collect):
     store, ago = open_store(root), time.time() - WEEKS
     for uri, key in (("models/bird/1", "config.json"), ("corpora/birds/1", "manifest.json")):
         store.write_json(f"{uri}/{key}", {})

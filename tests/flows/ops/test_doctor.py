@@ -1,4 +1,4 @@
-"""The doctor on a machine where all is well, and on ones where something real is broken."""
+"""The doctor on a healthy machine, and with real faults of services and settings."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def _small_machine(monkeypatch):
 
 @pytest.fixture
 def settings_of(monkeypatch, tmp_path):
-    """settings_of(root, ...): settings without what this shell says, and a temporary folder that Ray can use."""
+    """settings_of(root, ...): settings without this shell's environment, and a temporary folder that Ray can use."""
     for field in Settings.model_fields.values():
         for name in field.validation_alias.choices:
             monkeypatch.delenv(name, raising=False)
@@ -83,7 +83,7 @@ def by_name(settings):
 
 
 def failure(check, found, advice):
-    """Asserts that a check failed, and what it says."""
+    """Asserts that a check failed with these texts."""
     assert not check.ok
     assert found in check.found, check
     assert advice in check.advice, check
@@ -91,7 +91,7 @@ def failure(check, found, advice):
 
 @contextmanager
 def answering(answers, ahead_s=0.0):
-    """A server whose answers are (status, text) by path; anything else is a 404. Its clock is `ahead_s` ahead."""
+    """A server with replies (status, text) by path; any other path is a 404. Its clock is `ahead_s` ahead."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -121,7 +121,7 @@ def silent():
 
 @contextmanager
 def closed():
-    """A port where nobody listens."""
+    """A port that no process listens on."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{bound.getsockname()[1]}"
@@ -159,7 +159,7 @@ def test_the_real_servers_pass(on_stack, stack):
 
 
 @pytest.mark.parametrize("broken", [closed, silent])
-def test_services_that_are_away_or_hang_are_named(settings_of, monkeypatch, broken):
+def test_services_that_are_down_or_hang_are_named(settings_of, monkeypatch, broken):
     monkeypatch.setattr(service_checks, "TIMEOUT_S", 0.3)
     with broken() as url, machine(monkeypatch, busy=False):
         away = settings_of(
@@ -171,26 +171,26 @@ def test_services_that_are_away_or_hang_are_named(settings_of, monkeypatch, brok
         failure(checks[name], url, variable)
         assert "does not answer" in checks[name].found
     assert checks["accelerator"].ok
-    assert checks["clock"].ok  # it is not the clock that is wrong
+    assert checks["clock"].ok  # the clock is not at fault
 
 
-def test_a_check_that_does_not_come_back_is_a_failure(settings_of, monkeypatch):
+def test_a_check_that_does_not_return_in_time_is_a_failure(settings_of, monkeypatch):
     monkeypatch.setattr(doctor, "DEADLINE_S", 0.5)
     over = threading.Event()
     monkeypatch.setattr(service_checks, "check_store", lambda settings: over.wait(60))
     with machine(monkeypatch, busy=False):
         failure(by_name(settings_of())["store"], "s, though this machine is not busy", "firewall")
     with machine(monkeypatch, busy=True):
-        failure(by_name(settings_of())["store"], "and this machine is busy: load", "ask again when less is running")
+        failure(by_name(settings_of())["store"], "and this machine is busy: load", "when the machine is less busy")
     over.set()
 
 
-def test_a_service_that_is_slow_on_a_busy_machine_is_not_called_broken(settings_of, monkeypatch):
+def test_a_slow_service_on_a_busy_machine_gets_other_advice(settings_of, monkeypatch):
     monkeypatch.setattr(service_checks, "TIMEOUT_S", 0.1)
     with silent() as url, machine(monkeypatch, busy=True):
         check = service_checks.check_prefect(settings_of(prefect_api_url=url))
-        failure(check, "and this machine is busy: load", "ask again when less is running")
-    with closed() as url, machine(monkeypatch, busy=True):  # refusing is not slow
+        failure(check, "and this machine is busy: load", "when the machine is less busy")
+    with closed() as url, machine(monkeypatch, busy=True):  # a refused connection is not slow
         failure(service_checks.check_prefect(settings_of(prefect_api_url=url)), "does not answer", "PREFECT_API_URL")
 
 
@@ -222,7 +222,7 @@ def test_wrong_credentials_name_the_variable(on_stack, monkeypatch, tmp_path, ch
     failure(service_checks.check_store(settings), "cannot list", advice)
 
 
-def test_a_bucket_that_is_not_there_is_named(on_stack):
+def test_a_missing_bucket_is_named(on_stack):
     settings = on_stack()
     if not settings.root.startswith("s3://"):
         pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
@@ -230,7 +230,7 @@ def test_a_bucket_that_is_not_there_is_named(on_stack):
     failure(check, "no-such-bucket", "VITLINE_ROOT")
 
 
-def test_a_key_that_may_not_is_told_what_to_ask_for(settings_of, monkeypatch):
+def test_a_key_without_permission_gets_the_permission_named(settings_of, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     denied = "<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
@@ -240,7 +240,7 @@ def test_a_key_that_may_not_is_told_what_to_ask_for(settings_of, monkeypatch):
     failure(check, "cannot list", "s3:ListBucket")
 
 
-def test_a_foreign_name_of_the_mlflow_server_is_answered_with_what_to_allow(on_stack, stack):
+def test_a_host_that_mlflow_refuses_gets_the_option_named(on_stack, stack):
     port = stack.env["MLFLOW_TRACKING_URI"].rsplit(":", 1)[1]
     check = service_checks.check_mlflow(on_stack(mlflow_tracking_uri=f"http://127.1:{port}"))
     failure(check, "Invalid Host header", f"--allowed-hosts '127.1:{port}'")
@@ -250,16 +250,16 @@ def test_a_foreign_name_of_the_mlflow_server_is_answered_with_what_to_allow(on_s
     ("check", "field", "answers", "found", "advice"),
     [
         ("prefect", "prefect_api_url", {"/admin/version": (200, '"2.20.1"')}, "server 2.20.1", "prefect==2.20.1"),
-        ("prefect", "prefect_api_url", {"/admin/version": (401, "no")}, "refuses us", "PREFECT_API_AUTH_STRING"),
-        ("prefect", "prefect_api_url", {"/admin/version": (200, "<html>")}, "no Prefect server", "/api"),
+        ("prefect", "prefect_api_url", {"/admin/version": (401, "no")}, "refuses access", "PREFECT_API_AUTH_STRING"),
+        ("prefect", "prefect_api_url", {"/admin/version": (200, "<html>")}, "is not a Prefect server", "/api"),
         ("ray", "ray_address", {"/api/version": (200, '{"ray_version": "2.9.0"}')}, "Ray 2.9.0", "ray==2.9.0"),
-        ("ray", "ray_address", {}, "no Ray job server", "RAY_ADDRESS"),
-        ("mlflow", "mlflow_tracking_uri", {}, "no MLflow server", "MLFLOW_TRACKING_URI"),
+        ("ray", "ray_address", {}, "is not a Ray job server", "RAY_ADDRESS"),
+        ("mlflow", "mlflow_tracking_uri", {}, "is not an MLflow server", "MLFLOW_TRACKING_URI"),
         (
             "mlflow",
             "mlflow_tracking_uri",
             {"/api/2.0/mlflow/experiments/search": (401, "who are you")},
-            "refuses us",
+            "refuses access",
             "MLFLOW_TRACKING_USERNAME",
         ),
         (
@@ -277,18 +277,18 @@ def test_other_versions_and_other_servers_are_named(settings_of, check, field, a
 
 
 @pytest.mark.parametrize(("ahead_s", "says"), [(90, "90 s ahead of"), (-3600, "3600 s behind")])
-def test_a_clock_that_is_wrong_is_named(settings_of, ahead_s, says):
+def test_a_wrong_clock_is_named(settings_of, ahead_s, says):
     with answering({}, ahead_s) as wrong, answering({}) as right:
         check = service_checks.check_clock(settings_of(prefect_api_url=wrong, mlflow_tracking_uri=right))
     assert not check.ok
     assert check.found.startswith("Prefect's clock is ")
-    # The header has whole seconds, so the last digit is not certain.
+    # The header holds whole seconds, so the last digit may differ.
     assert says[-6:] in check.found
     assert "MLflow" not in check.found
     assert "NTP" in check.advice
 
 
-def test_who_holds_the_usual_ports_is_told(settings_of, monkeypatch):
+def test_the_programs_that_hold_the_usual_ports_are_named(settings_of, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         monkeypatch.setattr(doctor, "WELL_KNOWN", {"mlflow": port})
@@ -298,7 +298,7 @@ def test_who_holds_the_usual_ports_is_told(settings_of, monkeypatch):
     assert "vitline stack up" in check.advice
 
 
-def test_a_service_of_the_stack_that_others_can_reach_is_a_failure(on_stack, monkeypatch):
+def test_a_service_that_other_machines_can_reach_is_a_failure(on_stack, monkeypatch):
     reached = [Listener("ray", "10.0.0.1", 1), Listener("prefect", "0.0.0.0", 4200), Listener("s3", "127.0.0.1", 8333)]
     monkeypatch.setattr(doctor, "listeners", lambda directory: reached)
     check = doctor.check_ports(on_stack())
@@ -316,7 +316,7 @@ def test_a_weed_that_does_not_run_is_named(tmp_path, monkeypatch):
     assert doctor.check_seaweedfs().ok
 
 
-def test_a_file_in_place_of_the_root_is_named_and_the_rest_still_examined(settings_of, tmp_path):
+def test_a_file_in_place_of_the_root_is_named_and_the_other_checks_run(settings_of, tmp_path):
     (tmp_path / "taken").write_text("not a folder")
     checks = by_name(settings_of(tmp_path / "taken"))
     assert not checks["store"].ok
@@ -326,7 +326,7 @@ def test_a_file_in_place_of_the_root_is_named_and_the_rest_still_examined(settin
     assert checks["ray"].ok
 
 
-def test_a_store_of_an_unknown_kind_is_named_with_those_there_are(settings_of):
+def test_a_store_of_an_unknown_kind_is_named_with_the_known_kinds(settings_of):
     check = by_name(settings_of("ftp://host/x"))["store"]
     assert not check.ok
     assert "ftp://host/x" in check.found
@@ -339,7 +339,7 @@ def test_a_store_without_conditional_writes_fails(settings_of, monkeypatch):
         return store.read_tagged(key)[1]
 
     monkeypatch.setattr("infra.stores.file_store.FileStore.create", overwrites)
-    failure(by_name(settings_of())["store"], "does not honour conditional writes", "Mend")
+    failure(by_name(settings_of())["store"], "does not support conditional writes", "Fix")
 
 
 def test_too_little_memory_and_disk_come_with_advice(settings_of, monkeypatch):
@@ -364,10 +364,10 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch):
     monkeypatch.setattr(doctor, "requires", lambda name: wanted)
     check = doctor.check_packages()
     assert not check.ok
-    for told in ("numpy", "no-such-package is missing", "pyarrow"):
-        assert told in check.found
-    for silent_about in ("nor-this-one", "psutil", "pydantic", "not-for-here", "elsewhere"):
-        assert silent_about not in check.found
+    for reported in ("numpy", "no-such-package is missing", "pyarrow"):
+        assert reported in check.found
+    for unreported in ("nor-this-one", "psutil", "pydantic", "not-for-here", "elsewhere"):
+        assert unreported not in check.found
     assert "make install" in check.advice
 
 

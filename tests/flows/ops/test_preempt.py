@@ -1,4 +1,4 @@
-"""Whom `vitline ops preempt` asks, and when there is nobody to ask."""
+"""Which attempt `vitline ops preempt` asks to stop, and when it refuses."""
 
 import time
 
@@ -25,10 +25,10 @@ def claim(run, silent_s=0.0):
     run.write_json("claim.json", replace(held, heartbeat=time.time() - silent_s).model_dump())
 
 
-def test_a_run_that_is_not_at_work_is_refused(run, root):
+def test_a_run_that_is_not_active_is_refused(run, root):
     with pytest.raises(ValueError, match="nope"):
         preempt(root, "nope")
-    with pytest.raises(ValueError, match="No attempt was ever made"):
+    with pytest.raises(ValueError, match="has had no attempt"):
         preempt(root, KEY)
     claim(run)
     write_state(run, "finished", 1)
@@ -37,17 +37,17 @@ def test_a_run_that_is_not_at_work_is_refused(run, root):
     assert read_stop(run) is None
 
 
-def test_an_attempt_without_a_sign_of_life_is_left_to_reconcile(run, root):
+def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
     claim(run, silent_s=3600)
     write_state(run, "running", 1)
-    with pytest.raises(RuntimeError, match=r"no life for 3600 s; `vitline ops reconcile`"):
+    with pytest.raises(RuntimeError, match=r"no heartbeat for 3600 s; `vitline ops reconcile`"):
         preempt(root, KEY)
     assert read_stop(run) is None
 
 
-def test_the_living_attempt_is_asked(run, root):
+def test_the_active_attempt_is_asked_to_stop(run, root):
     claim(run)
     write_state(run, "preempted", 1)
-    claim(run)  # the next one, which has not said yet that it runs
+    claim(run)  # the next attempt, which has not written its state yet
     assert preempt(root, "birds") == {"run": KEY, "attempt": 2, "job": f"{KEY}-a2", "asked": "preempted"}
     assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 2)

@@ -1,4 +1,4 @@
-"""What reconcile ends and what it leaves alone, by a Ray and a Prefect that say what a test puts there."""
+"""What reconcile ends and what it leaves alone, with a fake Ray and a fake Prefect."""
 
 import time
 from pathlib import Path
@@ -24,7 +24,7 @@ PIPELINE = "nightly-0123456789ab"
 HOUR = 3600.0
 
 
-class PlayedRay:
+class FakeRay:
     """The jobs that a test puts here; stopping one ends it."""
 
     def __init__(self):
@@ -50,7 +50,7 @@ class PlayedRay:
 UNFINISHED = ("PENDING", "RUNNING", "CANCELLING", "PAUSED")
 
 
-class PlayedPrefect:
+class FakePrefect:
     def __init__(self):
         self.runs, self.lines, self.ended = {}, {}, {}
 
@@ -75,19 +75,19 @@ class PlayedPrefect:
 
 
 class Place:
-    """A root, a cluster and a Prefect; `look()` reconciles and gives the findings."""
+    """A root, a cluster and a Prefect; `reconcile()` returns the findings."""
 
     def __init__(self, root):
-        self.uri, self.root, self.ray, self.prefect = root, open_store(root), PlayedRay(), PlayedPrefect()
+        self.uri, self.root, self.ray, self.prefect = root, open_store(root), FakeRay(), FakePrefect()
         self.run = self.root.child(f"runs/{KEY}")
 
-    def look(self, mlflow=None, **request):
+    def reconcile(self, mlflow=None, **request):
         settings = Settings(root=self.uri, ray_address="http://cluster", mlflow_tracking_uri=mlflow)
         engines = Engines(settings, self.ray, Terminal(), Shipper(settings, Path()))
         return reconcile(ReconcileRequest.model_validate(request), engines, self.prefect)
 
     def attempt(self, silent_s=HOUR, state="running"):
-        """An attempt that has claimed the run and was heard last so long ago."""
+        """An attempt that has claimed the run and whose last heartbeat was `silent_s` seconds ago."""
         self.run.write_json("config.json", {"run_key": KEY})
         claim = take_claim(self.run, KEY, job_state=lambda job: "failed", owner="someone")
         self.silence(self.run, silent_s)
@@ -111,19 +111,19 @@ class Place:
     def beat(self, ago, id=FLOW):
         self.root.write_json(f"flow-runs/{id}.json", {"heartbeat": time.time() - ago})
 
-    def everything(self):
+    def content(self):
         kept = [key for key in self.root.list() if not key.startswith("claims/reconcile/")]
         return {key: self.root.read(key) for key in kept}
 
 
 @pytest.fixture
 def place(root, monkeypatch):
-    monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # nobody is there to leave by itself
+    monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # no real job would stop by itself
     return Place(root)
 
 
 @pytest.mark.parametrize(
-    ("job", "stop", "verdict"),
+    ("job", "stop", "ends_as"),
     [
         ({"state": "failed", "exit_code": -9}, None, "failed"),
         ({"state": "failed", "exit_code": 75}, None, "preempted"),
@@ -134,66 +134,66 @@ def place(root, monkeypatch):
         (None, "cancelled", "cancelled"),
     ],
 )
-def test_a_run_whose_attempt_died_without_a_word_gets_its_verdict(place, job, stop, verdict):
+def test_a_run_whose_attempt_died_silently_gets_a_reconciled_state(place, job, stop, ends_as):
     attempt = place.attempt().attempt
     if job:
         place.ray.put(**job)
     if stop:
         request_stop(place.run, stop, by="someone", attempt=attempt)
-    (finding,) = place.look()
-    assert (finding.subject, finding.action) == (f"run {KEY}", f"attempt 1 is {verdict}")
-    assert read_state(place.run)["state"] == verdict
-    assert place.look() == []
+    (finding,) = place.reconcile()
+    assert (finding.subject, finding.action) == (f"run {KEY}", f"attempt 1 is {ends_as}")
+    assert read_state(place.run)["state"] == ends_as
+    assert place.reconcile() == []
 
 
-def test_an_attempt_that_died_before_its_first_word_gets_a_verdict_too(place):
+def test_an_attempt_that_died_before_its_first_state_gets_a_reconciled_state(place):
     place.attempt(state=None)
-    place.look()
+    place.reconcile()
     assert read_state(place.run)["state"] == "preempted"
 
 
 @pytest.mark.parametrize(
     ("job", "silent_s"),
     [
-        ({"state": "running"}, HOUR),  # a store that is away, a node that swaps: Ray says it lives
+        ({"state": "running"}, HOUR),  # the store is away or the node swaps, but Ray reports the job as running
         ({"state": "pending"}, HOUR),
-        ({"state": "failed", "ended_ago": 60}, HOUR),  # whoever follows it has yet to say so
+        ({"state": "failed", "ended_ago": 60}, HOUR),  # the flow that follows it still has to write its state
         (None, 240),
     ],
 )
-def test_a_run_that_one_engine_takes_for_alive_is_left_alone(place, job, silent_s):
+def test_a_run_that_one_engine_reports_as_alive_is_left_alone(place, job, silent_s):
     place.attempt(silent_s)
     if job:
         place.ray.put(**job)
-    before = place.everything()
-    assert place.look() == []
-    assert place.everything() == before
+    before = place.content()
+    assert place.reconcile() == []
+    assert place.content() == before
 
 
-def test_without_quiet_time_a_heartbeat_of_a_minute_still_counts(place):
+def test_a_heartbeat_within_a_minute_counts_whatever_quiet_minutes_is(place):
     place.attempt(silent_s=30)
-    assert place.look(quiet_minutes=0) == []
+    assert place.reconcile(quiet_minutes=0) == []
 
 
 @pytest.mark.parametrize("ended", ["finished", "failed", "cancelled", "diverged"])
-def test_what_has_ended_never_changes(place, ended):
+def test_ended_runs_and_pipelines_never_change(place, ended):
     place.attempt(state=ended)
     place.ray.put(state="stopped")
     place.pipeline(state=ended)
     place.prefect.put("CANCELLED")
-    before = place.everything()
-    assert place.look() == []
-    assert place.everything() == before
+    before = place.content()
+    assert place.reconcile() == []
+    assert place.content() == before
 
 
-def test_the_next_attempt_is_not_judged_by_the_end_of_the_last(place):
+def test_the_end_of_one_attempt_does_not_end_the_next(place):
     place.attempt()
     place.attempt(silent_s=0, state=None)
     place.ray.put(state="failed", exit_code=-9)
-    assert place.look() == []
+    assert place.reconcile() == []
 
 
-def test_an_attempt_that_beats_in_the_last_moment_is_not_judged(place, monkeypatch):
+def test_a_heartbeat_in_the_last_moment_keeps_the_state(place, monkeypatch):
     place.attempt()
     judge = module.judge
 
@@ -202,8 +202,8 @@ def test_an_attempt_that_beats_in_the_last_moment_is_not_judged(place, monkeypat
         judge(run, *rest)
 
     monkeypatch.setattr(module, "judge", late)
-    (finding,) = place.look()
-    assert "not done: it showed life" in finding.action
+    (finding,) = place.reconcile()
+    assert "not done: its claim or state changed meanwhile" in finding.action
     assert read_state(place.run)["state"] == "running"
 
 
@@ -212,24 +212,24 @@ def test_a_job_that_outlived_its_cancelled_flow_run_is_stopped(place, ago):
     place.attempt(silent_s=0)
     place.ray.put(run_key=KEY, flow_run_id=FLOW)
     place.prefect.put("CANCELLED", ago)
-    (finding,) = place.look()
+    (finding,) = place.reconcile()
     assert finding.subject == f"job {JOB}"
     assert place.ray.find(JOB).state == "stopped"
     assert read_state(place.run)["state"] == "cancelled"
-    assert place.look() == []
+    assert place.reconcile() == []
 
 
-def test_a_cancellation_that_nobody_carries_out_ends_job_run_and_flow_run(place):
+def test_a_cancellation_without_a_process_ends_job_run_and_flow_run(place):
     place.attempt(silent_s=0)
     place.ray.put(run_key=KEY, flow_run_id=FLOW)
     place.prefect.put("CANCELLING", 60)
     place.beat(HOUR)
-    assert place.look() == []
+    assert place.reconcile() == []
     place.prefect.put("CANCELLING", HOUR)
-    assert [finding.subject for finding in place.look()] == [f"job {JOB}", "flow run run 1"]
+    assert [finding.subject for finding in place.reconcile()] == [f"job {JOB}", "flow run run 1"]
     assert (read_state(place.run)["state"], place.prefect.ended) == ("cancelled", {FLOW: "cancelled"})
     assert beats(place.root) == {}
-    assert place.look() == []
+    assert place.reconcile() == []
 
 
 @pytest.mark.parametrize("ended", ["finished", "failed", "out_of_time"])
@@ -238,11 +238,11 @@ def test_a_dead_flow_run_ends_as_its_run_did(place, ended):
     place.ray.put(state="succeeded", run_key=KEY, flow_run_id=FLOW)
     place.prefect.put("RUNNING")
     place.beat(HOUR)
-    place.look()
+    place.reconcile()
     assert place.prefect.ended == {FLOW: ended}
 
 
-def test_training_goes_on_without_its_flow_and_is_told_of(place):
+def test_a_job_without_its_flow_keeps_running_and_is_reported(place):
     place.attempt(silent_s=0)
     place.ray.put(run_key=KEY, flow_run_id=FLOW)
     place.prefect.put("RUNNING")
@@ -252,9 +252,9 @@ def test_training_goes_on_without_its_flow_and_is_told_of(place):
             place.prefect.put(state)
         else:
             place.prefect.runs.clear()
-        (finding,) = place.look()
-        assert "at work without a flow" in finding.problem
-        assert "left at work" in finding.action
+        (finding,) = place.reconcile()
+        assert "active without a flow" in finding.problem
+        assert "left running" in finding.action
     assert (place.prefect.ended, place.ray.find(JOB).state) == ({}, "running")
 
 
@@ -263,7 +263,7 @@ def test_training_goes_on_without_its_flow_and_is_told_of(place):
     [
         ("RUNNING", 20, None, {}),
         ("CANCELLING", 20, None, {}),  # its process carries it out
-        ("RUNNING", None, 20, {}),  # it has not come to its first heartbeat, or its store is away
+        ("RUNNING", None, 20, {}),  # it has not written its first heartbeat yet, or its store is away
         ("PENDING", None, None, {"awaits_infrastructure": True}),
     ],
 )
@@ -273,82 +273,82 @@ def test_a_flow_run_with_any_sign_of_life_is_left_alone(place, state, beat_ago, 
         place.beat(beat_ago)
     if line_ago is not None:
         place.prefect.lines[FLOW] = time.time() - line_ago
-    assert place.look() == []
+    assert place.reconcile() == []
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
-def test_a_flow_run_that_died_before_its_first_job_crashes(place, state):
+def test_a_flow_run_that_died_before_its_first_job_ends_as_crashed(place, state):
     place.prefect.put(state)
-    place.look()
+    place.reconcile()
     assert place.prefect.ended == {FLOW: "preempted"}
 
 
-def test_subflows_end_with_what_they_are_part_of(place):
+def test_subflows_end_with_their_parent(place):
     child, orphan, gone = FLOW[:-1] + "2", FLOW[:-1] + "3", FLOW[:-1] + "4"
     place.prefect.put("CANCELLING")
     place.prefect.put("RUNNING", id=child, parent=FLOW)
     place.prefect.put("CRASHED", id=gone)
     place.prefect.put("RUNNING", id=orphan, parent=gone)
-    place.look()
+    place.reconcile()
     assert place.prefect.ended == {FLOW: "cancelled", child: "cancelled", orphan: "preempted"}
 
 
 def test_a_suspended_run_is_left_alone_and_its_suspended_parts_end_with_it(place):
-    """It has no process while it waits to be resumed; given up or cancelled there, Prefect ends it alone."""
+    """It has no process while it waits to be resumed. If it times out or is cancelled, Prefect ends only the parent."""
     part = FLOW[:-1] + "2"
     place.prefect.put("PAUSED")
     place.prefect.put("PAUSED", id=part, parent=FLOW)
-    place.look()
+    place.reconcile()
     assert place.prefect.ended == {}
     place.prefect.put("FAILED")
-    place.look()
+    place.reconcile()
     assert place.prefect.ended == {part: "preempted"}
 
 
-def test_a_pipeline_that_nobody_drives_ends_and_so_does_its_flow_run(place):
+def test_a_pipeline_without_a_process_ends_and_so_does_its_flow_run(place):
     place.pipeline()
     place.prefect.put("RUNNING")
     place.beat(HOUR)
-    place.look()
+    place.reconcile()
     record = read_pipeline(place.root, PIPELINE)
     assert record.state == "preempted"
-    assert "the same request goes on" in record.reason
+    assert "the same request resumes it" in record.reason
     assert place.prefect.ended == {FLOW: "preempted"}
 
 
 def test_a_pipeline_of_a_cancelled_flow_run_is_cancelled(place):
     place.pipeline()
     place.prefect.put("CANCELLED")
-    place.look()
+    place.reconcile()
     assert read_pipeline(place.root, PIPELINE).state == "cancelled"
 
 
 def test_a_pipeline_with_a_sign_of_life_is_left_alone(place):
     place.pipeline(silent_s=20)
-    assert place.look() == []
+    assert place.reconcile() == []
     place.pipeline(flow_run_id=None)
     place.ray.put(run_key=KEY, pipeline=PIPELINE)
-    assert place.look() == []
+    assert place.reconcile() == []
     place.ray.known.clear()
     place.pipeline()
     place.beat(20)
-    assert place.look() == []
+    assert place.reconcile() == []
     assert read_pipeline(place.root, PIPELINE).state == "running"
 
 
-def test_a_dry_run_says_it_all_and_changes_nothing(place):
+def test_a_dry_run_reports_everything_and_changes_nothing(place):
     place.attempt()
     place.pipeline()
     place.ray.put("other-a1", run_key="other", flow_run_id=FLOW)
     place.prefect.put("CANCELLING")
-    before = place.everything()
-    findings = place.look(dry_run=True)
+    before = place.content()
+    findings = place.reconcile(dry_run=True)
     assert {finding.subject.split()[0] for finding in findings} == {"job", "run", "pipeline", "flow"}
     assert all(finding.action.startswith("would be: ") for finding in findings)
-    assert (place.everything(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
+    assert (place.content(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
 
 
-def test_what_cannot_be_mended_holds_up_nothing_else(place, monkeypatch):
+def test_a_failed_repair_stops_no_other(place, monkeypatch):
     place.attempt()
     place.ray.put("other-a1", run_key="other", flow_run_id=FLOW)
     place.prefect.put("CANCELLED")
@@ -357,44 +357,44 @@ def test_what_cannot_be_mended_holds_up_nothing_else(place, monkeypatch):
         raise JobServerAway("the job server is away")
 
     monkeypatch.setattr(place.ray, "stop", away)
-    job, run = place.look()
+    job, run = place.reconcile()
     assert job.action == "not done: the job server is away"
     assert run.action == "attempt 1 is preempted"
 
 
-def test_an_engine_that_does_not_answer_is_no_sign_of_death(place, monkeypatch):
+def test_nothing_is_changed_if_an_engine_does_not_answer(place, monkeypatch):
     place.attempt()
-    before = place.everything()
+    before = place.content()
 
     def away():
         raise JobServerAway("the job server is away")
 
     monkeypatch.setattr(place.ray, "list", away)
     with pytest.raises(JobServerAway):
-        place.look()
-    assert place.everything() == before
+        place.reconcile()
+    assert place.content() == before
 
 
-def test_mlflow_is_sent_what_ended_since_the_last_look_until_it_took_it(place, monkeypatch):
-    asked, left = [], {KEY: "MLflow does not answer"}
+def test_mlflow_is_sent_newly_ended_runs_until_it_accepts_them(place, monkeypatch):
+    requested, left = [], {KEY: "MLflow does not answer"}
 
     def sync(settings, keys):
-        asked.append(keys)
+        requested.append(keys)
         return SyncReport([] if left else keys, [], [], left)
 
     monkeypatch.setattr(module, "sync_runs", sync)
     place.attempt(state="finished")
-    (finding,) = place.look(mlflow="http://mlflow")
+    (finding,) = place.reconcile(mlflow="http://mlflow")
     assert finding.action == "not done: MLflow does not answer"
     left = {}
-    (finding,) = place.look(mlflow="http://mlflow")
-    assert finding == ("MLflow", f"lacked something of {KEY}", "sent")
+    (finding,) = place.reconcile(mlflow="http://mlflow")
+    assert finding == ("MLflow", f"lacked parts of {KEY}", "sent")
     place.run.write_json("state.json", {**read_state(place.run), "updated_at": time.time() - 2 * HOUR})
-    assert place.look(mlflow="http://mlflow") == []
-    assert asked == [[KEY], [KEY]]
+    assert place.reconcile(mlflow="http://mlflow") == []
+    assert requested == [[KEY], [KEY]]
 
 
-def test_a_flow_process_beats_until_it_ends(place):
+def test_a_flow_process_writes_heartbeats_until_it_ends(place):
     with beating(place.root, FLOW):
         deadline = time.monotonic() + 20
         while FLOW not in beats(place.root) and time.monotonic() < deadline:
@@ -403,7 +403,7 @@ def test_a_flow_process_beats_until_it_ends(place):
     assert beats(place.root) == {}
 
 
-def test_only_reconcile_is_scheduled_without_being_asked_for():
+def test_only_the_schedule_of_reconcile_is_active_by_default():
     from flows.on_prefect.deployments import DEPLOYMENTS
 
     scheduled = {d.full_name: d.always_active for d in DEPLOYMENTS if d.cron}

@@ -1,4 +1,4 @@
-"""Real flow processes that are killed, cancelled and preempted, on real servers; what reconcile makes of what is left."""
+"""Real flow processes are killed, cancelled and preempted on real servers; reconcile ends what they leave."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def eventually(what, deadline_s=120):
 
 
 class Servers:
-    """The stack as a person at a shell and a browser sees it."""
+    """The stack, used through its shell commands and HTTP APIs."""
 
     def __init__(self, stack, corpus, http, monkeypatch):
         self.env, self.corpus, self.http = {**os.environ, **stack.env}, corpus, http
@@ -70,7 +70,7 @@ class Servers:
         return json.loads(done.stdout)
 
     def train(self, name, deployment="pretrain/default", **more):
-        """A flow run in a process of ours, as a worker would start it, that trains; no worker knows it."""
+        """A flow run that trains, in a process of this test, started as a worker would start it."""
         deployment = self.ask(f"/deployments/name/{deployment}")
         request = {"name": name, "corpus": self.corpus, "recipe": "digits", "overrides": TINY, **more}
         flow_run = self.ask(
@@ -89,7 +89,7 @@ class Servers:
         return self.ask(f"/flow_runs/{flow_run_id}")["state"]
 
     def mlflow_status(self, run):
-        """Of the MLflow run; None before there is one."""
+        """Status of the MLflow run; None before there is one."""
         server = self.env["MLFLOW_TRACKING_URI"]
         found = TrackingIds(run, server).read()
         if RUN not in found:
@@ -98,21 +98,21 @@ class Servers:
         return self.ask(path, at="MLFLOW_TRACKING_URI")["run"]["info"]["status"]
 
     def kill(self, process, flow_run_id):
-        """With -9, an hour ago: nobody writes the heartbeat of a dead process any more."""
+        """Kills with SIGKILL and sets the heartbeat back by an hour, as if that had happened an hour ago."""
         process.send_signal(signal.SIGKILL)
         process.wait()
         beat = f"flow-runs/{flow_run_id}.json"
         self.root.write_json(beat, {**self.root.read_json(beat), "heartbeat": time.time() - 3600})
 
-    def nobody_at_work(self):
-        """Whether no flow process is alive; forgets those that earlier tests killed."""
+    def no_flow_process(self):
+        """Whether no flow process is alive; deletes the heartbeats of those that earlier tests killed."""
         for flow_run_id, heartbeat in beats(self.root).items():
             if time.time() - heartbeat > 6 * BEAT_S:
                 forget(self.root, flow_run_id)
         return not beats(self.root)
 
     def reconcile(self, *arguments):
-        """Findings about what this test made, by the first word of what they speak of."""
+        """Findings by the first word of their subject."""
         found = self.vitline("ops", "reconcile", "--quiet-minutes", "0", *arguments)["findings"]
         return {finding["subject"].split()[0]: finding for finding in found}
 
@@ -122,9 +122,9 @@ def servers(stack, digits, http, monkeypatch):
     found = Servers(stack, digits.uri, http, monkeypatch)
     found.vitline("flows", "deploy")
     deployment = found.ask("/deployments/name/reconcile/default")
-    for schedule in deployment["schedules"]:  # a test that meets a scheduled run would find nothing left to do
+    for schedule in deployment["schedules"]:  # a scheduled run would take the work from the tests
         found.ask(f"/deployments/{deployment['id']}/schedules/{schedule['id']}", {"active": False}, "PATCH")
-    eventually(found.nobody_at_work)
+    eventually(found.no_flow_process)
     yield found
     for process in found.processes:
         process.kill()
@@ -134,13 +134,13 @@ def servers(stack, digits, http, monkeypatch):
             found.jobs.stop(job.id, wait_s=60)
 
 
-def test_training_goes_on_without_its_flow_process_and_the_flow_run_ends_as_it_does(servers):
+def test_a_training_survives_its_flow_process_and_the_flow_run_ends_in_its_state(servers):
     process, flow_run, run, job_id = servers.train("orphan")
     assert "flow" not in servers.reconcile()
     servers.kill(process, flow_run)
     step = read_progress(run)["step"]
     found = servers.reconcile()
-    assert "at work without a flow" in found["job"]["problem"]
+    assert "active without a flow" in found["job"]["problem"]
     assert servers.state(flow_run)["type"] == "RUNNING"
     eventually(lambda: read_progress(run)["step"] > step)
 
@@ -171,8 +171,8 @@ def test_a_cancelled_flow_run_without_worker_and_process_is_ended_with_its_job(s
     assert servers.reconcile() == {}
 
 
-def test_a_subflow_that_is_left_running_by_a_run_that_has_ended_is_ended(servers):
-    """As when the servers went down in mid-run: nobody was left to tell Prefect how the parts ended."""
+def test_a_running_subflow_of_an_ended_flow_run_is_ended(servers):
+    """As after the servers went down during a run: no process could report to Prefect how the subflows ended."""
     process, flow_run, _, job_id = servers.train("downed", "pretrain-then-transfer/default", tasks=[servers.corpus])
     servers.kill(process, flow_run)
     servers.jobs.stop(job_id, wait_s=60)
@@ -186,7 +186,7 @@ def test_a_subflow_that_is_left_running_by_a_run_that_has_ended_is_ended(servers
     assert servers.reconcile() == {}
 
 
-def test_a_preempted_attempt_is_followed_by_the_next_which_resumes_it(servers):
+def test_the_next_attempt_resumes_a_preempted_one(servers):
     process, flow_run, run, job_id = servers.train("yielding")
     servers.vitline("ops", "preempt", read_claim(run).run_key)
     second = eventually(lambda: servers.jobs.find(job_id.removesuffix("1") + "2"))
@@ -199,7 +199,7 @@ def test_a_preempted_attempt_is_followed_by_the_next_which_resumes_it(servers):
     assert not servers.root.exists(f"flow-runs/{flow_run}.json")
 
 
-def test_both_housekeepers_run_as_deployments(servers):
+def test_reconcile_and_collect_garbage_run_as_deployments(servers):
     for name in ("reconcile", "collect-garbage"):
         assert servers.vitline("flows", "trigger", f"{name}/default", "--wait")["state"] == "Completed"
     assert servers.root.list("flow-runs/") == []

@@ -1,4 +1,4 @@
-"""Schedules that are switched on and start nothing, at the real server: edited as its page edits them."""
+"""Active schedules that start nothing, at a real Prefect server, edited through its API as its page does."""
 
 import time
 from datetime import UTC, datetime, timedelta
@@ -14,7 +14,7 @@ NAME = "compare-runs/default"
 
 @pytest.fixture
 def scheduled(flows):
-    """A deployment with a schedule that somebody has just added at its page; removed again."""
+    """A deployment with a schedule that a user has just added; removed afterwards."""
     found = flows.api.get(f"/deployments/name/{NAME}").raise_for_status().json()
     added = flows.api.post(
         f"/deployments/{found['id']}/schedules",
@@ -31,7 +31,7 @@ def upcoming(flows, deployment: str) -> list[str]:
 
 
 def wait_for_upcoming(flows, deployment: str) -> None:
-    deadline = time.monotonic() + 200  # the scheduler looks once a minute
+    deadline = time.monotonic() + 200  # the scheduler runs once a minute
     while not upcoming(flows, deployment):
         assert time.monotonic() < deadline, "the schedule yields no runs"
         time.sleep(0.5)
@@ -43,7 +43,7 @@ def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, 
     assert schedule_problems(url) == []
     for run in upcoming(flows, scheduled):
         flows.api.delete(f"/flow_runs/{run}").raise_for_status()
-    later = datetime.now(UTC) + timedelta(minutes=3)  # now, the scheduler may just not have looked yet
+    later = datetime.now(UTC) + timedelta(minutes=3)  # at present, the scheduler may not have run yet
     (problem,) = schedule_problems(url, later)
     assert "'default' has an active schedule and no upcoming run" in problem
     assert f"/deployments/deployment/{scheduled}" in problem

@@ -1,4 +1,4 @@
-"""The page of a run: one file that opens anywhere, whatever the names in it are."""
+"""The HTML report of a pipeline: one self-contained file, safe for any names."""
 
 import itertools
 import math
@@ -56,7 +56,7 @@ def page(**changes):
 
 
 class Elements(HTMLParser):
-    """What a browser would make of a page: its elements, all closed, and its text."""
+    """The elements of a page, all closed, and its text."""
 
     def __init__(self, text):
         super().__init__()
@@ -79,7 +79,7 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def test_the_page_needs_nothing_from_outside():
+def test_the_page_has_no_external_references():
     text = render(page())
     elements = Elements(text)
     assert not re.search(r"https?:|//[a-z]+\.|@import|url\(", text.replace("file:///", ""))
@@ -88,7 +88,7 @@ def test_the_page_needs_nothing_from_outside():
     assert [source for source in sources if source] == ["data:image/png;base64,iVBORw=="]
 
 
-def test_names_are_shown_as_they_are_and_never_run():
+def test_names_are_shown_literally_and_never_executed():
     nasty = page(
         title=NASTY,
         lead=NASTY,
@@ -103,13 +103,13 @@ def test_names_are_shown_as_they_are_and_never_run():
     assert elements.text.count(NASTY) == 13
 
 
-def test_a_page_without_scores_plots_or_picture_is_whole():
+def test_a_page_without_scores_plots_or_images_is_valid():
     elements = Elements(render(page(scores=[], plots=[], inputs_png=None, notes=())))
     assert "Scores" not in elements.text
     assert "12" in elements.text
 
 
-def test_stages_show_their_time_against_the_budget():
+def test_stages_show_their_time_or_that_they_were_reused():
     assert stage_time(stage(wall_s=12.4)) == "0:12"
     assert stage_time(stage(wall_s=0.1, reused=True)) == "reused"
 
@@ -125,7 +125,7 @@ def test_a_row_compares_a_model_with_its_control_and_with_chance():
     assert score_rows([]) == []
 
 
-def test_the_chosen_setting_is_marked_once_a_start():
+def test_the_chosen_setting_is_marked_once_per_init():
     elements = Elements(render(page()))
     assert elements.text.count("lr 0.1, 100 steps") == 2
     assert len(re.findall("75.0 %chosen", elements.text)) == 2
@@ -167,7 +167,7 @@ def test_ticks_are_few_round_and_cover_the_range(low, span):
 
 
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.floats(width=32)), max_size=20))
-def test_a_curve_is_drawn_inside_its_figure_whatever_its_values(points):
+def test_a_curve_of_any_values_is_drawn_inside_its_figure(points):
     drawn = figure(Plot("p", "step", [Curve("c", points)]))
     numbers = [float(n) for path in re.findall(r'points="([^"]*)"', drawn) for n in re.split("[ ,]", path) if n]
     finite = [p for p in points if math.isfinite(p[1])]

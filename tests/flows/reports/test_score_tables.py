@@ -1,4 +1,4 @@
-"""Tables of scores as people see them: from records in a store to the console, JSON, Markdown and a page."""
+"""Score tables, from records in a store to the console, JSON, Markdown and HTML."""
 
 import json
 from html.parser import HTMLParser
@@ -22,7 +22,7 @@ B16_HEAD = {"converted_from": "/weights/imagenet21k+imagenet2012/ViT-B_16.npz"}
 
 
 class Scored:
-    """A root with models that have no weights, and scores of them."""
+    """A root with models without weights, and their scores."""
 
     def __init__(self, path):
         self.root, self.store = str(path), open_store(path)
@@ -45,8 +45,8 @@ class Scored:
             num_examples=num_examples, chosen={}, tried=(), majority_fraction=0.25, num_classes=4, corpus_digest="c",
             wall_s=90, cpu_s=80, trials=("one", "two"),
         )  # fmt: skip
-        arm = digest[:12] if digest else "scratch-0123456789ab"
-        self.store.write(f"scores/{task}/{protocol}/{arm}-s{seed}-abcdef.json", score.model_dump_json().encode())
+        init = digest[:12] if digest else "scratch-0123456789ab"
+        self.store.write(f"scores/{task}/{protocol}/{init}-s{seed}-abcdef.json", score.model_dump_json().encode())
         return score
 
 
@@ -59,7 +59,7 @@ def line(table, start):
     return next(line for line in table.lines if line.label.startswith(start))
 
 
-def test_the_nineteen_stand_beside_the_row_of_the_same_network(scored):
+def test_vtab_scores_are_compared_with_the_row_of_the_same_network(scored):
     model = scored.model("ours", "l16", L16)
     for task in VTAB_CORPORA:
         for seed in (0, 1):
@@ -68,15 +68,15 @@ def test_the_nineteen_stand_beside_the_row_of_the_same_network(scored):
     ours, noise, minus = table.lines[:3]
     assert ours.label == "ours/1, vit-paper"
     assert (len(ours.cells), ours.cells[0], ours.cells[-1]) == (23, "70.5", "70.50")
-    assert noise.label == "  mean of 2 seeds, ± their deviation"
-    assert {*noise.cells} == {"0.7", "0.71"}  # 0.01 / sqrt(2); of the mean with two decimals, as it moves as one
+    assert noise.label == "  mean of 2 seeds, ± standard deviation"
+    assert {*noise.cells} == {"0.7", "0.71"}  # 0.01 / sqrt(2); two decimals for the mean, as all tasks move together
     assert minus.label == "  minus ViT-L/16 (I21k)"
     assert (minus.cells[0], minus.cells[1], minus.cells[-1]) == ("-20", "-14", "-2.22")  # 90.8, 84.1, 72.72
     assert line(table, "ViT-L/16 (I21k)").cells[0] == "90.8"
     assert max(len(cell) for each in table.lines for cell in each.cells[:-1]) == 4
 
 
-def test_a_mean_over_few_says_over_how_many(scored):
+def test_a_mean_over_some_tasks_shows_their_number(scored):
     scored.add(scored.model("ours"), "vtab-dtd", 0.5)
     table = vtab_table(read_report(scored.root, beside="ViT-L/16 (I21k)"))
     assert line(table, "ours").cells[-1] == "-"
@@ -85,12 +85,12 @@ def test_a_mean_over_few_says_over_how_many(scored):
     assert line(table, "  ± standard error of the test split").cells[2] == "0.5"
 
 
-def test_no_network_is_compared_with_another(scored):
+def test_a_network_is_not_compared_with_another_network(scored):
     scored.add(scored.model("ours", "b16", L16), "vtab-dtd", 0.5)
     assert not any("minus" in each.label for each in vtab_table(read_report(scored.root)).lines)
 
 
-def test_whole_data_sets_are_not_vtabs_tasks_of_like_name(scored):
+def test_whole_data_sets_are_kept_apart_from_tasks_of_vtab_with_similar_names(scored):
     model = scored.model("ours", "l16", L16)
     scored.add(model, "cifar100", 0.9344, protocol="vit-paper-transfer")
     scored.add(model, "vtab-cifar100", 0.5)
@@ -101,7 +101,7 @@ def test_whole_data_sets_are_not_vtabs_tasks_of_like_name(scored):
     assert line(vtab_table(report), "ours").cells[1] == "50.0"
 
 
-def test_tasks_of_ones_own_and_frozen_features_have_tables_of_their_own(scored):
+def test_own_tasks_and_probes_have_separate_tables(scored):
     model = scored.model("ours")
     scored.add(model, "digits", 0.9)
     scored.add(None, "digits", 0.8)
@@ -116,30 +116,30 @@ def test_tasks_of_ones_own_and_frozen_features_have_tables_of_their_own(scored):
     assert frozen.lines[0].cells == ("digits", *["85.00 ±1.79"] * 5)
 
 
-def test_known_weights_check_the_ruler(scored):
+def test_scores_of_published_weights_are_checked(scored):
     model = scored.model("b16", "b16", B16_HEAD)
     scored.add(model, "imagenet", 0.8430, protocol="head", num_examples=50_000)
     scored.add(model, "imagenet-real", 0.8801, protocol="head", num_examples=46_837)
-    table = next(t for t in text_tables(read_report(scored.root)) if t.title.startswith("Self-check"))
+    table = next(t for t in text_tables(read_report(scored.root)) if t.title == "Published checks")
     rows = {each.cells[0]: each.cells[2:] for each in table.lines}
     assert rows["imagenet"] == ("84.30", "84.21", "+0.09", "agrees")
     assert rows["imagenet-real"] == ("88.01", "88.40", "-0.39", "differs")
 
 
-def test_a_narrow_console_gets_the_groups_one_below_the_other(scored):
+def test_a_narrow_console_shows_the_groups_one_below_the_other(scored):
     table = vtab_table(read_report(scored.root))
     assert list(pieces(table, 160)) == [(0, 23)]
     assert list(pieces(table, 100)) == [(0, 8), (8, 13), (13, 23)]
-    assert list(pieces(table, 10)) == [(0, 8), (8, 13), (13, 23)]  # a block is never torn
+    assert list(pieces(table, 10)) == [(0, 8), (8, 13), (13, 23)]  # a block is never split
 
 
-def test_version_1_is_shown_on_request_and_says_so(scored):
+def test_version_1_is_shown_on_request_only(scored):
     report = read_report(scored.root)
     assert not any(row.is_v1 for row in published_for(report, "transfer", "usual"))
     assert sum(row.is_v1 for row in published_for(report, "transfer", "every")) == 17
 
 
-def test_the_command_shows_writes_and_refuses(vitline, refused, scored, tmp_path):
+def test_the_command_prints_tables_writes_a_page_and_refuses_bad_options(vitline, refused, scored, tmp_path):
     scored.add(scored.model("ours", "l16", L16), "vtab-dtd", 0.75)
     page = tmp_path / "scores.html"
     code, out, err = vitline("vtab", "report", "--root", scored.root, "--html", page)
@@ -175,7 +175,7 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_a_flow_shows_its_own_models_with_their_other_scores(scored):
+def test_the_artifact_of_a_flow_shows_all_scores_of_its_models_only(scored):
     ours, other = scored.model("ours", "l16", L16), scored.model("other")
     made = scored.add(ours, "vtab-dtd", 0.75)
     control = scored.add(None, "digits", 0.3)
@@ -189,7 +189,7 @@ def test_a_flow_shows_its_own_models_with_their_other_scores(scored):
     assert "20.0" not in text
 
 
-def test_brackets_in_names_are_shown_as_they_are(vitline, scored):
+def test_brackets_in_names_are_shown_literally(vitline, scored):
     scored.add(scored.model("[red]birds"), "digits", 0.9)
     _, out, _ = vitline("vtab", "report", "--root", scored.root)
     assert "[red]birds/1" in out
@@ -201,7 +201,7 @@ def test_bars_in_names_do_not_break_a_markdown_table(scored):
     assert "a\\|b/1" in markdown(own)
 
 
-def test_the_cost_of_a_model_is_that_of_all_that_it_was_made_from(scored):
+def test_the_cost_of_a_model_includes_the_models_it_was_fine_tuned_from(scored):
     corpus = {"num_classes": 21_841, "provenance": {"request": {"source": {"kind": "imagenet21k"}}}}
     scored.store.write_json("corpora/i21k/1/manifest.json", corpus)
     first, _ = scored.model("first", "b16", {"run_key": "first-1", "images_seen": 303_000_000 * 7}, 224)
@@ -223,8 +223,8 @@ def test_the_cost_of_a_model_is_that_of_all_that_it_was_made_from(scored):
     assert facts.device_days == pytest.approx(2 * 8 * 0.5, rel=1e-3)
 
 
-def test_time_in_which_nothing_was_at_work_is_no_cost(tmp_path, monkeypatch):
-    # Two workers for an hour, then killed; most of a day later four for an hour.
+def test_the_time_between_a_kill_and_the_next_start_is_no_cost(tmp_path, monkeypatch):
+    # Two workers for an hour, then killed; most of a day later four workers for an hour.
     run = open_store(tmp_path / "run")
     write_state(run, "finished", 2)
     end = run.read_json("state.json")["updated_at"]
@@ -237,21 +237,21 @@ def test_time_in_which_nothing_was_at_work_is_no_cost(tmp_path, monkeypatch):
     assert device_days(run) == pytest.approx((2 + 4) / 24, rel=1e-4)
 
 
-def test_a_model_that_is_gone_has_no_facts(scored):
+def test_a_deleted_model_has_no_facts(scored):
     score = scored.add((scored.store.uri_of("models/gone/1"), "9" * 64), "vtab-dtd", 0.5)
     report = read_report(scored.root)
     assert report.facts["999999999999"].architecture is None
     assert score.task in report.tables["vtab"][0].cells
 
 
-def test_published_columns_stand_where_their_tasks_were_scored():
+def test_published_columns_are_shown_for_scored_tasks_only():
     assert published_beside({"val/top1", "tasks/digits/top1"}) == {}
     transfer = published_beside({"tasks/cifar10/top1"})
     assert transfer["BiT-L R152x4 (JFT)"] == {"tasks/cifar10/top1": 0.9937}
     vtab = published_beside({"vtab/dtd/top1", "vtab/svhn/top1", "vtab/all_2of19/top1"})
     row = vtab["ViT-L/16 (I21k)"]
     assert row["vtab/structured/top1"] == pytest.approx(0.575)
-    assert row["vtab/all_2of19/top1"] == pytest.approx((0.741 + 0.809) / 2)  # the same two
+    assert row["vtab/all_2of19/top1"] == pytest.approx((0.741 + 0.809) / 2)  # over the same two tasks
     assert row["vtab/all/top1"] == 0.7272
     assert "vtab/pets/top1" not in row
     assert vtab["BiT-M R152x4 (I21k), re-run"] == {

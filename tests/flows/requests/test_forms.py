@@ -1,4 +1,4 @@
-"""Forms as people meet them: short, every field explained, every choice the real one."""
+"""Forms: short, every field documented, choices complete, and errors in words."""
 
 import inspect
 import re
@@ -25,7 +25,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_a_form_is_short_and_says_what_each_field_is(form):
+def test_a_form_is_short_and_documents_each_field(form):
     schema = form.model_json_schema()
     assert len(schema["properties"]) <= 12
     assert schema["additionalProperties"] is False
@@ -61,12 +61,12 @@ def test_every_deployment_starts_a_flow_that_takes_its_form():
         ({"overrides": 3}, 'overrides: must be an object of names and values, as in {"recipe.seed": 1}, not 3'),
     ],
 )
-def test_every_broken_rule_is_told_in_words(change, says):
+def test_every_violated_rule_is_reported_in_words(change, says):
     with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
         read_request(PipelineRequest, change, {})
 
 
-def test_every_override_that_a_description_lists_is_one(digits_root):
+def test_every_override_that_a_description_lists_exists(digits_root):
     root = digits_root
     for path in override_paths("pretrain-then-transfer"):
         assert path.startswith(("recipe.", "execution.", "protocol."))
@@ -76,7 +76,7 @@ def test_every_override_that_a_description_lists_is_one(digits_root):
 
 
 def bounds(form, field):
-    """What the schema says of a field, empty choice left out."""
+    """The schema of a field, without the choice to leave it empty."""
     found = form.model_json_schema()["properties"][field]
     return next(part for part in found.get("anyOf", [found]) if part.get("type") != "null")
 
@@ -94,29 +94,31 @@ def test_choices_and_bounds_are_in_the_schema():
     assert (bounds(PipelineRequest, "tasks")["minItems"], bounds(PipelineRequest, "tasks")["maxItems"]) == (1, 40)
 
 
-def test_choices_are_those_there_are():
+def test_choices_are_complete():
     assert set(get_args(forms.RecipeName)) == set(RECIPES)
     assert set(get_args(forms.PresetName)) == set(PRESETS)
     kinds = {form.model_fields["kind"].default for form in SOURCES}
     assert set(get_args(forms.SourceKind)) == kinds - {"emoji", "digits"}  # those two are presets
     assert get_args(forms.ProtocolName) == tuple(known_protocols())
     tuned = {name for name, protocol in known_protocols().items() if isinstance(protocol, Protocol)}
-    assert set(get_args(forms.FinetuningName)) == tuned - {"small-images"}  # its size is that of the pictures
+    assert set(get_args(forms.FinetuningName)) == tuned - {
+        "small-images"
+    }  # it takes its size from the images of a task
     with pytest.raises(ValueError, match=f"there are: {', '.join(get_args(forms.ProtocolName))}"):
         protocol_named("none of them")
 
 
-def test_what_is_left_out_keeps_the_values_of_the_deployment():
+def test_omitted_fields_keep_the_values_of_the_deployment():
     filled = {"name": "birds", "train_images": 1000, "tasks": ["digits"]}
     request = read_request(PipelineRequest, {"seed": 3}, filled)
     assert (request.seed, request.name, request.train_images, request.tasks) == (3, "birds", 1000, ("digits",))
     assert read_request(PipelineRequest, {"train_images": None}, filled).train_images is None
 
 
-def test_every_broken_rule_is_named_at_once():
-    with pytest.raises(ValueError, match=r"^recipe: .*not 'vit-g'; seed: must be at least 0, not -1$") as told:
+def test_all_violated_rules_are_reported_together():
+    with pytest.raises(ValueError, match=r"^recipe: .*not 'vit-g'; seed: must be at least 0, not -1$") as refused:
         read_request(PipelineRequest, {"seed": -1, "recipe": "vit-g"}, {})
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
     with pytest.raises(
         ValueError, match=r"seeed: there is no such field; there are: .*tasks, train_images\. Did you mean 'seed'\?$"
     ):

@@ -1,4 +1,4 @@
-"""What an evaluation will take, and which model it is of."""
+"""The plan of an evaluation, and the model that it evaluates."""
 
 import json
 
@@ -39,7 +39,7 @@ def plan(root, model, digits):
     return resolve_evaluate(root, request)
 
 
-def test_a_plan_counts_what_is_left(root, plan, digits):
+def test_a_plan_counts_the_remaining_work(root, plan, digits):
     pretrained, scratch = plan_tasks(root, plan)
     splits = load_manifest(digits).splits
     assert (pretrained.start, scratch.start) == ("pre-trained", "from scratch")
@@ -60,7 +60,7 @@ def test_a_plan_counts_what_is_left(root, plan, digits):
     assert (again.trainings, again.finished, again.trained_images) == (4, 1, 3 * 100 * 64)
 
 
-def test_the_command_reckons_hours_and_money(root, model, digits):
+def test_the_command_estimates_hours_and_cost(root, model, digits):
     options = ["--model", model, "--task", digits.uri, "--protocol", "small-images", "--root", root]
     shown = CliRunner().invoke(
         app, ["vtab", "plan", *options, "--tflops", "1e-3", "--usd-per-hour", "3600", "--num-seeds", "2", "--json"]
@@ -74,18 +74,18 @@ def test_the_command_reckons_hours_and_money(root, model, digits):
     assert "as measured on this machine" in shown.output
 
 
-def test_a_probe_takes_one_pass_over_the_splits_that_it_reads(root, model, digits):
+def test_a_probe_needs_one_pass_over_the_splits_that_it_reads(root, model, digits):
     (task,) = plan_tasks(
         root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), protocol="linear"))
     )
     splits = load_manifest(digits).splits
     assert (task.trainings, task.trained_images) == (0, 0)
-    # Views share the rows of the segments that they are made of; only what is cut off within a part is computed twice.
+    # Splits share the rows of the segments that they consist of; only parts that a split cuts are computed twice.
     assert 1000 <= task.scored_images - splits["test"].num_rows <= 2000
     assert task.flop == forward_flops(NETWORK, 10) * task.scored_images
 
 
-def test_weights_of_another_codebase_are_published_once_and_then_scored(root, tmp_path):
+def test_weights_of_another_codebase_are_published_once_and_then_used(root, tmp_path):
     from vit.convert.timm import write_timm
 
     torch.manual_seed(0)

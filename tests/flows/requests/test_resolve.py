@@ -1,4 +1,4 @@
-"""What a filled-in form becomes: steps and warmup from a budget, and keys that find the same work again."""
+"""Forms resolved to configs and plans: steps and warmup from a budget, overrides, run keys, and refusals."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ DIGITS = {"corpus": "digits", "recipe": "digits", "tasks": ("digits-5-to-9",)}
 NIGHT = date(2026, 11, 21)
 
 
-def test_a_budget_of_images_becomes_steps_and_shrinks_the_warmup(digits_root):
+def test_a_budget_of_images_sets_steps_and_shortens_the_warmup(digits_root):
     recipe, _ = recipe_named("digits").make()
     batch = recipe.input.global_batch_size
     config = resolve_pretrain(
@@ -43,23 +43,23 @@ def test_a_budget_of_images_becomes_steps_and_shrinks_the_warmup(digits_root):
     assert config.val_split == "val"
 
 
-def test_an_override_wins_over_the_field_and_keeps_its_rules(digits_root):
-    ask = {"corpus": "digits", "recipe": "digits", "peak_lr": 0.5}
-    assert resolve_pretrain(digits_root, PretrainRequest(**ask)).recipe.optim.peak_lr == 0.5
-    changed = PretrainRequest(**ask, overrides={"recipe.optim.peak_lr": 0.25})
+def test_an_override_takes_precedence_over_a_field_and_is_validated(digits_root):
+    fields = {"corpus": "digits", "recipe": "digits", "peak_lr": 0.5}
+    assert resolve_pretrain(digits_root, PretrainRequest(**fields)).recipe.optim.peak_lr == 0.5
+    changed = PretrainRequest(**fields, overrides={"recipe.optim.peak_lr": 0.25})
     assert resolve_pretrain(digits_root, changed).recipe.optim.peak_lr == 0.25
     with pytest.raises(ValueError, match=r"no group 'recipe\.optimm'"):
-        resolve_pretrain(digits_root, PretrainRequest(**ask, overrides={"recipe.optimm.peak_lr": 1}))
-    for path in ("corpus", "protocol.total_steps"):  # what would be without effect is refused
+        resolve_pretrain(digits_root, PretrainRequest(**fields, overrides={"recipe.optimm.peak_lr": 1}))
+    for path in ("corpus", "protocol.total_steps"):  # an override without effect is refused
         with pytest.raises(ValueError, match=path):
-            resolve_pretrain(digits_root, PretrainRequest(**ask, overrides={path: 1}))
+            resolve_pretrain(digits_root, PretrainRequest(**fields, overrides={path: 1}))
 
 
 def key(root, night=None, **changes):
     return resolve_pipeline(root, PipelineRequest(**(DIGITS | changes)), night).key
 
 
-def test_the_same_pipeline_has_the_same_key_and_another_another(digits_root):
+def test_equal_pipelines_have_equal_keys_and_different_ones_different_keys(digits_root):
     same = [{}, {"num_workers": 1}, {"deadline_hours": 2}, {"overrides": {"execution.log_every_steps": 1}}]
     assert len({key(digits_root, **changes) for changes in same}) == 1
     others = [
@@ -76,7 +76,7 @@ def test_the_same_pipeline_has_the_same_key_and_another_another(digits_root):
     assert len(set(keys)) == len(keys)
 
 
-def test_a_night_is_in_the_keys_of_the_pipeline_and_of_its_training(digits_root):
+def test_the_keys_of_a_pipeline_and_its_training_depend_on_the_night(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS), NIGHT)
     assert plan.night == NIGHT
     assert plan.key == key(digits_root, NIGHT) != key(digits_root, date(2026, 11, 22))
@@ -85,13 +85,13 @@ def test_a_night_is_in_the_keys_of_the_pipeline_and_of_its_training(digits_root)
     assert len(keys) == 3
 
 
-def test_a_changed_protocol_does_not_go_by_the_name_of_the_one_it_was(digits_root):
+def test_a_changed_protocol_has_another_name(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS, overrides={"protocol.total_steps": 70}))
     assert plan.protocol.name.startswith("small-images-")
     assert plan.protocol.total_steps == (70,)
 
 
-def test_presets_are_prepared_and_other_corpora_must_be_there(digits_root):
+def test_presets_are_prepared_and_other_corpora_must_exist(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS))
     assert isinstance(plan.source, CorpusConfig)
     with pytest.raises(
@@ -104,7 +104,7 @@ def test_presets_are_prepared_and_other_corpora_must_be_there(digits_root):
 
 @pytest.fixture
 def some_of_vtab(digits_root, tmp_path) -> str:
-    """A root where two tasks of VTAB are prepared: the digits under their names."""
+    """A root with two prepared tasks of VTAB: copies of digits under their names."""
     for name in ("vtab-svhn", "vtab-dtd", "pets"):
         copy = tmp_path / "store" / "corpora" / name
         shutil.copytree(f"{digits_root}/corpora/digits", copy)
@@ -113,23 +113,23 @@ def some_of_vtab(digits_root, tmp_path) -> str:
     return str(tmp_path / "store")
 
 
-def test_vtab_means_its_prepared_tasks_wherever_tasks_are_taken(some_of_vtab, digits_root, tiny):
-    asked = ("pets", "vtab", "vtab-dtd")
-    plan = resolve_pipeline(some_of_vtab, PipelineRequest(corpus="pets", recipe="digits", tasks=asked))
+def test_vtab_means_its_prepared_tasks_in_every_form(some_of_vtab, digits_root, tiny):
+    tasks = ("pets", "vtab", "vtab-dtd")
+    plan = resolve_pipeline(some_of_vtab, PipelineRequest(corpus="pets", recipe="digits", tasks=tasks))
     assert [uri.split("/")[-2] for uri in plan.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
-    scored = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=asked))
-    assert [task.name for task in scored.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
-    told = tasks_text(some_of_vtab, asked)
-    assert told.startswith(
+    evaluation = resolve_evaluate(some_of_vtab, EvaluateRequest(model=tiny, tasks=tasks))
+    assert [task.name for task in evaluation.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]
+    text = tasks_text(some_of_vtab, tasks)
+    assert text.startswith(
         "vtab means 2 of its 19 tasks here; not prepared: vtab-caltech101, vtab-cifar100, vtab-flowers102"
     )
-    assert told.endswith("`vitline vtab prepare` makes them.")
+    assert text.endswith("`vitline vtab prepare` prepares them.")
     assert tasks_text(some_of_vtab, ("pets",)) is None
     with pytest.raises(ValueError, match=r"No task of VTAB is prepared below .*vitline vtab prepare"):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"tasks": ("vtab",)}))
 
 
-def test_models_must_be_there(digits_root):
+def test_models_must_exist(digits_root):
     with pytest.raises(ValueError, match=r"'emoji' is no published model .*none yet"):
         resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
     with pytest.raises(ValueError, match="no published model at file:///nowhere"):
@@ -144,7 +144,7 @@ def tiny(tmp_path) -> str:
     return publish(open_store(str(tmp_path)), "tiny", "1", build_network(network, 2), contract, ["a", "b"], {})
 
 
-def test_a_finetuning_is_that_of_a_protocol_but_for_the_fields_that_are_given(digits_root, tiny):
+def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out(digits_root, tiny):
     def recipe(**fields):
         return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
 
@@ -164,16 +164,16 @@ def test_a_finetuning_is_that_of_a_protocol_but_for_the_fields_that_are_given(di
         recipe(protocol="vit-paper-v1", peak_lr=0.01)
 
 
-def test_steps_shrink_the_warmup_of_a_protocol_and_an_override_wins(digits_root, tiny):
+def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precedence(digits_root, tiny):
     def plan(protocol, steps, **overrides):
-        asked = {"protocol": protocol, "steps": steps, "peak_lr": 0.01, "image_size_px": 16, "overrides": overrides}
-        recipe = resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **asked)).recipe
+        fields = {"protocol": protocol, "steps": steps, "peak_lr": 0.01, "image_size_px": 16, "overrides": overrides}
+        recipe = resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
         return recipe.total_steps, recipe.optim.warmup_steps
 
     for protocol, steps, warmup in [
         ("vit-paper-transfer", 500, 100),  # its own
         ("vit-paper-transfer", 499, 99),
-        ("vit-paper-transfer", 100, 20),  # no more than its warmup
+        ("vit-paper-transfer", 100, 20),  # as many steps as the protocol's own warmup
         ("vit-paper-transfer", 1, 0),
         ("vit-paper-transfer", 5000, 100),
         ("vit-paper-v1", 500, 100),  # chooses between 1,000 and 10,000 steps, with 200 of warmup
@@ -182,32 +182,32 @@ def test_steps_shrink_the_warmup_of_a_protocol_and_an_override_wins(digits_root,
         assert plan(protocol, steps) == (steps, warmup)
     assert plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 99}) == (100, 99)
     assert plan("vit-paper-transfer", 100, **{"recipe.total_steps": 10, "recipe.optim.warmup_steps": 9}) == (10, 9)
-    with pytest.raises(ValueError, match=r"optim\.warmup_steps=100 leaves nothing of total_steps=100"):
+    with pytest.raises(ValueError, match=r"optim\.warmup_steps=100 must be less than total_steps=100"):
         plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 100})
 
 
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        ({"total_steps": 10}, "warmup_steps=10 leaves nothing of total_steps=10; .*set a smaller warmup_steps with it"),
-        ({"total_steps": [200, 7]}, "warmup_steps=10 leaves nothing of total_steps=7"),
+        ({"total_steps": 10}, "warmup_steps=10 must be less than total_steps=10; .*Set a smaller warmup_steps as well"),
+        ({"total_steps": [200, 7]}, "warmup_steps=10 must be less than total_steps=7"),
         ({"larger": [{"at_least": 9, "learning_rates": [0.1], "total_steps": 5, "warmup_steps": 6}]},
-         r"protocol\.larger\.0: warmup_steps=6 leaves nothing of total_steps=5"),
+         r"protocol\.larger\.0: warmup_steps=6 must be less than total_steps=5"),
         ({"global_batch_size": 0}, r"protocol\.global_batch_size: must be more than 0, not 0"),
     ],
 )  # fmt: skip
-def test_what_a_protocol_cannot_train_is_refused_before_anything_is(digits_root, tiny, overrides, says):
+def test_an_impossible_protocol_is_refused_before_any_training(digits_root, tiny, overrides, says):
     changes = {f"protocol.{field}": value for field, value in overrides.items()}
     for resolve, request in [
         (resolve_evaluate, EvaluateRequest(model=tiny, overrides=changes)),
         (resolve_pipeline, PipelineRequest(**DIGITS, overrides=changes)),
     ]:
-        with pytest.raises(ValueError, match=says) as told:
+        with pytest.raises(ValueError, match=says) as refused:
             resolve(digits_root, request)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(refused.value)
 
 
-def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digits_root, tiny):
+def test_an_evaluation_takes_overrides_of_its_protocol_only(digits_root, tiny):
     def protocol(**fields):
         return resolve_evaluate(digits_root, EvaluateRequest(model=tiny, **fields)).protocol
 
@@ -221,9 +221,9 @@ def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digit
     assert [size.learning_rates for size in short.larger] == [
         s.learning_rates for s in protocol_named("vit-paper-transfer").larger
     ]
-    with pytest.raises(ValueError, match=r"'recipe\.seed' is no override of an evaluation"):
+    with pytest.raises(ValueError, match=r"'recipe\.seed' cannot be overridden in an evaluation"):
         protocol(overrides={"recipe.seed": 1})
-    with pytest.raises(ValueError, match=r"'protocol\.name' is no override"):
+    with pytest.raises(ValueError, match=r"'protocol\.name' cannot be overridden"):
         protocol(overrides={"protocol.name": "mine"})
     with pytest.raises(ValueError, match="knn trains no network, so there is none to train from scratch"):
         protocol(protocol="knn", from_scratch=True)
@@ -233,7 +233,7 @@ def test_an_evaluation_takes_overrides_of_its_protocol_and_of_nothing_else(digit
 
 @pytest.fixture
 def prepare(digits_root, tmp_path):
-    """prepare(**fields): what a form with them becomes; its source is a folder with one file unless they say otherwise."""
+    """prepare(**fields): the config of a form with these fields; the default source is a folder with one file."""
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/1.jpg").write_bytes(b"no picture yet")
 
@@ -259,28 +259,28 @@ def test_a_source_of_any_kind_takes_its_fields_as_overrides(prepare, tmp_path):
         ({"name": None}, "name is empty; a corpus made from .* needs one"),
         ({"preset": "digits"}, "Both a preset, digits, and a source, .*, were given"),
         ({"source": None}, "Neither a preset nor a source was given"),
-        ({"source": None, "preset": "digits"}, "name is a field for a source of your own; preset 'digits' has its own"),
+        ({"source": None, "preset": "digits"}, "name is a field for a source of your own, but preset 'digits' was given"),
         ({"source": "/not/there"}, "The source /not/there does not exist"),
         ({"source": "memory://nothing/here"}, "memory://nothing/here holds no objects"),
         ({"kind": "arrays"}, "needs source.layout, one of cifar10, cifar100, .*--set source.layout=VALUE"),
-        ({"overrides": {"source.lynks": "skip"}}, r"no field 'source\.lynks'; here are: kind, links, path"),
-        ({"overrides": {"recipe.order_sed": 1}}, r"no field 'recipe\.order_sed'; here are: .*order_seed"),
-        ({"overrides": {"source.path": "/tmp"}}, "'source.path' is no override: the form's own fields settle it"),
+        ({"overrides": {"source.lynks": "skip"}}, r"no field 'source\.lynks'; available fields: kind, links, path"),
+        ({"overrides": {"recipe.order_sed": 1}}, r"no field 'recipe\.order_sed'; available fields: .*order_seed"),
+        ({"overrides": {"source.path": "/tmp"}}, "'source.path' cannot be overridden: the form's own fields determine it"),
         ({"overrides": {"recipe.class_map": "imagenet21"}}, "imagenet21k-p"),
         ({"decontaminate": ("pets",)}, "There is no corpus 'pets' below .*; there are: digits"),
         ({"add_to": "digits"}, "add_to 'digits' names no version"),
         ({"add_to": "digits/0123456789ab"}, "There is no corpus 'digits/0123456789ab' below"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_prepared_is_refused_in_one_sentence(prepare, fields, says):
-    with pytest.raises(ValueError, match=says) as told:
+def test_an_impossible_preparation_is_refused_in_one_sentence(prepare, fields, says):
+    with pytest.raises(ValueError, match=says) as refused:
         prepare(**fields)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(refused.value)
 
 
-def test_an_addition_has_the_name_of_its_corpus_and_has_to_fit_it(prepare, digits):
+def test_an_addition_has_the_name_of_its_corpus_and_must_match_it(prepare, digits):
     version = digits.uri.rpartition("/")[2]
     added = prepare(name=None, add_to=f"digits/{version}")
     assert (added.name, added.add_to) == ("digits", f"digits/{version}")
-    with pytest.raises(ValueError, match=r"recipe\.order_seed: 1 is asked for, but .* has 0"):
+    with pytest.raises(ValueError, match=r"recipe\.order_seed: the request has 1, but .* has 0"):
         prepare(name=None, add_to=f"digits/{version}", overrides={"recipe.order_seed": 1})

@@ -1,4 +1,4 @@
-"""A corpus that is prepared already is judged by the request that finds it, without a cluster."""
+"""A request that finds its corpus prepared checks its own options against it, without a cluster."""
 
 import io
 import tarfile
@@ -14,7 +14,7 @@ from flows.stages.prepare_corpus import prepare_corpora
 from infra.config import replace
 
 
-def test_what_nobody_counted_is_said_each_time_and_refused_without_the_option(tmp_path):
+def test_uncounted_losses_are_reported_each_time_and_refused_without_the_option(tmp_path):
     out, root = io.BytesIO(), f"file://{tmp_path}/root"
     with tarfile.open(fileobj=out, mode="w") as archive:
         for i in range(30):
@@ -27,10 +27,10 @@ def test_what_nobody_counted_is_said_each_time_and_refused_without_the_option(tm
     request = CorpusConfig(name="cut", source=ClassFolders(path=str(tmp_path / "cut.tar")))
     accepting = replace(request, **{"execution.uncounted_losses": "accept"})
     prepare([accepting], root)
-    said: list[str] = []
-    engines = SimpleNamespace(root=root, observer=SimpleNamespace(say=said.append))
+    messages: list[str] = []
+    engines = SimpleNamespace(root=root, observer=SimpleNamespace(say=messages.append))
     (corpus,), key, _ = prepare_corpora([accepting], engines)
     assert (corpus.reused, key) == (True, None)
-    assert "warning: cut: 1 file could not be read to its end" in said[0]
+    assert "warning: cut: 1 file could not be read to its end" in messages[0]
     with pytest.raises(ValueError, match=r"is prepared already.*with --set execution\.uncounted_losses=accept"):
         prepare_corpora([request], engines)

@@ -1,4 +1,4 @@
-"""What a stage does with every way in which a job can end, by a cluster that plays a script."""
+"""What a stage does for every way in which a job can end, with a fake cluster that follows a script."""
 
 import contextlib
 import json
@@ -27,11 +27,11 @@ KEY = "birds-0123456789ab"
 
 
 class ScriptedCluster:
-    """Each submitted job takes the next line of the script: a run state, "silent" for a death without one, or an error."""
+    """Each submitted job takes the next line of the script: a final run state, "silent" for a death without one, or an error."""
 
     def __init__(self, run, *script):
         self.run, self.script = run, list(script)
-        self.submitted, self.stopped, self.told, self.ended = [], [], [], {}
+        self.submitted, self.stopped, self.messages, self.ended = [], [], [], {}
         self.jobs = self
         self.restarts = 0
         self.address, self.python = "http://cluster", "python"
@@ -70,11 +70,11 @@ class ScriptedCluster:
         return "".join(f"line {n}\n" for n in range(40))
 
 
-class Onlooker(Terminal):
-    """A terminal whose words are kept; `check` is what a test puts there."""
+class FakeObserver(Terminal):
+    """An observer that keeps its messages; `check` is what a test puts there."""
 
-    def __init__(self, told, check=lambda: None):
-        self.say, self.check = told.append, check
+    def __init__(self, messages, check=lambda: None):
+        self.say, self.check = messages.append, check
 
     def stage(self, title):
         return contextlib.nullcontext(lambda progress: None)
@@ -91,7 +91,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(stage, "LIVING_S", 0.1)
 
 
-def go(
+def run_it(
     run,
     cluster,
     check=lambda: None,
@@ -101,9 +101,9 @@ def go(
     progress=lambda: None,
 ):
     settings = Settings(root=run.uri, mlflow_tracking_uri=None)
-    told = cluster.told if cluster else []
+    messages = cluster.messages if cluster else []
     return run_stage(
-        Engines(settings, cluster, Onlooker(told, check), Shipper(settings, Path())),
+        Engines(settings, cluster, FakeObserver(messages, check), Shipper(settings, Path())),
         run,
         KEY,
         "vit.ray_train",
@@ -121,18 +121,18 @@ def claim(run):
     return take_claim(run, KEY, job_state=lambda job: "failed", owner="someone else")
 
 
-def test_what_is_finished_is_given_without_a_cluster(run):
+def test_a_finished_run_is_returned_without_a_cluster(run):
     write_state(run, "finished", 3, val_top1=0.5)
-    result = go(run, cluster=None)
+    result = run_it(run, cluster=None)
     assert result.reused
     assert result.state["val_top1"] == 0.5
     assert read_claim(run) is None
 
 
-def test_a_job_carries_its_run_attempt_and_time_to_stop(run):
+def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     cluster = ScriptedCluster(run, "finished")
     polls = []
-    result = go(run, cluster, check=lambda: polls.append(1), grace_s=10)
+    result = run_it(run, cluster, check=lambda: polls.append(1), grace_s=10)
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
     assert job.id == f"{KEY}-a1"
@@ -146,34 +146,34 @@ def test_a_job_carries_its_run_attempt_and_time_to_stop(run):
 
 def test_a_preempted_attempt_is_followed_by_the_next(run):
     cluster = ScriptedCluster(run, "preempted", "preempted", "finished")
-    assert go(run, cluster).state["attempt"] == 3
+    assert run_it(run, cluster).state["attempt"] == 3
     assert [job.id for job in cluster.submitted] == [f"{KEY}-a{n}" for n in (1, 2, 3)]
 
 
 def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
     cluster = ScriptedCluster(run, JobLost("the cluster was replaced"), "finished")
     began = time.time()
-    assert go(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
+    assert run_it(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
     assert time.time() - began >= 0.2
 
 
-def test_what_a_dead_attempt_has_left_is_no_progress_of_the_next(run, monkeypatch):
-    """Nor of the one behind that: each tells its own steps only."""
+def test_the_progress_of_a_dead_attempt_is_not_shown_for_the_next(run, monkeypatch):
+    """Nor for the one after that: each attempt shows only its own steps."""
     cluster, shown = ScriptedCluster(run, "preempted", "finished"), []
-    monkeypatch.setattr(Onlooker, "stage", lambda self, title: contextlib.nullcontext(shown.append))
-    seen = iter([{"step": 7}, {"step": 7}, {"step": 9}, {"step": 9}])  # left, shown; left, shown
-    go(run, cluster, progress=lambda: next(seen))
+    monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    seen = iter([{"step": 7}, {"step": 7}, {"step": 9}, {"step": 9}])  # stale, read; stale, read
+    run_it(run, cluster, progress=lambda: next(seen))
     assert shown == [None, None]
     seen = iter([{"step": 7}, {"step": 8}])
     run.delete("state.json")
-    go(run, ScriptedCluster(run, "finished"), progress=lambda: next(seen))
+    run_it(run, ScriptedCluster(run, "finished"), progress=lambda: next(seen))
     assert shown[2:] == [{"step": 8}]
 
 
-def test_preemption_without_end_stops_with_the_next_step(run):
+def test_repeated_preemption_fails_with_the_next_step(run):
     cluster = ScriptedCluster(run, *["preempted"] * 9)
     with pytest.raises(StageFailed, match="3 times in a row; run the same command again"):
-        go(run, cluster)
+        run_it(run, cluster)
     assert len(cluster.submitted) == 3
 
 
@@ -184,43 +184,43 @@ def test_preemption_without_end_stops_with_the_next_step(run):
 def test_every_other_end_fails_with_state_reason_and_place(run, line, says):
     cluster = ScriptedCluster(run, line, "finished")
     with pytest.raises(StageFailed, match=says) as failed:
-        go(run, cluster)
+        run_it(run, cluster)
     assert f"{run.uri}/state.json, job {KEY}-a1" in str(failed.value)
     assert len(cluster.submitted) == 1
 
 
-def test_a_job_that_dies_without_a_word_fails_with_the_end_of_its_log(run):
+def test_a_job_that_dies_silently_fails_with_the_end_of_its_log(run):
     with pytest.raises(StageFailed, match="without a result") as failed:
-        go(run, ScriptedCluster(run, "silent"))
+        run_it(run, ScriptedCluster(run, "silent"))
     lines = str(failed.value).splitlines()
     assert lines[-1] == "line 39"
     assert len(lines) < 20
 
 
-def test_the_state_of_an_earlier_attempt_is_not_taken_for_this_ones(run):
+def test_the_state_of_an_earlier_attempt_is_not_used_for_this_one(run):
     cluster = ScriptedCluster(run, "failed")
     with pytest.raises(StageFailed, match="no disk left"):
-        go(run, cluster)
+        run_it(run, cluster)
     cluster.script.append("silent")
     with pytest.raises(StageFailed, match="without a result"):
-        go(run, cluster)
+        run_it(run, cluster)
 
 
-def test_a_job_server_that_stays_away_ends_the_following_only(run):
+def test_a_job_server_that_stays_away_does_not_stop_the_job(run):
     with pytest.raises(JobServerAway, match="may go on"):
-        go(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
+        run_it(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
     assert read_stop(run) is None
 
 
-def test_an_attempt_that_beats_is_skipped_long_before_its_heartbeat_would_be_old(run):
+def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_timeout(run):
     attempt = claim(run).attempt
     cluster = ScriptedCluster(run)
     began = time.monotonic()
-    with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*goes on there"):
-        go(run, cluster, claim_timeout_s=60)
+    with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*continues there"):
+        run_it(run, cluster, claim_timeout_s=60)
     assert time.monotonic() - began < 20
     assert cluster.submitted == []
-    assert len(cluster.told) == 1
+    assert len(cluster.messages) == 1
 
 
 def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
@@ -228,17 +228,17 @@ def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
     with pytest.raises(stage.Skipped, match="job birds-0123456789ab-a1 is running"):
-        go(run, cluster, claim_timeout_s=60)
+        run_it(run, cluster, claim_timeout_s=60)
     assert read_claim(run).attempt == 1
 
 
 def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run, monkeypatch):
-    """That one is still writing its checkpoint, and beats: nobody else is at work."""
+    """That process is still writing its checkpoint and renews its heartbeat. No other flow run is active."""
     cluster, page = ScriptedCluster(run), "http://prefect/runs/1"
     engines = Engines(
-        Settings(root=run.uri), cluster, Onlooker([]), None, Origin(flow_run_id="1", flow_run_url=page)
+        Settings(root=run.uri), cluster, FakeObserver([]), None, Origin(flow_run_id="1", flow_run_url=page)
     )  # fmt: skip
-    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a beat each 0.1 s
+    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
     before = contextlib.ExitStack()
     before.enter_context(stage.exclusively(engines, "night"))
     threading.Timer(1.5, before.close).start()
@@ -248,12 +248,12 @@ def test_a_resumed_flow_run_waits_for_its_process_from_before_the_suspension(run
     with (
         stage.exclusively(engines, "night"),
         pytest.raises(stage.Skipped),
-        stage.exclusively(Engines(engines.settings, cluster, Onlooker([]), None, stranger), "night"),
+        stage.exclusively(Engines(engines.settings, cluster, FakeObserver([]), None, stranger), "night"),
     ):
         pass
 
 
-def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
+def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run):
     held = claim(run)
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
@@ -262,36 +262,36 @@ def test_a_run_that_another_finished_while_we_waited_is_not_run_again(run):
         write_state(run, "finished", 1, step=9)
         cluster.ended[held.job_id] = Job(id=held.job_id, state="succeeded", exit_code=0, message="")
 
-    cluster.told = SimpleNamespace(append=finish)
-    result = go(run, cluster, claim_timeout_s=60)
+    cluster.messages = SimpleNamespace(append=finish)
+    result = run_it(run, cluster, claim_timeout_s=60)
     assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
 
 
-def test_who_is_in_the_way_is_named_with_what_lets_the_run_go_first(run, root, monkeypatch):
-    """In the log, in what is shown, and in the refusal of a run that found no room in time; others that wait, too, are
-    not in the way."""
+def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monkeypatch):
+    """In the log, in the progress, and in the error of a run that found no room in time. Jobs that wait, too, are listed
+    apart."""
     monkeypatch.setattr(stage, "WAITING_S", -1)
     cluster, shown = ScriptedCluster(run, "failed"), []
-    monkeypatch.setattr(Onlooker, "stage", lambda self, title: contextlib.nullcontext(shown.append))
+    monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
     for key in ("owls-0123456789ab", "cats-0123456789ab"):
         job = Job(id=f"{key}-a1", state="running", exit_code=None, message="", metadata={"run_key": key})
         cluster.ended[job.id] = job
     write_state(stage.run_store(run.uri, "owls-0123456789ab"), "running", 1)
     with pytest.raises(StageFailed, match="no disk left"):
-        go(run, cluster)
-    told = "also at work: owls-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
-    assert any(told in text for text in cluster.told)
-    assert told in shown[0]["waits"]
-    assert "waiting, too: cats-0123456789ab-a1" in shown[0]["waits"]
+        run_it(run, cluster)
+    text = "other running jobs: owls-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
+    assert any(text in message for message in cluster.messages)
+    assert text in shown[0]["waits"]
+    assert "also waiting: cats-0123456789ab-a1" in shown[0]["waits"]
     write_state(run, "failed", 2, reason="no room for 1 workers", no_room=True)
-    refusal = stage.failure(
-        Engines(Settings(root=run.uri), cluster, Onlooker([]), None), run, replace(read_claim(run), attempt=2),
+    error = stage.failure(
+        Engines(Settings(root=run.uri), cluster, FakeObserver([]), None), run, replace(read_claim(run), attempt=2),
         Job(id="x", state="failed", exit_code=1, message=""),
     )  # fmt: skip
-    assert f"no room for 1 workers; {told}" in str(refusal)
+    assert f"no room for 1 workers; {text}" in str(error)
 
 
-def test_ctrl_c_asks_for_a_checkpoint_and_waits_for_it(run):
+def test_ctrl_c_requests_a_checkpoint_and_waits_for_it(run):
     cluster = ScriptedCluster(run)
 
     def interrupt():
@@ -299,7 +299,7 @@ def test_ctrl_c_asks_for_a_checkpoint_and_waits_for_it(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(run, cluster, check=interrupt)
+        run_it(run, cluster, check=interrupt)
     assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 1)
     assert cluster.stopped == []
 
@@ -312,22 +312,22 @@ def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        go(run, cluster, check=interrupt)
+        run_it(run, cluster, check=interrupt)
     assert cluster.stopped == [f"{KEY}-a1"]
 
 
-def test_a_finished_run_whose_output_is_gone_is_done_again(run):
-    """A corpus or model that somebody deleted: its run still says finished."""
+def test_a_finished_run_whose_output_was_deleted_is_run_again(run):
+    """As for a deleted corpus or model: the state of its run is still finished."""
     write_state(run, "finished", 1)
-    cluster, there = ScriptedCluster(run, "finished"), []
-    result = go(run, cluster, check=lambda: there.append(True), output=lambda state: bool(there))
+    cluster, outputs = ScriptedCluster(run, "finished"), []
+    result = run_it(run, cluster, check=lambda: outputs.append(True), output=lambda state: bool(outputs))
     assert not result.reused
     assert len(cluster.submitted) == 1
     assert run.read_json("config.json") == ViTConfig().model_dump(mode="json")
 
 
-def test_a_cancelled_stage_ends_its_job_and_leaves_a_verdict(run):
-    """The job is queued: it has no worker that could say how it ended."""
+def test_a_cancelled_stage_stops_its_job_and_writes_a_reconciled_state(run):
+    """The job is queued: it has no driver that could write a state."""
     cluster = ScriptedCluster(run)
 
     def cancelled():
@@ -335,13 +335,13 @@ def test_a_cancelled_stage_ends_its_job_and_leaves_a_verdict(run):
         raise StopRequested("cancelled", "cancelled in Prefect")
 
     with pytest.raises(StopRequested):
-        go(run, cluster, check=cancelled)
+        run_it(run, cluster, check=cancelled)
     assert read_stop(run)["reason"] == "cancelled"
     assert read_state(run)["state"] == "cancelled"
-    assert go(run, ScriptedCluster(run, "finished")).state["attempt"] == 2
+    assert run_it(run, ScriptedCluster(run, "finished")).state["attempt"] == 2
 
 
-def test_what_only_ends_the_following_leaves_the_job_at_work(run):
+def test_an_error_that_is_no_stop_request_leaves_the_job_running(run):
     class Terminated(BaseException):
         pass
 
@@ -350,7 +350,7 @@ def test_what_only_ends_the_following_leaves_the_job_at_work(run):
 
     cluster = ScriptedCluster(run)
     with pytest.raises(Terminated):
-        go(run, cluster, check=terminated)
+        run_it(run, cluster, check=terminated)
     assert (read_stop(run), cluster.stopped) == (None, [])
 
 
@@ -365,13 +365,13 @@ def held_by(run, flow_run_id):
     return attempt
 
 
-def test_a_living_job_whose_flow_is_gone_is_followed_from_here(run, monkeypatch):
+def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
     attempt = held_by(run, "killed")
     run.write_json("flow-runs/killed.json", {"heartbeat": time.time()})
     cluster = ScriptedCluster(run, "finished")
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
-    result = go(run, cluster)
+    result = run_it(run, cluster)
     assert (result.state["state"], result.reused, cluster.submitted) == ("finished", False, [])
     assert attempt_records(run)[0].origin == Origin()
 
@@ -381,6 +381,6 @@ def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypat
     attempt = held_by(run, "alive")
     cluster = ScriptedCluster(run)
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
-    with heartbeat.beating(run, "alive"), pytest.raises(stage.Skipped, match="goes on there"):
-        go(run, cluster)
+    with heartbeat.beating(run, "alive"), pytest.raises(stage.Skipped, match="continues there"):
+        run_it(run, cluster)
     assert read_claim(run).attempt == 1

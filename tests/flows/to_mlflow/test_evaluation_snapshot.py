@@ -1,4 +1,4 @@
-"""What of an evaluation people see in MLflow: names, values and explanations, from the store alone; and sent for real."""
+"""The run snapshot of an evaluation, read from the store alone, and its child runs at a real MLflow server."""
 
 import uuid
 
@@ -49,7 +49,7 @@ def score(task: str, value: float, model: str | None = MODEL, protocol: str = "v
     return replace(found, **changes)
 
 
-def test_scores_have_the_names_that_people_compare():
+def test_scores_have_their_metric_names():
     some = [score("digits", 0.7), score("digits", 0.6, None), score("vtab-cifar100", 0.5), score("vtab-svhn", 0.25)]
     assert score_values([*some, score("cifar100", 0.9)], {MODEL: 320}) == {
         "tasks/digits/top1": (0.7, 320),
@@ -68,7 +68,7 @@ def test_scores_have_the_names_that_people_compare():
     assert two["tasks/digits/top1_2"] == (0.2, 0)
 
 
-def test_seeds_are_one_value_as_the_protocol_says_and_shots_are_several():
+def test_seeds_are_summed_up_in_one_metric_and_shots_are_separate_metrics():
     values = (0.1, 0.2, 0.9)
     seeds = [score("digits", value, seed=i) for i, value in enumerate(values)]
     assert score_values(seeds, {})["tasks/digits/top1"][0] == pytest.approx(0.4)
@@ -83,18 +83,18 @@ def test_seeds_are_one_value_as_the_protocol_says_and_shots_are_several():
     }
 
 
-def test_a_setting_does_not_hide_what_is_said_of_every_score():
+def test_a_setting_does_not_overwrite_the_common_params():
     probe = score("digits", 0.5, chosen={"num_examples": 100, "ridge": 1024.0})
     assert chosen_params({"": probe}, {"num_examples"}) == {"chosen.num_examples": 100, "ridge": 1024.0}
     assert chosen_params({"fewshot-5": probe}, {"num_examples"}).keys() == {"fewshot-5.num_examples", "fewshot-5.ridge"}
 
 
-def test_a_score_named_twice_is_one_and_each_model_has_its_own():
+def test_repeated_scores_count_once_and_are_grouped_by_task_and_model():
     a, b = score("digits", 0.5), score("digits", 0.4, None)
     assert by_init([a, b, a, replace(a, seed=1)]) == [[a, replace(a, seed=1)], [b]]
 
 
-def test_runs_below_an_evaluation_are_told_apart_by_name():
+def test_children_of_an_evaluation_have_different_names():
     other = "file:///m/emoji/2"
     three = [score("digits", 0.5), score("digits", 0.4, other), score("digits", 0.3, None)]
     assert [child_name(one, [MODEL, other]) for one in three] == ["digits", "digits: emoji/2", "digits from scratch"]
@@ -114,7 +114,7 @@ def test_every_setting_is_shown_and_the_chosen_one_is_marked():
 
 @pytest.fixture
 def evaluated(root, digits):
-    """evaluated(scores): the key of a finished evaluation of the digits with these scores; trials lie in the store."""
+    """evaluated(scores): the key of a finished evaluation on digits with these scores, whose trials are in the store."""
 
     def make(*scores: Score) -> str:
         store = open_store(root)
@@ -242,7 +242,7 @@ def test_children_are_sent_once_and_found_again(evaluated, root, stack, digits):
 
     before = repr(everything())
     assert sync()["unchanged"] == [key]
-    # A shipper that knows nothing any more: what was agreed upon is lost, and the note of what was sent.
+    # As a shipper that has lost its records: the MLflow ids in the store, and the tag that says what was sent.
     store.delete(f"runs/{key}/tasks/digits-scratch/mlflow.json")
     client.delete_tag(parent.info.run_id, "vitline.shipped")
     client.delete_tag(child.info.run_id, "vitline.shipped")
@@ -251,4 +251,4 @@ def test_children_are_sent_once_and_found_again(evaluated, root, stack, digits):
     client.delete_run(child.info.run_id)
     client.delete_tag(parent.info.run_id, "vitline.shipped")
     assert sync()["sent"] == [key]
-    assert children() == []  # what somebody has deleted is not made again
+    assert children() == []  # a run that a user has deleted is not created again

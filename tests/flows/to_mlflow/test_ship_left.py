@@ -1,4 +1,4 @@
-"""What a shipper has left reaches MLflow by itself: through the outbox in the store, and the service that looks there."""
+"""What a shipper could not send reaches MLflow later: through the outbox in the store and the shipper service."""
 
 import contextlib
 import os
@@ -42,19 +42,19 @@ def frozen(stack):
 def until(condition, seconds=240):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.2)
 
 
 def status(uri, store, key="mlflow.json"):
-    """Of the MLflow run; None where the store knows of none."""
+    """Status of the MLflow run; None if the store names none."""
     with contextlib.suppress(FileNotFoundError):
         (names,) = store.read_json(key)["servers"].values()
         return MlflowClient(uri, uri).get_run(names["run"]).info.status
     return None
 
 
-def test_what_mlflow_could_not_take_at_the_end_is_sent_without_anybody_asking(in_stack, begin_run, frozen, tmp_path):
+def test_what_could_not_be_sent_at_the_end_is_sent_later_by_the_service(in_stack, begin_run, frozen, tmp_path):
     root, uri = open_store(in_stack.root), in_stack.mlflow_tracking_uri
     pipeline = f"left-{uuid.uuid4().hex[:8]}"
     run, key, _ = begin_run(in_stack.root, origin=Origin(pipeline=pipeline))
@@ -101,7 +101,7 @@ def test_a_shipper_that_is_killed_is_replaced_even_at_the_very_end(stack, begin_
     assert outbox.entries(open_store(root)) == []
 
 
-def test_an_entry_goes_when_the_end_was_sent_and_not_before(root):
+def test_an_entry_is_cleared_once_the_end_was_sent_and_not_before(root):
     store, run = open_store(root), open_store(root).child("runs/a")
     entry = OutboxEntry("run", "a")
     run.write_json("config.json", {})
@@ -110,7 +110,7 @@ def test_an_entry_goes_when_the_end_was_sent_and_not_before(root):
     write_state(run, "preempted", 1)
     assert outbox.left(store) == [entry]
     assert outbox.left(store, quiet_s=1000) == []
-    run.write_json("attempts/a2.json", {})  # the next attempt has begun and has not said so yet
+    run.write_json("attempts/a2.json", {})  # the next attempt has started and has not written its state yet
     assert outbox.left(store) == []
     write_state(run, "finished", 2)
     mark = outbox.mark_of(store, entry)

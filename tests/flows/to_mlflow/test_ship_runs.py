@@ -1,4 +1,4 @@
-"""Runs in MLflow: what people see of them, and that nothing is lost or doubled whatever is away (DESIGN 3.5, 3.8)."""
+"""Runs in MLflow: what they show, and that no outage loses or duplicates data (docs/design.md, "MLflow")."""
 
 import contextlib
 import functools
@@ -49,7 +49,7 @@ def client(settings) -> MlflowClient:
 
 @pytest.fixture
 def tables(stack):
-    """tables(): everything in MLflow's own database that a shipper writes."""
+    """tables(): all tables of MLflow's own database that a shipper writes to."""
 
     def read():
         with sqlite3.connect(f"file:{stack.directory}/mlflow/mlflow.db?mode=ro", uri=True, timeout=60) as database:
@@ -62,7 +62,7 @@ def tables(stack):
 
 @pytest.fixture
 def sync(settings):
-    """sync(): what `vitline runs sync` does, without a process of its own."""
+    """sync(): as `vitline runs sync`, but in this process."""
 
     def run():
         report = ship_runs.sync(open_store(settings.root), Tracking(settings.mlflow_tracking_uri, secret_values()), [])
@@ -80,7 +80,7 @@ def begin(root, begin_run):
 
 @pytest.fixture
 def tracked(client):
-    """tracked(store): its MLflow run, found by what the shipper left in the store."""
+    """tracked(store): its MLflow run, found by the id that the shipper wrote to the store."""
 
     def find(run, key="mlflow.json"):
         (names,) = run.read_json(key)["servers"].values()
@@ -96,11 +96,11 @@ def curve(client, run, key):
 def until(condition, seconds=200):
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         time.sleep(0.1)
 
 
-def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
+def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
     settings, begin, tracked, client, tables, tmp_path, digits
 ):
     run, key, attempt = begin(inspect_images=2)
@@ -151,13 +151,11 @@ def test_a_training_is_seen_as_it_grows_and_whole_at_its_end(
     assert tables() == before
 
 
-def test_mlflow_away_for_a_whole_run_loses_nothing_and_doubles_nothing(
-    settings, begin, tracked, client, tables, tmp_path
-):
+def test_mlflow_down_for_a_whole_run_loses_and_duplicates_nothing(settings, begin, tracked, client, tables, tmp_path):
     run, key, attempt = begin()
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        away = settings.model_copy(update={"mlflow_tracking_uri": f"http://127.0.0.1:{nobody.getsockname()[1]}"})
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        away = settings.model_copy(update={"mlflow_tracking_uri": f"http://127.0.0.1:{closed.getsockname()[1]}"})
         with Shipper(away, tmp_path) as shipper:
             shipper.follow(key)
             TrainingRun(run, attempt, World()).execute()
@@ -179,7 +177,7 @@ def test_mlflow_away_for_a_whole_run_loses_nothing_and_doubles_nothing(
     assert tables() == before
 
 
-def test_mlflow_killed_in_the_middle_gets_every_point_once(stack, settings, begin, tracked, client, tmp_path):
+def test_mlflow_killed_during_a_run_gets_every_point_once(stack, settings, begin, tracked, client, tmp_path):
     run, key, attempt = begin()
     journal = Journal(run, attempt, tmp_path / "local", seal_every_s=1e6)
     write_state(run, "running", attempt)
@@ -214,7 +212,7 @@ def is_up(client):
         return bool(client.search_experiments(max_results=1))
 
 
-def test_a_server_that_never_answers_holds_nobody_up(settings, begin, tmp_path):
+def test_a_server_that_never_answers_does_not_delay_the_end(settings, begin, tmp_path):
     _, key, _ = begin()
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
@@ -244,7 +242,7 @@ def test_without_a_server_nothing_is_started(settings, begin, tmp_path):
     with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI is not set"):
         sync_runs(away)
     assert sync_runs(settings, []) == ([], [], [], {})
-    with pytest.raises(ValueError, match="'nothing' is no run"):
+    with pytest.raises(ValueError, match="no run or pipeline 'nothing'"):
         sync_runs(settings, ["nothing"])
 
 
@@ -255,13 +253,13 @@ from flows.to_mlflow.shipper import Shipper
 from infra.settings import Settings
 shipper = Shipper(Settings(root=sys.argv[1], mlflow_tracking_uri=sys.argv[2]), Path(sys.argv[3]))
 shipper.follow(sys.argv[4])
-os.fork() or time.sleep(600)  # a child of ours that lives on with the pipe in its hands
+os.fork() or time.sleep(600)  # a forked process that survives with the pipe open
 print(shipper._child.pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_the_child_sends_what_is_sealed_and_ends_when_its_parent_was_killed(settings, begin, tracked, tmp_path):
+def test_the_child_sends_the_rest_and_ends_when_its_parent_is_killed(settings, begin, tracked, tmp_path):
     run, key, attempt = begin()
     write_state(run, "cancelled", attempt)
     arguments = [settings.root, settings.mlflow_tracking_uri, str(tmp_path), key]
@@ -281,16 +279,16 @@ def test_the_child_sends_what_is_sealed_and_ends_when_its_parent_was_killed(sett
         parent.stdout.close()
 
 
-def test_a_parent_that_is_gone_leaves_no_traceback_in_the_log(root, tmp_path):
+def test_the_end_of_the_parent_leaves_no_traceback_in_the_log(root, tmp_path):
     settings = Settings(root=root, mlflow_tracking_uri="http://127.0.0.1:9")
     child = start_child(settings, ["--parent", str(os.getpid())], tmp_path / "shipper.log")
-    child.stdout.close()  # nobody reads the answer any more
+    child.stdout.close()  # the answer cannot be written any more
     child.stdin.close()
     assert child.wait(120) == 0
     assert "Traceback" not in (tmp_path / "shipper.log").read_text()
 
 
-def test_a_resumed_run_is_one_run_with_its_new_numbers_as_tags(sync, begin, tracked, root, client):
+def test_a_resumed_run_is_one_mlflow_run_with_changed_params_as_tags(sync, begin, tracked, root, client):
     run, key, attempt = begin("resumed", num_workers=2)
     write_state(run, "preempted", attempt, step=5, reason="SIGTERM")
     sync()
@@ -309,7 +307,7 @@ def test_a_resumed_run_is_one_run_with_its_new_numbers_as_tags(sync, begin, trac
     assert (again.data.tags["vitline.attempts"], again.data.tags["vitline.ray_job_id"]) == ("2", f"{key}-a2")
 
 
-def test_a_pipeline_is_the_parent_of_what_it_made_and_links_what_it_reused(sync, begin, tracked, root, client, tables):
+def test_a_pipeline_is_the_parent_of_its_runs_and_links_reused_ones(sync, begin, tracked, root, client, tables):
     old, old_key, attempt = begin()
     TrainingRun(old, attempt, World()).execute()
     pipeline = f"nightly-{uuid.uuid4().hex[:12]}"
@@ -358,7 +356,7 @@ def test_a_pipeline_is_the_parent_of_what_it_made_and_links_what_it_reused(sync,
     assert {"model.depth": "2", "seed": "0", "request.recipe": "emoji"}.items() <= parent.data.params.items()
     assert child.data.params.items() <= parent.data.params.items()
     assert "report.html" in {f.path for f in client.list_artifacts(parent.info.run_id)}
-    # The same pipeline once more, from finished stages: what was measured first stays.
+    # The same pipeline once more, from finished stages: the first measurements stay.
     later = replace(record, stages=(replace(made, reused=True, wall_s=0.1), reused), updated_at=1_700_000_900.0)
     write_pipeline(open_store(root), later)
     sync()
