@@ -1,4 +1,4 @@
-"""Frozen configs and their canonical digests: equal configs hash alike, on every machine and in every process."""
+"""Frozen configs and their digests: equal configs have equal digests, on every machine and in every process."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ C = TypeVar("C", bound="FrozenConfig")
 
 
 class FrozenConfig(BaseModel):
-    """Base of every config: immutable, refuses unknown fields, field docstrings are the help text of forms."""
+    """Base class of all configs. It is immutable and refuses unknown fields. Field docstrings are the help texts of forms."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
@@ -21,10 +21,10 @@ class FrozenConfig(BaseModel):
 
 
 def replace(config: C, /, **changes: Any) -> C:
-    """A copy of `config` with fields changed, validated again (`model_copy` would skip validation).
+    """A copy of `config` with changed fields, validated again (`model_copy` would skip validation).
 
-    A field of a nested config is named by a dotted path: `replace(config, **{"recipe.seed": 1})`.
-    Raises ValueError for a name that does not exist and for values that break a rule.
+    A dotted path names a field of a nested config: `replace(config, **{"recipe.seed": 1})`.
+    Raises ValueError for unknown fields and invalid values.
     """
     tree = config.model_dump()
     for path, value in changes.items():
@@ -39,7 +39,7 @@ def replace(config: C, /, **changes: Any) -> C:
             node = node[parent]
         if leaf not in node:
             raise ValueError(
-                f"{type(config).__name__} has no field {path!r}; here are: {', '.join(sorted(node))}."
+                f"{type(config).__name__} has no field {path!r}; available fields: {', '.join(sorted(node))}."
                 f"{did_you_mean(path, flatten(tree))}"
             )
         node[leaf] = value.model_dump() if isinstance(value, BaseModel) else value
@@ -47,12 +47,13 @@ def replace(config: C, /, **changes: Any) -> C:
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no spaces; the same text for equal values. NaN and infinities raise ValueError."""
+    """JSON with sorted keys and no spaces: equal values give equal text. NaN and infinities raise ValueError."""
     return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def digest_of(value: Any) -> str:
-    """sha256 of `canonical_json(value)`, 64 hex digits; `config_digest` of DESIGN 3.3 is `digest_of(config.recipe)`."""
+    """sha256 of `canonical_json(value)`, 64 hex digits. `digest_of(config.recipe)` is the config digest (docs/design.md,
+    "Run keys")."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 

@@ -1,7 +1,7 @@
-"""Loaded by every MLflow process of this installation, as a plugin that adds no header to any request.
+"""An MLflow plugin that adds no request header, but makes `uvicorn` findable. Every MLflow process here loads it.
 
-`mlflow models serve` starts `uvicorn` by its bare name, which a shell that called `.venv/bin/mlflow` by its path does not
-find. MLflow has no setting for it, and no other code of ours runs in that process.
+`mlflow models serve` starts `uvicorn` by its bare name, which is not found if `.venv/bin/mlflow` was called by its path.
+MLflow has no setting for it, and no other code of vitline runs in that process.
 """
 
 from infra.settings import reach_programs_beside_python

@@ -1,4 +1,4 @@
-"""Names as errors show them: those there are, not too many, and the one that was probably meant."""
+"""Lists of known names for error messages, with the name that was probably meant."""
 
 from collections.abc import Iterable
 
@@ -15,14 +15,14 @@ def there_are(wanted: str, names: Iterable[str]) -> str:
 
 
 def did_you_mean(wanted: str, names: Iterable[str]) -> str:
-    """` Did you mean 'birds'?`, or nothing where no name is like it. Of dotted names, also one whose last part is."""
+    """` Did you mean 'birds'?`, or an empty string if no name is similar."""
     found = nearest(wanted, names)
     return f" Did you mean {found!r}?" if found else ""
 
 
 def nearest(wanted: str, names: Iterable[str]) -> str | None:
-    """The name that is most like `wanted`; None where none is."""
-    from difflib import get_close_matches  # costs nothing where nothing is wrong
+    """The name most similar to `wanted`, or None. Of dotted names it also compares the last parts."""
+    from difflib import get_close_matches  # imported only when an error is shown
 
     known = list(names)
     if found := get_close_matches(wanted, known, 1, 0.75):

@@ -1,15 +1,16 @@
-"""Text of other programs without what only a terminal understands: colours, titles, moves of the cursor."""
+"""Removes terminal control sequences from the text of other programs: colours, titles, cursor movements."""
 
 import re
 
 # ECMA-48: CSI sequences (colours, cursor), OSC strings (titles, links) up to BEL or ST, and two-character escapes.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
-# As Python's tracebacks end, or as logs mark it. Not any line with the word: "(Background on this error at: ...)".
+# The last line of a Python traceback, or an error line of a log. Not any line with the word, such as "(Background on this
+# error at: ...)".
 _ERROR = re.compile(r"^[\w.]*(?:Error|Exception)\b.*:|\bERROR\b|^[Ee]rror:")
 
 
 def plain(text: str) -> str:
-    """`text` without escape sequences; what a carriage return has overwritten is left out, too.
+    """`text` without escape sequences, and without text that a carriage return has overwritten.
 
     >>> plain("\\x1b[31mred\\x1b[0m")
     'red'
@@ -19,7 +20,7 @@ def plain(text: str) -> str:
 
 
 def last_words(text: str) -> str:
-    """The line of a log that says best why a program ended: its last error, else its last line."""
+    """The line of a log that best explains why a program ended: its last error, else its last line."""
     lines = [line.strip() for line in plain(text).splitlines() if line.strip()]
-    said = [line for line in lines if _ERROR.search(line)]
-    return (said or lines or ["it said nothing"])[-1]
+    errors = [line for line in lines if _ERROR.search(line)]
+    return (errors or lines or ["its log is empty"])[-1]

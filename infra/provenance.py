@@ -1,4 +1,4 @@
-"""What code is running: recorded at every attempt, never part of a key (DESIGN 3.3)."""
+"""The versions of the running code. They are recorded, but never part of a run key (docs/design.md, "Run keys")."""
 
 import contextlib
 import json
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from infra.settings import Settings
 
-# What has to be equal where a job is submitted and where it runs: configs and results pass between the two.
+# Versions that must be equal where a job is submitted and where it runs, because both exchange configs and results.
 COMPARED = ("python", "vitline", "ray", "torch")
 PACKAGES = ("vitline", "torch", "ray", "numpy", "pyarrow", "pillow", "simplejpeg", "pydantic")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what results may depend on, and `commit` where the code is a git checkout."""
+    """Versions of the packages that results may depend on, and `commit` if the code is a git checkout."""
     found = {}
     for package in PACKAGES:
         try:
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 
 
 def compared_versions() -> dict[str, str]:
-    """Versions of COMPARED here, without what names a build (`+cu128`); what is not installed is left out."""
+    """The versions of COMPARED in this process, without build tags such as `+cu128`. Missing packages are left out."""
     found = {"python": ".".join(map(str, sys.version_info[:2]))}
     for package in COMPARED[1:]:
         with contextlib.suppress(PackageNotFoundError):
@@ -36,23 +36,25 @@ def compared_versions() -> dict[str, str]:
 
 
 def differing_versions() -> str:
-    """In a job: which versions are not those of the process that submitted it, as a sentence with the next step; empty
-    where all are, or where nothing was sent to compare with."""
+    """In a job: an error message if its versions differ from those of the process that submitted it, else empty.
+
+    Also empty if the submitting process sent no versions.
+    """
     sent = Settings().submitted_from
     there: dict[str, str] = json.loads(sent) if sent else {}
     here = compared_versions()
     differ = [name for name in there if name in here and here[name] != there[name]]
     if not differ:
         return ""
-    told = ", ".join(f"{name} {here[name]} (submitted from {name} {there[name]})" for name in differ)
+    differences = ", ".join(f"{name} {here[name]} (submitted from {name} {there[name]})" for name in differ)
     return (
-        f"{sys.executable} on {platform.node()} runs {told}. Install the same there, or name with VITLINE_JOB_PYTHON a "
-        "Python of the cluster that has them."
+        f"{sys.executable} on {platform.node()} runs {differences}. Install the same versions there, or set "
+        "VITLINE_JOB_PYTHON to a Python of the cluster that has them."
     )
 
 
 def checkout_commit(folder: Path) -> str | None:
-    """The commit that a checkout's HEAD names, read from its files; None outside of a checkout."""
+    """The commit of HEAD in a git checkout, read from its files; None outside of a checkout."""
     try:
         head = (folder / ".git" / "HEAD").read_text().strip()
         if not head.startswith("ref: "):

@@ -1,7 +1,8 @@
-"""Ray jobs under ids of our own: submit, find again, follow, stop. The only user of `ray.job_submission`.
+"""Ray jobs with ids that vitline chooses: submit, find, follow, stop. The only module that uses `ray.job_submission`.
 
-What was measured about Ray 2.60 shapes this file: an id is used once, for ever; a job that was given
-`entrypoint_num_cpus` cannot be stopped while it waits; `stop_job` only asks; an unknown id is a RuntimeError.
+Observed behaviour of Ray 2.60 on which this module relies: a job id can be used only once; a job with
+`entrypoint_num_cpus` cannot be stopped while it waits; `stop_job` returns before the job has stopped; an unknown id
+raises RuntimeError.
 """
 
 import logging
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-list_ = list  # RayJobs has a method of that name
+list_ = list  # RayJobs has a method named `list`
 
 ONE_TRAINING = "vitline_training"
-"""A resource of clusters on which trainings go one after the other, 1 of it in all: each takes the whole of it. The
-local stack has it; where no node has it, trainings share the cluster as far as it reaches."""
+"""A Ray resource, of amount 1, of clusters that run one training at a time: each training takes all of it. The local
+stack has it. On a cluster without it, trainings share the CPUs and GPUs."""
 
 JobState = Literal["pending", "running", "succeeded", "failed", "stopped"]
 
@@ -50,15 +51,15 @@ _REQUEST_TIMEOUT_S = 30
 
 
 class Job(FrozenConfig):
-    """What Ray says of a job."""
+    """A job as Ray reports it."""
 
     id: str
     state: JobState
     exit_code: int | None
-    """Of the driver, -9 after a SIGKILL; None while it runs and after a stop, whatever the driver answered."""
+    """Exit code of the driver, -9 after a SIGKILL. None while it runs, and after a stop, whatever the exit code was."""
     message: str
     metadata: dict[str, str] = Field(default_factory=dict)
-    """What `submit` was given."""
+    """The metadata given to `submit`."""
     started_at: float | None = None
     """Unix seconds."""
     ended_at: float | None = None
@@ -70,18 +71,18 @@ class Job(FrozenConfig):
 
 
 class JobLost(RuntimeError):
-    """Ray does not know the job: it was never submitted there, or the cluster was replaced."""
+    """Ray does not know the job: it was never submitted to this cluster, or the cluster was replaced."""
 
 
 class JobServerAway(RuntimeError):
-    """The job server did not answer for longer than allowed; nothing is known of the job, which may go on."""
+    """The job server did not answer within the allowed time. The state of the job is unknown; it may still run."""
 
 
 class RayJobs:
-    """The jobs of one cluster, by the http address of its job server.
+    """The jobs of the cluster whose job server has this http address.
 
-    The token is read from `token_path`, else as RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH say. Every request is repeated
-    while the server is away, at most `away_s`, and then raises JobServerAway.
+    The token is read from `token_path`, else from RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH. While the server does not answer,
+    a request is repeated for up to `away_s` and then raises JobServerAway.
     """
 
     def __init__(self, address: str, token_path: str | Path | None = None, away_s: float = 120.0) -> None:
@@ -91,14 +92,14 @@ class RayJobs:
     def submit(
         self, job_id: str, entrypoint: Sequence[str], env: Mapping[str, str], metadata: Mapping[str, str]
     ) -> None:
-        """Start `entrypoint` as a driver. An id that is there already, from an earlier try, is left alone: follow it.
+        """Starts `entrypoint` as a driver. Does nothing if the job exists already, from an earlier try: follow it.
 
-        The driver asks for no resources, so that it starts at once, waits for them itself and can be stopped.
-        `env` reaches the driver and its workers and is shown by Ray's API. Raises ValueError for a variable that is
-        not on the allow-list (DESIGN 3.8).
+        The driver requests no resources. So it starts at once, waits for resources itself, and can be stopped meanwhile.
+        `env` is set for the driver and its workers, and Ray's API shows it. Raises ValueError for a variable that is not
+        on the allow-list (docs/design.md, "Secrets and trust").
         """
         request: dict[str, Any] = {
-            # Without exec the shell may stay in between and take the signal and the exit code for itself.
+            # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
             "entrypoint": f"exec {shlex.join(entrypoint)}",
             "submission_id": job_id,
             "runtime_env": {"env_vars": checked_env(env)},
@@ -112,7 +113,7 @@ class RayJobs:
             log.info("job %s was submitted before", job_id)
 
     def find(self, job_id: str) -> Job | None:
-        """The job as it stands, or None if Ray does not know it."""
+        """The current state of the job, or None if Ray does not know it."""
         try:
             info = self._ask(f"find {job_id}", lambda client: client.get_job_info(job_id))
         except RuntimeError as error:
@@ -122,19 +123,19 @@ class RayJobs:
         return _job(job_id, info)
 
     def list(self, metadata: Mapping[str, str] | None = None) -> "list_[Job]":
-        """The jobs whose metadata hold these pairs, in every state."""
+        """All jobs, in any state, whose metadata contain these pairs."""
         wanted = (metadata or {}).items()
         details = self._ask("list jobs", lambda client: client.list_jobs())
         jobs = [_job(info.submission_id, info) for info in details if info.submission_id]
         return [job for job in jobs if wanted <= job.metadata.items()]
 
     def version(self) -> str:
-        """The version of the cluster's Ray, as "2.60.0"."""
+        """The Ray version of the cluster, such as "2.60.0"."""
         reply = self._ask("ask for its version", lambda client: client._do_request("GET", "/api/version"))
         return reply.json()["ray_version"]
 
     def num_cpus(self) -> int:
-        """CPUs of the cluster's living nodes, as they were given to Ray."""
+        """The number of CPUs that the living nodes have declared to Ray."""
         reply = self._ask(
             "count its CPUs", lambda client: client._do_request("GET", "/api/v0/nodes?limit=10000&detail=1")
         )
@@ -146,8 +147,10 @@ class RayJobs:
         return f"{self.address}/#/jobs/{job_id}"
 
     def follow(self, job_id: str, on_poll: Callable[[Job], None], poll_s: float = 1.0) -> Job:
-        """Call `on_poll` with the job every `poll_s` until it has ended, and give it. What `on_poll` raises ends the
-        following, not the job. Raises JobLost and JobServerAway."""
+        """Calls `on_poll` with the job every `poll_s` until it has ended, and returns it.
+
+        An exception of `on_poll` is raised here and does not stop the job. Raises JobLost and JobServerAway.
+        """
         while True:
             job = self._known(job_id)
             on_poll(job)
@@ -156,10 +159,10 @@ class RayJobs:
             time.sleep(poll_s)
 
     def stop(self, job_id: str, wait_s: float) -> Job:
-        """Ask a job to stop (SIGTERM, then SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S) and give it once it has ended.
+        """Stops a job (SIGTERM, then SIGKILL after its RAY_JOB_STOP_WAIT_TIME_S) and returns it once it has ended.
 
-        A job that had ended before is given as it is. Raises TimeoutError if it has not ended after `wait_s`, JobLost
-        and JobServerAway.
+        Returns at once if it had ended before. Raises TimeoutError if it has not ended after `wait_s`, and JobLost and
+        JobServerAway.
         """
         self._known(job_id)
         self._ask(f"stop {job_id}", lambda client: client.stop_job(job_id))
@@ -167,21 +170,23 @@ class RayJobs:
         while not (job := self._known(job_id)).terminal:
             if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"job {job_id} at {self.address} is {job.state} {wait_s:g} s after it was asked to stop "
-                    f"({job.message}). Look at its driver, or ask again."
+                    f"job {job_id} at {self.address} is still {job.state} {wait_s:g} s after the stop request "
+                    f"({job.message}). See the log of its driver, or stop it again."
                 )
             time.sleep(0.2)
         return job
 
     def logs(self, job_id: str) -> str:
-        """What the driver has printed so far, without colours, which Ray adds. Raises JobLost."""
+        """The output of the driver so far, without the colours that Ray adds. Raises JobLost."""
         self._known(job_id)
         return plain(self._ask(f"read the log of {job_id}", lambda client: client.get_job_logs(job_id)))
 
     def _known(self, job_id: str) -> Job:
         job = self.find(job_id)
         if job is None:
-            raise JobLost(f"Ray at {self.address} does not know job {job_id}; the cluster may have been replaced.")
+            raise JobLost(
+                f"Ray at {self.address} does not know job {job_id}; the cluster may have been replaced. Start the run again."
+            )
         return job
 
     def _ask(self, what: str, request: Callable[["JobSubmissionClient"], T]) -> T:
@@ -189,14 +194,14 @@ class RayJobs:
         while True:
             try:
                 return request(self._client)
-            except (OSError, RuntimeError) as error:  # those of requests are OSErrors
+            except (OSError, RuntimeError) as error:  # errors of the requests library are OSErrors
                 if isinstance(error, RuntimeError) and (_status(error) < 500 or "already exists" in str(error)):
                     raise
                 away_s = time.monotonic() - began
                 if away_s > self._away_s:
                     raise JobServerAway(
-                        f"could not {what}: {self.address} has been away for {away_s:.0f} s ({error}). "
-                        "Look whether Ray runs; the job may go on without us."
+                        f"could not {what}: {self.address} has not answered for {away_s:.0f} s ({error}). "
+                        "Check that Ray runs. The job may still be running."
                     ) from error
                 log.warning("could not %s, trying again: %s", what, error)
             time.sleep(wait_s)
@@ -204,19 +209,19 @@ class RayJobs:
 
     @cached_property
     def _client(self) -> "JobSubmissionClient":
-        from ray.job_submission import JobSubmissionClient  # two seconds
+        from ray.job_submission import JobSubmissionClient  # takes two seconds to import
 
         class Client(JobSubmissionClient):
             def _do_request(self, *args: Any, **kwargs: Any) -> Any:
-                # requests waits for ever by default: a silent network would hold up the flow and its cancellation.
+                # Without a timeout, a network that drops packets would block the flow and its cancellation for ever.
                 return super()._do_request(*args, **{"timeout": _REQUEST_TIMEOUT_S, **kwargs})
 
-        # Ray itself keeps the first token that a process used, also for the next cluster.
+        # Passed explicitly, because Ray keeps using the first token of a process, also for another cluster.
         return Client(self.address, headers={"Authorization": f"Bearer {self._token}"} if self._token else None)
 
 
 def _job(job_id: str, info: Any) -> Job:
-    """Ray gives times in milliseconds."""
+    """Converts Ray's job info, whose times are in milliseconds."""
     return Job.model_validate(
         {
             "id": job_id,
@@ -231,20 +236,20 @@ def _job(job_id: str, info: Any) -> Job:
 
 
 def checked_env(env: Mapping[str, str]) -> dict[str, str]:
-    """`env`, if Ray's API may show all of it. Raises ValueError naming the first variable that may not be sent."""
+    """`env`, if all of it may be shown by Ray's API. Raises ValueError naming the first variable that must not be sent."""
     for name, value in env.items():
         if _SECRET.search(name) or _CREDENTIALS_IN_URL.search(value):
             raise ValueError(
-                f"{name} looks like a secret, and Ray shows the environment of jobs to everyone. "
-                "Set it on the nodes before Ray starts (DESIGN 3.8)."
+                f"{name} looks like a secret, and Ray's API shows the environment of jobs. "
+                'Set it on the nodes before Ray starts (docs/design.md, "Secrets and trust").'
             )
         if name not in _ALLOWED_NAMES and not name.startswith(_ALLOWED_PREFIXES):
             allowed = ", ".join([*sorted(_ALLOWED_NAMES), *(f"{prefix}*" for prefix in _ALLOWED_PREFIXES)])
-            raise ValueError(f"{name} is not sent to jobs; infra/ray_jobs.py allows {allowed}.")
+            raise ValueError(f"{name} must not be sent to jobs. infra/ray_jobs.py allows {allowed}.")
     return dict(env)
 
 
 def _status(error: RuntimeError) -> int:
-    """The HTTP status in an error of Ray's client; 0 where there is none."""
+    """The HTTP status in an error of Ray's client, or 0."""
     found = re.search(r"status code (\d+)", str(error))
     return int(found[1]) if found else 0

@@ -1,4 +1,5 @@
-"""Text without secrets, for whatever goes into records: MLflow's, Prefect's, the store's, the jobs' logs (DESIGN 3.8)."""
+"""Removes secrets from texts that are recorded in MLflow, Prefect, the store and logs of jobs (docs/design.md, "Secrets
+and trust")."""
 
 import logging
 import re
@@ -15,9 +16,9 @@ _QUERY = re.compile(
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """`text` without the user part of URIs, without signed queries, and with each of `secrets` hidden.
+    """`text` with the user part of URIs removed, and with signed queries and each of `secrets` replaced by `***`.
 
-    The result is no usable URI where something was taken out; nothing else changes.
+    A URI that was changed is not usable any more. Nothing else changes.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
@@ -25,24 +26,24 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def cleaned(text: str) -> str:
-    """`text` without what this process must not let out: see `redact` and `secret_values`."""
+    """`text` without the secrets of this process; see `redact` and `secret_values`."""
     return redact(text, secret_values())
 
 
 def holds_credentials(uri: str) -> bool:
-    """Whether a URI has a user part or a signed query: both would be kept in records, where all can read them."""
+    """True if a URI has a user part or a signed query, which would become visible in records."""
     return redact(uri) != uri
 
 
 class CleanFormatter(logging.Formatter):
-    """Of log lines, and of the tracebacks below them."""
+    """Removes secrets from log lines and their tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return cleaned(super().format(record))
 
 
 def log_to_stderr() -> None:
-    """The log of a process that people read later: a job driver, the shipper."""
+    """Sets up the log of a job driver or the shipper: to stderr, without secrets."""
     handler = logging.StreamHandler()
     handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -1,4 +1,4 @@
-"""What the code of each stage means, as integers in every run key. Raise one by hand when a change alters results:
-runs made before it then keep their keys, and the same request starts a new run."""
+"""Result versions: one integer per stage, part of every run key. Raise one by hand when a change of the code changes
+results. Older runs then keep their keys, and the same request starts a new run."""
 
 RESULT_VERSIONS = {"prepare": 3, "pretrain": 1, "finetune": 1, "evaluate": 1, "pipeline": 1}

@@ -1,4 +1,4 @@
-"""What a machine is doing, sampled beside training: CPU, memory, disk, network, into a journal (DESIGN 3.5)."""
+"""Samples CPU, memory, disk, network and GPU memory of a machine during training (docs/design.md, "Journal")."""
 
 import logging
 import tempfile
@@ -15,10 +15,10 @@ EVERY_S = 10.0
 
 
 class SystemSampler:
-    """Context: a thread that hands `record` a sample every `every_s`, under `system/node<k>/...` and the step of that
-    moment. A run shorter than that gets one sample at its end. `gpu_memory_bytes` answers None where there is no GPU.
+    """Context manager: a thread passes a sample to `record` every `every_s`, as `system/node<k>/...` at the current step.
 
-    What goes wrong here is logged once and never reaches the training.
+    A shorter run gets one sample at its end. `gpu_memory_bytes` returns None if there is no GPU. An error is logged once
+    and does not affect the training.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class SystemSampler:
         self._thread = threading.Thread(target=self._sample_on, name="system-metrics", daemon=True)
 
     def __enter__(self) -> Self:
-        psutil.cpu_percent()  # the first answer has nothing to compare with
+        psutil.cpu_percent()  # the first call only sets the start of the measured interval
         self._thread.start()
         return self
 
@@ -48,7 +48,7 @@ class SystemSampler:
             self._take()
 
     def sample(self) -> dict[str, float]:
-        """Fractions of the whole machine, bytes, and bytes per second since the sample before."""
+        """Fractions of the whole machine, bytes, and bytes per second since the previous sample."""
         memory, gpu = psutil.virtual_memory(), self._gpu_memory_bytes()
         now, received = time.monotonic(), received_bytes()
         rate = (received - self._received_bytes) / max(now - self._received_at, 1e-3)
@@ -58,7 +58,7 @@ class SystemSampler:
             "memory_used_bytes": memory.total - memory.available,
             "process_memory_bytes": self._process.memory_info().rss,
             "disk_used_fraction": psutil.disk_usage(self._folder).percent / 100,
-            "network_receive_bytes_per_s": max(rate, 0.0),  # counters of an interface that was removed are gone
+            "network_receive_bytes_per_s": max(rate, 0.0),  # negative if an interface was removed with its counters
         } | ({} if gpu is None else {"gpu_memory_used_bytes": gpu})
         return {f"{self._prefix}/{name}": float(value) for name, value in values.items()}
 
@@ -71,10 +71,10 @@ class SystemSampler:
             self._record(self.sample(), self._step())
         except Exception:
             if not self._sampled:
-                log.warning("no system metrics of this machine", exc_info=True)
+                log.warning("the system metrics of this machine cannot be sampled", exc_info=True)
         self._sampled = True
 
 
 def received_bytes() -> int:
-    """By all interfaces but the loopback, since they are up."""
+    """Bytes received by all interfaces except the loopback, since they are up."""
     return sum(c.bytes_recv for name, c in psutil.net_io_counters(pernic=True).items() if name != "lo")

@@ -1,6 +1,6 @@
-"""Configs of training: `recipe` is what the numbers depend on, `execution` how they are computed (DESIGN 3.3).
+"""Configs of training: results depend on `recipe`; `execution` is how they are computed (docs/design.md, "Run keys").
 
-Imports neither torch nor Ray, so that a form, a plan or a flow can validate a config on any machine.
+Imports neither torch nor Ray, so forms, plans and flows can validate a config on any machine.
 """
 
 from typing import Annotated, Literal, Self
@@ -16,68 +16,69 @@ class OptimConfig(FrozenConfig):
     """Optimizer and schedule; the schedule is a function of the step alone."""
 
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    """Adam with decay relative to the learning rate (pre-training), or SGD with momentum (fine-tuning)."""
+    """AdamW (pre-training), or SGD with momentum (fine-tuning)."""
     peak_lr: PositiveFloat = 1e-3
     """Learning rate at the end of warmup."""
     warmup_steps: NonNegativeInt = 10_000
-    """Optimizer steps of linear warmup from zero."""
+    """Optimizer steps of linear warmup from a learning rate of zero."""
     schedule: Literal["cosine", "linear", "staircase"] = "cosine"
-    """Decay from the peak to `end_lr` over the remaining steps, or to a tenth at each of `falls_at`."""
+    """Shape of the decay after warmup: cosine or linear from the peak to `end_lr`, or a staircase that divides the learning
+    rate by ten at each of `falls_at`."""
     falls_at: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
-    """Fractions of the training after which a staircase falls (BiT: 0.3, 0.6, 0.9)."""
+    """Fractions of the training after which the staircase schedule falls (BiT: 0.3, 0.6, 0.9)."""
     end_lr: NonNegativeFloat = 0.0
-    """Learning rate at the last step; the original's linear schedule ends at 1e-5."""
+    """Learning rate at the last step of a cosine or linear schedule (1e-5 in the paper's code for linear)."""
     beta1: float = Field(0.9, ge=0, lt=1)
-    """First-moment decay of Adam, or the momentum of SGD."""
+    """Decay of AdamW's first moment, or the momentum of SGD."""
     beta2: float = Field(0.999, ge=0, lt=1)
-    """Second-moment decay of Adam."""
+    """Decay of AdamW's second moment."""
     eps: PositiveFloat = 1e-8
-    """Adam's epsilon, outside the square root."""
+    """AdamW's epsilon, added outside the square root."""
     weight_decay: NonNegativeFloat = 0.0
-    """Relative to the learning rate, on matrices and convolutions only."""
+    """Weight decay, multiplied by the learning rate; applied to matrices and convolutions only."""
     clip_norm: PositiveFloat | None = 1.0
-    """Largest global gradient norm; none to leave gradients as they are."""
+    """Largest global gradient norm; longer gradients are scaled down. None turns clipping off."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.schedule == "staircase") != bool(self.falls_at):
             raise ValueError(
-                f"schedule={self.schedule!r} with falls_at={self.falls_at}: a staircase, and no other schedule, needs the "
-                "fractions of the training at which it falls, as in (0.3, 0.6, 0.9)."
+                f"schedule={self.schedule!r} with falls_at={self.falls_at}: the staircase schedule needs falls_at, such as "
+                "(0.3, 0.6, 0.9), and other schedules do not use it."
             )
         if self.schedule == "staircase" and self.end_lr:
-            raise ValueError(f"end_lr={self.end_lr} has no effect with schedule='staircase'; leave it out.")
+            raise ValueError(f"end_lr={self.end_lr} has no effect with schedule='staircase'. Leave it out.")
         return self
 
 
 class TrainRecipe(FrozenConfig):
-    """Everything that may change a weight by more than float rounding."""
+    """All settings that can change a weight by more than rounding. They are part of the run key."""
 
     model: AnyNetworkConfig = ViTConfig()
     """The network."""
     input: InputConfig = InputConfig()
-    """Order, batch and augmentation."""
+    """Reading order, batch size and augmentation."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     loss: Literal["softmax", "sigmoid"] = "softmax"
-    """Softmax cross-entropy, or sigmoid cross-entropy summed over classes (several labels an image)."""
+    """Softmax cross-entropy, or sigmoid cross-entropy summed over classes (for several labels per image)."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of the target spread evenly over all classes."""
+    """Share of the target that is spread evenly over all classes."""
     total_steps: PositiveInt
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     seed: NonNegativeInt = 0
-    """Of initialisation, order, augmentation and dropout."""
+    """Seed of initialisation, reading order, augmentation and dropout."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of matrix products; weights, softmax, norms and loss stay float32."""
+    """Precision of matrix products; weights, softmax, norms and loss stay float32."""
     average_decay: float | None = Field(None, gt=0, lt=1)
-    """Decay of averaged weights (the paper's Polyak factor is 0.9999); the average is what is published."""
+    """Decay of the Polyak average of the weights (0.9999 in the paper). If set, the average is scored and published."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.optim.warmup_steps >= self.total_steps:
             raise ValueError(
-                f"optim.warmup_steps={self.optim.warmup_steps} leaves nothing of total_steps={self.total_steps}; "
-                "the learning rate would never reach its peak."
+                f"optim.warmup_steps={self.optim.warmup_steps} must be less than total_steps={self.total_steps}; "
+                "otherwise the learning rate does not reach its peak before the end."
             )
         if self.input.augment.image_size_px != self.model.image_size_px:
             raise ValueError(
@@ -88,70 +89,71 @@ class TrainRecipe(FrozenConfig):
 
 
 class ExecutionConfig(FrozenConfig):
-    """How the numbers are computed; nothing here changes them by more than float rounding."""
+    """How a training is computed. No setting here changes its results by more than rounding."""
 
     num_workers: PositiveInt = 1
-    """Ray Train workers, each with a GPU or a CPU of its own."""
+    """Number of Ray Train workers, each with one GPU or one CPU."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """`cuda` waits until every worker has a GPU, for `queue_timeout_s` at most; `cpu` takes none; `auto` takes GPUs where the
-    cluster has some or its autoscaler's node types can bring some, else CPUs."""
+    """`cuda` waits until every worker has a GPU, for at most `queue_timeout_s`; `cpu` uses CPUs only; `auto` uses GPUs if the
+    cluster has some or its autoscaler can add some, else CPUs."""
     micro_batch_size: PositiveInt = 64
-    """Examples per forward pass of one worker; a batch is accumulated from them."""
+    """Examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
     decode_threads: PositiveInt = 1
-    """Threads of each worker that decode and augment."""
+    """Threads per worker that decode and augment images."""
     decoded_cache_bytes: NonNegativeInt = 256 * 2**20
-    """Memory of each worker for decoded pixels of small corpora."""
+    """Memory per worker that caches decoded images, in bytes; speeds up small corpora."""
     compile: bool = False
-    """torch.compile the model; pays on GPUs only."""
+    """Compile the model with torch.compile. Worth it on GPUs only."""
     log_every_steps: PositiveInt = 10
-    """Cadence of metrics, and of the ranks' agreement to stop."""
+    """Steps between two reports of metrics."""
     save_every_steps: PositiveInt = 1_000
-    """Cadence of checkpoints."""
+    """Steps between two checkpoints."""
     keep_checkpoints: PositiveInt = 2
-    """Newest checkpoints to keep."""
+    """Number of newest checkpoints to keep."""
     inspect_images: NonNegativeInt = 64
-    """Held-out images that the figures after pre-training show attention on; 0 draws none."""
+    """Number of validation images in the attention figures after pre-training; 0 draws no figures."""
     max_nonfinite_steps: NonNegativeInt = 5
-    """Consecutive steps with a non-finite gradient, each skipped, before the run ends as diverged."""
+    """Consecutive steps that may be skipped for a non-finite gradient before the run ends as diverged."""
     max_restarts_without_progress: PositiveInt = 3
-    """Worker-group starts from one checkpoint before the run ends as failed."""
+    """Restarts of the worker group from one checkpoint before the run ends as failed."""
     on_cancel: Literal["checkpoint", "discard"] = "checkpoint"
-    """What a cancelled training does first: write a checkpoint, so that the same request goes on from there, or discard
-    what it did since the last one and leave at once."""
+    """What a cancelled training does: write a checkpoint, from which the same request resumes, or discard the steps since
+    the last checkpoint and stop at once."""
     grace_s: PositiveFloat = 30.0
-    """Time from a stop request to the end of the process, checkpoint included."""
+    """Seconds from a stop request to the end of the process; the final checkpoint must fit into them."""
     queue_timeout_s: PositiveFloat = 600.0
-    """Longest wait for the resources of the worker group."""
+    """Seconds to wait at most for the resources of the worker group."""
     claim_timeout_s: PositiveFloat = 30.0
-    """Age of a heartbeat after which an attempt unknown to Ray counts as dead."""
+    """Age of a heartbeat, in seconds, after which an attempt that Ray does not know counts as dead."""
 
 
 class TrainConfig(FrozenConfig):
-    """One training run: what `<root>/runs/<run key>/config.json` holds."""
+    """One training run."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
-    """First part of the run key: lower case, digits, dashes."""
+    """First part of the run key and name of the published model: lower-case letters, digits, dashes."""
     stage: Literal["pretrain", "finetune"] = "pretrain"
-    """Which rules of resuming and reporting apply."""
+    """Kind of the run."""
     corpus: str
     """URI of a prepared corpus."""
     split: str = "train"
     """Split to train on."""
     val_split: str | None = "val"
-    """Split scored once at the end; none to score nothing."""
+    """Split that is scored once at the end; None scores nothing."""
     init_model: str | None = None
-    """URI of the published model to start from; none starts from the initial distribution."""
+    """URI of the published model to start from; None starts from random weights."""
     recipe: TrainRecipe
-    """What the numbers depend on."""
+    """Settings that results depend on."""
     execution: ExecutionConfig = ExecutionConfig()
-    """How they are computed."""
+    """Settings that only change how results are computed."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.execution.num_workers > self.recipe.input.num_lanes:
             raise ValueError(
                 f"execution.num_workers={self.execution.num_workers} is more than "
-                f"recipe.input.num_lanes={self.recipe.input.num_lanes}: a worker would have nothing to read."
+                f"recipe.input.num_lanes={self.recipe.input.num_lanes}, so a worker would have nothing to read. "
+                "Use fewer workers or more lanes."
             )
         return self
 

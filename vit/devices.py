@@ -1,4 +1,4 @@
-"""On which devices a training runs: from what was asked for and what the cluster can ever have, not from what lives now."""
+"""Chooses the devices of a training from the request and from what the cluster can ever have, not from what is up now."""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -7,7 +7,7 @@ Asked = Literal["auto", "cuda", "cpu"]
 
 
 class Devices(NamedTuple):
-    """Workers of a training, each with a GPU or a CPU of its own; `why` is for the log."""
+    """The workers of a training, each with one GPU or one CPU; `why` is the reason for the log."""
 
     use_gpu: bool
     num_workers: int
@@ -24,11 +24,11 @@ def devices_text(device: str, number: int) -> str:
 
 
 def choose_devices(asked: Asked, num_workers: int, alive: float, most: float | None) -> Devices:
-    """Where `num_workers` train on a cluster of which `alive` GPUs live and that can have at most `most` (None: nobody
-    knows, as no autoscaler has told Ray).
+    """The devices of `num_workers` on a cluster with `alive` GPUs now and `most` GPUs at most.
 
-    `auto` takes GPUs where any lives or can come, else CPUs. Where fewer GPUs can ever come than workers are asked for,
-    `auto` trains on those; what `cuda` asks for is taken as asked, and raises ValueError where it can never be had.
+    `most` is None where no autoscaler has declared its limits to Ray. `auto` takes GPUs if any are up or can be added,
+    else CPUs; if the cluster can never have as many GPUs as workers, it uses as many workers as GPUs. `cuda` takes
+    exactly the requested number and raises ValueError if the cluster can never have it.
     """
     if asked == "cpu":
         return Devices(False, num_workers, "execution.device=cpu")
@@ -36,22 +36,27 @@ def choose_devices(asked: Asked, num_workers: int, alive: float, most: float | N
     if asked == "cuda":
         if most is not None and reachable < num_workers:
             raise ValueError(
-                f"execution.device=cuda with execution.num_workers={num_workers} asks for {num_workers} GPUs, but this cluster "
-                f"can have at most {reachable:g}. Set execution.num_workers to that, or execution.device=cpu."
+                f"execution.device=cuda with execution.num_workers={num_workers} needs {num_workers} GPUs, but this "
+                f"cluster can have at most {reachable:g}. Lower execution.num_workers, or set execution.device=cpu."
             )
         return Devices(True, num_workers, "execution.device=cuda")
     if not reachable:
-        known = "none can come" if most is not None else "no autoscaler says that one can come"
-        return Devices(False, num_workers, f"the cluster has no GPU and {known}; execution.device=cuda waits for GPUs")
+        known = "can get none" if most is not None else "no autoscaler declares any"
+        return Devices(
+            False, num_workers, f"the cluster has no GPU and {known}; set execution.device=cuda to wait for GPUs"
+        )
     if most is not None and reachable < num_workers:
-        # The numbers do not depend on W, only the time does.
+        # The number of workers changes how long the training takes, not its result.
         return Devices(True, int(reachable), f"the cluster can have {reachable:g} GPUs for {num_workers} workers")
-    return Devices(True, num_workers, f"{alive:g} GPUs live" + ("" if most is None else f", at most {most:g} can"))
+    limit = "" if most is None else f", at most {most:g}"
+    return Devices(True, num_workers, f"the cluster has {alive:g} GPUs now{limit}")
 
 
 def most_gpus(one_node: bool, alive: float, declared: Mapping[str, float] | None) -> float | None:
-    """The most GPUs that a cluster can have: those alive on a Ray of one machine, what the node types of its autoscaler add
-    up to; None where neither is known."""
+    """The most GPUs that a cluster can have; None if unknown.
+
+    A one-node Ray has those that are up. Otherwise it is the sum over the node types that its autoscaler declares.
+    """
     if one_node:
         return alive
     return None if declared is None else float(declared.get("GPU", 0))

@@ -1,4 +1,4 @@
-"""Published models by the names that people give them; without torch, for commands and forms."""
+"""Finds published models by name. Imports no torch, so that commands and forms stay fast."""
 
 import re
 
@@ -9,24 +9,23 @@ _MODEL_KEY = r"models/[^/]+/[^/]+/config\.json"
 
 
 def is_location(name: str) -> bool:
-    """Whether a corpus or model is given as a path or URI rather than by its name."""
+    """True if a corpus or model is given as a path or URI, not by name."""
     return "://" in name or name.startswith(("/", "./", "../", "~"))
 
 
 def find_published(root: str, name: str) -> str:
-    """URI of the published model NAME, the newest of its versions, or NAME/VERSION. Raises ValueError that lists the models
-    there are."""
-    models = open_store(root)
-    there = [tuple(key.split("/")[1:3]) for key in models.list("models/") if re.fullmatch(_MODEL_KEY, key)]
-    found = [(model, version) for model, version in there if name in (model, f"{model}/{version}")]
+    """URI of a published model: NAME (its newest version) or NAME/VERSION. Raises ValueError listing the known models."""
+    store = open_store(root)
+    published = [tuple(key.split("/")[1:3]) for key in store.list("models/") if re.fullmatch(_MODEL_KEY, key)]
+    found = [(model, version) for model, version in published if name in (model, f"{model}/{version}")]
     if not found:
-        known = there_are(name, (f"{model}/{version}" for model, version in there))
+        known = there_are(name, (f"{model}/{version}" for model, version in published))
         raise ValueError(f"{name!r} is no published model below {root}; {known}")
 
-    def age(place: tuple[str, ...]) -> tuple[float, str]:
-        # Models of before there was a time are the oldest.
-        created = models.read_json(f"models/{'/'.join(place)}/config.json").get("created_at", 0.0)
-        return created, place[1]
+    def creation(model_version: tuple[str, ...]) -> tuple[float, str]:
+        # Models without a time were published by older versions of vitline, so they count as the oldest.
+        created = store.read_json(f"models/{'/'.join(model_version)}/config.json").get("created_at", 0.0)
+        return created, model_version[1]
 
-    newest = max(found, key=age) if len(found) > 1 else found[0]
-    return models.uri_of(f"models/{'/'.join(newest)}")
+    newest = max(found, key=creation) if len(found) > 1 else found[0]
+    return store.uri_of(f"models/{'/'.join(newest)}")

@@ -1,4 +1,4 @@
-"""Published models: weights, config, image contract, classes and a card in one folder (DESIGN 3.6).
+"""Published models: weights, config, image contract, classes and a card in one folder (docs/design.md, "Published models").
 
 from vit.published import load_model
 model = load_model("emoji-vit")
@@ -40,7 +40,7 @@ ADAPTABLE = {
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """A network with what is needed to use it; `digest` is the identity that scores carry."""
+    """A network with everything needed to use it. Scores refer to the model by its `digest`."""
 
     uri: str
     digest: str
@@ -51,7 +51,7 @@ class PublishedModel:
 
     @torch.inference_mode()
     def predict(self, images: Sequence[str | Path | bytes], top: int = 5) -> list[list[tuple[str, float]]]:
-        """The `top` classes of each image (a path or its bytes) with softmax probabilities, best first."""
+        """The `top` most probable classes of each image (a path or bytes), with softmax probabilities."""
         if not images:
             return []
         policy = self.contract.decode
@@ -66,9 +66,9 @@ class PublishedModel:
         ]
 
     def normalised(self, pixels: np.ndarray) -> Tensor:
-        """The network's input (N, 3, H, W) of uint8 pixels (N, H, W, 3) that were resized as the contract asks."""
+        """The network's input (N, 3, H, W) from uint8 pixels (N, H, W, 3) already resized by the contract."""
         low, high = self.contract.low, self.contract.high
-        # Divided and shifted, as in training: the usual contract gives bit for bit the same input.
+        # Divided and then shifted, in this order: with the default contract the result equals training's bit for bit.
         return torch.from_numpy(pixels).permute(0, 3, 1, 2).float().div_(255 / (high - low)).add_(low)
 
 
@@ -81,13 +81,16 @@ def publish(
     classes: Sequence[str],
     provenance: Mapping[str, Any],
 ) -> str:
-    """Writes `<name>/<version>/`, `config.json` last, and returns its URI. Publishing the same model again is harmless."""
+    """Writes `<name>/<version>/`, with `config.json` last, and returns its URI. The same model may be published again."""
     if len(classes) != network.num_classes:
-        raise ValueError(f"{len(classes)} class names for a head of {network.num_classes} classes in {name}/{version}.")
+        raise ValueError(
+            f"{name}/{version}: got {len(classes)} class names, but the head has {network.num_classes} classes. "
+            "Give one name per class."
+        )
     if contract.evaluation.image_size_px != network.config.image_size_px:
         raise ValueError(
-            f"{name}/{version}: the image contract gives {contract.evaluation.image_size_px} px, "
-            f"the network takes {network.config.image_size_px} px."
+            f"{name}/{version}: the image contract resizes to {contract.evaluation.image_size_px} px, but the network "
+            f"takes {network.config.image_size_px} px. Use the same size for both."
         )
     store = models.child(f"{name}/{version}")
     weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
@@ -104,7 +107,7 @@ def publish(
     }
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
     config["digest"] = model_digest(config, contract_json, class_list)
-    # Beside the digest, so that a file that was changed can be named.
+    # Stored beside the digest, so that an error can name the file that was changed.
     config["files"] = {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)}
     store.write_json("image_contract.json", contract_json)
     store.write_json("classes.json", {"schema_version": SCHEMA_VERSION, "classes": class_list})
@@ -114,19 +117,19 @@ def publish(
 
 
 def model_digest(config: Mapping[str, Any], contract: Mapping[str, Any], classes: Sequence[str]) -> str:
-    """The identity of a model: architecture, weights, image contract, classes; not where or when it was made."""
+    """The digest of a model: architecture, weights, image contract and classes, not where or when it was made."""
     weights = {piece["name"]: piece["sha256"] for piece in config["tensors"]}
     return digest_of([config["architecture"], config["model"], weights, contract, classes])
 
 
 PROBE_TOLERANCE = 1e-4
-"""Largest difference of a probe's logits on another machine or library version, over the largest logit."""
+"""Largest allowed difference of a probe's logits on another machine or library version, relative to the largest logit."""
 
 
 @torch.inference_mode()
 def probe(network: Network, most: int = 16) -> list[float]:
-    """The first logits of a made-up image: what anybody who loads the weights can hold their own arithmetic against."""
-    # On the CPU, where convolutions are not rounded to TF32: a probe is compared with others' arithmetic.
+    """The first logits of a synthetic image. Whoever loads the weights can compare their own logits with them."""
+    # On the CPU, because GPUs may round convolutions to TF32, and the logits are compared across machines.
     weights = {name: value.detach().cpu().float() for name, value in network.state_dict().items()}
     copy = network_with(network.config, network.num_classes, weights)
     side = network.config.image_size_px
@@ -136,9 +139,9 @@ def probe(network: Network, most: int = 16) -> list[float]:
 
 
 def verify_model(uri: str) -> dict[str, Any]:
-    """Reads a published model back, every tensor against its digest, and computes its probe again.
+    """Checks every tensor of a published model against its digest, and computes its probe logits again.
 
-    Raises CheckpointError, naming what differs: a file, a tensor, or the arithmetic of this machine.
+    Raises CheckpointError naming the file or tensor that differs, or the difference of the logits.
     """
     model = load_model(uri)
     config = open_store(uri).read_json("config.json")
@@ -148,8 +151,9 @@ def verify_model(uri: str) -> dict[str, Any]:
         difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
     if difference is not None and not difference <= PROBE_TOLERANCE:
         raise CheckpointError(
-            f"{uri}: the weights are whole, but their logits differ from those at publishing by {difference:.1e} of the "
-            f"largest; up to {PROBE_TOLERANCE:g} is rounding. Compare the versions of torch and the device."
+            f"{uri}: the weights are unchanged, but the logits of the probe image differ from those at publishing by "
+            f"{difference:.1e} of the largest logit; rounding explains up to {PROBE_TOLERANCE:g}. Compare the torch "
+            "version and the device with those of the publishing machine."
         )
     return {
         "uri": model.uri,
@@ -161,11 +165,11 @@ def verify_model(uri: str) -> dict[str, Any]:
 
 
 def load_model(model: str | os.PathLike[str]) -> PublishedModel:
-    """A published model, its weights checked against their digests, in evaluation mode on the CPU.
+    """Loads a published model on the CPU in evaluation mode, and checks its weights against their digests.
 
-    `model` is NAME (its newest version), NAME/VERSION, a path or a URI. Names are looked up where the commands would look
-    that are started in this folder: below $VITLINE_ROOT, else in the local stack, else in `.vitline/store`. Raises
-    CheckpointError, naming the folder, when it is not a published model or a byte differs, and for an unknown name.
+    `model` is NAME (its newest version), NAME/VERSION, a path or a URI. Names are looked up below $VITLINE_ROOT, else in
+    the local stack, else in `.vitline/store`, as the commands do. Raises CheckpointError for an unknown name, for a
+    folder that is not a published model, and if any byte differs.
     """
     name = os.fspath(model)
     if "://" in name and not name.startswith("s3://"):
@@ -183,7 +187,7 @@ def load_model(model: str | os.PathLike[str]) -> PublishedModel:
 
 
 def read_model(uri: str) -> PublishedModel:
-    """`load_model` of a path or URI, with the credentials of this process's environment."""
+    """Like `load_model`, for a path or URI only, with the credentials from the environment of this process."""
     store = open_store(uri)
     try:
         config = store.read_json("config.json")
@@ -191,10 +195,13 @@ def read_model(uri: str) -> PublishedModel:
         classes = store.read_json("classes.json")["classes"]
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{uri} is no published model: {error}. `vitline model ls` lists those there are."
+            f"{uri} is no published model: {error}. `vitline model ls` lists the published models."
         ) from error
     if config.get("schema_version") != SCHEMA_VERSION:
-        raise CheckpointError(f"{uri}/config.json is not of schema_version {SCHEMA_VERSION}.")
+        raise CheckpointError(
+            f"{uri}/config.json has schema_version {config.get('schema_version')}, expected {SCHEMA_VERSION}. "
+            "Use the version of vitline that published the model, or publish it again."
+        )
     if config["digest"] != model_digest(config, contract, classes):
         found = {"image_contract.json": digest_of(contract), "classes.json": digest_of(classes)}
         changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
@@ -218,17 +225,20 @@ def read_model(uri: str) -> PublishedModel:
 
 
 def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_init: float = 0.0) -> Network:
-    """`source` made ready for fine-tuning: a zero-initialised linear head, positions resampled, no pre-logits layer.
+    """`source` prepared for fine-tuning: new linear head, resampled position embeddings, no pre-logits layer.
 
-    Source: arXiv:2010.11929, Sec. 3.2 and B.1.1. Raises ValueError naming each setting in which the two networks differ
-    beyond resolution and head.
+    Source: arXiv:2010.11929, Sec. 3.2 and B.1.1. Raises ValueError naming each setting that differs and that
+    fine-tuning cannot change.
     """
     config = config.for_transfer(head_bias_init=head_bias_init)
     theirs, ours = source.config.model_dump(exclude=ADAPTABLE), config.model_dump(exclude=ADAPTABLE)
     differ = [key for key in theirs | ours if theirs.get(key) != ours.get(key)]
     if differ:
         changed = "; ".join(f"{key}: {theirs.get(key)} -> {ours.get(key)}" for key in differ)
-        raise ValueError(f"The pre-trained network cannot become the asked one: {changed}.")
+        raise ValueError(
+            f"The pre-trained network cannot be fine-tuned as the requested one: {changed}. "
+            "Request the settings of the pre-trained network."
+        )
     network = build_network(config, num_classes)
     weights: dict[str, Tensor] = {
         key: value
@@ -244,7 +254,7 @@ def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_in
 
 
 def elsewhere(config: NetworkConfig) -> str:
-    """The forms that a published model of this config can be written in, with the call that loads each."""
+    """The formats that a model of this config can be exported to, with the call that loads each."""
     forms = ["`onnx`, `torch-export`, `mlflow`"]
     plain = not isinstance(config, TransformerConfig) or (
         not config.pre_logits and config.pos_embed != "relative" and config.pos_embed_at == "stem"
@@ -257,7 +267,7 @@ def elsewhere(config: NetworkConfig) -> str:
 
 
 def card(name: str, version: str, config: Mapping[str, Any], contract: ImageContract, classes: Sequence[str]) -> str:
-    """The model card: what it is, what it was made from, how to use it."""
+    """The text of the model card: what the model is, what it was made from, and how to use it."""
     model, provenance = config["model"], config["provenance"]
     parameters = sum(int(np.prod(p["shape"])) for p in config["tensors"])
     made = "\n".join(f"- {key.replace('_', ' ')}: `{value}`" for key, value in provenance.items())
@@ -285,7 +295,7 @@ Elsewhere: `vitline model convert <this folder> out --to ...` writes {elsewhere(
 
 
 def file_bytes(path: Path, policy: DecodePolicy) -> bytes:
-    """An image file. Raises ImageRejected for one that is too large, which is never read."""
+    """The bytes of an image file. Raises ImageRejected, without reading it, if it is larger than the policy allows."""
     if (size := path.stat().st_size) > policy.max_bytes:
         raise ImageRejected("too_many_bytes", f"{size:,} bytes, limit {policy.max_bytes:,}")
     return path.read_bytes()

@@ -1,9 +1,9 @@
-"""Starts `train()` on W Ray Train workers: the driver of a training job, and what each worker does (DESIGN 3.3, 3.4).
+"""The Ray job driver of a training: runs `train()` on W Ray Train workers (docs/design.md, "Runs and stages").
 
     python -m vit.ray_train --run URI --attempt N
 
-Ray Train is told of neither checkpoints nor metrics: a restarted group looks in the store, and the outcome is
-`state.json`. The driver's exit code follows from that state.
+Ray Train receives neither checkpoints nor metrics. A restarted worker group finds the newest checkpoint in the store, and
+the outcome is `state.json`, which determines the exit code of the driver.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from vit.training.world import World
 
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
-"""Of torch.distributed, by whether workers have GPUs."""
+"""Backend of torch.distributed, by whether workers have GPUs."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The job driver. Leaves by os._exit with the code of the run's state, so that no handler of Ray's changes it."""
+    """The job driver. It ends by os._exit, so that no handler of Ray changes the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
     parser.add_argument("--attempt", required=True, type=int)
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def drive(run_uri: str, attempt: int) -> int:
-    """Runs one attempt to its end; returns the exit code. The claim's heartbeat beats as long as this process lives."""
+    """Runs one attempt to its end and returns the exit code. This process writes the heartbeat of the claim."""
     run = open_store(run_uri)
     config = RunSpec.model_validate(run.read_json("config.json")).config
     with ClaimHolder(run, attempt) as claim, tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
@@ -62,32 +62,37 @@ def drive(run_uri: str, attempt: int) -> int:
         leave_when_stopped_before_work(run, attempt, claim)
         try:
             fit(run_uri, attempt, config, folder)
-        except Exception as error:  # the worker's own record, if it left one, says more
-            log.exception("the worker group ended")
-            # Ray Train says so of a placement group that it waited for in vain, in a paragraph about its own settings.
+        except Exception as error:  # `conclude` prefers the state that the workers wrote, if any
+            log.exception("the worker group failed")
+            # Ray Train raises this, in a paragraph about its own settings, if it could not place the workers in time.
             if no_room := "worker group startup timed out" in str(error):
-                reason = f"no room for {config.execution.num_workers} workers within the time to wait{resources()}"
+                reason = (
+                    f"the cluster had no room for {config.execution.num_workers} workers within "
+                    f"execution.queue_timeout_s={config.execution.queue_timeout_s:g}{resources()}"
+                )
             else:
                 reason = f"{type(error).__name__}: {str(error)[:2000]}{resources()}"
             return conclude(run, attempt, claim, reason, no_room=no_room)
-        return conclude(run, attempt, claim, "the workers left without a result")
+        return conclude(run, attempt, claim, "the workers ended without a result")
 
 
 def leave_when_lost(claim: ClaimHolder) -> None:
-    """Ends this process, and with it the workers, once a heartbeat found the claim in other hands."""
+    """Ends this process, and with it the workers, once a heartbeat finds that another attempt holds the claim."""
 
     def watch() -> None:
         while not claim.lost:
             time.sleep(1.0)
-        log.warning("the claim is another attempt's; this one leaves")
+        log.warning("another attempt holds the claim; this one stops")
         os._exit(CLAIM_LOST_EXIT_CODE)
 
     threading.Thread(target=watch, name="claim-watch", daemon=True).start()
 
 
 def leave_when_stopped_before_work(run: Store, attempt: int, claim: ClaimHolder) -> None:
-    """Ends this process, with the state that was asked for, at a stop request that finds no worker at work: none would
-    read it. Workers that are at work answer for themselves."""
+    """Ends this process in the requested state if a stop request arrives while no worker runs, as no worker would read it.
+
+    Running workers follow the request themselves.
+    """
 
     def watch() -> None:
         with StopPoller(run, attempt) as stop:
@@ -95,22 +100,22 @@ def leave_when_stopped_before_work(run: Store, attempt: int, claim: ClaimHolder)
                 time.sleep(0.5)
         claim.check()
         write_state(run, reason, attempt, reason=stop.by)
-        log.info("run=%s attempt=%d state=%s before any work: %s", run.uri, attempt, reason, stop.by)
+        log.info("run=%s attempt=%d state=%s before the workers started: %s", run.uri, attempt, reason, stop.by)
         os._exit(OUTCOMES[reason].exit_code)
 
     threading.Thread(target=watch, name="stop-watch", daemon=True).start()
 
 
 def is_at_work(run: Store, attempt: int) -> bool:
-    """Whether workers of this attempt have written a state; they write how it ends, too."""
+    """True once workers of this attempt have written a state. They also write the state that it ends in."""
     state = read_state(run)
     return state is not None and state["attempt"] == attempt
 
 
 def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str, **detail: Any) -> int:
-    """The exit code of the state that the workers left; without one the run has failed for `reason`, with `detail`.
+    """The exit code for the state that the workers wrote. If they wrote none, the run is marked failed for `reason`.
 
-    An attempt that lost its claim leaves the state to the one that holds it.
+    An attempt that has lost its claim writes nothing.
     """
     try:
         claim.check()
@@ -126,8 +131,11 @@ def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str, **detail
 
 
 def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
-    """Blocks until the worker group is done. Workers are restarted without limit; they themselves see a lack of
-    progress, which a counter of restarts cannot. A group that cannot be placed within `queue_timeout_s` raises."""
+    """Blocks until the worker group is done.
+
+    Ray Train restarts workers without limit. The workers themselves end the run if restarts bring no progress, which
+    Ray's count of restarts could not tell. Raises if the group cannot be placed within `queue_timeout_s`.
+    """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
@@ -152,8 +160,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
         ),
         run_config=RunConfig(
             name=f"a{attempt}",
-            storage_path=folder,  # Ray Train keeps one marker file; it has no part in ours
-            # Ray's annotations still show the class of Train v1, which has no limit for the controller.
+            storage_path=folder,  # Ray Train writes one marker file there; vitline does not use it
+            # Ray's type annotations are still those of Train v1, which has no limit for the controller.
             failure_config=FailureConfig(max_failures=-1, controller_failure_limit=START_TRIES - 1),  # type: ignore[call-arg]
         ),
     )
@@ -161,23 +169,23 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
 
 
 def declared_resources() -> dict[str, float] | None:
-    """The most that the node types of the cluster's autoscaler add up to; None where none has told Ray."""
+    """The resources of all nodes that the cluster's autoscaler may start; None if no autoscaler has declared them to Ray."""
     from ray._private.state import state
 
-    # Ray has no public way to ask; Ray Data asks the same. Without it, what the autoscaler can bring is not known.
+    # Ray has no public API for this; Ray Data uses the same function. If it is missing, the limit is unknown.
     ask = getattr(state, "get_max_resources_from_cluster_config", None)
     return ask() if ask else None
 
 
 def tell_waiting(run: Store, total_steps: int, what: str) -> None:
-    """What the worker group waits for, where the progress of the run is looked up."""
+    """Writes into `progress.json` what the worker group waits for."""
     log.warning("waiting for %s", what)
     before = read_progress(run) or {"step": 0}
     run.write_json("progress.json", {"step": before["step"], "total_steps": total_steps, "waiting_for": what})
 
 
 def resources_per_worker(workers: int, use_gpu: bool) -> dict[str, float]:
-    """One GPU or CPU; where trainings go one after the other, the workers of one hold all that there is of that."""
+    """One GPU or CPU per worker. On a cluster that runs one training at a time, the workers share all of that resource."""
     import ray
 
     mine: dict[str, float] = {"GPU": 1} if use_gpu else {"CPU": 1}
@@ -189,8 +197,8 @@ def resources_per_worker(workers: int, use_gpu: bool) -> dict[str, float]:
 def trainer_class() -> type[Any]:
     """Ray Train's trainer without its `PlacementGroupCleaner`.
 
-    That is a detached process of each run, told to watch the controller once it has started: of a run that is stopped
-    earlier it stays for as long as the cluster does. Nor is it needed: a placement group ends with the job that made it.
+    The cleaner is a detached process of each run that watches the controller from its start on. If a run is stopped
+    earlier, the process stays until the cluster ends. It is not needed, as Ray removes a placement group with its job.
     """
     from ray.train.torch import TorchTrainer
 
@@ -203,7 +211,7 @@ def trainer_class() -> type[Any]:
 
 
 def resources() -> str:
-    """What the cluster has and what of it is free, for the reason of a group that could not be placed."""
+    """The free and total resources of the cluster, as the end of an error message."""
     import ray
 
     if not ray.is_initialized():
@@ -215,7 +223,7 @@ def resources() -> str:
 
 
 def train_worker(job: dict[str, Any]) -> None:
-    """What every worker runs; Ray calls it again on a fresh group after the loss of one."""
+    """The training function of each worker. After the loss of a worker, Ray calls it again in a new group."""
     from ray.train import get_context
 
     run, context = open_store(job["run"]), get_context()

@@ -1,4 +1,4 @@
-"""Many small trainings, or features in bulk, in one Ray job, packed onto the CPUs or GPUs of the cluster.
+"""The Ray job driver of an evaluation: runs its trials, or computes its features, on all CPUs or GPUs of the cluster.
 
 python -m vit.ray_workers --run URI --attempt N
 """
@@ -24,7 +24,6 @@ from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
     EvaluationSpec,
     Score,
-    TaskSweep,
     next_trials,
     plan_task_sweeps,
     record_score,
@@ -46,7 +45,7 @@ GRACE_S = 5.0
 
 
 def main(argv: list[str] | None = None) -> None:
-    """The job driver; leaves with the exit code of the evaluation's state."""
+    """The job driver. The process exits with the exit code of the state that the evaluation ended in."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", required=True, help="URI of the evaluation: <root>/runs/<run key>")
     parser.add_argument("--attempt", required=True, type=int)
@@ -59,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def drive(run: Store, attempt: int) -> int:
-    """Runs one attempt to its end; returns the exit code. A stop loses only the trials that are running."""
+    """Runs one attempt to its end and returns the exit code. A stop loses only the trials that are running."""
     spec = EvaluationSpec.model_validate(run.read_json("config.json"))
     with ClaimHolder(run, attempt) as claim:
         write_state(run, "running", attempt)
@@ -68,14 +67,14 @@ def drive(run: Store, attempt: int) -> int:
         try:
             claim.check()
         except ClaimLost:
-            log.warning("run=%s attempt=%d: the claim is another attempt's; this one stops", run.uri, attempt)
+            log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
             return CLAIM_LOST_EXIT_CODE
         write_state(run, state, attempt, **detail)
     return OUTCOMES[state].exit_code
 
 
 def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, dict[str, Any]]:
-    """How the sweep ended, with the scores or the reason."""
+    """The state that the evaluation ended in, with the scores or the reason."""
     if differ := differing_versions():
         return "failed", {"reason": differ}
     try:
@@ -85,8 +84,8 @@ def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, d
             scores = frozen_scores(run, spec, stop, *on_ray) if frozen else Sweep(run, spec, stop).execute()
             reason = stop.asked()
     except Exception as error:
-        log.exception("the evaluation ended")
-        # Ray wraps what a trial raised in the text of its traceback; the cause is the sentence for people.
+        log.exception("the evaluation failed")
+        # Ray raises an error whose text is the worker's traceback; its cause is the original exception, with a readable message.
         cause = getattr(error, "cause", None) or error
         return "failed", {"reason": f"{type(cause).__name__}: {str(cause)[:2000]}"}
     if scores is None:
@@ -95,69 +94,79 @@ def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, d
 
 
 class Sweep:
-    """Runs what is left of every contest; finished trials lie in the store and are not run again."""
+    """Runs the trials of an evaluation as Ray tasks. Finished trials are in the store and do not run again."""
 
     def __init__(self, run: Store, spec: EvaluationSpec, stop: StopPoller):
-        self.run, self.spec, self.stop = run, spec, stop
-        self.root = open_store(spec.root)
-        self.trials_uri = self.root.uri_of("trials")
+        self.run, self.stop = run, stop
         self.started = time.monotonic()
+        self.root = open_store(spec.root)
+        self.trials = open_store(self.root.uri_of("trials"))
+        self.task_sweeps = plan_task_sweeps(spec)
+        self.scores: dict[int, Score] = {
+            i: score
+            for i, sweep in enumerate(self.task_sweeps)
+            if (score := stored_score(self.root, sweep)) is not None
+        }
+        # Trials that each task sweep has not finished yet: all settings, and the final trial.
+        self.num_left = [0 if i in self.scores else len(s.settings) + 1 for i, s in enumerate(self.task_sweeps)]
+        # The Ray tasks in flight, each with the index of its task sweep.
+        self.running: dict[Any, tuple[int, Trial]] = {}
 
     def execute(self) -> list[Score] | None:
-        """The scores in the order of the contests, or None when a stop was asked for."""
+        """The scores in the order of the task sweeps, or None if a stop was requested."""
         import ray
 
         cluster = start_ray()
-        work: Any = ray.remote(ensure_trial)
-        task_sweeps = plan_task_sweeps(self.spec)
-        scores: dict[int, Score] = {
-            i: s for i, c in enumerate(task_sweeps) if (s := stored_score(self.root, c)) is not None
-        }
-        running: dict[Any, tuple[int, Trial]] = {}
-        left = [0 if i in scores else len(c.settings) + 1 for i, c in enumerate(task_sweeps)]
-        total, done_before = total_trials(task_sweeps), -1
-
-        def launch(index: int, task_sweep: TaskSweep) -> None:
-            todo, score = next_trials(task_sweep, open_store(self.trials_uri))
-            busy = {trial.key for _, trial in running.values()}
-            for trial in (trial for trial in todo if trial.key not in busy):
-                cpus, gpus, threads = trial_resources(trial.recipe, cluster)
-                placed = work.options(max_retries=3, num_cpus=cpus, num_gpus=gpus)
-                running[placed.remote(self.trials_uri, trial, threads)] = (index, trial)
-            if score is not None:
-                scores[index] = record_score(self.root, task_sweep, score)
-            selecting = bool(todo) and todo[0].phase == "select"
-            left[index] = len(todo) + selecting
-
-        while True:
-            # Contests may share trials (a task named twice): whoever has nothing running looks what is left for it.
-            at_work = {index for index, _ in running.values()}
-            for index, task_sweep in enumerate(task_sweeps):
-                if index not in scores and index not in at_work:
-                    launch(index, task_sweep)
-            if done_before < 0:
-                done_before = total - sum(left)
-            self._progress(total - sum(left), total, done_before, running)
-            if not running:
-                return [scores[index] for index in range(len(task_sweeps))]
-            ready, _ = ray.wait(list(running), num_returns=1, timeout=1.0)
+        self._start_trials(cluster)
+        done_before = self._num_done()
+        while self.running:
+            self._write_progress(done_before)
+            ready, _ = ray.wait(list(self.running), num_returns=1, timeout=1.0)
             for ref in ready:
-                index, trial = running.pop(ref)
-                result = ray.get(ref)
-                left[index] -= 1
-                log.info(
-                    "trial=%s top1=%.4f examples=%d wall_s=%.1f",
-                    trial.key,
-                    result.top1,
-                    result.num_examples,
-                    result.wall_s,
-                )
+                self._finish_trial(ref)
             if self.stop.asked() is not None:
-                for ref in running:
+                for ref in self.running:
                     ray.cancel(ref, force=True)
                 return None
+            self._start_trials(cluster)
+        self._write_progress(done_before)
+        return [self.scores[index] for index in range(len(self.task_sweeps))]
 
-    def _progress(self, done: int, total: int, done_before: int, running: dict[Any, tuple[int, Trial]]) -> None:
+    def _start_trials(self, cluster: dict[str, float]) -> None:
+        """For each unscored task sweep without a running trial: starts its next trials, or records its score."""
+        import ray
+
+        work: Any = ray.remote(ensure_trial)
+        occupied = {index for index, _ in self.running.values()} | set(self.scores)
+        for index in (i for i in range(len(self.task_sweeps)) if i not in occupied):
+            task_sweep = self.task_sweeps[index]
+            todo, score = next_trials(task_sweep, self.trials)
+            # Task sweeps share trials where a task is given twice: do not start a trial that runs for another one.
+            in_flight = {trial.key for _, trial in self.running.values()}
+            for trial in (trial for trial in todo if trial.key not in in_flight):
+                cpus, gpus, threads = trial_resources(trial.recipe, cluster)
+                task = work.options(max_retries=3, num_cpus=cpus, num_gpus=gpus)
+                self.running[task.remote(self.trials.uri, trial, threads)] = (index, trial)
+            if score is not None:
+                self.scores[index] = record_score(self.root, task_sweep, score)
+            final_to_come = bool(todo) and todo[0].phase == "select"
+            self.num_left[index] = len(todo) + final_to_come
+
+    def _finish_trial(self, ref: Any) -> None:
+        import ray
+
+        index, trial = self.running.pop(ref)
+        result = ray.get(ref)
+        self.num_left[index] -= 1
+        log.info(
+            "trial=%s top1=%.4f examples=%d wall_s=%.1f", trial.key, result.top1, result.num_examples, result.wall_s
+        )
+
+    def _num_done(self) -> int:
+        return total_trials(self.task_sweeps) - sum(self.num_left)
+
+    def _write_progress(self, done_before: int) -> None:
+        done, total = self._num_done(), total_trials(self.task_sweeps)
         elapsed, done_now = time.monotonic() - self.started, done - done_before
         self.run.write_json(
             "progress.json",
@@ -166,29 +175,32 @@ class Sweep:
                 "total_steps": total,
                 "unit": "trials",
                 "remaining_s": elapsed / done_now * (total - done) if done_now else None,
-                "running": sorted(trial.key for _, trial in running.values()),
+                "running": sorted(trial.key for _, trial in self.running.values()),
             },
         )
 
 
 def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
-    """Parts as they are kept, by one Ray Data execution: actors that hold on to their model, each with a GPU, or a CPU
-    where there are no GPUs. Raises RuntimeError with the message of a worker that failed for a reason of its own."""
+    """Computes feature parts with one Ray Data execution and yields each part once it is stored.
+
+    The work runs in actors that keep their model loaded, each with one GPU, or one CPU where there are no GPUs. Raises
+    RuntimeError with the worker's message if a part cannot be computed.
+    """
     import ray.data
 
     cluster = start_ray()
     cpus, gpus = int(cluster.get("CPU", 1)), int(cluster.get("GPU", 0))
     workers, threads = max(gpus or cpus, 1), max(cpus // gpus, 1) if gpus else 1
     for handler in logging.getLogger("ray.data").handlers:
-        if handler.get_name() == "console":  # says when the execution starts and ends; its own file keeps that
+        if handler.get_name() == "console":  # reports start and end of the execution; Ray Data's log file has them too
             handler.setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    # Else Ray holds back what an actor yields until a block is full: here, until the whole errand is done.
+    # Otherwise Ray holds back what an actor yields until a block is full: here, until a whole work chunk is done.
     context.target_max_block_size = 1
-    rows = [{"errand": pickle.dumps((root, threads, errand))} for errand in work_chunks(parts, workers)]
-    kept = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
+    rows = [{"chunk": pickle.dumps((root, threads, chunk))} for chunk in work_chunks(parts, workers)]
+    results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         FeatureWorker,
         batch_size=1,
         batch_format="pyarrow",
@@ -196,32 +208,32 @@ def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[Feature
         num_cpus=1,
         num_gpus=1 if gpus else 0,
     )
-    for row in kept.iter_rows():
-        part, error = pickle.loads(row["kept"])
+    for row in results.iter_rows():
+        part, error = pickle.loads(row["result"])
         if error:
             raise RuntimeError(error)
         yield part
 
 
 class FeatureWorker:
-    """An actor of `features_on_ray`: runs errands, and tells of every part as soon as it is kept."""
+    """An actor of `features_on_ray`: computes work chunks and yields each part as soon as it is stored."""
 
     def __init__(self) -> None:
         self._extractor: Extractor | None = None
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        root, threads, errand = pickle.loads(batch.column("errand")[0].as_py())
+        root, threads, chunk = pickle.loads(batch.column("chunk")[0].as_py())
         self._extractor = self._extractor or Extractor(root, threads)
-        # An error of ours comes back as a value: as an exception, Ray Data would wrap it in pages of traceback.
+        # An expected error is returned as a value: Ray Data would wrap an exception in pages of traceback.
         try:
-            for part in self._extractor.ensure(errand):
-                yield pa.table({"kept": [pickle.dumps((part, ""))]})
+            for part in self._extractor.ensure(chunk):
+                yield pa.table({"result": [pickle.dumps((part, ""))]})
         except (ValueError, RuntimeError, OSError) as error:
-            yield pa.table({"kept": [pickle.dumps((None, f"{type(error).__name__}: {error}"))]})
+            yield pa.table({"result": [pickle.dumps((None, f"{type(error).__name__}: {error}"))]})
 
 
 def probe_trials_on_ray(root: str, probe_trials: Sequence[ProbeTrial]) -> Iterator[tuple[ProbeTrial, Score]]:
-    """Scores as they are recorded, each by a Ray task with a CPU, and a GPU where there are any."""
+    """Runs each probe trial as a Ray task with one CPU, and one GPU where there are any; yields scores once recorded."""
     import ray
 
     num_gpus = 1 if start_ray().get("GPU") else 0
@@ -237,8 +249,10 @@ def probe_trials_on_ray(root: str, probe_trials: Sequence[ProbeTrial]) -> Iterat
 
 
 def start_ray() -> dict[str, float]:
-    """Joins the cluster that the job runs in; its resources, those included that its autoscaler's node types can bring: work
-    that asks for them waits for them."""
+    """Joins the cluster that the job runs in, and returns its resources.
+
+    CPUs and GPUs include those of nodes that its autoscaler can still start: a task that needs them waits for them.
+    """
     import ray
 
     with handlers_kept():

@@ -1,4 +1,4 @@
-"""What a training run is before it runs: its spec, its key, its progress. Imports no torch, so that flows are light."""
+"""The spec, run key and progress of a training run. Imports no torch, so that flows start fast."""
 
 import json
 from datetime import date
@@ -10,30 +10,29 @@ from infra.keys import run_key
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 
-# Times that Ray Train tries to place the worker group; together they last `queue_timeout_s`.
+# How often Ray Train tries to place the worker group. All tries together take `queue_timeout_s`.
 START_TRIES = 4
 
 
 class RunSpec(FrozenConfig):
-    """`config.json` of a run: its config and the digests it was keyed by."""
+    """`config.json` of a run: its config and the inputs that the run key covers."""
 
     schema_version: int = 1
     run_key: str
     """<name>-<12 hex>, see `make_spec`."""
     config: TrainConfig
-    """The whole config."""
     inputs: dict[str, str]
-    """Digests of the corpus and, where one is started from, the model."""
+    """Digests of corpus, decode policy and initial model, and the names of the splits."""
     models: str
-    """URI of the folder that the finished model is published to."""
+    """URI of the folder in which the model is published."""
     night: date | None = None
     """UTC date of the scheduled start of a nightly run."""
 
 
 def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
-    """The spec of a run, its key made from config, corpus and initial model. Raises FileNotFoundError if one is absent."""
+    """The spec of a run. Its key covers config, corpus and initial model; FileNotFoundError if one of them is missing."""
     manifest = load_manifest(open_store(config.corpus))
-    # Decoding is no part of a corpus's digest, yet other pixels are another run; so is another held-out score.
+    # The corpus digest covers neither the decode policy nor the split names, but the results of the run depend on both.
     inputs = {
         "corpus": manifest.digest,
         "split": config.split,
@@ -47,7 +46,7 @@ def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunS
 
 
 def read_progress(run: Store) -> dict[str, Any] | None:
-    """The latest `progress.json`, or None before the first report."""
+    """The latest `progress.json`, or None if there is none yet."""
     try:
         return json.loads(run.read("progress.json"))
     except FileNotFoundError:

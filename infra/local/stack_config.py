@@ -118,7 +118,7 @@ def load_stack_config(directory: Path) -> StackConfig | None:
         return StackConfig.model_validate({**json.loads(text), "directory": directory})  # it may have been moved
     except ValueError as error:
         raise RuntimeError(
-            f"{directory / 'config.json'} is not what this version writes ({error}). "
+            f"{directory / 'place.json'} is not what this version writes ({error}). "
             "Move the folder away; the next `vitline stack up` makes a new one."
         ) from error
 

@@ -1,7 +1,7 @@
-"""Columns of a list of runs as a saved view of MLflow's pages: their lists show no metric by themselves.
+"""A saved view of MLflow that shows headline metrics as columns, because MLflow's run lists show no metric by default.
 
-A view is a tag of the experiment, which people add, change and delete in the page under *Views*. Ours is offered once and
-gets the metrics of later runs for as long as nobody has changed it.
+A view is a tag of the experiment. Users add, change and delete views in MLflow's pages under *Views*. vitline adds its view
+once, and adds the metrics of later runs to it as long as nobody has changed it.
 """
 
 import base64
@@ -13,7 +13,7 @@ from typing import Any
 VIEW_KEY = "vitlinescores"
 NAME = "vitline scores"
 _TAG, _OFFERED = f"mlflow.sharedViewState.{VIEW_KEY}", "vitline.view_offered"
-_MAX_METRICS = 64  # a tag takes 20,000 characters
+_MAX_METRICS = 64  # a tag has at most 20,000 characters
 _GROUPS = ("val/top1", "vtab/", "tasks/")
 _STATE = {
     "searchFilter": "",
@@ -38,8 +38,10 @@ _STATE = {
 
 
 def changed_tags(tags: Mapping[str, str], metrics: Collection[str], now_ms: int) -> dict[str, str]:
-    """The tags to set, in their order, on an experiment that has `tags`, so that its view shows these headline metrics,
-    too; none where it does already, or where somebody has changed or deleted the view."""
+    """The tags to set, in this order, on an experiment with `tags`, so that its view also shows these headline metrics.
+
+    Empty if the view shows them already, or if somebody has changed or deleted the view.
+    """
     wanted = {name for name in metrics if name.startswith(_GROUPS)}
     own = _own_view(tags[_TAG]) if _TAG in tags else {}
     if not wanted or (own is None) or (_OFFERED in tags and not own):
@@ -56,7 +58,7 @@ def changed_tags(tags: Mapping[str, str], metrics: Collection[str], now_ms: int)
 
 
 def _own_view(value: str) -> dict[str, Any] | None:
-    """What our view says of itself; None where somebody has changed it."""
+    """The data that vitline stored in its view; None if somebody has changed the view."""
     try:
         view = json.loads(value)
         return view["vitline"] if view["vitline"]["check"] == _check(view["name"], view["state"]) else None

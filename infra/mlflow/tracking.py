@@ -1,7 +1,7 @@
-"""The one door to MLflow: runs, points, data sets and models, each sent so that sending it again changes nothing.
+"""The only module that imports MLflow: sends runs, points, data sets and models. Sending again changes nothing.
 
-Only explicit run ids, no active run. Imported by the shipper alone: flows and training never wait for MLflow. Every
-method raises MlflowException where the server is away or refuses; the caller tries again later.
+It uses explicit run ids and no active run. Only the shipper imports it, because flows and training never wait for MLflow.
+Every method raises MlflowException if the server is unavailable or refuses; the caller tries again later.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ from infra.redact import redact
 
 RUN_KEY, STORE_URI = "vitline.run_key", "vitline.store_uri"
 CANDIDATE = "candidate"
-MAX_POINTS_PER_KEY = 2000  # of one curve: MLflow's pages become slow beyond
+MAX_POINTS_PER_KEY = 2000  # points of one curve; MLflow's pages are slow with more
 _MAX_RACES = 20
 _MAX_POINTS_A_CALL, _MAX_TAG, _MAX_PARAM, _MAX_DIGEST = 1000, 5000, 500, 36
 _ABOUT_MODELS = (
-    "Published by vitline. A version loads as a pyfunc and can be served; its weights lie in the store, where `pointer.json` "
-    "among its artifacts says. `candidate` is the version whose training ended last."
+    "Published by vitline. A version loads as a pyfunc and can be served. Its weights are in the store: the artifact "
+    "`pointer.json` has their URI. `candidate` is the version whose training ended last."
 )
 CANDIDATE_BY = "vitline.candidate_by"
 _RULE = "its training ended last of all versions"
 _OF_RULE = f"; `{CANDIDATE}`, because {_RULE}"
-# Without these MLflow's pages take every experiment for a chat model's, with other menus.
+# Without this tag MLflow's pages show every experiment as one of a chat model, with other menus.
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _TRAINING_PAGES = "?workflowType=machine_learning"
 _TEXT = (".json", ".md", ".html", ".txt", ".csv")
 
 
 class Point(NamedTuple):
-    """One value of a metric; nan stays nan, and MLflow keeps an infinity as the largest float."""
+    """One value of a metric. MLflow stores nan as nan, and an infinity as the largest float."""
 
     key: str
     value: float
@@ -61,7 +61,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class DataUse:
-    """A corpus that a run reads or makes."""
+    """A corpus that a run reads or prepares."""
 
     name: str
     digest: str
@@ -73,21 +73,21 @@ class DataUse:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model: MLflow gets a pointer to it, never the weights."""
+    """A published model. MLflow gets a pointer to it, not the weights."""
 
     name: str
     version: str
     uri: str
     digest: str
     finished_at: float
-    """Unix seconds; the newest is the candidate."""
+    """End of the training in Unix seconds; the newest version is the candidate."""
     step: int
     tags: Mapping[str, str]
     params: Mapping[str, str]
     points: Sequence[Point]
     files: Mapping[str, bytes]
     summary: str
-    """One line for the list of versions."""
+    """One line, shown in the list of versions."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class ModelRef:
 
 @dataclass
 class TrackedRun:
-    """An MLflow run as the server knows it; `tags` and `params` follow what is sent."""
+    """An MLflow run on the server. `tags` and `params` are updated with what is sent."""
 
     run_id: str
     experiment_id: str
@@ -112,7 +112,7 @@ class TrackedRun:
 
 
 class Tracking:
-    """A client of one server. Whatever it sends has passed `redact` with `secrets`."""
+    """A client of one server. Everything it sends passes `redact` with `secrets` first."""
 
     def __init__(self, uri: str, secrets: Iterable[str] = ()) -> None:
         self.uri = uri.rstrip("/")
@@ -121,7 +121,7 @@ class Tracking:
         self._experiments: dict[str, str] = {}
 
     def ping(self) -> None:
-        """Raises where the server does not answer."""
+        """Raises MlflowException if the server does not answer."""
         self._client.search_experiments(max_results=1)
 
     # Runs
@@ -136,30 +136,32 @@ class Tracking:
         tags: Mapping[str, str],
         name: str | None = None,
     ) -> TrackedRun | None:
-        """The MLflow run of a run key: the one agreed upon, or one found by its tags, or a new one. None where somebody
-        has deleted it in MLflow: it is not made again. `name` is what a new one is called; its key, where none is given."""
+        """The MLflow run of a run key: the one named by `ids`, else one found by its tags, else a new one.
+
+        None if somebody has deleted it in MLflow; it is not created again. A new run is called `name`, or by its run key.
+        """
         known = ids.read().get(RUN)
         if known is not None and (found := self._find(lambda: self._client.get_run(known))) is not None:
             return self._tracked(found) if found.info.lifecycle_stage == "active" else None
         experiment_id = self._experiment(experiment)
-        run_id, made = self._search_run(experiment_id, key, store_uri), False
+        run_id, created = self._search_run(experiment_id, key, store_uri), False
         if run_id is None:
             about = self._clean_all({**tags, RUN_KEY: key, STORE_URI: store_uri})
-            run_id, made = self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id, True
+            run_id, created = self._client.create_run(experiment_id, start_ms, about, name or key).info.run_id, True
         agreed = ids.agree(RUN, run_id, instead_of=known, url=self.run_url(experiment_id, run_id))
-        if made and agreed != run_id:
+        if created and agreed != run_id:
             self._client.delete_run(run_id)
         return self._tracked(self._client.get_run(agreed))
 
     def put_tags(self, run: TrackedRun, tags: Mapping[str, str]) -> None:
-        """Sets the tags that are not as they should be."""
+        """Sets the tags that have another value."""
         changed = {k: v for k, v in self._clean_all(tags).items() if run.tags.get(k) != v}
         if changed:
             self._client.log_batch(run.run_id, tags=[RunTag(k, v) for k, v in changed.items()])
             run.tags |= changed
 
     def put_params(self, run: TrackedRun, params: Mapping[str, Any]) -> None:
-        """Sets new params. MLflow writes each once: one that has changed becomes a tag `vitline.param.<name>`."""
+        """Sets new params. MLflow cannot change a param, so a changed one becomes a tag `vitline.param.<name>`."""
         texts = {k: self._clean(str(v), _MAX_PARAM) for k, v in params.items()}
         new = {k: v for k, v in texts.items() if k not in run.params}
         if new:
@@ -168,7 +170,7 @@ class Tracking:
         self.put_tags(run, {f"vitline.param.{k}": v for k, v in texts.items() if run.params[k] != v})
 
     def put_status(self, run: TrackedRun, status: str, end_ms: int | None) -> None:
-        """RUNNING, or how and when it ended."""
+        """Sets the status: RUNNING, or the end status with its time."""
         if end_ms is None:
             if run.status != status:
                 self._client.update_run(run.run_id, status=status)
@@ -177,20 +179,20 @@ class Tracking:
         run.status, run.end_ms = status, end_ms
 
     def put_points(self, run: TrackedRun, points: Sequence[Point], model_id: str | None = None) -> None:
-        """Sends points; the server's SQL store keeps an equal one once."""
+        """Sends points. The server's SQL store keeps equal points once."""
         for first in range(0, len(points), _MAX_POINTS_A_CALL):
             part = points[first : first + _MAX_POINTS_A_CALL]
             metrics = [Metric(p.key, p.value, p.timestamp_ms, p.step, model_id=model_id) for p in part]
             self._client.log_batch(run.run_id, metrics=metrics)
 
     def put_points_once(self, run: TrackedRun, points: Sequence[Point], model_id: str | None = None) -> None:
-        """Sends those whose (key, step) the run has not: for values whose time of making is not their own."""
+        """Sends the points whose (key, step) the run does not have. For points whose time differs each time they are sent."""
         keys = {point.key for point in points}
         there = {(key, m.step) for key in keys for m in self._client.get_metric_history(run.run_id, key)}
         self.put_points(run, [p for p in points if (p.key, p.step) not in there], model_id)
 
     def put_data(self, run: TrackedRun, uses: Sequence[DataUse]) -> None:
-        """Notes the corpora of a run. MLflow takes 36 characters of a digest; the whole one stands in a tag beside."""
+        """Logs the corpora of a run. MLflow allows 36 characters of a digest, so a tag has the whole digest."""
         if not uses:
             return
         inputs = []
@@ -204,22 +206,24 @@ class Tracking:
         self._client.log_inputs(run.run_id, datasets=inputs)
 
     def put_files(self, run: TrackedRun, files: Mapping[str, bytes]) -> None:
-        """Uploads small files beside the run."""
+        """Uploads small files as artifacts of the run."""
         if files:
             with self._folder(files) as folder:
                 self._client.log_artifacts(run.run_id, folder)
 
     def run_url(self, experiment_id: str, run_id: str) -> str:
-        """The page of a run."""
+        """The URL of a run's page."""
         return f"{redact(self.uri)}/#/experiments/{experiment_id}/runs/{run_id}{_TRAINING_PAGES}"
 
     def version_url(self, name: str, version: str) -> str:
-        """The page of a registered model's version."""
+        """The URL of the page of a model version."""
         return f"{redact(self.uri)}/#/models/{name}/versions/{version}{_TRAINING_PAGES}"
 
     def offer_view(self, experiment_id: str, metrics: Collection[str]) -> None:
-        """A saved view of the experiment that shows the headline ones of these metrics as columns (`saved_view.py`). A
-        server that refuses it gets the run all the same."""
+        """Adds a saved view to the experiment that shows the headline metrics among `metrics` as columns (`saved_view.py`).
+
+        A refusal of the server is ignored.
+        """
         tags = self._client.get_experiment(experiment_id).tags
         with contextlib.suppress(RestException):
             for name, value in changed_tags(tags, metrics, int(time.time() * 1000)).items():
@@ -228,8 +232,10 @@ class Tracking:
     # Models
 
     def publish(self, run: TrackedRun, ids: TrackingIds, model: Model) -> ModelRef:
-        """The model as MLflow's LoggedModel under the run that made it, and as a version in the registry that points
-        to it; the newest version is the candidate."""
+        """Publishes the model as an MLflow LoggedModel of its run, and as a version in the registry that points to it.
+
+        The newest version becomes the candidate.
+        """
         tags = self._clean_all(model.tags)
         model_id = self._logged_model(run, ids, model, tags)
         self.put_points(run, model.points, model_id)
@@ -241,8 +247,8 @@ class Tracking:
         return ModelRef(model_id, version, self.version_url(model.name, version))
 
     def aliased(self, name: str, alias: str) -> str | None:
-        """URI of the published model behind an alias; None where the registry knows of no such model or alias, and of a
-        version that vitline did not make."""
+        """URI of the published model that has an alias; None if there is no such model or alias, or if vitline did not make
+        the version."""
         try:
             return self._client.get_model_version_by_alias(name, alias).tags.get("vitline.model_uri")
         except MlflowException as error:
@@ -257,13 +263,13 @@ class Tracking:
         if found is None:
             same = client.search_logged_models([run.experiment_id], f"tags.`vitline.model_digest` = '{model.digest}'")
             found = next((m for m in same if m.source_run_id == run.run_id), None)
-            made = found is None
+            created = found is None
             found = found or client.create_logged_model(
                 run.experiment_id, model.name, run.run_id, tags, self._clean_all(model.params), "vit"
             )
             agreed = ids.agree(kind, found.model_id, instead_of=known)
             if agreed != found.model_id:
-                if made:
+                if created:
                     client.delete_logged_model(found.model_id)
                 found = client.get_logged_model(agreed)
         ready = str(found.status) == "READY"
@@ -298,8 +304,11 @@ class Tracking:
         return agreed
 
     def _move_candidate(self, name: str) -> None:
-        """Of shippers that move it at once, the last one looks again after its own move; a version that lost a race
-        may be gone in between."""
+        """Moves the alias to the newest version.
+
+        Several shippers may do so at once. Each checks again after its own move, so the last one leaves it right. A version
+        that lost a race may be deleted in between.
+        """
         for _ in range(_MAX_RACES):
             versions = self._versions(name)
             if not versions:
@@ -307,18 +316,18 @@ class Tracking:
             newest = max(versions, key=lambda v: (float(v.tags.get("vitline.finished_at", 0)), int(v.version)))
             aliases = self._client.get_registered_model(name).aliases
             if str(aliases.get(CANDIDATE)) == str(newest.version):
-                self._tell_candidate(name, versions, newest)
+                self._describe_candidate(name, versions, newest)
                 return
             self._raced(partial(self._client.set_registered_model_alias, name, CANDIDATE, newest.version))
-        raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row; try again later.")
+        raise MlflowException(f"the alias {CANDIDATE!r} of {name} moved {_MAX_RACES} times in a row. Try again later.")
 
-    def _tell_candidate(self, name: str, versions: Sequence[Any], candidate: Any) -> None:
-        """By which rule a version is the candidate stands on it, and on no other."""
+    def _describe_candidate(self, name: str, versions: Sequence[Any], candidate: Any) -> None:
+        """Writes the reason why a version is the candidate into its description and a tag, and removes it from others."""
         for version in versions:
             rule = _RULE if version is candidate else None
-            told = (version.description or "").removesuffix(_OF_RULE) + (_OF_RULE if rule else "")
-            if told != (version.description or ""):
-                self._raced(partial(self._client.update_model_version, name, version.version, told))
+            description = (version.description or "").removesuffix(_OF_RULE) + (_OF_RULE if rule else "")
+            if description != (version.description or ""):
+                self._raced(partial(self._client.update_model_version, name, version.version, description))
             if rule and version.tags.get(CANDIDATE_BY) != rule:
                 self._raced(partial(self._client.set_model_version_tag, name, version.version, CANDIDATE_BY, rule))
             if not rule and CANDIDATE_BY in version.tags:
@@ -333,7 +342,7 @@ class Tracking:
             if not token:
                 return found
 
-    # What all of them use
+    # Helpers
 
     def _experiment(self, name: str) -> str:
         if name not in self._experiments:
@@ -342,7 +351,7 @@ class Tracking:
             found = self._client.get_experiment_by_name(name)
             assert found is not None
             if found.lifecycle_stage != "active":
-                raise MlflowException(f"experiment {name!r} was deleted in MLflow; restore it there to see its runs.")
+                raise MlflowException(f"experiment {name!r} was deleted in MLflow. Restore it there to see its runs.")
             self._experiments[name] = found.experiment_id
         return self._experiments[name]
 
@@ -365,7 +374,7 @@ class Tracking:
         )
 
     def _find(self, call: Callable[[], Any]) -> Any:
-        """The answer, or None where the server knows of no such thing: it was rebuilt, or somebody has deleted it."""
+        """The result of `call`, or None if the server does not have the object: it was rebuilt, or somebody deleted it."""
         try:
             return call()
         except MlflowException as error:
@@ -374,7 +383,7 @@ class Tracking:
             raise
 
     def _raced(self, call: Callable[[], Any]) -> None:
-        """Does what another shipper may have done, or undone, in this moment."""
+        """Runs `call`, and ignores errors because another shipper did the same or removed the object meanwhile."""
         try:
             call()
         except MlflowException as error:
@@ -400,8 +409,11 @@ class Tracking:
 
 
 def thinned(points: Sequence[Point], seen: dict[str, set[int]], total_steps: int) -> list[Point]:
-    """The points of curves to show: of each key the first in every part of the run, at most `MAX_POINTS_PER_KEY` parts,
-    and the last step. `seen` holds the parts that are taken, by key; the choice depends on the journal's order alone."""
+    """The points of curves to show: the run is cut into at most `MAX_POINTS_PER_KEY` parts, and of each part and key the
+    first point is kept, and the last step.
+
+    `seen` has the parts kept so far, by key. The choice depends on the order of the journal only.
+    """
     width = -(-total_steps // (MAX_POINTS_PER_KEY - 2)) or 1
     kept = []
     for point in points:
@@ -413,7 +425,7 @@ def thinned(points: Sequence[Point], seen: dict[str, set[int]], total_steps: int
     return kept
 
 
-# A model that MLflow itself can serve
+# Models that MLflow can serve
 
 
 def save_served_model(
@@ -424,12 +436,13 @@ def save_served_model(
     requirements: Sequence[str],
     metadata: Mapping[str, Any],
 ) -> None:
-    """An MLflow model folder, from code and without a pickle: rows with `image` in, rows with `classes` and
-    `probabilities`, best first, out. `code` calls `serve_images`; `artifacts` are copied in; `example` is one image.
+    """Writes an MLflow model folder that contains code and no pickle.
 
-    Raises MlflowException where the folder is not empty or the code does not run.
+    Input: rows with `image`. Output: rows with `classes` and `probabilities`, best first. `code` must call `serve_images`.
+    `artifacts` are copied into the folder. `example` is one image. Raises MlflowException if the folder is not empty or
+    the code fails.
     """
-    # Only here: mlflow-skinny, which the shipper has, comes without pandas.
+    # Imported here, because mlflow-skinny, which the shipper uses, does not include pandas.
     import pandas
     from mlflow.environment_variables import MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR
     from mlflow.models import ModelSignature
@@ -442,7 +455,7 @@ def save_served_model(
     ]
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.set(False)
     with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Add type hints")  # the signature says what they would
+        warnings.filterwarnings("ignore", message=".*Add type hints")  # the signature has the same information
         file = Path(folder, "served_model.py")
         file.write_text(code, encoding="utf-8")
         save_model(
@@ -457,7 +470,7 @@ def save_served_model(
 
 
 def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]]]]) -> None:
-    """For the code of a served model: `load` makes of the artifact `model` a function from images to answers."""
+    """Called by the code of a served model. `load` turns the artifact `model` into a function from images to predictions."""
     from mlflow.models import set_model
     from mlflow.pyfunc import PythonModel
 
@@ -465,7 +478,7 @@ def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]
         def load_context(self, context):
             self.answer = load(context.artifacts["model"])
 
-        def predict(self, context, model_input, params=None):  # MLflow takes types here for a schema of its own
+        def predict(self, context, model_input, params=None):  # no type hints, as MLflow would use them as a schema
             return self.answer(list(model_input["image"]))
 
     set_model(ServedModel())

@@ -1,7 +1,7 @@
-"""What a run is called on each MLflow server, agreed upon in the store by conditional writes (DESIGN 3.5).
+"""The MLflow ids of a run on each server, stored by conditional writes (docs/design.md, "MLflow").
 
-`<root>/runs/<run key>/mlflow.json`: {"servers": {tracking URI: {"run": id, "url": page, ...}}}. Of several shippers that
-made an MLflow run at once one finds its own here; the others delete theirs. Imports no MLflow.
+`<root>/runs/<run key>/mlflow.json`: {"servers": {tracking URI: {"run": id, "url": page, ...}}}. If several shippers create
+an MLflow run at once, the one whose id is stored here keeps it and the others delete theirs. Imports no MLflow.
 """
 
 import json
@@ -14,29 +14,29 @@ IDS_KEY = "mlflow.json"
 
 
 def pipeline_ids_key(key: str) -> str:
-    """Where the names of a pipeline's run are, below the root."""
+    """Key, below the root, of the ids of a pipeline's run."""
     return f"tracking/pipelines/{key}/{IDS_KEY}"
 
 
 def child_ids_key(slug: str) -> str:
-    """Where the names of a part of a run are, below the run."""
+    """Key, below the run, of the ids of a child of the run."""
     return f"tasks/{slug}/{IDS_KEY}"
 
 
 class TrackingIds:
-    """The names agreed upon for one run on one server, by kind: "run", "url", and those of its model."""
+    """The ids of one run on one server, by kind: "run", "url", and those of its model."""
 
     def __init__(self, store: Store, server: str, key: str = IDS_KEY) -> None:
         self._store, self._server, self._key = store, redact(server.rstrip("/")), key
 
     def read(self) -> dict[str, str]:
-        """All that is agreed upon; empty before the first."""
+        """All stored ids; empty if there are none."""
         return self._read()[0]["servers"].get(self._server, {})
 
     def agree(self, kind: str, name: str, instead_of: str | None = None, **beside: str) -> str:
-        """The name that everybody uses: `name`, or the one that stands there already and is not `instead_of`.
+        """Stores an id and returns the one to use: `name`, or the stored one if there is one other than `instead_of`.
 
-        A new run takes the place of all names that belonged to the old one; `beside` is written with it.
+        A new run id replaces all ids of the old run. `beside` is stored together with the id.
         """
         while True:
             document, tag = self._read()
@@ -49,7 +49,7 @@ class TrackingIds:
             try:
                 _ = self._store.compare_and_swap(self._key, data, tag) if tag else self._store.create(self._key, data)
             except PreconditionFailed:
-                continue  # someone else wrote in this moment, or our own write whose reply was lost: look again
+                continue  # somebody else wrote, or the reply of our own write was lost: read again
             return name
 
     def _read(self) -> tuple[dict, str | None]:

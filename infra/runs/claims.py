@@ -1,9 +1,9 @@
-"""Who may write a run, decided in the store by conditional writes (DESIGN 3.3).
+"""Claims: the right to write a run, decided by conditional writes in the store (docs/design.md, "Claims").
 
-`claim.json` names one attempt. It is created if absent and replaced by compare-and-set, and only when the attempt it
-names has ended in Ray, or Ray does not know it and its heartbeat is older than the time-out. One mechanism for
-duplicates, resume, fencing of zombies and overlap of nights. Heartbeats are compared with this machine's clock, so
-clocks may differ by much less than the time-out.
+`claim.json` names one attempt. It is created if absent, and replaced by compare-and-swap only if the job of that attempt has
+ended in Ray, or if Ray does not know the job and its heartbeat is older than the time-out. This one mechanism covers
+duplicate requests, resuming, zombie processes and overlapping nights. Heartbeats are compared with the clock of this
+machine, so clocks may differ by much less than the time-out.
 """
 
 import contextlib
@@ -33,23 +33,23 @@ class Claim(FrozenConfig):
     schema_version: int = 1
     run_key: str
     attempt: PositiveInt
-    """Numbered from 1; part of every checkpoint and journal name."""
+    """Number of the attempt, from 1; part of the names of its checkpoints and journals."""
     job_id: str
     """Ray submission id, `<run key>-a<attempt>`."""
     owner: str
-    """Who took the claim: a flow run, a person's shell."""
+    """The flow run or command that took the claim."""
     page: str | None = None
-    """Where people can watch the owner at work."""
+    """Web page of the owner."""
     heartbeat: float
-    """Unix seconds of the last sign of life."""
+    """Time of the last heartbeat, in Unix seconds."""
     nonce: str
-    """New at every write: equal bytes would have equal tags on S3."""
+    """Different at every write, because equal bytes may have equal tags on S3."""
     counter: int
-    """Writes since the run began."""
+    """Number of writes since the first claim."""
 
 
 class ClaimHeld(RuntimeError):
-    """A living attempt holds the claim; `.claim` says which."""
+    """An attempt that is or may be alive holds the claim; `.claim` names it."""
 
     def __init__(self, claim: Claim, why: str) -> None:
         super().__init__(f"{claim.run_key} is held by attempt {claim.attempt} of {claim.owner}: {why}.")
@@ -57,7 +57,7 @@ class ClaimHeld(RuntimeError):
 
 
 class ClaimLost(RuntimeError):
-    """This attempt may not write any more: stop, and leave the run as it is."""
+    """This attempt does not hold the claim any more. It must stop and write nothing to the run."""
 
 
 def take_claim(
@@ -69,16 +69,16 @@ def take_claim(
     page: str | None = None,
     claim_timeout_s: float = 60,
 ) -> Claim:
-    """The claim of a new attempt on `run`, the folder of the run.
+    """Takes the claim on `run`, the folder of a run, for a new attempt.
 
-    `job_state(job id)` is "pending", "running", "succeeded", "failed", "stopped", or None where Ray does not know the
-    job; what it raises goes on to the caller, since a job server that does not answer proves nothing.
-    Raises ClaimHeld while the present attempt is alive, or may be.
+    `job_state(job id)` returns "pending", "running", "succeeded", "failed", "stopped", or None if Ray does not know the
+    job. Its exceptions are raised here, because a job server that does not answer does not show that a job has ended.
+    Raises ClaimHeld while the current attempt is or may be alive.
     """
     nonce = uuid.uuid4().hex
     for _ in range(_MAX_RACES):
         held, tag = _read(run)
-        if held and held.nonce == nonce:  # the write was refused, yet had arrived: its first reply was lost
+        if held and held.nonce == nonce:  # an earlier try of this write succeeded, but its reply was lost
             return held
         if held:
             _require_dead(held, job_state(held.job_id), claim_timeout_s)
@@ -96,14 +96,17 @@ def take_claim(
         with contextlib.suppress(PreconditionFailed):
             _ = run.compare_and_swap(_KEY, json_bytes(claim), tag) if tag else run.create(_KEY, json_bytes(claim))
             return claim
-    raise RuntimeError(f"{run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Does a stopped attempt still beat?")
+    raise RuntimeError(
+        f"{run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether an old attempt still writes heartbeats."
+    )
 
 
 class ClaimHolder:
-    """Held by a running attempt: `check()` before anything is published, heartbeats while the context is open.
+    """The claim of a running attempt. A thread writes heartbeats while the context is open.
 
-    Entering raises ClaimLost if the attempt has no claim. A heartbeat that cannot be written is tried again at the
-    next turn; the loss of the claim shows in `lost` and in the next `check()`.
+    Call `check()` before anything is published. Entering the context raises ClaimLost if the attempt has no claim. A
+    heartbeat that cannot be written is tried again after `every_s`. `lost` and the next `check()` show that the claim was
+    lost.
     """
 
     def __init__(self, run: Store, attempt: int, every_s: float = 10.0) -> None:
@@ -113,11 +116,11 @@ class ClaimHolder:
         self.lost = False
 
     def check(self) -> Claim:
-        """The claim as it stands in the store. Raises ClaimLost if it is not this attempt's."""
+        """The current claim. Raises ClaimLost if another attempt holds it."""
         return self._read_own()[0]
 
     def beat(self) -> Claim:
-        """Write a sign of life. Raises ClaimLost if the claim is not this attempt's any more."""
+        """Writes a heartbeat. Raises ClaimLost if another attempt holds the claim."""
         nonce = uuid.uuid4().hex
         for _ in range(_MAX_RACES):
             claim, tag = self._read_own()
@@ -126,19 +129,21 @@ class ClaimHolder:
             beaten = replace(claim, heartbeat=time.time(), nonce=nonce, counter=claim.counter + 1)
             with contextlib.suppress(
                 PreconditionFailed
-            ):  # another thread of this attempt, or a successor: read who it was
+            ):  # another thread of this attempt, or the next attempt, wrote first: read the claim again
                 self._run.compare_and_swap(_KEY, json_bytes(beaten), tag)
                 return beaten
-        raise RuntimeError(f"{self._run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Do two processes beat?")
+        raise RuntimeError(
+            f"{self._run.uri_of(_KEY)} changed {_MAX_RACES} times in a row. Check whether two processes write heartbeats."
+        )
 
     def release(self) -> None:
-        """Let the next one take the claim at once: the heartbeat of this attempt becomes as old as can be."""
+        """Sets the heartbeat to 0, so that the next attempt can take the claim at once."""
         self._stop.set()
         for _ in range(_MAX_RACES):
             claim, tag = self._read_own()
             with contextlib.suppress(PreconditionFailed):
-                let_go = replace(claim, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=claim.counter + 1)
-                self._run.compare_and_swap(_KEY, json_bytes(let_go), tag)
+                released = replace(claim, heartbeat=0.0, nonce=uuid.uuid4().hex, counter=claim.counter + 1)
+                self._run.compare_and_swap(_KEY, json_bytes(released), tag)
                 return
 
     def __enter__(self) -> Self:
@@ -158,8 +163,8 @@ class ClaimHolder:
             self.lost = True
             now = f"attempt {claim.attempt} of {claim.owner}" if claim else "nobody"
             raise ClaimLost(
-                f"attempt {self._attempt} lost {self._run.uri_of(_KEY)}: {now} holds it. "
-                "Nothing more may be written by this attempt."
+                f"attempt {self._attempt} lost the claim {self._run.uri_of(_KEY)}: {now} holds it. "
+                "This attempt must stop and write nothing more."
             )
         return claim, tag
 
@@ -171,11 +176,13 @@ class ClaimHolder:
                 log.error("%s", error)
                 return
             except Exception:
-                log.warning("no heartbeat of attempt %d; trying again", self._attempt, exc_info=True)
+                log.warning(
+                    "attempt=%d: the heartbeat could not be written; trying again", self._attempt, exc_info=True
+                )
 
 
 def read_claim(run: Store) -> Claim | None:
-    """The claim on a run as it stands; None where nobody ever took one."""
+    """The current claim on a run; None if there never was one."""
     return _read(run)[0]
 
 
@@ -193,5 +200,8 @@ def _require_dead(claim: Claim, state: str | None, claim_timeout_s: float) -> No
         return
     why = f"Ray says that job {claim.job_id} is {state}"
     if state is None:
-        why = f"Ray does not know job {claim.job_id}, but its heartbeat is {age_s:.0f} s old, of {claim_timeout_s:g} s"
+        why = (
+            f"Ray does not know job {claim.job_id}, but its heartbeat is {age_s:.0f} s old, less than the time-out of "
+            f"{claim_timeout_s:g} s"
+        )
     raise ClaimHeld(claim, why)

@@ -1,10 +1,10 @@
-"""Metrics of a run, as immutable segments in its folder: journal/a<attempt>/segment-000000.jsonl (DESIGN 3.5).
+"""The journal: metrics of a run as immutable segments, journal/a<attempt>/segment-000000.jsonl (docs/design.md, "Journal").
 
-Rank 0 writes there; who else has something to say (the machines of other ranks) has a folder of its own beside it,
-journal/a<attempt>/<writer>/, and keys of its own.
+Rank 0 writes these segments. Other writers (the machines of other ranks) have a folder of their own,
+journal/a<attempt>/<writer>/, and record other keys.
 
-What is sealed stays; what a killed process had recorded since its last seal is dropped, even where its local file is
-still there. Journals are sealed before every manifest, so those are points that the resumed run computes again.
+Sealed records are never changed. Records that a killed process had not sealed are dropped, even if its local file still
+exists. The journal is sealed before every checkpoint manifest, so the resumed run computes the dropped records again.
 """
 
 import json
@@ -24,11 +24,11 @@ from infra.storage import PreconditionFailed, Store
 log = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"journal/a(\d+)/(?:([a-z0-9-]+)/)?segment-(\d+)\.jsonl")
-_READERS = 16  # three days of 30 s segments are 8,640 small objects, and each costs a round trip
+_READERS = 16  # each segment costs a round trip, and three days of 30 s segments are 8,640 small objects
 
 
 class JournalRecord(NamedTuple):
-    """One value of one metric. `seq` counts through all that its writer recorded; `value` may be nan or infinite."""
+    """One value of one metric. `seq` counts all records of its writer; `value` may be nan or infinite."""
 
     seq: int
     key: str
@@ -50,12 +50,10 @@ class Segment(NamedTuple):
 
 
 class Journal:
-    """The journal of one attempt, written by one process. Values already sealed for a (key, step) are not recorded.
+    """The journal of one attempt, written by one process. A (key, step) that is sealed already is not recorded again.
 
-    `writer` names a journal beside rank 0's; writers share no keys.
-
-    A thread seals every `seal_every_s`; if the store is away it tries again at the next turn and nothing is lost.
-    `local_dir` belongs to this run and holds the segment in the making.
+    An empty `writer` is rank 0. Writers share no keys. A thread seals every `seal_every_s`; if the store is unavailable it
+    tries again later and loses nothing. `local_dir` belongs to this run and holds the unsealed records.
     """
 
     def __init__(self, run: Store, attempt: int, local_dir: Path, seal_every_s: float = 30.0, writer: str = "") -> None:
@@ -70,10 +68,10 @@ class Journal:
                 self._next_segment = segment.number + 1
         local_dir.mkdir(parents=True, exist_ok=True)
         self._path = local_dir / f"journal-a{attempt}{writer and '-'}{writer}.jsonl"
-        self._local = open(self._path, "wb", buffering=0)  # noqa: SIM115  lives as long as the journal
+        self._local = open(self._path, "wb", buffering=0)  # noqa: SIM115  open as long as the journal
         self._recording, self._sealing = threading.Lock(), threading.Lock()
         stop = threading.Event()
-        # The thread holds no reference, so an abandoned journal is collected and its thread ends.
+        # The thread has no strong reference, so that an unused journal is garbage-collected and its thread ends.
         self._finish = weakref.finalize(self, stop.set)
         self._thread = threading.Thread(
             target=_seal_on, args=(weakref.ref(self), stop, seal_every_s), name="journal-seal", daemon=True
@@ -81,7 +79,7 @@ class Journal:
         self._thread.start()
 
     def record(self, values: Mapping[str, float], step: int) -> None:
-        """Note the values of a step. Costs one write to a local file; never waits for the store."""
+        """Records the values of a step by one write to a local file, without waiting for the store."""
         now_ms = time.time_ns() // 1_000_000
         with self._recording:
             lines = []
@@ -95,8 +93,10 @@ class Journal:
                 self._local.write(b"".join(lines))
 
     def seal(self) -> None:
-        """Everything recorded so far, into one segment; to be called before each manifest. Raises what the store
-        raises, and then keeps the records for the next seal."""
+        """Writes everything recorded so far into one segment. Call it before each checkpoint manifest.
+
+        Raises errors of the store, and then keeps the records for the next seal.
+        """
         with self._sealing:
             with self._recording:
                 data = self._path.read_bytes()
@@ -108,7 +108,7 @@ class Journal:
                 self._local.write(rest)
 
     def close(self) -> None:
-        """Seal what is left and end the thread. The local file is removed once it is sealed."""
+        """Seals the remaining records, ends the thread and removes the local file."""
         self._finish()
         self._thread.join()
         self.seal()
@@ -122,8 +122,8 @@ class Journal:
                 self._run.create(key, data)
                 data = b""
             except PreconditionFailed:
-                # Sealed already: by an earlier try whose reply was lost, or by a worker of this attempt that was
-                # replaced and lived on. What was sealed first stays, the rest goes into the next segment.
+                # The segment exists: from an earlier try whose reply was lost, or from a replaced worker of this attempt
+                # that still ran. What was sealed first stays; the rest goes into the next segment.
                 there = {(record.key, record.step) for record in _parse(self._run, key)}
                 kept = [record for record in _records(data) if (record.key, record.step) not in there]
                 data = b"".join(map(_line, kept))
@@ -131,7 +131,7 @@ class Journal:
 
 
 def read_journal(run: Store) -> list[JournalRecord]:
-    """Every sealed (key, step) of a run once, the value sealed first, in the order of attempts, writers and segments."""
+    """The records of a run in the order of attempts, writers and segments. Of each (key, step) the first sealed counts."""
     first: dict[tuple[str, int], JournalRecord] = {}
     for _, record in _records_of(run, list_segments(run)):
         first.setdefault((record.key, record.step), record)
@@ -139,13 +139,13 @@ def read_journal(run: Store) -> list[JournalRecord]:
 
 
 def list_segments(run: Store) -> list[Segment]:
-    """The sealed segments of a run, in the order in which they are read."""
+    """The sealed segments of a run, in reading order."""
     found = map(_SEGMENT.fullmatch, run.list("journal/a"))
     return sorted(Segment(int(match[1]), match[2] or "", int(match[3])) for match in found if match)
 
 
 def read_segments(run: Store, segments: Sequence[Segment]) -> list[list[JournalRecord]]:
-    """The records of each segment. Raises ValueError naming one that is none."""
+    """The records of each segment. Raises ValueError naming a segment that is invalid."""
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(lambda segment: list(_parse(run, segment.key)), segments))
 
@@ -164,7 +164,9 @@ def _parse(run: Store, key: str) -> Iterator[JournalRecord]:
     try:
         yield from _records(run.read(key))
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{run.uri_of(key)} is no journal segment: {error!r}. Move it away to go on.") from error
+        raise ValueError(
+            f"{run.uri_of(key)} is no valid journal segment: {error!r}. Move it away and retry."
+        ) from error
 
 
 def _records(data: bytes) -> Iterator[JournalRecord]:
@@ -174,7 +176,7 @@ def _records(data: bytes) -> Iterator[JournalRecord]:
 
 
 def _line(record: JournalRecord) -> bytes:
-    # JSON knows no nan and no inf; as strings they survive every reader, and float() takes them back.
+    # JSON has no nan and inf. They are written as strings, which every reader accepts and float() converts back.
     value = record.value if math.isfinite(record.value) else str(record.value)
     return json.dumps(record._asdict() | {"value": value}).encode() + b"\n"
 
@@ -187,5 +189,5 @@ def _seal_on(journal: "weakref.ref[Journal]", stop: threading.Event, every_s: fl
         try:
             living.seal()
         except Exception:
-            log.warning("journal not sealed; its records stay local until the next turn", exc_info=True)
+            log.warning("the journal could not be sealed; its records stay local until the next try", exc_info=True)
         del living

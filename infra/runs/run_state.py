@@ -1,5 +1,8 @@
-"""How a run stands, in the store: `state.json` by the attempt that holds the claim, `stop.json` by flow or operator,
-`verdict.json` by whoever found that no attempt lives and none had said how it ended (DESIGN 3.4)."""
+"""The state of a run in the store (docs/design.md, "Run states").
+
+The attempt that holds the claim writes `state.json`. Flows and operators write `stop.json`. `verdict.json` is the
+reconciled state of an attempt that ended without writing how.
+"""
 
 import contextlib
 import json
@@ -14,7 +17,7 @@ StopReason = Literal["preempted", "out_of_time", "cancelled"]
 
 
 class Outcome(NamedTuple):
-    """What a state is called elsewhere."""
+    """The names of a run state in Prefect and MLflow, and the exit code of its driver."""
 
     prefect_type: str
     prefect_name: str
@@ -23,11 +26,11 @@ class Outcome(NamedTuple):
 
 
 OUTCOMES: dict[RunState, Outcome] = {
-    # A driver that leaves while its run says so has failed.
+    # A driver that exits in this state has failed.
     "running": Outcome("RUNNING", "Running", "RUNNING", 1),
     "finished": Outcome("COMPLETED", "Completed", "FINISHED", 0),
     "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
-    # 75 is EX_TEMPFAIL: the only exit that the flow answers with another attempt.
+    # 75 is EX_TEMPFAIL, the only exit code after which the flow starts another attempt.
     "preempted": Outcome("CRASHED", "Preempted", "KILLED", 75),
     "cancelled": Outcome("CANCELLED", "Cancelled", "KILLED", 143),
     "failed": Outcome("FAILED", "Failed", "FAILED", 1),
@@ -35,17 +38,17 @@ OUTCOMES: dict[RunState, Outcome] = {
 }
 
 
-# Of a driver that found its run in another attempt's hands: refused by a guard. It leaves the state alone.
+# Exit code of a driver whose attempt has lost the claim. It does not change the state.
 CLAIM_LOST_EXIT_CODE = 3
 
 
 def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> None:
-    """Write `state.json`. Only the attempt that holds the claim may call this; `detail` is JSON.
+    """Writes `state.json`. Only the attempt that holds the claim may call this. `detail` must be JSON.
 
-    An error's text may quote what nobody should read; the reason is written without secrets.
+    Secrets are removed from `reason`, because error messages may quote them.
     """
     if state not in OUTCOMES:
-        raise ValueError(f"{state!r} is no run state; infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
+        raise ValueError(f"{state!r} is no run state. infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
     if "reason" in detail:
         detail["reason"] = cleaned(detail["reason"])
     run.write_json(
@@ -54,34 +57,35 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> Non
 
 
 def read_state(run: Store) -> dict[str, Any] | None:
-    """How the run stands: state, attempt, updated_at (unix s) and the detail; None before the first.
+    """The current state of a run: state, attempt, updated_at (Unix seconds) and the detail; None if there is none yet.
 
-    What `write_state` wrote last, unless the attempt that it speaks of has ended without a word and has its verdict.
+    The reconciled state counts if it is for the same or a later attempt than `state.json`, unless that attempt itself has
+    written how it ended.
     """
-    state, verdict = _read(run, "state.json"), _read(run, "verdict.json")
-    if verdict is None or (state is not None and state["attempt"] > verdict["attempt"]):
+    state, reconciled = _read(run, "state.json"), _read(run, "verdict.json")
+    if reconciled is None or (state is not None and state["attempt"] > reconciled["attempt"]):
         return state
-    spoke = state is not None and state["attempt"] == verdict["attempt"] and state["state"] != "running"
-    return state if spoke else {**(state or {}), **verdict}
+    ended_itself = state is not None and state["attempt"] == reconciled["attempt"] and state["state"] != "running"
+    return state if ended_itself else {**(state or {}), **reconciled}
 
 
 def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
-    """Says how an attempt ended that cannot say so any more. For use only once its job is terminal or unknown to Ray."""
-    verdict = {
+    """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray."""
+    reconciled = {
         "schema_version": 1,
         "state": state,
         "attempt": attempt,
         "reason": cleaned(reason),
         "updated_at": time.time(),
     }
-    run.write_json("verdict.json", verdict)
+    run.write_json("verdict.json", reconciled)
 
 
 def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
-    """Ask an attempt to stop; `by` says in words who asked, and becomes the reason that people read.
+    """Asks an attempt to stop. `by` says who asked and is shown as the reason.
 
-    A request is never weakened (cancelled > out_of_time > preempted), and one to an older attempt never replaces one
-    to a newer.
+    A request is never weakened (cancelled > out_of_time > preempted), and a request to an older attempt never replaces
+    one to a newer attempt.
     """
     rank = get_args(StopReason).index
     request = {"schema_version": 1, "reason": reason, "by": by, "attempt": attempt, "requested_at": time.time()}
@@ -98,13 +102,13 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
                 run.create("stop.json", json_bytes(request))
                 return
         except PreconditionFailed:
-            pass  # someone else asked in this moment: look at what they asked
+            pass  # another process wrote a request at the same time: read it and compare again
 
 
 def read_stop(run: Store) -> dict[str, Any] | None:
-    """The request to stop: reason, by, attempt, requested_at (unix s); None if nobody asked.
+    """The stop request: reason, by, attempt, requested_at (Unix seconds); None if there is none.
 
-    A request to an earlier attempt is over: compare `attempt` with your own.
+    A request to an earlier attempt has no effect: the caller must compare `attempt`.
     """
     return _read(run, "stop.json")
 

@@ -1,4 +1,4 @@
-"""Stop requests inside a job: signals become `stop.json`, and `stop.json` becomes an answer that costs nothing to ask."""
+"""Stop requests inside a job: turns signals into `stop.json`, and polls `stop.json` in a thread."""
 
 import contextlib
 import os
@@ -16,34 +16,34 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_cancel: bool = False) -> None:
-    """SIGTERM and SIGINT ask the attempt to stop as preempted; after `grace_s` the process leaves all the same.
+    """Makes SIGTERM and SIGINT request the attempt to stop as preempted. The process exits after `grace_s` in any case.
 
-    An attempt that was asked to stop as cancelled says so and leaves at once, unless it is to save first
-    (`saves_on_cancel`) and is at work already, by its `state.json`: then it has `grace_s`, too.
+    If the attempt was requested to stop as cancelled, the process writes that state and exits at once. With
+    `saves_on_cancel`, an attempt whose state is running gets `grace_s` to save first.
     """
 
-    def ask(by: str) -> None:
+    def request(by: str) -> None:
         run = open_store(run_uri)
         request_stop(run, "preempted", by=by, attempt=attempt)
         stop = read_stop(run)
         if stop is None or (stop["attempt"], stop["reason"]) != (attempt, "cancelled"):
             return
         state = read_state(run)
-        said = state["state"] if state is not None and state["attempt"] == attempt else None
-        if said == "running" and saves_on_cancel:
+        own_state = state["state"] if state is not None and state["attempt"] == attempt else None
+        if own_state == "running" and saves_on_cancel:
             return
-        if said in (None, "running"):
+        if own_state in (None, "running"):
             write_state(run, "cancelled", attempt, reason=stop["by"])
         os._exit(OUTCOMES["cancelled"].exit_code)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        leave = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
-        leave.daemon = True
-        leave.start()
+        exit_timer = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))
+        exit_timer.daemon = True
+        exit_timer.start()
         signal.signal(number, signal.SIG_IGN)
         by = signal.Signals(number).name
-        # The handler may interrupt a store operation of this thread; a thread of its own cannot deadlock with it.
-        threading.Thread(target=ask, args=(by,)).start()
+        # The handler may interrupt a store operation of this thread. A separate thread cannot deadlock with it.
+        threading.Thread(target=request, args=(by,)).start()
 
     for number in _SIGNALS:
         signal.signal(number, on_signal)
@@ -51,7 +51,7 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Puts the handlers of SIGTERM and SIGINT back afterwards: ray.init replaces them."""
+    """Restores the handlers of SIGTERM and SIGINT at the end, because ray.init replaces them."""
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
     try:
         yield
@@ -61,13 +61,13 @@ def handlers_kept() -> Iterator[None]:
 
 
 class StopPoller:
-    """Reads `stop.json` once a second in a thread; `asked()` is the latest answer for one attempt."""
+    """Reads `stop.json` once a second in a thread. `asked()` returns the latest request to this attempt without waiting."""
 
     def __init__(self, run: Store, attempt: int) -> None:
         self._run, self._attempt = run, attempt
         self._answer: StopReason | None = None
         self.by = ""
-        """Who asked, in words; empty as long as nobody did."""
+        """Who requested the stop; empty if nobody did."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stop-watch", daemon=True)
 
@@ -75,7 +75,7 @@ class StopPoller:
         return self._answer
 
     def read(self) -> None:
-        """Look now. A store that does not answer is asked again at the next turn."""
+        """Reads the request now. Errors of the store are ignored; the next poll tries again."""
         with contextlib.suppress(OSError, RuntimeError):
             stop = read_stop(self._run)
             if stop is not None and stop["attempt"] == self._attempt:

@@ -1,4 +1,4 @@
-"""The file:// half of `infra.storage`: files of a disk, or of one that several machines share."""
+"""Stores with file:// URIs: a folder on a local disk, or on one that several machines share."""
 
 import contextlib
 import fcntl
@@ -17,7 +17,7 @@ from infra.stores.store import LOCK, TEMPORARY, Keys, Listed, PreconditionFailed
 
 
 class FileStore(Store):
-    """A directory. Temporary file plus rename, hard link or locked rename; the tag is the sha256 of the bytes."""
+    """A directory. Writes use a temporary file and a rename, a hard link or a locked rename. The tag is the sha256."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -66,7 +66,7 @@ class FileStore(Store):
             file.write(data)
             _settle(file)
             try:
-                os.link(temporary, path)  # O_EXCL and a write would show readers a half-written file
+                os.link(temporary, path)  # opening with O_EXCL and writing would show readers a half-written file
             except FileExistsError as error:
                 raise PreconditionFailed(f"{self.uri_of(key)} exists already.") from error
         return hashlib.sha256(data).hexdigest()
@@ -75,14 +75,16 @@ class FileStore(Store):
         path = self._path(key)
         if not path.parent.is_dir():
             raise PreconditionFailed(f"{self.uri_of(key)} does not exist.")
-        with open(path.with_name(LOCK + path.name), "ab") as lock:  # never unlinked: the next one may hold it open
+        with open(
+            path.with_name(LOCK + path.name), "ab"
+        ) as lock:  # never unlinked, as another process may have it open
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 found = self.read_tagged(key)[1]
             except FileNotFoundError as error:
                 raise PreconditionFailed(f"{self.uri_of(key)} does not exist.") from error
             if found != tag:
-                raise PreconditionFailed(f"{self.uri_of(key)} was changed: its tag is {found[:12]}, not {tag[:12]}.")
+                raise PreconditionFailed(f"{self.uri_of(key)} was changed: it has tag {found[:12]}, not {tag[:12]}.")
             self.write(key, data)
         return hashlib.sha256(data).hexdigest()
 
@@ -111,7 +113,7 @@ class FileStore(Store):
                 if key.startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._scan(Path(entry.path), f"{key}/", prefix)
             elif key.startswith(prefix) and not entry.name.startswith((TEMPORARY, LOCK)):
-                with contextlib.suppress(FileNotFoundError):  # a link to nothing
+                with contextlib.suppress(FileNotFoundError):  # a broken link
                     status = entry.stat()
                     if stat.S_ISREG(status.st_mode):
                         yield Listed(key, status.st_size, str(status.st_mtime_ns))
@@ -145,16 +147,16 @@ class FileStore(Store):
 
     def _reading(self, key: str) -> BinaryIO:
         try:
-            return open(f"{self._directory}/{checked_key(key)}", "rb")  # a Path takes longer than a small read
-        except (IsADirectoryError, NotADirectoryError) as error:  # a folder is no object, as on S3
+            return open(f"{self._directory}/{checked_key(key)}", "rb")  # making a Path takes longer than a small read
+        except (IsADirectoryError, NotADirectoryError) as error:  # as on S3, a folder is not an object
             raise FileNotFoundError(2, "no such object", self.uri_of(key)) from error
 
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-        temporary = path.with_name(TEMPORARY + uuid.uuid4().hex)  # mkstemp would hide it from other users: mode 0600
+        temporary = path.with_name(TEMPORARY + uuid.uuid4().hex)  # not mkstemp, whose files only their owner can read
         with raising_unwritable(self.uri):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(temporary, "xb")  # noqa: SIM115 - only the opening is judged
+            file = open(temporary, "xb")  # noqa: SIM115 - only errors of opening are converted
         try:
             with file:
                 yield temporary, file
@@ -163,7 +165,7 @@ class FileStore(Store):
 
 
 def _modified(path: Path) -> float:
-    """Unix seconds; infinite for a file that has gone meanwhile, which is therefore no leftover."""
+    """Time of the last change in Unix seconds; infinite for a file that is gone, which then is no leftover."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -171,7 +173,7 @@ def _modified(path: Path) -> float:
 
 
 def _settle(file: BinaryIO) -> None:
-    # A rename may reach the disk before the bytes do; a manifest must not outlive a power cut that its data did not.
+    # A rename may reach the disk before the bytes. After a power failure a manifest must not exist without its data.
     if not file.closed:
         file.flush()
         os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The memory:// half of `infra.storage`, for tests."""
+"""Stores with memory:// URIs, for tests."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ _OBJECTS_LOCK = threading.Lock()
 
 
 class MemoryStore(Store):
-    """Objects of this process, shared by all stores of it; for tests. The tag is the sha256 of the bytes."""
+    """Objects in the memory of this process, shared by all its stores. The tag is the sha256 of the bytes."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -83,7 +83,7 @@ class MemoryStore(Store):
 
 
 class _KeptBytes(io.BytesIO):
-    """Keeps its bytes when a writer library closes it early."""
+    """Keeps its bytes if a library closes it early."""
 
     def close(self) -> None:
         pass

@@ -1,6 +1,7 @@
-"""The s3:// half of `infra.storage`: the same promises over any S3 service that answers conditional writes with 412.
+"""Stores with s3:// URIs, on any S3 service that supports conditional writes (and refuses them with 412).
 
-Requests are repeated here, with back-off, and as far as possible nowhere below, so that an error can say how often.
+Requests are repeated here with back-off, and as far as possible not in the libraries below, so that an error can tell
+the number of attempts.
 """
 
 import contextlib
@@ -27,12 +28,12 @@ from infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFai
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `list` is the operation
+Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `list` is a method
 
 _ATTEMPTS = 9
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # 16 to 33 s in all: a store that is restarted is back by then
-_SILENCE_S = 30  # without a byte of an answer; a store that hangs is given up after five minutes
-_PART_BYTES = 32 * 1024 * 1024  # of at most 10,000 parts: 320 GB
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0  # 16 to 33 s of waiting in all, enough for a restart of the store
+_SILENCE_S = 30  # seconds without a byte of the reply; a store that hangs fails after five minutes
+_PART_BYTES = 32 * 1024 * 1024  # at most 10,000 parts: 320 GB
 _PARTS_IN_FLIGHT = 3
 _TRANSIENT = (
     OSError,
@@ -43,16 +44,16 @@ _TRANSIENT = (
     boto.IncompleteReadError,
     ResponseParserError,
 )
-# 409 is the answer of AWS to two conditional writes at one moment: the next answer is 412 or success.
+# AWS answers 409 to two simultaneous conditional writes; the next try gets 412 or succeeds.
 _TRANSIENT_STATUS = {408, 409, 429, 500, 502, 503, 504}
 _TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException"}
 
 
 class S3Store(Store):
-    """A prefix of a bucket. Tags are ETags; the endpoint comes from Settings, credentials as botocore finds them.
+    """A prefix of a bucket. Tags are ETags. The endpoint comes from Settings; botocore finds the credentials.
 
-    What a killed `writer` leaves is an unfinished multipart upload, which nobody sees; `leftovers` lists them, and a
-    lifecycle rule of the bucket may end them. A request that is refused, or fails for about half a minute, raises
+    A killed `writer` leaves an unfinished multipart upload, which readers do not see. `leftovers` lists such uploads, and
+    a lifecycle rule of the bucket may end them. A request that is refused, or that fails for about half a minute, raises
     StoreFailed with operation, object and number of attempts.
     """
 
@@ -77,7 +78,7 @@ class S3Store(Store):
         try:
             return self._get(key, **wanted)[0]
         except StoreFailed as error:
-            if error.status == 416:  # begins behind the end of the object
+            if error.status == 416:  # the range begins after the end of the object
                 return b""
             raise
 
@@ -115,7 +116,7 @@ class S3Store(Store):
         while go_on is not None:
             page = self._page("list_objects_v2", prefix, go_on)
             for entry in page.get("Contents", ()):
-                if not entry["Key"].endswith("/"):  # the folders of a console are no objects
+                if not entry["Key"].endswith("/"):  # folders made in an S3 console are not objects of the store
                     yield Listed(entry["Key"][len(self._prefix) :], entry["Size"], entry["ETag"])
             go_on = {"ContinuationToken": page["NextContinuationToken"]} if page["IsTruncated"] else None
 
@@ -128,12 +129,12 @@ class S3Store(Store):
     def discard_leftovers(self, older_than_s: float) -> Keys:
         found = self._unfinished(older_than_s)
         for key, upload in found:
-            with contextlib.suppress(FileNotFoundError):  # its writer finished it, or gave it up
+            with contextlib.suppress(FileNotFoundError):  # its writer has finished or aborted it meanwhile
                 self._call("abort_multipart_upload", key, UploadId=upload)
         return sorted(f"{key}?uploadId={upload}" for key, upload in found)
 
     def _unfinished(self, older_than_s: float) -> Uploads:
-        """(key, upload id) of the uploads that were begun more than `older_than_s` ago and are not finished."""
+        """(key, upload id) of unfinished uploads that began more than `older_than_s` ago."""
         before = datetime.now(UTC) - timedelta(seconds=older_than_s)
         found = []
         go_on: dict[str, str] | None = {}
@@ -174,8 +175,8 @@ class S3Store(Store):
         return _retried("get_object", self.uri_of(key), request)
 
     def _put_if(self, key: str, data: bytes, **condition: str) -> str:
-        # A write that is repeated after a lost reply meets its own object and is refused. Not all repetitions are
-        # ours to count (aiohttp repeats a PUT by itself when a kept connection breaks), so each write is signed.
+        # A write that is repeated after a lost reply finds its own object and is refused. Some repetitions happen below
+        # this code (aiohttp repeats a PUT if a kept-alive connection breaks), so each write carries a signature.
         signature = uuid.uuid4().hex
         try:
             return self._call("put_object", key, Body=data, Metadata={"writer": signature}, **condition)["ETag"]
@@ -186,11 +187,11 @@ class S3Store(Store):
                 there = self._call("head_object", key)
                 if there["Metadata"].get("writer") == signature:
                     return there["ETag"]
-            raise PreconditionFailed(f"{self.uri_of(key)} exists already, was changed or is gone.") from error
+            raise PreconditionFailed(f"{self.uri_of(key)} exists already, was changed or was deleted.") from error
 
 
 class _Upload(io.RawIOBase):
-    """Sends what is written in parts while it is written; a small object goes in one request, at the end."""
+    """A file that uploads its data in parts while it is written. A small object is uploaded in one request at the end."""
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call = call
@@ -224,7 +225,7 @@ class _Upload(io.RawIOBase):
             parts = [{"PartNumber": n, "ETag": part.result()["ETag"]} for n, part in enumerate(self._parts, start=1)]
             try:
                 self._call("complete_multipart_upload", UploadId=self._upload_id, MultipartUpload={"Parts": parts})
-            except FileNotFoundError:  # gone: finished by an earlier try whose reply was lost, or taken away
+            except FileNotFoundError:  # an earlier try finished it, but its reply was lost; or the upload was aborted
                 if self._call("head_object")["Metadata"].get("writer") != self._signature:
                     raise
         self._pool.shutdown()
@@ -234,14 +235,14 @@ class _Upload(io.RawIOBase):
         if self._upload_id is not None:
             try:
                 self._call("abort_multipart_upload", UploadId=self._upload_id)
-            except Exception:  # what made us abort is the error to show
-                log.warning("an unfinished upload is left", exc_info=True)
+            except Exception:  # the error that caused the abort is raised, not this one
+                log.warning("an unfinished upload could not be aborted", exc_info=True)
 
     def _send(self, part: bytes) -> None:
         if self._upload_id is None:
             self._upload_id = self._call("create_multipart_upload", Metadata={"writer": self._signature})["UploadId"]
         if len(self._parts) >= _PARTS_IN_FLIGHT:
-            self._parts[-_PARTS_IN_FLIGHT].result()  # so many parts and no more are in memory
+            self._parts[-_PARTS_IN_FLIGHT].result()  # limits the number of parts in memory
         number = len(self._parts) + 1
         self._parts.append(
             self._pool.submit(self._call, "upload_part", UploadId=self._upload_id, PartNumber=number, Body=part)
@@ -249,7 +250,7 @@ class _Upload(io.RawIOBase):
 
 
 def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
-    """What `request()` gives, repeated with back-off while the service is away or overloaded."""
+    """The result of `request()`, which is repeated with back-off while the service is unavailable or overloaded."""
     began = time.monotonic()
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -261,18 +262,18 @@ def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
             transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
             if not transient or attempt == _ATTEMPTS:
                 what = f"{operation} of {uri} failed at attempt {attempt}, after {time.monotonic() - began:.0f} s"
-                where = "Look whether the store runs." if transient else "Look at bucket, credentials and endpoint."
+                where = "Check that the store runs." if transient else "Check bucket, credentials and endpoint."
                 if not transient and _is_refusal(error, status, code):
                     raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
                 raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
             log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
         wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
-        time.sleep(wait_s * random.uniform(0.5, 1.0))  # workers that failed together do not come back together
+        time.sleep(wait_s * random.uniform(0.5, 1.0))  # random, so that workers that failed together retry apart
     raise AssertionError("the last attempt returns or raises")
 
 
 def _answer(error: BaseException | None) -> tuple[int, str]:
-    """HTTP status and code of the S3 answer behind an error; (0, "") where there was none."""
+    """HTTP status and code of the S3 reply that caused an error; (0, "") if there was no reply."""
     while error is not None:
         if isinstance(error, boto.ClientError):
             answer = error.response
@@ -282,8 +283,10 @@ def _answer(error: BaseException | None) -> tuple[int, str]:
 
 
 def _is_refusal(error: BaseException | None, status: int, code: str) -> bool:
-    """Whether no repetition helps until a person changes something. Credentials that have expired are no refusal of an
-    object: they were good for others."""
+    """True if the request cannot succeed until somebody changes credentials, permissions or the bucket.
+
+    Expired credentials do not count, because they were valid before.
+    """
     if status:
         return "Expired" not in code and (status in (301, 401, 403) or code == "NoSuchBucket")
     while error is not None:
@@ -299,7 +302,7 @@ def _is_network(error: Exception) -> bool:
 
 @lru_cache
 def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3FileSystem:
-    """One client for all threads of a process; `pid` makes a forked child build its own."""
+    """One client for all threads of a process. `pid` makes a forked child create its own."""
     fs = s3fs.S3FileSystem(
         endpoint_url=endpoint,
         client_kwargs={"region_name": region} if region else {},
@@ -308,7 +311,7 @@ def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3Fi
             "connect_timeout": 10,
             "read_timeout": _SILENCE_S,
             "max_pool_connections": 32,
-            # Behind an own endpoint buckets have no host names.
+            # Endpoints other than AWS have no host name per bucket.
             **({"s3": {"addressing_style": "path"}} if endpoint else {}),
         },
         use_listings_cache=False,

@@ -1,8 +1,9 @@
-"""Objects under a URI: read a range, write whole, create if absent, compare and set, list, delete (DESIGN 5).
+"""The interface of a store: read ranges, write whole objects, create if absent, compare and swap, list, delete
+(docs/design.md, "Stores").
 
-Every backend keeps the same promises; `tests/infra/test_storage.py` checks them over file://, memory:// and s3://.
-Nothing half-written is ever visible. A key that is swapped must only ever be created and swapped: a plain `write`
-to it is not part of the race and would win it unseen.
+All kinds of stores give the same guarantees; `tests/infra/test_storage.py` checks them for file://, memory:// and s3://.
+Readers never see a half-written object. An object that is changed by compare-and-swap must only be created and swapped: a
+plain `write` would overwrite it without a check.
 """
 
 import contextlib
@@ -17,19 +18,19 @@ from typing import Any, BinaryIO, Self, cast
 
 from infra.config import canonical_json
 
-Keys = list[str]  # inside Store the name `list` is the operation
+Keys = list[str]  # inside Store the name `list` is a method
 
 TEMPORARY, LOCK = ".tmp-", ".lock-"  # hidden from list() and refused as names in keys
 
 
 class PreconditionFailed(RuntimeError):
-    """A conditional write was refused: the object exists already, or is not the one that the tag names."""
+    """A conditional write failed: the object exists already, or does not have the given tag."""
 
 
 class StoreFailed(RuntimeError):
-    """A service that refused a request, or went on failing: operation, object and attempts are in the text.
+    """The service refused a request or kept failing. The message has the operation, the object and the number of attempts.
 
-    `status` and `code` are of its last answer, as (403, "AccessDenied"); (0, "") where there was none.
+    `status` and `code` are from its last reply, such as (403, "AccessDenied"); (0, "") if there was none.
     """
 
     def __init__(self, text: str, status: int = 0, code: str = "") -> None:
@@ -41,8 +42,10 @@ class StoreFailed(RuntimeError):
 
 
 class StoreRefused(StoreFailed):
-    """A service that refused a request for good: no or wrong credentials, no permission, no such bucket. `why` is what it
-    said, without the operation."""
+    """The service refused a request permanently: missing or wrong credentials, no permission, no such bucket.
+
+    `why` is its error message without the operation.
+    """
 
     def __init__(self, text: str, status: int = 0, code: str = "", why: str = "") -> None:
         super().__init__(text, status, code)
@@ -53,13 +56,13 @@ class StoreRefused(StoreFailed):
 
 
 class Unwritable(OSError):
-    """A place on this machine that cannot be written, and which setting names it."""
+    """A place on this machine cannot be written; the message names the setting that chooses it."""
 
     def __init__(self, what: str, error: OSError) -> None:
         super().__init__(
-            f"{what} cannot be written: {error.strerror}, at {error.filename}. Name a place that this user may write to: "
-            "--root or $VITLINE_ROOT gives that of corpora, runs and models, $VITLINE_HOME that of logs, which are kept "
-            "beside the root where it is not set."
+            f"{what} cannot be written: {error.strerror}, at {error.filename}. Choose a place that this user may write to: "
+            "--root or $VITLINE_ROOT for corpora, runs and models, $VITLINE_HOME for logs (without it they are stored "
+            "beside the root)."
         )
         self._made_of = what, error
 
@@ -72,7 +75,7 @@ _NOT_OURS = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT
 
 @contextlib.contextmanager
 def raising_unwritable(what: str) -> Iterator[None]:
-    """Raises Unwritable where a place is not ours to write to. A full disk stays what it is: no other setting helps it."""
+    """Converts errors of missing permission or folders to Unwritable. Other errors, such as a full disk, are not changed."""
     try:
         yield
     except OSError as error:
@@ -83,7 +86,7 @@ def raising_unwritable(what: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An object as a listing shows it. `tag` is another text when the object was replaced: ETag, or time in ns."""
+    """An object in a listing. `tag` changes when the object is replaced: an ETag, or a time in ns."""
 
     key: str
     size: int
@@ -91,77 +94,78 @@ class Listed:
 
 
 class Store(ABC):
-    """Objects below one URI. Keys are relative and `/`-separated. Stores of one URI are equal and pickle by it."""
+    """Objects below one URI. Keys are relative and `/`-separated. Stores with the same URI are equal; pickle stores the URI."""
 
     uri: str
     reads_wait: bool = False
-    """Whether a read is mostly waiting for an answer, so that several at once are quicker."""
+    """True if a read mostly waits for a reply, so that several reads at once are faster."""
 
     @classmethod
     @abstractmethod
     def at(cls, uri: str) -> Self:
-        """The store of this kind at a URI, as `uri` gives it."""
+        """The store of this class at a URI."""
 
     @abstractmethod
     def read(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes [start, end) of an object, fewer where it ends earlier. Raises FileNotFoundError."""
+        """Bytes [start, end) of an object, or fewer if it ends earlier. Raises FileNotFoundError."""
 
     def read_into(self, key: str, start: int, buffer: memoryview) -> int:
-        """Fill a buffer with the bytes from `start` on and give how many there were. Raises FileNotFoundError."""
+        """Reads from `start` into a buffer and returns the number of bytes. Raises FileNotFoundError."""
         data = self.read(key, start, start + len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     @abstractmethod
     def read_tagged(self, key: str) -> tuple[bytes, str]:
-        """The object and the tag that `swap` wants. Equal bytes may have equal tags, so what is swapped
-        carries a nonce or a counter. Raises FileNotFoundError."""
+        """The object and its tag for `compare_and_swap`. Equal bytes may have equal tags, so objects that are swapped
+        contain a nonce or a counter. Raises FileNotFoundError."""
 
     @abstractmethod
     def size(self, key: str) -> int:
-        """Bytes of an object. Raises FileNotFoundError."""
+        """Size of an object in bytes. Raises FileNotFoundError."""
 
     @abstractmethod
     def writer(self, key: str) -> AbstractContextManager[BinaryIO]:
-        """A file to stream an object of any size into. It becomes visible at a clean exit; after an
-        exception nothing of it remains."""
+        """A context manager with a file to stream an object of any size into. The object becomes visible when the context
+        ends; after an exception nothing remains."""
 
     @abstractmethod
     def write(self, key: str, data: bytes) -> None:
-        """Write an object whole; readers see the old one or the new one."""
+        """Writes a whole object. Readers see the old one or the new one."""
 
     @abstractmethod
     def create(self, key: str, data: bytes) -> str:
-        """Write an object that must not exist yet and give its tag. Raises PreconditionFailed: of many creators one wins."""
+        """Writes an object that must not exist yet, and returns its tag. Raises PreconditionFailed if it exists."""
 
     @abstractmethod
     def compare_and_swap(self, key: str, data: bytes, tag: str) -> str:
-        """Replace the object that `tag` names and give the new tag. Raises PreconditionFailed if another stands there, or none."""
+        """Replaces an object that has this tag, and returns the new tag. Raises PreconditionFailed if it has another tag or
+        does not exist."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Keys:
-        """Every key that starts with `prefix`, sorted. The prefix is plain text: it may end inside a name."""
+        """All keys that start with `prefix`, sorted. The prefix may end inside a name."""
 
     @abstractmethod
     def scan(self, prefix: str = "") -> Iterator[Listed]:
-        """As `list`, with sizes and in the order of the service, a page at a time: for folders of millions of objects."""
+        """Like `list`, with sizes, page by page and in the order of the service: for folders of millions of objects."""
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Remove an object; one that is not there is no error."""
+        """Removes an object. A missing object is no error."""
 
     def discard(self, key: str) -> None:
-        """Remove an object that nobody but the caller has ever known, and all that swapping it left behind."""
+        """Removes an object that only the caller has used, and the lock file of its compare-and-swaps."""
         self.delete(key)
 
     def leftovers(self, older_than_s: float) -> Keys:
-        """What writers that were killed more than `older_than_s` ago left behind, sorted: temporary files or
-        unfinished uploads, as `discard_leftovers` names them. No reader ever sees them."""
+        """Temporary files or unfinished uploads of killed writers, older than `older_than_s`, sorted. Readers do not see
+        them."""
         return []
 
     def discard_leftovers(self, older_than_s: float) -> Keys:
-        """Remove them and name them. A writer that has been at work for longer than `older_than_s` would lose its
-        object, so let this be a day or more."""
+        """Removes the leftovers and returns their names. A running writer that began more than `older_than_s` ago would
+        lose its object, so use a day or more."""
         return []
 
     def exists(self, key: str) -> bool:
@@ -172,27 +176,28 @@ class Store(ABC):
         return True
 
     def open(self, key: str) -> BinaryIO:
-        """A seekable file for random reads, safe to share between threads that do not mind each other's position.
-        Raises FileNotFoundError."""
+        """A seekable file for random reads. Threads that share it also share its position. Raises FileNotFoundError."""
         return cast(BinaryIO, io.BufferedReader(_Ranges(self, key), _READ_BUFFER_BYTES))
 
     def read_json(self, key: str) -> Any:
-        """The value of a JSON object. Raises FileNotFoundError, and ValueError when it is not JSON."""
+        """The value of a JSON object. Raises FileNotFoundError, and ValueError if it is not JSON."""
         try:
             return json.loads(self.read(key))
         except ValueError as error:
-            raise ValueError(f"{self.uri_of(key)} is not JSON: {error}. It was written by something else.") from error
+            raise ValueError(
+                f"{self.uri_of(key)} is not JSON: {error}. vitline did not write it; restore or delete it."
+            ) from error
 
     def write_json(self, key: str, value: Any) -> None:
-        """Write a value as sorted, indented JSON, equal for equal values. NaN and infinities raise ValueError."""
+        """Writes a value as sorted, indented JSON; equal values give equal bytes. NaN and infinities raise ValueError."""
         self.write(key, json_bytes(value))
 
     def child(self, prefix: str) -> "Store":
-        """The store of the keys below `prefix/`."""
+        """The store below `prefix/`."""
         return type(self).at(self.uri_of(prefix.rstrip("/")))
 
     def uri_of(self, key: str) -> str:
-        return f"{self.uri.removesuffix('/')}/{checked_key(key)}"  # the store of a whole disk is file:///
+        return f"{self.uri.removesuffix('/')}/{checked_key(key)}"  # the URI of the root directory is file:///
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).at, (self.uri,)
@@ -208,23 +213,25 @@ class Store(ABC):
 
 
 def checked_key(key: str) -> str:
-    """`key`, or ValueError where it could leave the store or be taken for a temporary file."""
+    """`key`. Raises ValueError if it could lead out of the store or looks like a temporary file."""
     for part in key.split("/"):
         if part in ("", ".", "..") or "\0" in part or part.startswith((TEMPORARY, LOCK)):
-            raise ValueError(f"{key!r} is no key: {part!r} is not a name. Keys look like 'train/s000/part-00000'.")
+            raise ValueError(
+                f"{key!r} is no key: {part!r} cannot be part of one. Keys look like 'train/s000/part-00000'."
+            )
     return key
 
 
 def json_bytes(value: Any) -> bytes:
-    """Sorted, indented JSON with a final newline; the bytes are equal for equal values."""
+    """Sorted, indented JSON with a final newline. Equal values give equal bytes."""
     return (json.dumps(json.loads(canonical_json(value)), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
 
-_READ_BUFFER_BYTES = 256 * 1024  # Larger reads go past the buffer; smaller ones share a request
+_READ_BUFFER_BYTES = 256 * 1024  # larger reads bypass the buffer; smaller ones share a request
 
 
 class _Ranges(io.RawIOBase):
-    """Random reads of one object, each a range read of the store."""
+    """A file over one object, whose reads are range reads of the store."""
 
     def __init__(self, store: Store, key: str) -> None:
         self._store, self._key, self._size, self._position = store, key, store.size(key), 0
@@ -238,7 +245,7 @@ class _Ranges(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if origin + offset < 0:
-            raise ValueError(f"seek to {origin + offset} in {self._store.uri_of(self._key)}: before its start.")
+            raise ValueError(f"cannot seek to {origin + offset}, before the start of {self._store.uri_of(self._key)}.")
         self._position = origin + offset
         return self._position
 

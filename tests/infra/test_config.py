@@ -64,7 +64,7 @@ def test_replace_changes_what_it_names_and_nothing_else(width, kind):
 def test_replace_validates_again():
     with pytest.raises(ValueError, match="greater than 0"):
         replace(Outer(), **{"inner.width": -1})
-    with pytest.raises(ValueError, match=r"no field 'inner\.depth'; here are: kind, width"):
+    with pytest.raises(ValueError, match=r"no field 'inner\.depth'; available fields: kind, width"):
         replace(Outer(), **{"inner.depth": 1})
     with pytest.raises(ValueError, match="no group 'names'"):
         replace(Outer(), **{"names.width": 1})

@@ -20,4 +20,4 @@ sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) \x1b[31mfile is not a data
 """
     assert last_words(log) == "sqlalchemy.exc.DatabaseError: (sqlite3.DatabaseError) file is not a database"
     assert last_words("one\n\n two \n") == "two"
-    assert last_words("") == "it said nothing"
+    assert last_words("") == "its log is empty"

@@ -34,7 +34,7 @@ def test_secrets_are_taken_out_and_nothing_else(text, clean, monkeypatch):
 def test_forms_take_no_uri_with_credentials(uri):
     assert holds_credentials(uri)
     for form, given in ((PrepareRequest, {"source": uri}), (PipelineRequest, {"tasks": [uri]})):
-        with pytest.raises(ValueError, match="without user, password or signature is wanted"):
+        with pytest.raises(ValueError, match="must be a URI without user, password or signature"):
             form.model_validate(given)
     for uri in ("s3://bucket/x", "file:///data/@eaDir", "/data/me@home/b", "birds/1a2b"):
         assert not holds_credentials(uri)

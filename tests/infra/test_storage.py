@@ -1,4 +1,4 @@
-"""The six operations keep the same promises on every backend (DESIGN 5)."""
+"""The six operations keep the same promises on every backend (docs/design.md, "Stores")."""
 
 import errno
 import io
@@ -227,7 +227,7 @@ def test_the_probe_passes_an_honest_store_and_names_a_dishonest_one(store, monke
         return "tag"
 
     monkeypatch.setattr(store, "compare_and_swap", swap_blindly)
-    with pytest.raises(RuntimeError, match="swap with a stale tag"):
+    with pytest.raises(RuntimeError, match="compare-and-swap with a stale tag"):
         probe_conditional_writes(store)
     assert store.list() == []
 
@@ -257,7 +257,7 @@ def test_file_uris_are_absolute(tmp_path, monkeypatch):
 
 def test_a_place_that_cannot_be_written_says_what_names_it(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Unwritable, match=r"file cannot be written: .*--root or \$VITLINE_ROOT gives") as refused:
+    with pytest.raises(Unwritable, match=r"file cannot be written: .*--root or \$VITLINE_ROOT for corpora") as refused:
         open_store(tmp_path / "file").write("runs/a.json", b"{}")
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
     with pytest.raises(Unwritable):

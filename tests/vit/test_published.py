@@ -24,6 +24,7 @@ from vit.training.checkpoint import CheckpointError
 from vit.training.train import forward
 
 from ..other_rounding import LOGITS_AWAY, other_rounding
+from ..pictures import noise
 
 CONFIG = ViTConfig(
     image_size_px=16, patch_size_px=4, embed_dim=16, depth=2, num_heads=2, mlp_dim=32, dropout_rate=0.5, pre_logits=True
@@ -44,13 +45,6 @@ def network() -> VisionTransformer:
 @pytest.fixture
 def published(network, root) -> str:
     return publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"})
-
-
-def png(seed=0, size=(20, 30)) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG")
-    return file.getvalue()
 
 
 def test_a_model_comes_back_bit_for_bit(network, published):
@@ -80,9 +74,9 @@ def test_the_digest_is_of_the_content_not_of_the_place(network, published, root)
 
 def test_predictions_are_probabilities_over_all_classes_best_first(published, tmp_path):
     path = tmp_path / "picture.png"
-    path.write_bytes(png(1))
+    path.write_bytes(noise(1, (30, 20)))
     model = load_model(published)
-    from_bytes, from_path = model.predict([png(0), path], top=10)
+    from_bytes, from_path = model.predict([noise(0, (30, 20)), path], top=10)
     for answer in (from_bytes, from_path):
         assert {name for name, _ in answer} == set(CLASSES)
         assert sum(p for _, p in answer) == pytest.approx(1, abs=1e-6)
@@ -94,11 +88,11 @@ def test_predictions_are_probabilities_over_all_classes_best_first(published, tm
 def test_a_prediction_depends_on_its_neighbours_by_rounding_only(published, tmp_path, processor):
     """Which kernel computes a batch depends on its size and on the processor, so the last digit is not promised."""
     path = tmp_path / "picture.png"
-    path.write_bytes(png(1))
+    path.write_bytes(noise(1, (30, 20)))
     model, logits = load_model(published), []
     model.network.register_forward_hook(lambda network, images, output: logits.append(output))
     with other_rounding() if processor == "another" else contextlib.nullcontext():
-        _, among_others = model.predict([png(0), path], top=10)
+        _, among_others = model.predict([noise(0, (30, 20)), path], top=10)
         (alone,) = model.predict([str(path)], top=2)
     together, single = logits
     away = LOGITS_AWAY * float(together.abs().max())
@@ -110,7 +104,7 @@ def test_a_prediction_depends_on_its_neighbours_by_rounding_only(published, tmp_
 
 def test_a_prediction_sees_what_training_and_evaluation_see(published):
     model = load_model(published)
-    image = png(3, size=(16, 16))  # nothing to resize: the pixels are those of the file
+    image = noise(3, (16, 16))  # nothing to resize: the pixels are those of the file
     pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.uint8).copy())[None]
     with torch.inference_mode():
         expected = forward(model.network, pixels, "float32", torch.device("cpu")).softmax(-1)[0]
@@ -121,7 +115,7 @@ def test_a_prediction_sees_what_training_and_evaluation_see(published):
 def test_the_value_range_of_the_contract_is_obeyed(network, root):
     contract = replace(CONTRACT, low=0.0, high=1.0)
     uri = publish(open_store(root).child("models"), "unit", "1", network, contract, CLASSES, {})
-    image = png(3, size=(16, 16))
+    image = noise(3, (16, 16))
     pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.float32) / 255)
     with torch.inference_mode():
         expected = network.eval()(pixels.permute(2, 0, 1)[None]).softmax(-1)[0]
@@ -224,9 +218,9 @@ def test_in_the_folder_of_a_stack_that_is_down_its_store_is_read_or_the_next_ste
 
 def test_a_model_that_contradicts_itself_is_not_published(network, root):
     models = open_store(root).child("models")
-    with pytest.raises(ValueError, match="3 class names for a head of 4"):
+    with pytest.raises(ValueError, match="3 class names, but the head has 4"):
         publish(models, "x", "1", network, CONTRACT, CLASSES[:3], {})
-    with pytest.raises(ValueError, match="contract gives 32 px, the network takes 16 px"):
+    with pytest.raises(ValueError, match="contract resizes to 32 px, but the network takes 16 px"):
         publish(models, "x", "1", network, replace(CONTRACT, **{"evaluation.image_size_px": 32}), CLASSES, {})
     assert models.list() == []
 
@@ -273,7 +267,7 @@ def test_adapting_to_another_network_is_refused_by_field(network, field, value):
 
 
 def test_three_lines_load_a_model_without_ray_and_without_settings(published, tmp_path):
-    (tmp_path / "cat.png").write_bytes(png())
+    (tmp_path / "cat.png").write_bytes(noise(0, (30, 20)))
     script = f"""
 import sys
 sys.modules["ray"] = None  # any import of it fails
@@ -300,7 +294,7 @@ for name in {absent!r}:
     sys.modules[name] = None
 from vit.published import load_model
 model = load_model({published!r})
-print(model.predict([{png()!r}])[0][0][0])
+print(model.predict([{noise(0, (30, 20))!r}])[0][0][0])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

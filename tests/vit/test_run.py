@@ -15,9 +15,10 @@ from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.published import adapt, load_model
-from vit.run import Reporter, TrainingRun, system_metrics
+from vit.run import TrainingRun
 from vit.run_spec import make_spec
 from vit.training.checkpoint import CheckpointError, list_checkpoints
+from vit.training.reporter import Reporter, system_metrics
 from vit.training.world import World
 
 

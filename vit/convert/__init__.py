@@ -1,1 +1,1 @@
-"""Weights of other codebases <-> ours, with an exact report; anything that cannot be explained is an error."""
+"""Converts weights between other codebases and vitline, with a report of every entry. Unexplained entries are errors."""

@@ -1,4 +1,4 @@
-"""Folders as timm and transformers write them: `model.safetensors` and `config.json`. Pickles are refused."""
+"""Reads and writes folders of timm and transformers: `model.safetensors` and `config.json`. Pickles are refused."""
 
 import json
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
 
 
 def read_folder(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """(weights, config) of a folder, or of a .safetensors file with its `config.json` beside it; None where it has none.
+    """(weights, config) of a folder, or of a .safetensors file and the `config.json` beside it. Config is None if absent.
 
-    Raises ConversionError for a file of another kind, a damaged one and a missing one; a pickle is never opened.
+    Raises ConversionError for a file that is missing, damaged or of another format. A pickle is never opened.
     """
     path = Path(path)
     file = path / WEIGHTS if path.is_dir() else path
@@ -28,18 +28,18 @@ def read_folder(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
         found = sorted(each.name for each in path.iterdir())
         if pickles := [name for name in found if name.endswith(PICKLES)]:
             raise ConversionError(_about_pickle(path / pickles[0]))
-        raise ConversionError(f"{path} holds no {WEIGHTS}, but {', '.join(found[:6]) or 'nothing'}.")
+        raise ConversionError(f"{path} has no {WEIGHTS}. It contains {', '.join(found[:6]) or 'nothing'}.")
     try:
         state = safetensors.torch.load_file(file)
     except FileNotFoundError as error:
         raise ConversionError(f"There is no file {file}.") from error
     except (safetensors.SafetensorError, OSError) as error:
-        raise ConversionError(f"{file} is no whole safetensors file: {error}. Fetch it again.") from error
+        raise ConversionError(f"{file} is no valid safetensors file: {error}. Download it again.") from error
     return state, _read_config(file.parent / CONFIG)
 
 
 def read_classes(path: str | Path) -> tuple[str, ...] | None:
-    """The class names that the `config.json` of a folder lists, in the order of the head; None where it has none."""
+    """The class names in the `config.json` of a folder, in the order of the head; None if it has none."""
     config = _read_config(Path(path) / CONFIG) or {}
     names = config.get("id2label") or config.get("label_names")
     names = names or (config.get("pretrained_cfg") or {}).get("label_names")
@@ -49,7 +49,7 @@ def read_classes(path: str | Path) -> tuple[str, ...] | None:
 
 
 def write_folder(directory: str | Path, state: Mapping[str, Tensor], files: Mapping[str, Any]) -> None:
-    """`model.safetensors`, then each of `files` as JSON."""
+    """Writes `model.safetensors`, then each of `files` as JSON."""
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     weights = {name: value.cpu().contiguous() for name, value in state.items()}
@@ -64,14 +64,14 @@ def _read_config(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ConversionError(f"{file} is no JSON: {error}. Fetch it again.") from error
+        raise ConversionError(f"{file} is no valid JSON: {error}. Download it again.") from error
     if not isinstance(tree, dict):
-        raise ConversionError(f"{file} holds a {type(tree).__name__}; an object was expected.")
+        raise ConversionError(f"{file} contains a {type(tree).__name__}, expected a JSON object. Download it again.")
     return tree
 
 
 def _about_pickle(file: Path) -> str:
     return (
-        f"{file} is a pickle, which may run any code, so it is not opened. Where you trust it: `import torch, "
+        f"{file} is a pickle. It could run any code, so it is not opened. If you trust it, convert it: `import torch, "
         f"safetensors.torch as s; s.save_file(torch.load('{file.name}', weights_only=True), '{WEIGHTS}')`."
     )

@@ -1,6 +1,6 @@
-"""transformers' ViTForImageClassification and ViTModel <-> ours, by their names; transformers is not imported.
+"""Converts ViTForImageClassification and ViTModel of transformers to our networks and back, without importing transformers.
 
-What is not the same function is refused, with the reason. Checked against transformers 5.23.
+A network that computes another function is refused with the reason. Tested with transformers 5.23.
 """
 
 from collections import Counter
@@ -20,7 +20,7 @@ from vit.models.config import ViTConfig
 from vit.models.network import Network
 from vit.models.vit import VisionTransformer
 
-# Ours: (as files hold them, in every version; as transformers 5 holds them in memory).
+# Our name: (name in files of every version; name in memory in transformers 5).
 _NAMES: Mapping[str, tuple[str, str]] = {
     "patch_embed": ("vit.embeddings.patch_embeddings.projection",) * 2,
     "cls_token": ("vit.embeddings.cls_token",) * 2,
@@ -43,7 +43,7 @@ IN_MEMORY: Table = {ours: in_memory for ours, (_, in_memory) in _NAMES.items()}
 
 _GELU = {"gelu": "erf", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 _HIDDEN_ACT = {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}
-# transformers' own defaults: a config.json may leave out what equals them.
+# The defaults of transformers: a config.json may leave out fields that equal them.
 _DEFAULTS: dict[str, Any] = {
     "hidden_size": 768,
     "num_attention_heads": 12,
@@ -58,25 +58,28 @@ _BILINEAR = 2  # as Pillow numbers its filters
 
 
 def read_huggingface(directory: str | Path, *, num_classes: int | None = None) -> Converted:
-    """The network of a folder that `ViTForImageClassification` or `ViTModel` was saved to.
+    """The network in a folder that `save_pretrained` of `ViTForImageClassification` or `ViTModel` wrote.
 
-    Raises ConversionError as `from_huggingface` does, for pickles, and where `config.json` is missing.
+    Raises ConversionError like `from_huggingface`, for pickles, and if `config.json` is missing.
     """
     state, config = read_folder(directory)
     if config is None:
-        raise ConversionError(f"{directory} has no {CONFIG}, without which heads, GELU and epsilon are unknown.")
+        raise ConversionError(
+            f"{directory} has no {CONFIG}, which names the number of heads, the GELU and the epsilon. Add it from the "
+            "place where the weights are from."
+        )
     return from_huggingface(state, config, str(directory), num_classes=num_classes)
 
 
 def from_huggingface(
     state: Mapping[str, Tensor], config: Mapping[str, Any], source: str, *, num_classes: int | None = None
 ) -> Converted:
-    """The network of transformers' state dict and `config.json`, with a report of every entry.
+    """The network from a state dict and `config.json` of transformers, with a report of every entry.
 
-    Names of both ages are taken, with and without `vit.` in front. A pooler is our pre-logits layer where nothing else
-    follows it, and is skipped where a classifier does, which takes the class token itself. `num_classes` is for files
-    without a classifier: its head is zeros. Raises ConversionError naming entries or settings that make another function
-    of it than our network computes.
+    Accepts old and new names, with and without the prefix `vit.`. A pooler becomes our pre-logits layer, unless there is a
+    classifier: then it is skipped, because the classifier takes the class token itself. `num_classes` is needed for files
+    without a classifier, which get a head of zeros. Raises ConversionError naming entries or settings with which our
+    network would compute another function.
     """
     report = ConversionReport(source=source, family="transformers, ViT")
     prefix = "vit." if any(name.startswith("vit.") for name in state) else ""
@@ -88,7 +91,7 @@ def from_huggingface(
     weights, unused = take(meta_network(ours, classes).state_dict(), table, state, report)
     if not has_head:
         zero_head(weights, ours.embed_dim, classes, report)
-    reasons = {f"{prefix}embeddings.mask_token": "stands for masked patches, in pre-training alone"}
+    reasons = {f"{prefix}embeddings.mask_token": "the mask token is used in pre-training only"}
     if has_head:
         reasons |= {f"{pooler}.{leaf}": "the classifier does not use the pooler" for leaf in ("weight", "bias")}
     report.skipped |= {name: why for name, why in reasons.items() if name in unused}
@@ -98,27 +101,31 @@ def from_huggingface(
 def write_huggingface(
     network: Network, directory: str | Path, classes: Sequence[str], contract: ImageContract | None = None
 ) -> None:
-    """A folder that `ViTForImageClassification.from_pretrained(directory)` loads, with the same logits.
+    """Writes a folder that `ViTForImageClassification.from_pretrained(directory)` loads, with the same logits.
 
-    With `contract`, `preprocessor_config.json` stands beside it. Dropout and stochastic depth are left out: transformers
+    With `contract`, it also writes `preprocessor_config.json`. Dropout and stochastic depth are left out: transformers
     has no dropout between the layers of the MLP, and no stochastic depth. Raises ValueError, "not supported: ...", for
-    what its ViT cannot compute: hybrids and BiT, another pool than the class token, a pre-logits layer before the head,
-    relative or every-layer positions; and for a wrong number of class names, or one that comes twice.
+    what its ViT cannot compute: hybrids and BiT, a pool other than the class token, a pre-logits layer before the head,
+    relative or every-layer position embeddings. Also raises it for a wrong number of class names, or duplicate ones.
     """
     if len(classes) != network.num_classes:
-        raise ValueError(f"{len(classes)} class names for a head of {network.num_classes} classes.")
+        raise ValueError(
+            f"Got {len(classes)} class names, but the head has {network.num_classes} classes. Give one name per class."
+        )
     if twice := [name for name, times in Counter(classes).items() if times > 1]:
         raise ValueError(
-            f"{', '.join(sorted(twice)[:6])}: more than one class; transformers finds classes by their names."
+            f"{', '.join(sorted(twice)[:6])}: name of more than one class, but transformers identifies classes by their "
+            "names. Give each class a name of its own."
         )
     if not isinstance(network, VisionTransformer):
-        raise ValueError(f"not supported: {network.config.summary} in transformers, whose ViT cuts patches of pixels.")
+        raise ValueError(f"not supported: {network.config.summary} in transformers, whose ViT takes patches of pixels.")
     ours = network.config
     if ours.pool != "token":
-        raise ValueError(f"not supported: pool={ours.pool} in transformers, whose ViT takes the class token.")
+        raise ValueError(f"not supported: pool={ours.pool} in transformers, whose ViT uses the class token.")
     if ours.pre_logits:
         raise ValueError(
-            "not supported: pre_logits in transformers, whose classifier takes the class token itself. Fine-tuning drops it."
+            "not supported: pre_logits in transformers, whose classifier takes the class token itself. Fine-tune the model "
+            "first, which drops the layer."
         )
     files: dict[str, Any] = {CONFIG: _their_config(ours, classes)}
     if contract is not None:
@@ -132,39 +139,45 @@ def write_huggingface(
 def _config(
     state: Mapping[str, Tensor], prefix: str, config: Mapping[str, Any], report: ConversionReport, *, pre_logits: bool
 ) -> ViTConfig:
-    said = _DEFAULTS | dict(config)
+    settings = _DEFAULTS | dict(config)
     refused = f"{report.source}: not supported: "
-    if (kind := said.get("model_type", "vit")) != "vit":
-        raise ConversionError(f"{refused}model_type={kind!r}; 'vit' is.")
-    if said["hidden_act"] not in _GELU:
-        raise ConversionError(f"{refused}hidden_act={said['hidden_act']!r}; {', '.join(_GELU)} are.")
-    if said["num_channels"] != 3:
-        raise ConversionError(f"{refused}num_channels={said['num_channels']}; 3 are.")
-    if pre_logits and said["pooler_act"] != "tanh":
-        raise ConversionError(f"{refused}pooler_act={said['pooler_act']!r}; tanh is.")
+    if (kind := settings.get("model_type", "vit")) != "vit":
+        raise ConversionError(f"{refused}model_type={kind!r}; supported is 'vit'.")
+    if settings["hidden_act"] not in _GELU:
+        raise ConversionError(f"{refused}hidden_act={settings['hidden_act']!r}; supported are {', '.join(_GELU)}.")
+    if settings["num_channels"] != 3:
+        raise ConversionError(f"{refused}num_channels={settings['num_channels']}; supported is 3.")
+    if pre_logits and settings["pooler_act"] != "tanh":
+        raise ConversionError(f"{refused}pooler_act={settings['pooler_act']!r}; supported is tanh.")
     blocks = max(numbered(state, rf"{prefix}{age}\.(\d+)\.") for age in (r"encoder\.layer", "layers"))
     hidden = next(
         (v for n, v in state.items() if n.endswith(("0.intermediate.dense.weight", "0.mlp.fc1.weight"))), None
     )
     if hidden is None:
         shown = ", ".join(sorted(state)[:5])
-        raise ConversionError(f"{report.source} is no ViT of transformers: it has no block 0, and starts with {shown}.")
+        raise ConversionError(
+            f"{report.source} is no ViT of transformers: it has no block 0. Its first entries: {shown}."
+        )
     if rates := [
-        f"{name}={said[name]:g}" for name in ("hidden_dropout_prob", "attention_probs_dropout_prob") if said.get(name)
+        f"{name}={settings[name]:g}"
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob")
+        if settings.get(name)
     ]:
-        report.adapted.append(f"left out, since its places differ here, in training alone: {', '.join(rates)}")
+        report.adapted.append(
+            f"left out, because our networks apply dropout elsewhere (in training only): {', '.join(rates)}"
+        )
     try:
         return ViTConfig(
-            image_size_px=_one(said, "image_size", report),
-            patch_size_px=_one(said, "patch_size", report),
-            embed_dim=said["hidden_size"],
+            image_size_px=_one(settings, "image_size", report),
+            patch_size_px=_one(settings, "patch_size", report),
+            embed_dim=settings["hidden_size"],
             depth=blocks,
-            num_heads=said["num_attention_heads"],
+            num_heads=settings["num_attention_heads"],
             mlp_dim=hidden.shape[0],
             pre_logits=pre_logits,
             qkv_bias=any(n.endswith((".attention.query.bias", ".attention.q_proj.bias")) for n in state),
-            gelu="erf" if _GELU[said["hidden_act"]] == "erf" else "tanh",
-            norm_eps=said["layer_norm_eps"],
+            gelu="erf" if _GELU[settings["hidden_act"]] == "erf" else "tanh",
+            norm_eps=settings["layer_norm_eps"],
         )
     except ValueError as error:
         if isinstance(error, ConversionError):
@@ -194,7 +207,7 @@ def _their_config(ours: ViTConfig, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def _preprocessor(contract: ImageContract) -> dict[str, Any]:
-    """The image contract in the words of `ViTImageProcessor`, which resizes by torchvision or Pillow, not as we do."""
+    """The image contract as settings of `ViTImageProcessor`, whose resize (torchvision or Pillow) differs from ours."""
     low, high = contract.low, contract.high
     size, cut = contract.evaluation.image_size_px, contract.evaluation.eval_resize_px
     square = {"height": size, "width": size}
@@ -214,9 +227,9 @@ def _preprocessor(contract: ImageContract) -> dict[str, Any]:
     }
 
 
-def _one(said: Mapping[str, Any], name: str, report: ConversionReport) -> int:
-    value = said[name]
+def _one(settings: Mapping[str, Any], name: str, report: ConversionReport) -> int:
+    value = settings[name]
     sides = [value] if isinstance(value, int) else list(value)
     if len(set(sides)) != 1:
-        raise ConversionError(f"{report.source}: not supported: {name}={value}; squares are.")
+        raise ConversionError(f"{report.source}: not supported: {name}={value}; supported are squares.")
     return int(sides[0])

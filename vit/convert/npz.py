@@ -1,6 +1,6 @@
-"""Official `.npz` checkpoints -> networks: the paper's, AugReg's, big_vision's and BiT's, in every naming they came in.
+"""Reads official `.npz` checkpoints of the paper, AugReg, big_vision and BiT, in all naming schemes that they have used.
 
-Entries are first renamed to one spelling (`npz_names.py`); one table then says of what each of our parameters is made.
+Entries are first renamed to one naming scheme (`npz_names.py`). Rules then make each of our parameters from entries.
 """
 
 import io
@@ -27,9 +27,9 @@ def read_npz(
 ) -> Converted:
     """The network of an official `.npz` file, with a report of every entry.
 
-    Architecture, sizes, classes and grid are read from the file. `variant` is checked against them; `num_classes` is for
-    files without a head, which becomes zeros; `image_size_px` resamples the position embeddings, and states the
-    resolution of files that have none. Raises ConversionError naming entries and shapes; pickled entries are refused.
+    Architecture, sizes, classes and grid are found from the file. `variant` is compared with them. `num_classes` is needed
+    for files without a head, which get a head of zeros. `image_size_px` resamples the position embeddings, and is needed
+    for files without any. Raises ConversionError naming entries and shapes. Pickled entries are refused.
     """
     report = ConversionReport(source=uri, family="")
     entries = spelled_as_today(_read(uri), report)
@@ -61,10 +61,10 @@ def _made(make: Callable[..., Tensor], sources: tuple[str, ...], arrays: Arrays,
         return make(*(arrays[source] for source in sources)).contiguous()
     except (ValueError, IndexError, RuntimeError) as error:
         shapes = ", ".join(f"{source} {arrays[source].shape}" for source in sources)
-        raise ConversionError(f"{report.source}: shapes that do not fit together: {shapes}.") from error
+        raise ConversionError(f"{report.source}: the shapes do not fit together: {shapes}.") from error
 
 
-# The file.
+# Reading the file.
 
 
 def _read(uri: str) -> Arrays:
@@ -76,14 +76,14 @@ def _read(uri: str) -> Arrays:
         raise ConversionError(f"There is no file {uri}.") from error
     except (ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConversionError(
-            f"{uri} is no whole .npz file without pickled entries: {error}. Fetch it again, and compare its size."
+            f"{uri} is no valid .npz file without pickled entries: {error}. Download it again and check its size."
         ) from error
     if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
         raise ConversionError(f"{uri} is no .npz file: {strange[0]} is no array. Convert a torch file to safetensors.")
     return arrays
 
 
-# What the file is.
+# Finding the architecture and sizes.
 
 
 def _transformer_config(arrays: Arrays, report: ConversionReport) -> TransformerConfig:
@@ -113,37 +113,37 @@ def _transformer_config(arrays: Arrays, report: ConversionReport) -> Transformer
 
 def _bit_config(arrays: Arrays, report: ConversionReport) -> BiTConfig:
     report.missing["(resolution)"] = (
-        "224 px unless another is asked for: a BiT file does not say what it was trained at"
+        "224 px unless another one is requested: a BiT file does not contain its training resolution"
     )
     width = _need(arrays, "root_block/conv_root/kernel", report, dims=4).shape[3] // 64
     return _checked(BiTConfig, report, stages=_stages(arrays), width_factor=width)
 
 
 def _stages(arrays: Arrays) -> tuple[int, ...]:
-    """Blocks of each stage of a ResNet."""
+    """Number of blocks of each stage of a ResNet."""
     units = [(int(m[1]), int(m[2])) for name in arrays if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
     return tuple(max(u for b, u in units if b == block) for block in sorted({b for b, _ in units}))
 
 
 def _num_heads(arrays: Arrays, report: ConversionReport) -> int:
-    """Heads of the first block. Raises ConversionError where another projection has others."""
+    """Number of attention heads. Raises ConversionError if projections have different shapes."""
     first = f"{BLOCK}0/MultiHeadDotProductAttention_0/query/kernel"
     shape = _need(arrays, first, report, dims=3).shape
     for name, array in arrays.items():
         if re.search(r"Attention_0/(query|key|value)/kernel$", name) and array.shape != shape:
-            raise ConversionError(f"{report.source}: {name} has the shape {array.shape}, {first} has {shape}.")
+            raise ConversionError(f"{report.source}: {name} has shape {array.shape}, but {first} has {shape}.")
     return shape[1]
 
 
 def _grid_side(arrays: Arrays, report: ConversionReport) -> int | None:
-    """Side of the grid of the position embeddings; None where the file has none."""
+    """Side of the grid of position embeddings; None if the file has none."""
     if "pos_embedding" not in arrays:
         return None
     table = _need(arrays, "pos_embedding", report, dims=3)
     try:
         return grid_side(table.shape[1])[0]
     except ValueError as error:
-        raise ConversionError(f"{report.source}: pos_embedding has the shape {table.shape}. {error}") from error
+        raise ConversionError(f"{report.source}: pos_embedding has shape {table.shape}. {error}") from error
 
 
 def _checked(kind: type[Any], report: ConversionReport, **fields: Any) -> Any:
@@ -156,48 +156,46 @@ def _checked(kind: type[Any], report: ConversionReport, **fields: Any) -> Any:
 def _need(arrays: Arrays, name: str, report: ConversionReport, dims: int) -> np.ndarray:
     if name not in arrays:
         shown = ", ".join(sorted(arrays)[:5])
-        raise ConversionError(
-            f"{report.source} is none of the known families: it has no {name}; it starts with {shown}."
-        )
+        raise ConversionError(f"{report.source} is of no known family: it has no {name}. Its first entries: {shown}.")
     if arrays[name].ndim != dims:
-        raise ConversionError(f"{report.source}: {name} has the shape {arrays[name].shape}; {dims} axes were expected.")
+        raise ConversionError(f"{report.source}: {name} has shape {arrays[name].shape}, expected {dims} axes.")
     return arrays[name]
 
 
 def _settle(
     config: Any, arrays: Arrays, report: ConversionReport, num_classes: int | None, image_size_px: int | None
 ) -> tuple[Any, int]:
-    """The config at the asked resolution, and the classes of the head."""
+    """The config at the requested resolution, and the number of classes of the head."""
     if image_size_px is not None:
         config = _checked(type(config), report, **config.model_dump() | {"image_size_px": image_size_px})
     if isinstance(config, TransformerConfig) and config.pos_embed == "sincos-2d":
         if image_size_px is None or config.pool == "token":
             raise ConversionError(
-                f"{report.source} has no position embeddings. Networks without class token that compute fixed ones are "
-                "read where their resolution is given; any other file has lost its own."
+                f"{report.source} has no position embeddings. If the network computes fixed ones and has no class token, "
+                "give its image size; otherwise the file is incomplete."
             )
         report.missing["(positions)"] = (
             f"fixed sin-cos embeddings of {config.grid_side} x {config.grid_side} patches: the file has none"
         )
     if (kernel := arrays.get("head/kernel")) is None:
         if num_classes is None:
-            raise ConversionError(f"{report.source} has no head; say how many classes the new one is to have.")
+            raise ConversionError(f"{report.source} has no head. Give the number of classes of the new one.")
         return config, num_classes
     if kernel.ndim not in (2, 4):
-        raise ConversionError(f"{report.source}: head/kernel has the shape {kernel.shape}; 2 axes were expected.")
+        raise ConversionError(f"{report.source}: head/kernel has shape {kernel.shape}, expected 2 axes.")
     if num_classes is not None and num_classes != kernel.shape[-1]:
         raise ConversionError(f"{report.source} has a head of {kernel.shape[-1]} classes, not {num_classes}.")
     return config, kernel.shape[-1]
 
 
 def _positions(config: TransformerConfig, weights: Mapping[str, Tensor], report: ConversionReport) -> dict[str, Tensor]:
-    """The position table as our networks have it: an entry for the class token, and the grid of the config."""
+    """The position table in our form: with an entry for the class token, and for the grid of the config."""
     table = weights.get("pos_embed")
     if table is None:
         return {}
     side, prefix = grid_side(table.shape[1])
     if config.pool == "token" and prefix == 0:  # big_vision adds positions before the class token
-        report.adapted.append("pos_embed: a zero entry for the class token, which had none, stands in front")
+        report.adapted.append("pos_embed: a zero entry for the class token was added at the front")
         table = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
     if math.isqrt(config.num_patches) != side:
         report.adapted.append(
@@ -207,11 +205,11 @@ def _positions(config: TransformerConfig, weights: Mapping[str, Tensor], report:
     return resample_positions({"pos_embed": table}, config)
 
 
-# What each of our parameters is made of.
+# How each of our parameters is made.
 
 
 class TensorRule(NamedTuple):
-    """One of our parameters: the entries it is made of, and how."""
+    """The entries that one of our parameters is made of, and the function that makes it."""
 
     name: str
     sources: tuple[str, ...]
@@ -326,7 +324,7 @@ def _conv(kernel: np.ndarray) -> Tensor:
 
 
 def _projection(kernel: np.ndarray) -> Tensor:
-    """(D, heads, head dim) -> (D out, D in): heads side by side."""
+    """(D, heads, head dim) -> (D out, D in), with the heads concatenated."""
     return _dense(kernel.reshape(kernel.shape[0], -1))
 
 

@@ -1,6 +1,6 @@
-"""The names that official `.npz` files use, brought to one spelling: big_vision's of today.
+"""Renames the entries of official `.npz` files to the current naming scheme of big_vision.
 
-Source: the original repositories and their converters (arXiv:2010.11929, 2106.10270, 2205.01580, 1912.11370).
+Source: the authors' repositories and their converters (arXiv:2010.11929, 2106.10270, 2205.01580, 1912.11370).
 """
 
 import re
@@ -42,7 +42,7 @@ _BIT_NAMES = {
 
 
 def spelled_as_today(file: Arrays, report: ConversionReport) -> dict[str, tuple[str, np.ndarray]]:
-    """Today's name -> (name in the file, array). Raises ConversionError where two entries claim one name."""
+    """Current name -> (name in the file, array). Raises ConversionError if two entries have the same current name."""
     entries: dict[str, tuple[str, np.ndarray]] = {}
     for name, entry, array in _unstacked(_unpacked(file, report), report):
         today = _today(name)
@@ -52,32 +52,32 @@ def spelled_as_today(file: Arrays, report: ConversionReport) -> dict[str, tuple[
             raise ConversionError(f"{report.source}: {entries[today][0]} and {entry} are the same parameter, {today}.")
         entries[today] = (entry, array)
     if not entries:
-        raise ConversionError(f"{report.source} holds no weights.")
-    if any(name.startswith(_INLINED_MAP) for name in entries):  # as while ViT-G was developed
+        raise ConversionError(f"{report.source} contains no weights.")
+    if any(name.startswith(_INLINED_MAP) for name in entries):  # a naming scheme from the development of ViT-G
         moved = {f"MAPHead_0/{n}" if n.startswith(_INLINED_MAP) else n: v for n, v in entries.items()}
-        report.adapted.append("the attention pool stood at the top level of the file")
+        report.adapted.append("the attention pool was at the top level of the file")
         entries = moved
     return entries
 
 
 def _unpacked(file: Arrays, report: ConversionReport) -> Iterator[tuple[str, str, np.ndarray]]:
-    """(name without its container, name in the file, array) of what belongs to the network; the rest is skipped."""
+    """(name without its container, name in the file, array) of the entries of the network. Other entries are skipped."""
     container = next((c for c in _CONTAINERS if any(name.startswith(c[0]) for name in file)), None)
     report.family = container[1] if container else "a model checkpoint"
     for entry, array in file.items():
         if container is None or entry.startswith(container[0]):
             yield entry.removeprefix(container[0] if container else ""), entry, _float32(entry, array, report)
         else:
-            report.skipped[entry] = f"not part of the network: {report.family} holds more"
+            report.skipped[entry] = f"not part of the network: {report.family} contains more than the network"
 
 
 def _float32(name: str, array: np.ndarray, report: ConversionReport) -> np.ndarray:
-    """What networks hold; bfloat16 is stored as two opaque bytes."""
+    """The array as float32. Files store bfloat16 as two opaque bytes."""
     if array.dtype == np.float32:
         return array
     kind = "bfloat16" if array.dtype.kind == "V" and array.dtype.itemsize == 2 else str(array.dtype)
     if array.dtype.kind != "f" and kind != "bfloat16":
-        raise ConversionError(f"{report.source}: entry {name} has dtype {kind}; floating-point numbers were expected.")
+        raise ConversionError(f"{report.source}: entry {name} has dtype {kind}, expected floating-point numbers.")
     if (note := f"{kind} became float32") not in report.adapted:
         report.adapted.append(note)
     if kind == "bfloat16":
@@ -88,7 +88,7 @@ def _float32(name: str, array: np.ndarray, report: ConversionReport) -> np.ndarr
 def _unstacked(
     entries: Iterator[tuple[str, str, np.ndarray]], report: ConversionReport
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Blocks that were stacked along a first axis, one by one."""
+    """The entries, with blocks that were stacked along a first axis as separate entries."""
     stacked = "Transformer/encoderblock/"
     for name, entry, array in entries:
         if not name.startswith(stacked):
@@ -102,7 +102,7 @@ def _unstacked(
 
 
 def _today(name: str) -> str:
-    """The name as big_vision writes it today."""
+    """The current name in big_vision."""
     if name.startswith(BLOCK):
         for old, new in _PRE_LINEN:
             name = name.replace(old, new)

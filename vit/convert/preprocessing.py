@@ -1,4 +1,4 @@
-"""How timm and transformers prepare images, as their folders say it, brought to ours: values from -1 to 1, bilinear."""
+"""Converts the image preprocessing of timm and transformers folders to ours: values from -1 to 1, bilinear resize."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,11 +18,10 @@ BILINEAR = ("bilinear", 2)
 def evaluation_of(
     network: Network, config: Mapping[str, Any] | None, processor: Mapping[str, Any] | None, report: ConversionReport
 ) -> AugmentConfig:
-    """The evaluation of a folder's `config.json` (timm) or `preprocessor_config.json` (transformers); straight to the square
-    where neither says anything.
+    """The evaluation transform from the `config.json` of timm or the `preprocessor_config.json` of transformers.
 
-    Another mean and standard deviation than 0.5 are folded into the patch embedding, which is exact, as it pads nothing.
-    Raises ConversionError where that cannot be.
+    Without either, images are resized directly to the square. A mean or standard deviation other than 0.5 is folded into
+    the patch embedding, which is exact because it has no padding. Raises ConversionError if that is not possible.
     """
     size = network.config.image_size_px
     if processor:
@@ -37,20 +36,20 @@ def evaluation_of(
         crops = crops and about.get("crop_mode", "center") == "center"
         shorter = int(size / float(about["crop_pct"])) if crops else None
     if resize not in BILINEAR:
-        report.adapted.append(f"images: resized bilinearly with antialias; the folder asks for {resize}")
+        report.adapted.append(f"images: resized bilinearly with antialias, although the folder specifies {resize}")
     if crops and shorter is not None and shorter >= size:
         return AugmentConfig(image_size_px=size, antialias=True, eval_resize="shorter_side", eval_resize_px=shorter)
     return AugmentConfig(image_size_px=size, antialias=True)
 
 
 def fold(network: Network, mean: Sequence[float], std: Sequence[float], report: ConversionReport) -> None:
-    """Makes the network take values from -1 to 1 where it was trained on (pixel / 255 - mean) / std."""
+    """Changes a network that was trained on (pixel / 255 - mean) / std so that it takes values from -1 to 1."""
     if tuple(mean) == OURS and tuple(std) == OURS:
         return
     if not isinstance(network, VisionTransformer) or not isinstance(network.config, ViTConfig):
         raise ConversionError(
             f"not supported: {report.source} was trained on images with mean {list(mean)} and standard deviation "
-            f"{list(std)}. Only a plain Vision Transformer can take that over exactly; a ResNet pads with zeros."
+            f"{list(std)}. Only a plain Vision Transformer can be adapted exactly, because a ResNet pads with zeros."
         )
     center, scale = torch.tensor(mean), torch.tensor(std)
     with torch.no_grad():
@@ -60,7 +59,7 @@ def fold(network: Network, mean: Sequence[float], std: Sequence[float], report: 
         assert network.patch_embed.bias is not None
         network.patch_embed.bias.add_(shift)
     report.adapted.append(
-        f"patch_embed: mean {list(mean)} and standard deviation {list(std)} of the images folded in; it takes [-1, 1] now"
+        f"patch_embed: mean {list(mean)} and standard deviation {list(std)} of the images folded in; the input is [-1, 1]"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a conversion did, entry by entry, and the check that nothing is left unexplained."""
+"""The report of a conversion, entry by entry, and the check that every entry is explained."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,21 +13,23 @@ from vit.models.variants import network_variant
 
 
 class ConversionError(ValueError):
-    """A file of weights that cannot be read, or that holds something unexplained; the text names the entries."""
+    """A file of weights cannot be read, or has unexplained entries; the message names them."""
 
 
 @dataclass
 class ConversionReport:
-    """`loaded`: our parameter -> the entries of the file it is made of; `adapted`: what was changed on the way, in
-    sentences; `skipped`: entry of the file -> why it has no place here; `missing`: our parameter -> where its values come
-    from, as the file has none."""
+    """What became of each entry of a file, and where each of our parameters is from."""
 
     source: str
     family: str
     loaded: dict[str, str] = field(default_factory=dict)
+    """Our parameter -> the entries of the file that it is made of."""
     adapted: list[str] = field(default_factory=list)
+    """The changes that were made to weights or settings."""
     skipped: dict[str, str] = field(default_factory=dict)
+    """Entry of the file -> the reason why it is not used."""
     missing: dict[str, str] = field(default_factory=dict)
+    """Our parameter -> the origin of its values, as the file has none."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -42,7 +44,7 @@ class ConversionReport:
 
 @dataclass(frozen=True)
 class Converted:
-    """A network with the report of where its weights came from."""
+    """A network, and the report of its conversion."""
 
     network: Network
     report: ConversionReport
@@ -55,27 +57,27 @@ class Converted:
 def finish(
     config: NetworkConfig, num_classes: int, weights: Mapping[str, Tensor], report: ConversionReport, unused: set[str]
 ) -> Converted:
-    """The network of `weights`. Raises ConversionError for entries nobody used, parameters nobody filled, and shapes
-    that differ, each by name."""
+    """The network with these weights. Raises ConversionError naming unused entries, missing or extra parameters, different
+    shapes, and values that are not finite."""
     problems = []
     expected = meta_network(config, num_classes).state_dict()
     if unused:
-        problems.append(f"entries that no part of the network takes: {_some(unused)}")
+        problems.append(f"entries that the network does not use: {_some(unused)}")
     if missing := set(expected) - set(weights):
-        problems.append(f"parameters that the file has no values for: {_some(missing)}")
+        problems.append(f"parameters without values in the file: {_some(missing)}")
     if stray := set(weights) - set(expected):
         problems.append(f"parameters that {config.summary} does not have: {_some(stray)}")
     for name in sorted(set(expected) & set(weights)):
         found, wanted = tuple(weights[name].shape), tuple(expected[name].shape)
         if found != wanted:
             entry = report.loaded.get(name, name)
-            problems.append(f"{entry} gives {name} the shape {found}, {config.summary} has {wanted}")
+            problems.append(f"{entry} gives {name} the shape {found}, but {config.summary} has {wanted}")
         elif not weights[name].is_meta and not weights[name].isfinite().all():
-            problems.append(f"{report.loaded.get(name, name)} holds numbers that are not finite")
+            problems.append(f"{report.loaded.get(name, name)} has values that are not finite")
     if problems:
         raise ConversionError(
-            f"{report.source} ({report.family}) does not become {config.summary}: {'; '.join(problems)}. "
-            "If the file is another variant than was asked for or found, name it."
+            f"{report.source} ({report.family}) cannot be converted to {config.summary}: {'; '.join(problems)}. "
+            "If the file is another variant, name it."
         )
     return Converted(network_with(config, num_classes, weights), report)
 
@@ -86,7 +88,7 @@ SIZES = {
 
 
 def check_variant(config: NetworkConfig, variant: str, source: str) -> None:
-    """Raises ConversionError, naming sizes, where what was found is not the variant that was asked for."""
+    """Raises ConversionError naming the differences if the network found is not the requested variant."""
     found, wanted = config.model_dump(include=SIZES), network_variant(variant).model_dump(include=SIZES)
     differ = [
         f"{n}: {found.get(n)} instead of {wanted.get(n)}" for n in found | wanted if found.get(n) != wanted.get(n)

@@ -1,7 +1,7 @@
-"""Tables of names: one line per module, read in both directions, so that reading and writing cannot drift apart.
+"""Tables of names, one line per module. Reading and writing use the same table, so that they cannot diverge.
 
-A line says which of their modules stands for one of ours. `#` is a number; `{query,key,value}` are several modules whose
-rows, one below the other, are ours.
+A line maps one of our modules to theirs. `#` is a number. `{query,key,value}` are several of their modules, whose rows
+concatenated give ours.
 """
 
 import re
@@ -17,7 +17,7 @@ Table = dict[str, str]
 
 
 def names_of(ours: str, table: Table) -> list[str]:
-    """Their entries for one of our parameters, in the order of its rows. Raises KeyError where the table has no line."""
+    """Their entries for one of our parameters, in the order of its rows. Raises KeyError if the table has no line for it."""
     parts = ours.split(".")
     pattern = ".".join("#" if part.isdigit() else part for part in parts)
     module, _, leaf = pattern.rpartition(".")
@@ -32,7 +32,7 @@ def names_of(ours: str, table: Table) -> list[str]:
 def take(
     wanted: Iterable[str], table: Table, state: Mapping[str, Tensor], report: ConversionReport
 ) -> tuple[dict[str, Tensor], set[str]]:
-    """(our parameters, entries that nobody used); what is only half there is left for the final check to name."""
+    """(our parameters, unused entries). A parameter with missing entries is left out; `finish` reports it."""
     weights: dict[str, Tensor] = {}
     unused = set(state)
     for name in wanted:
@@ -46,7 +46,7 @@ def take(
 
 
 def give(weights: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
-    """Their state dict, of tensors of its own."""
+    """Their state dict, with copies of our tensors."""
     state: dict[str, Tensor] = {}
     for name, value in weights.items():
         theirs = names_of(name, table)
@@ -56,31 +56,31 @@ def give(weights: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
 
 
 def numbered(state: Iterable[str], pattern: str) -> int:
-    """How many there are of what `pattern` numbers from 0: one more than the largest; 0 where there is none."""
+    """One more than the largest number that `pattern` matches, 0 without a match: the count of modules numbered from 0."""
     return 1 + max((int(match[1]) for name in state if (match := re.match(pattern, name))), default=-1)
 
 
 def head_classes(state: Mapping[str, Tensor], entry: str, asked: int | None, report: ConversionReport) -> int:
-    """Classes of the head `entry`, or of the one to be made. Raises ConversionError where the two differ, or neither is."""
+    """Number of classes of the head `entry`, or `asked` without a head. Raises ConversionError if both differ or are absent."""
     if (head := state.get(entry)) is not None:
         if asked is not None and asked != len(head):
             raise ConversionError(f"{report.source} has a head of {len(head)} classes, not {asked}.")
         return len(head)
     if asked is None:
-        raise ConversionError(f"{report.source} has no head; say how many classes the new one is to have.")
+        raise ConversionError(f"{report.source} has no head. Give the number of classes of the new one.")
     return asked
 
 
 def zero_head(weights: dict[str, Tensor], width: int, num_classes: int, report: ConversionReport) -> None:
-    """A head of zeros for a file that has none."""
+    """Adds a head of zeros, for a file without a head."""
     weights["head.weight"], weights["head.bias"] = torch.zeros(num_classes, width), torch.zeros(num_classes)
     report.missing |= {name: "zeros: the file has no head" for name in ("head.weight", "head.bias")}
 
 
 def position_table(network: Transformer, target: str) -> Tensor | None:
-    """What is added to the tokens, as one table (1, T, D), whatever it is computed from; None where nothing is.
+    """The position embeddings that are added to the tokens, as one table (1, T, D); None if nothing is added.
 
-    Raises ValueError where no such table exists; `target` is who would have to hold it.
+    Raises ValueError if one table cannot express them; the message names `target`, the format to be written.
     """
     config = network.config
     if config.pos_embed == "relative" or config.pos_embed_at != "stem":
@@ -94,7 +94,7 @@ def position_table(network: Transformer, target: str) -> Tensor | None:
 
 
 def _widened(value: Tensor, report: ConversionReport) -> Tensor:
-    """Half precision as float32, in which networks are kept."""
+    """Half precision converted to float32, in which our networks are stored."""
     if value.dtype in (torch.float32, torch.float64):
         return value
     kind = str(value.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Any weights as a model that can be used: a published one, an official `.npz`, a folder of timm or Hugging Face."""
+"""Loads weights of any supported kind as a model: a published model, an official `.npz`, a folder of timm or Hugging Face."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ UNPUBLISHED = "unpublished"
 
 @dataclass(frozen=True)
 class Weights:
-    """A model, and what was done to its weights on the way."""
+    """A model, and the report of its conversion."""
 
     model: PublishedModel
     report: ConversionReport
@@ -36,9 +36,9 @@ class Weights:
 def load_weights(
     uri: str, *, variant: str | None = None, num_classes: int | None = None, image_size_px: int | None = None
 ) -> Weights:
-    """The model that a folder or file holds, at its own resolution or at `image_size_px`.
+    """The model in a folder or file, at its own resolution or at `image_size_px`.
 
-    Family and sizes are found from the content; `variant` and `num_classes` are checked against them. Raises
+    Family and sizes are found from the content, and `variant` and `num_classes` are compared with them. Raises
     ConversionError, or CheckpointError for a published model that was changed.
     """
     if uri.endswith(".npz"):
@@ -70,11 +70,11 @@ def _published(uri: str, image_size_px: int | None) -> Weights:
 
 
 def _folder(uri: str, config: dict[str, Any] | None, num_classes: int | None, image_size_px: int | None) -> Weights:
-    """Of timm or transformers, on this machine's disk."""
+    """Loads a folder of timm or transformers on the local disk."""
     path = Path(uri.removeprefix("file://")).expanduser()
     if "://" in str(path):
         raise ConversionError(
-            f"{uri} is no published model. Copy a folder of timm or Hugging Face to this machine first."
+            f"{uri} is no published model. If it is a folder of timm or Hugging Face, copy it to this machine first."
         )
     huggingface = config is not None and (config.get("model_type") == "vit" or "hidden_size" in config)
     read = read_huggingface if huggingface else read_timm
@@ -91,7 +91,7 @@ def _folder(uri: str, config: dict[str, Any] | None, num_classes: int | None, im
 
 
 def _moved(network: Network, image_size_px: int | None, report: ConversionReport) -> Network:
-    """The network at another resolution; the report says how its positions came there."""
+    """The network at another resolution. The report says how its position embeddings were resampled."""
     if image_size_px in (None, network.config.image_size_px):
         return network
     moved = at_resolution(network, int(image_size_px or 0))
@@ -103,7 +103,7 @@ def _moved(network: Network, image_size_px: int | None, report: ConversionReport
 
 
 def at_size(contract: ImageContract, image_size_px: int) -> ImageContract:
-    """The same way from bytes to pixels, to another side; a shorter side before a crop grows with it."""
+    """The image contract for another input size; a shorter side before the crop scales with it."""
     view = contract.evaluation
     grown = view.eval_resize_px and round(view.eval_resize_px * image_size_px / view.image_size_px)
     changes = {"image_size_px": image_size_px, "eval_resize_px": grown}

@@ -1,7 +1,7 @@
 """Crop, resize and flip: decoded pixels -> the uint8 square that the network sees.
 
-The random part is a pure function of (seed, epoch, row position, image size), computed with operations that IEEE 754
-rounds exactly, so every machine takes the same crop.
+The crop is a pure function of (seed, epoch, row, image size). It uses only operations that IEEE 754 rounds exactly, so
+every machine computes the same crop.
 """
 
 import math
@@ -31,12 +31,12 @@ class Box(NamedTuple):
 
 
 def train_draws(seed: int, epoch: ArrayLike, row: ArrayLike) -> NDArray[np.floating]:
-    """The random numbers of examples, shape (n, NUM_DRAWS): four for each try of the crop, the last for the flip."""
+    """The random numbers of examples, shape (n, NUM_DRAWS): four for each try of a crop, and the last for the flip."""
     return uniforms(derive_key(seed, "augment"), epoch, row, count=NUM_DRAWS)
 
 
 def train_pixels(image: np.ndarray, draws: Sequence[float], config: AugmentConfig, out: Tensor) -> None:
-    """Write the training view of an image (height, width, 3) into `out`, uint8 (size, size, 3)."""
+    """Writes the training view of an image (height, width, 3) into `out`, uint8 (size, size, 3)."""
     if config.train_crop == "inception":
         box = inception_crop(image.shape[0], image.shape[1], draws, config.min_area_fraction)
         view = resize(image, box, config.image_size_px, config.image_size_px, antialias=config.antialias)
@@ -44,17 +44,17 @@ def train_pixels(image: np.ndarray, draws: Sequence[float], config: AugmentConfi
         view = _random_crop(image, draws, config.train_resize_px, config)
     else:
         view = _eval_view(image, config)
-    # torch has a kernel for mirrored uint8 pixels; reversing a numpy axis takes longer than the resize.
+    # torch has a kernel that mirrors uint8 pixels; reversing a numpy axis takes longer than the resize.
     out.copy_((view.flip(3) if config.flip and draws[-1] < 0.5 else view)[0].permute(1, 2, 0))
 
 
 def eval_pixels(image: np.ndarray, config: AugmentConfig, out: Tensor) -> None:
-    """Write the evaluation view of an image (height, width, 3) into `out`, uint8 (size, size, 3)."""
+    """Writes the evaluation view of an image (height, width, 3) into `out`, uint8 (size, size, 3)."""
     out.copy_(_eval_view(image, config)[0].permute(1, 2, 0))
 
 
 def evaluation_pixels(image: np.ndarray, config: AugmentConfig) -> np.ndarray:
-    """The evaluation view of one image (height, width, 3), as training and scoring see it; uint8 (size, size, 3)."""
+    """The evaluation view of one image (height, width, 3); uint8 (size, size, 3)."""
     out = torch.empty(config.image_size_px, config.image_size_px, 3, dtype=torch.uint8)
     eval_pixels(image, config, out)
     return out.numpy()
@@ -63,8 +63,9 @@ def evaluation_pixels(image: np.ndarray, config: AugmentConfig) -> np.ndarray:
 def inception_crop(height: int, width: int, draws: Sequence[float], min_area_fraction: float) -> Box:
     """The first of ten random boxes that fits into the image, else the whole image.
 
-    Szegedy et al., arXiv:1409.4842, Sec. 6: area evenly distributed, aspect ratio between 3/4 and 4/3, here uniform as
-    in TensorFlow's op; torchvision draws its logarithm, and TensorFlow draws the height evenly instead of the area.
+    Szegedy et al., arXiv:1409.4842, Sec. 6: uniform area, aspect ratio between 3/4 and 4/3. The aspect ratio is drawn
+    uniformly, as in TensorFlow's op (torchvision draws its logarithm). Unlike here, TensorFlow draws the height uniformly,
+    not the area.
     """
     for i in range(0, 4 * _NUM_TRIES, 4):
         area = (min_area_fraction + (1 - min_area_fraction) * draws[i]) * (height * width)
@@ -78,14 +79,14 @@ def inception_crop(height: int, width: int, draws: Sequence[float], min_area_fra
 def resize(image: np.ndarray, box: Box, height: int, width: int, *, antialias: bool) -> Tensor:
     """A box of an image (H, W, 3), resized bilinearly; uint8 (1, 3, height, width), channels last in memory."""
     crop = torch.from_numpy(image[box.top : box.top + box.height, box.left : box.left + box.width])
-    # The batch axis comes first: added after the permutation it gets a stride that torch does not take for channels
-    # last, and the resize leaves its fast path (1.5x) and hands over planes that have to be woven together again.
+    # Add the batch axis before the permutation. Added after it, its stride keeps torch from recognising channels last:
+    # the resize then leaves its fast path (1.5x) and returns planes, which must be interleaved again.
     pixels = crop[None].permute(0, 3, 1, 2)
     return torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear", antialias=antialias)
 
 
 def _random_crop(image: np.ndarray, draws: Sequence[float], side: int, config: AugmentConfig) -> Tensor:
-    """A square at a random place of the image resized to a larger one, aspect ratio ignored (arXiv:1912.11370, Sec. 3.3)."""
+    """A random square crop of the image, which is first resized to a larger square (arXiv:1912.11370, Sec. 3.3)."""
     whole, size = Box(0, 0, image.shape[0], image.shape[1]), config.image_size_px
     resized = resize(image, whole, side, side, antialias=config.antialias)
     top, left = (int(draw * (side - size + 1)) for draw in draws[:2])

@@ -1,4 +1,4 @@
-"""Batches for the training loop and for evaluation: uint8 pixels and labels, decoded and augmented ahead by threads."""
+"""Batches for training and evaluation: uint8 pixels and labels, which threads decode and augment ahead of the consumer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,26 +24,48 @@ from vit.input.schedule import Schedule, Share
 _LOADER_THREADS = 2
 _EXAMPLES_PER_TASK = 16
 _READ_AHEAD_BYTES = 256 * 2**20
+_PREFETCH = 2
+"""Steps (training) or batches (evaluation) that are finished ahead of the consumer."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of n examples; the last `n - num_valid` are padding: black, class 0, masked."""
+    """A micro-batch of n examples. The last `n - num_valid` are padding: black images of class 0, masked by `valid`."""
 
     images: Tensor
-    """uint8 (n, size, size, 3), RGB; normalise to [-1, 1] on the device."""
+    """uint8 (n, size, size, 3), RGB; the consumer normalises them to [-1, 1] on the device."""
     labels: Tensor
-    """int64 (n,) class ids, or float32 (n, num_classes) weights of classes where an image may have several."""
+    """int64 (n,) class ids, or float32 (n, num_classes) class weights where an image may have several labels."""
     valid: Tensor
     """bool (n,)."""
     first_slot: int
-    """Position of the first example: in the endless order (training), or row of the split (evaluation)."""
+    """Position of the first example in the reading order (training), or its row in the split (evaluation)."""
     num_valid: int
 
 
 @dataclass(frozen=True)
+class Loading:
+    """Which share of the batches this process loads, and with what resources. It never changes an example or a pixel."""
+
+    rank: int = 0
+    world_size: int = 1
+    threads: int = 1
+    """Threads that decode and augment."""
+    decoded_cache_bytes: int = 0
+    """Memory for decoded pixels."""
+    shared_cache: DecodedCache | None = None
+    """Cache to use instead of one of its own, where several iterators read the same corpus."""
+
+    def cache(self) -> DecodedCache:
+        return self.shared_cache or DecodedCache(self.decoded_cache_bytes)
+
+
+ONE_PROCESS = Loading()
+
+
+@dataclass(frozen=True)
 class Source:
-    """One corpus of a mixture. `class_map[i]` is the mixture's class for label i of the corpus."""
+    """One corpus of a mixture. `class_map[i]` is the class in the mixture for label i of the corpus."""
 
     corpus: Store
     manifest: Manifest
@@ -59,29 +81,30 @@ def train_batches(
     config: InputConfig,
     *,
     seed: int,
+    micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    micro_batch_size: int,
-    threads: int = 1,
-    decoded_cache_bytes: int = 0,
-    cache: DecodedCache | None = None,
-    prefetch_steps: int = 2,
+    loading: Loading = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
-    """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: for ever).
+    """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
 
-    Every rank yields the same number of micro-batches in a step, each of `micro_batch_size` examples, padding included;
-    a rank may have only padding in a step. Examples and pixels are a function of the recipe alone: rank, micro-batch,
-    threads, cache and start do not change them. `cache` takes the place of `decoded_cache_bytes` where several
-    iterators share one corpus. Raises ValueError for lanes, batch or ranks that do not fit; while iterating,
-    ShardError or ValueError naming the shard (and row) that cannot be read or decoded.
+    All ranks yield the same number of micro-batches in a step, each of `micro_batch_size` examples with padding; a rank
+    may have only padding in a step. Examples and pixels depend on the recipe only, not on `loading`, `micro_batch_size`
+    or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together. Iteration raises ShardError or
+    ValueError naming the shard (and row) that cannot be read or decoded.
     """
-    reader = SplitReader(corpus, manifest, split, cache or DecodedCache(decoded_cache_bytes))
+    reader = SplitReader(corpus, manifest, split, loading.cache())
     order = _order(manifest, split, config, seed)
-    schedule = Schedule([order], None, rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+    schedule = _schedule([order], None, micro_batch_size, loading)
     assembly = _Assembly(config.augment, micro_batch_size, None if manifest.single_label else manifest.num_classes)
-    return _train(schedule, [(reader, order)], assembly, seed, start_step, num_steps, threads, prefetch_steps)
+    return _train(
+        [(reader, order)],
+        schedule.shares(start_step, num_steps),
+        assembly,
+        global_batch_size=config.global_batch_size,
+        seed=seed,
+        threads=loading.threads,
+    )
 
 
 def mixture_batches(
@@ -91,36 +114,38 @@ def mixture_batches(
     num_classes: int,
     block_slots: int,
     seed: int,
+    micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
-    rank: int = 0,
-    world_size: int = 1,
-    micro_batch_size: int,
-    threads: int = 1,
-    decoded_cache_bytes: int = 0,
-    prefetch_steps: int = 2,
+    loading: Loading = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
-    """As `train_batches`, from several corpora by weight, with labels of one class map of `num_classes`.
+    """Like `train_batches`, but from several corpora by weight, with labels in one class map of `num_classes`.
 
-    Of every `block_slots` slots each source has its exact share. Labels are class ids if all corpora are single-label.
+    Each source has its exact share of every `block_slots` slots. Labels are class ids if all corpora are single-label.
     """
-    cache = DecodedCache(decoded_cache_bytes)
+    cache = loading.cache()
     for source in sources:
         if source.class_map and not 0 <= min(source.class_map) <= max(source.class_map) < num_classes:
             raise ValueError(
-                f"The class map of {source.corpus.uri} names classes {min(source.class_map)} to "
-                f"{max(source.class_map)}; the mixture has classes 0 to {num_classes - 1}."
+                f"The class map of {source.corpus.uri} has classes {min(source.class_map)} to "
+                f"{max(source.class_map)}, but the mixture has classes 0 to {num_classes - 1}. Correct the class map."
             )
     pairs = [
         (SplitReader(s.corpus, s.manifest, s.split, cache, s.class_map), _order(s.manifest, s.split, config, seed))
         for s in sources
     ]
     mixture = Mixture([s.weight for s in sources], seed=seed, block_slots=block_slots)
-    orders = [order for _, order in pairs]
-    schedule = Schedule(orders, mixture, rank=rank, world_size=world_size, micro_batch_size=micro_batch_size)
+    schedule = _schedule([order for _, order in pairs], mixture, micro_batch_size, loading)
     single_label = all(s.manifest.single_label for s in sources)
     assembly = _Assembly(config.augment, micro_batch_size, None if single_label else num_classes)
-    return _train(schedule, pairs, assembly, seed, start_step, num_steps, threads, prefetch_steps)
+    return _train(
+        pairs,
+        schedule.shares(start_step, num_steps),
+        assembly,
+        global_batch_size=config.global_batch_size,
+        seed=seed,
+        threads=loading.threads,
+    )
 
 
 def eval_batches(
@@ -130,21 +155,19 @@ def eval_batches(
     augment: AugmentConfig,
     *,
     batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-    threads: int = 1,
-    decoded_cache_bytes: int = 0,
-    cache: DecodedCache | None = None,
-    prefetch_batches: int = 2,
+    loading: Loading = ONE_PROCESS,
 ) -> Prefetcher[Batch]:
-    """Iterates this rank's part of a split, every example exactly once over all ranks, in row order.
+    """Iterates this rank's part of a split in row order; over all ranks every example comes exactly once.
 
-    Rank r has rows [N r // W, N (r + 1) // W); every rank yields the same number of batches, padding masked. The row of
-    a valid example is `first_slot` plus its place in the batch. Raises as `train_batches`.
+    Rank r has rows [N r // W, N (r + 1) // W). All ranks yield the same number of batches; padding is masked. The row of
+    a valid example is `first_slot` plus its index in the batch. Raises like `train_batches`.
     """
+    rank, world_size = loading.rank, loading.world_size
     if not 0 <= rank < world_size or batch_size < 1:
-        raise ValueError(f"rank={rank} of world_size={world_size} with batch_size={batch_size} cannot be served.")
-    reader = SplitReader(corpus, manifest, split, cache or DecodedCache(decoded_cache_bytes))
+        raise ValueError(
+            f"rank={rank} must be 0 to world_size - 1 = {world_size - 1}, and batch_size={batch_size} must be 1 or more."
+        )
+    reader = SplitReader(corpus, manifest, split, loading.cache())
     assembly = _Assembly(augment, batch_size, None if manifest.single_label else manifest.num_classes)
     loads = LoadQueue(_LOADER_THREADS)
 
@@ -153,7 +176,7 @@ def eval_batches(
         reader.close()
 
     work = _eval_work(reader, assembly, loads, rank, world_size)
-    return Prefetcher(work, threads=threads, depth=prefetch_batches, on_close=close)
+    return Prefetcher(work, threads=loading.threads, depth=_PREFETCH, on_close=close)
 
 
 def row_batches(
@@ -165,11 +188,10 @@ def row_batches(
     *,
     batch_size: int,
     threads: int = 1,
-    prefetch_batches: int = 2,
 ) -> Prefetcher[Batch]:
-    """Iterates the evaluation views of some rows of a split, range after range.
+    """Iterates the evaluation views of the given row ranges of a split, in order.
 
-    A batch never reaches over the end of its range, where it is smaller: nothing is padded. Raises as `train_batches`.
+    A batch ends at the end of its range and is then smaller; nothing is padded. Raises like `train_batches`.
     """
     reader, loads = SplitReader(corpus, manifest, split, DecodedCache(0)), LoadQueue(_LOADER_THREADS)
 
@@ -187,7 +209,7 @@ def row_batches(
                 batch, tasks = assembly.batch(part, [view] * len(part), start)
                 yield tasks, batch
 
-    return Prefetcher(work(), threads=threads, depth=prefetch_batches, on_close=close)
+    return Prefetcher(work(), threads=threads, depth=_PREFETCH, on_close=close)
 
 
 def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Order:
@@ -201,15 +223,20 @@ def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Or
     )
 
 
+def _schedule(orders: Sequence[Order], mixture: Mixture | None, micro_batch_size: int, loading: Loading) -> Schedule:
+    return Schedule(
+        orders, mixture, rank=loading.rank, world_size=loading.world_size, micro_batch_size=micro_batch_size
+    )
+
+
 def _train(
-    schedule: Schedule,
     sources: Sequence[tuple[SplitReader, Order]],
+    shares: Iterator[Share],
     assembly: "_Assembly",
+    *,
+    global_batch_size: int,
     seed: int,
-    start_step: int,
-    num_steps: int | None,
     threads: int,
-    prefetch_steps: int,
 ) -> Prefetcher[list[Batch]]:
     loads = LoadQueue(_LOADER_THREADS)
     lanes = [LaneReader(split, order, loads, _READ_AHEAD_BYTES // len(sources)) for split, order in sources]
@@ -220,12 +247,12 @@ def _train(
             split.close()
 
     def work() -> Iterator[Work[list[Batch]]]:
-        for share in schedule.shares(start_step, num_steps):
+        for share in shares:
             draws = train_draws(seed, share.rows.epoch, share.rows.row).tolist()
             views = [partial(train_pixels, draws=d, config=assembly.augment) for d in draws]
             examples = _gather(lanes, share)
             batches, tasks = [], []
-            size, first = assembly.size, share.step * schedule.global_batch_size
+            size, first = assembly.size, share.step * global_batch_size
             for start in range(0, share.num_micro_batches * size, size):
                 part = slice(start, start + size)
                 first = int(share.slots[start]) if start < len(share.slots) else first
@@ -234,7 +261,7 @@ def _train(
                 tasks += of_batch
             yield tasks, batches
 
-    return Prefetcher(work(), threads=threads, depth=prefetch_steps, on_close=close)
+    return Prefetcher(work(), threads=threads, depth=_PREFETCH, on_close=close)
 
 
 def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:
@@ -267,7 +294,7 @@ def _eval_work(
 def _rows_in_order(
     reader: SplitReader, groups: RowGroups, loads: LoadQueue, first: int, stop: int
 ) -> Iterator[Example]:
-    """The examples of rows [first, stop); the next row group is loaded while one is used."""
+    """The examples of rows [first, stop); the next row group loads while the current one is used."""
     cached = reader.cache.split(reader.cache_key)
     ahead: dict[int, Load[RowGroup]] = {}
     for row, group in zip(range(first, stop), groups.group_of(np.arange(first, stop)).tolist(), strict=True):
@@ -286,7 +313,7 @@ def _rows_in_order(
 
 @dataclass(frozen=True)
 class _Assembly:
-    """Makes micro-batches of one size; `num_classes` is given where labels are multi-hot."""
+    """Makes micro-batches of one size. `num_classes` is None for class ids, else the width of multi-hot labels."""
 
     augment: AugmentConfig
     size: int

@@ -1,4 +1,4 @@
-"""Decoded pixels of small corpora, kept in memory: after the first epoch nothing is read or decoded again."""
+"""Caches decoded pixels of small corpora in memory, so that nothing is read or decoded again after the first epoch."""
 
 import threading
 from dataclasses import dataclass
@@ -6,22 +6,22 @@ from dataclasses import dataclass
 import numpy as np
 
 Label = int | tuple[list[int], list[float] | None]
-"""A class, or classes and their weights."""
+"""A class id, or class ids and their weights."""
 
 
 @dataclass(frozen=True)
 class CachedExample:
-    """Pixels (height, width, 3) uint8 as decoded, and the label as stored."""
+    """Decoded pixels (height, width, 3) uint8, and the label as the corpus stores it."""
 
     pixels: np.ndarray
     label: Label
 
 
 class DecodedCache:
-    """Decoded examples up to `budget_bytes`; what comes first stays, so epochs of a larger corpus still profit.
+    """Decoded examples up to `budget_bytes`. Nothing is evicted, so later epochs of a larger corpus still get hits.
 
-    One cache may serve many iterators, as in a sweep over one small corpus: rows are kept by a key that names split
-    and decode policy. Safe in threads. What it holds never changes a pixel.
+    Several iterators may share a cache, such as the trials of a task sweep: rows are stored under a key of split and
+    decode policy. Thread-safe. The cache never changes a pixel.
     """
 
     def __init__(self, budget_bytes: int) -> None:
@@ -32,16 +32,16 @@ class DecodedCache:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of pixels held."""
+        """Bytes of the cached pixels."""
         return self._num_bytes
 
     def split(self, key: str) -> dict[int, CachedExample]:
-        """The rows held of one split, for lookups."""
+        """The cached rows of one split, for lookups."""
         with self._lock:
             return self._splits.setdefault(key, {})
 
     def offer(self, key: str, row: int, example: CachedExample) -> None:
-        """Keep an example if the budget allows."""
+        """Caches an example if the budget allows."""
         rows = self.split(key)
         with self._lock:
             if row not in rows and self._num_bytes + example.pixels.nbytes <= self._budget_bytes:

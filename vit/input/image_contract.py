@@ -1,4 +1,4 @@
-"""From the bytes of a picture to the numbers that a model sees. Imports neither torch nor Ray."""
+"""The image contract: from the bytes of an image to the input of a model. Imports neither torch nor Ray."""
 
 from data_prep.decode import DecodePolicy
 from infra.config import FrozenConfig
@@ -6,13 +6,13 @@ from vit.input.config import AugmentConfig
 
 
 class ImageContract(FrozenConfig):
-    """How bytes become the model's input; it travels with the weights and every consumer goes through it."""
+    """How bytes become the model's input. It is published with the weights, and every consumer applies it."""
 
     decode: DecodePolicy
-    """Bytes to RGB pixels."""
+    """From bytes to RGB pixels."""
     evaluation: AugmentConfig
     """Resize, antialias, crop and resolution of evaluation."""
     low: float = -1.0
-    """Value of a black pixel."""
+    """Input value of a black pixel."""
     high: float = 1.0
-    """Value of a white pixel."""
+    """Input value of a white pixel."""

@@ -1,4 +1,4 @@
-"""Keyed randomness: every number is a function of (seed, purpose, counters); none is stored, any one is reachable."""
+"""Keyed randomness: every random number is a function of (seed, purpose, counters), so there is no generator state."""
 
 import hashlib
 
@@ -12,10 +12,10 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
-# A Feistel network on tiny halves mixes slowly: 16 rounds still prefer some orders of 8 elements, 20 show none (see
-# tests). A batch of 4,096 indices costs about a millisecond.
+# A Feistel network with tiny halves mixes slowly: with 16 rounds some orders of 8 elements are more frequent, with 20 none
+# is (see the tests). A batch of 4,096 indices takes about a millisecond.
 _NUM_ROUNDS = 20
-# The halves of the network are at most 2^24, so `_below` can scale 32 random bits without visible bias.
+# The halves of the network are at most 2^24, so `_below` can scale 32 random bits with negligible bias.
 _MAX_SIZE = 2**48
 
 
@@ -25,16 +25,16 @@ def derive_key(seed: int, *purpose: str | int) -> int:
 
 
 def hash64(key: ArrayLike, *counters: ArrayLike) -> NDArray[np.uint64]:
-    """64 random bits per element, a pure function of key and counters; all arguments broadcast as integer arrays."""
+    """64 random bits per element, a pure function of key and counters. All arguments broadcast as integer arrays."""
     h = _as_uint64(key)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is the point
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
         for counter in counters:
             h = _mix(h + _GOLDEN * (_as_uint64(counter) + np.uint64(1)))
     return h
 
 
 def uniforms(key: ArrayLike, *counters: ArrayLike, count: int) -> NDArray[np.floating]:
-    """`count` uniforms in [0, 1) for every element of the broadcast counters; shape (*broadcast, count)."""
+    """`count` uniform numbers in [0, 1) for every element of the broadcast counters; shape (*broadcast, count)."""
     stream = hash64(key, *counters)[..., None]
     return (hash64(stream, np.arange(count)) >> np.uint64(11)) * 2.0**-53
 
@@ -42,10 +42,10 @@ def uniforms(key: ArrayLike, *counters: ArrayLike, count: int) -> NDArray[np.flo
 class KeyedPermutation:
     """A pseudorandom permutation of [0, size), computed per index. Both directions take and return integer arrays.
 
-    `size` and `key` are numbers or arrays that broadcast against the indices: one call serves many permutations.
-    A Feistel network over a * b >= size with a about sqrt(size), addition modulo the half's size, and cycle walking:
-    an image outside [0, size) is mapped again until it falls inside. (Black, Rogaway, "Ciphers with arbitrary finite
-    domains", CT-RSA 2002.) a * b exceeds size by less than a, so hardly any index walks twice.
+    `size` and `key` are numbers or arrays that broadcast against the indices, so one call can use many permutations.
+    It is a Feistel network over a * b >= size, with a about sqrt(size) and addition modulo the size of the half, and
+    cycle walking: an image outside [0, size) is mapped again until it falls inside. (Black, Rogaway, "Ciphers with
+    arbitrary finite domains", CT-RSA 2002.) a * b exceeds size by less than a, so few indices are mapped twice.
     """
 
     def __init__(self, size: ArrayLike, key: ArrayLike) -> None:
@@ -55,7 +55,7 @@ class KeyedPermutation:
                 f"A keyed permutation has 1 to 2^48 elements, not {int(self._size.min())} to {int(self._size.max())}."
             )
         half = np.ceil(np.sqrt(self._size.astype(np.float64))).astype(np.uint64)
-        # Even, because two odd halves would give even permutations only.
+        # Even, because two odd halves would give only even permutations.
         self._a = half + half % np.uint64(2)
         self._b = (self._size + self._a - np.uint64(1)) // self._a
         self._round_keys = [hash64(key, i) for i in range(_NUM_ROUNDS)]
@@ -65,7 +65,7 @@ class KeyedPermutation:
         return self._walk(index, self._forward)
 
     def inverse(self, image: ArrayLike) -> NDArray[np.int64]:
-        """The indices whose images are given, same shape. Raises IndexError for an image outside [0, size)."""
+        """The indices of the given images, same shape. Raises IndexError for an image outside [0, size)."""
         return self._walk(image, self._backward)
 
     def _walk(self, index, step) -> NDArray[np.int64]:
@@ -109,19 +109,19 @@ class KeyedPermutation:
 
 
 def _below(key, x, bound):
-    """A keyed number in [0, bound) for every x; bound is under 2^25."""
+    """A keyed number in [0, bound) for every x; bound is less than 2^25."""
     h = _mix(key + _GOLDEN * (x + np.uint64(1)))
     return ((h >> np.uint64(32)) * bound) >> np.uint64(32)
 
 
 def _mix(x):
-    """The finaliser of splitmix64: a bijection of 64-bit words in which every input bit reaches every output bit."""
+    """The finaliser of splitmix64: a bijection of 64-bit words in which every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
 def _as_uint64(value: ArrayLike) -> NDArray[np.uint64]:
-    if isinstance(value, int):  # a Python int over 2^63 does not pass through int64
+    if isinstance(value, int):  # an int of 2^63 or more does not fit into int64
         return np.array(value, dtype=np.uint64)
     return np.asarray(value).astype(np.uint64)

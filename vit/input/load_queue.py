@@ -1,4 +1,4 @@
-"""Background loads, the most urgent first."""
+"""Runs loads in background threads, the most urgent first."""
 
 import itertools
 import threading
@@ -11,11 +11,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 NOW, SOON, AHEAD = 0, 1, 2
-"""Urgencies: a batch waits for it; the open block needs it; the next block will."""
+"""Urgencies: a batch waits for the load; the open block needs it; the next block will need it."""
 
 
 class Load(Generic[T]):
-    """One call, run at most once, in whichever thread comes first."""
+    """A call that runs at most once, in the first thread that gets to it."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
@@ -24,29 +24,29 @@ class Load(Generic[T]):
 
     @property
     def begun(self) -> bool:
-        """Whether some thread runs or ran the call."""
+        """True once a thread has started the call."""
         return self._taken.locked()
 
     def run(self) -> None:
-        """Run the call unless some thread does or did."""
+        """Runs the call unless a thread has started it."""
         if self._call is None or not self._taken.acquire(blocking=False):
             return
         try:
             self._future.set_result(self._call())
-        except BaseException as error:  # it belongs to whoever waits for the result
+        except BaseException as error:  # raised where the result is used
             self._future.set_exception(error)
         self._call = None
 
     def result(self) -> T:
-        """What the call returned or raised. Runs it here if no thread has begun."""
+        """Returns or raises what the call did. Runs it in this thread if no other has started it."""
         self.run()
         return self._future.result()
 
 
 class LoadQueue:
-    """A few threads that run loads, the most urgent first, then first come first served.
+    """A few threads that run loads, the most urgent first, equally urgent ones in the order they were queued.
 
-    The queue does not own loads: one that nobody holds any more is forgotten, and its result is never kept alive here.
+    The queue holds weak references only: it drops a load that nobody else refers to, and keeps no result alive.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -60,12 +60,12 @@ class LoadQueue:
             thread.start()
 
     def put(self, load: Load[Any], urgency: int) -> None:
-        """Queue a load unless it has begun; again with more urgency moves it forward."""
+        """Queues a load unless it has started. Queueing it again with more urgency moves it forward."""
         if not load.begun:
             self._queue.put((urgency, next(self._count), weakref.ref(load)))
 
     def close(self) -> None:
-        """Forget what has not begun and end the threads."""
+        """Drops the loads that have not started and ends the threads."""
         self._closed = True
         for _ in self._threads:
             self._queue.put((-1, next(self._count), None))
@@ -78,4 +78,4 @@ class LoadQueue:
             load = queued() if queued is not None else None
             if load is not None:
                 load.run()
-            del load  # or this thread would hold the result while it waits
+            del load  # otherwise this thread would keep the result alive while it waits

@@ -1,8 +1,7 @@
-"""Mixtures: which source an example comes from, for any slot, without a stored list (DESIGN 3.2).
+"""Mixtures: the source of the example at any slot, computed without a stored list (docs/design.md, "Reading order").
 
-The source of a slot is drawn by a keyed hash against the weights, without replacement inside blocks of M slots: every
-source has its fixed share of each block. So a source's own position is arithmetic too, and every position of every
-source comes exactly once.
+A keyed permutation assigns the M slots of a block to the sources, and each source has a fixed number of them by its
+weight. So the position in the source can be computed as well, and every position of every source comes exactly once.
 """
 
 from collections.abc import Sequence
@@ -15,9 +14,9 @@ from vit.input.order import Ints
 
 
 class Mixture:
-    """Slot <-> (source, position in the source), both ways. `shares` says how many of M slots each source has.
+    """Slot <-> (source, position in the source), in both directions. `shares` is the number of slots per block and source.
 
-    Raises ValueError for a weight that is not positive, or more sources than slots in a block.
+    Raises ValueError if a weight is not positive, or if there are more sources than slots in a block.
     """
 
     def __init__(self, weights: Sequence[float], *, seed: int, block_slots: int) -> None:
@@ -27,7 +26,7 @@ class Mixture:
         self._key = derive_key(seed, "mixture")
 
     def locate(self, slots: ArrayLike) -> tuple[Ints, Ints]:
-        """(source, position in the source) of slots; arrays of the slots' shape."""
+        """(source, position in the source) of slots, as arrays of the same shape."""
         slots = np.asarray(slots, dtype=np.int64)
         block = slots // self.block_slots
         drawn = self._shuffle(block)(slots % self.block_slots)
@@ -35,7 +34,7 @@ class Mixture:
         return source, block * self.shares[source] + drawn - (self._stops - self.shares)[source]
 
     def slot_of(self, source: ArrayLike, position: ArrayLike) -> Ints:
-        """The one slot at which a position of a source comes: the inverse of `locate`."""
+        """The slot of a position of a source, the inverse of `locate`."""
         source, position = np.asarray(source), np.asarray(position, dtype=np.int64)
         block, rank = position // self.shares[source], position % self.shares[source]
         drawn = (self._stops - self.shares)[source] + rank
@@ -46,16 +45,16 @@ class Mixture:
 
 
 def largest_remainder(weights: Sequence[float], total: int) -> Ints:
-    """`total` slots shared out in proportion to the weights, each source at least one; shape (sources,).
+    """Distributes `total` slots in proportion to the weights, at least one to each source; shape (sources,).
 
-    Whole parts first, what is left to the largest remainders, ties to the earlier source. A source too small for a
-    slot gets one from the largest source.
+    Each source gets the integer part of its share. The remaining slots go to the largest remainders, ties to the earlier
+    source. A source that would get no slot takes one from the source with the most.
     """
     given = np.asarray(weights, dtype=np.float64)
     if not given.size or not (np.isfinite(given) & (given > 0)).all():
         raise ValueError(f"Mixture weights must be positive numbers, one per source, not {list(weights)}.")
     if given.size > total:
-        raise ValueError(f"{given.size} sources do not fit into blocks of {total} slots; take larger blocks.")
+        raise ValueError(f"{given.size} sources do not fit into blocks of {total} slots. Use larger blocks.")
     exact = given / given.sum() * total
     shares = np.floor(exact).astype(np.int64)
     shares[np.argsort(shares - exact, kind="stable")[: total - int(shares.sum())]] += 1

@@ -1,8 +1,8 @@
-"""The order of training: which row of a split stands at which position, for any position, without a stored list.
+"""The reading order of training: the row of a split at any position, computed directly, without a stored list.
 
-DESIGN 3.2 in four sentences. In epoch e a keyed permutation deals the row groups of the split to L lanes in turn.
-Inside a lane, rows are shuffled in blocks of w row groups. The epoch takes one row of every lane that still has one,
-in turn. Epochs stand end to end, and batch g is positions [g * B, (g + 1) * B).
+The rule has four parts (docs/design.md, "Reading order"). In epoch e a keyed permutation deals the row groups of the
+split to L lanes in turn. Inside a lane, rows are shuffled in blocks of w row groups. The epoch takes one row of every
+lane that still has one, in turn. Epochs follow each other without a gap, and batch g is positions [g * B, (g + 1) * B).
 """
 
 from dataclasses import dataclass, fields
@@ -19,24 +19,24 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Places:
-    """Where positions stand in their lanes; int64 arrays of one shape."""
+    """Lane and row in the lane of positions; int64 arrays of one shape."""
 
     epoch: Ints
     lane: Ints
     lane_row: Ints
-    """The how-many-th row of its lane, after shuffling."""
+    """Index of the row in its lane, after shuffling."""
 
     def where(self, mask: NDArray[np.bool_]) -> "Places":
-        """The places that the mask keeps."""
+        """The places for which the mask is true."""
         return Places(self.epoch[mask], self.lane[mask], self.lane_row[mask])
 
 
 @dataclass(frozen=True)
 class Rows(Places):
-    """Which stored rows positions mean; int64 arrays of one shape."""
+    """The stored rows of positions; int64 arrays of one shape."""
 
     block: Ints
-    """The how-many-th block of w row groups of its lane."""
+    """Index, in its lane, of the block of w row groups that holds the row."""
     row_group: Ints
     """Row group, counted over all segments of the split."""
     row_in_group: Ints
@@ -44,16 +44,16 @@ class Rows(Places):
     """Row, counted over all segments of the split."""
 
     def at(self, index: Ints) -> "Rows":
-        """The rows that the index picks."""
+        """The rows at the given indices."""
         return Rows(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
 
 
 class Order:
-    """The order of one split: position <-> row, both ways, for every position from 0 to forever.
+    """The reading order of one split: position <-> row in both directions, for every position from 0 without end.
 
-    A pure function of (corpus digest, seed, B, L, w) and of the split's shape: it does not know ranks. Memory is
+    A pure function of (corpus digest, seed, B, L, w) and of the split's shape; ranks are not part of it. Memory is
     O(L x distinct lane lengths) for each of the few epochs in use, time per position is O(log).
-    Raises ValueError if L does not divide B, or is more than the row groups of the split.
+    Raises ValueError if L does not divide B or is more than the number of row groups of the split.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Order:
             )
         if global_batch_size % num_lanes:
             raise ValueError(
-                f"num_lanes={num_lanes} must divide global_batch_size={global_batch_size}; choose a divisor, "
-                f"at most {self.groups.num_groups} row groups."
+                f"num_lanes={num_lanes} must divide global_batch_size={global_batch_size}. Choose a divisor that is at "
+                f"most {self.groups.num_groups}, the number of row groups of the split."
             )
         if num_lanes > self.groups.num_groups:
             raise ValueError(
                 f"num_lanes={num_lanes} is more than the {self.groups.num_groups} row groups of the split "
-                f"({self.groups.num_rows:,} rows, {self.groups.rows_per_group} a group): a lane would be empty. "
-                "Lower num_lanes, or prepare the corpus with fewer rows a row group."
+                f"({self.groups.num_rows:,} rows, {self.groups.rows_per_group} per group), so a lane would be empty. "
+                "Lower num_lanes, or prepare the corpus with fewer rows per row group."
             )
         self._deal_key = derive_key(seed, "order.deal", corpus_digest)
         self._block_key = derive_key(seed, "order.block", corpus_digest)
@@ -100,16 +100,16 @@ class Order:
         return np.arange(batch * self.global_batch_size, (batch + 1) * self.global_batch_size)
 
     def places(self, positions: ArrayLike) -> Places:
-        """Epoch, lane and row in the lane: what is needed to know who serves a position. Any shape of positions."""
+        """Epoch, lane and row in the lane of positions of any shape. The lane determines which rank serves a position."""
         positions = np.asarray(positions, dtype=np.int64)
         epoch, within = positions // self.num_rows, positions % self.num_rows
         lane, lane_row = np.empty_like(epoch), np.empty_like(epoch)
         for e, here in _by_value(epoch):
-            lane[here], lane_row[here] = self._epoch(e).place(within[here])
+            lane[here], lane_row[here] = self._epoch(e).turns.place(within[here])
         return Places(epoch, lane, lane_row)
 
     def rows(self, places: Places) -> Rows:
-        """The stored rows that stand at places."""
+        """The stored rows at places."""
         block, group, row_in_group = (np.empty_like(places.epoch) for _ in range(3))
         for e, here in _by_value(places.epoch):
             epoch, lane, lane_row = self._epoch(e), places.lane[here], places.lane_row[here]
@@ -119,11 +119,11 @@ class Order:
         return Rows(places.epoch, places.lane, places.lane_row, block, group, row_in_group, row)
 
     def locate(self, positions: ArrayLike) -> Rows:
-        """The stored rows at positions; any shape."""
+        """The stored rows at positions of any shape."""
         return self.rows(self.places(positions))
 
     def position_of(self, epoch: ArrayLike, row: ArrayLike) -> Ints:
-        """The one position in each epoch at which a row comes: the inverse of `locate`."""
+        """The position of a row in an epoch, the inverse of `locate`."""
         epoch, row = np.broadcast_arrays(np.asarray(epoch, dtype=np.int64), np.asarray(row, dtype=np.int64))
         position = np.empty_like(epoch)
         for e, here in _by_value(epoch):
@@ -135,13 +135,13 @@ class Order:
         return self._epoch(epoch).lane_rows
 
     def block_groups(self, epoch: int, lane: int, block: int) -> Ints:
-        """The row groups that a lane's block holds, in lane order; empty beyond the lane's last block."""
+        """The row groups of a lane's block, in lane order; empty after the lane's last block."""
         table = self._epoch(epoch)
         stop = min((block + 1) * self.shuffle_window, int(table.lane_groups[lane]))
         return table.deal(np.arange(block * self.shuffle_window, stop) * self.num_lanes + lane)
 
     def following_block(self, epoch: int, lane: int, block: int) -> tuple[int, int]:
-        """(epoch, block) that a lane reads after a block."""
+        """(epoch, block) that the lane reads next."""
         last = (int(self._epoch(epoch).lane_groups[lane]) - 1) // self.shuffle_window
         return (epoch, block + 1) if block < last else (epoch + 1, 0)
 
@@ -152,7 +152,7 @@ class Order:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """Row groups of a split as arithmetic: R rows each, the last of a segment possibly fewer (`short`)."""
+    """The row groups of a split: R rows each, except that the last of a segment may be `short`. Computed, not listed."""
 
     rows_per_group: int
     num_groups: int
@@ -172,8 +172,8 @@ class RowGroups:
         size = split.rows_per_row_group
         if not rows.size or rows.sum() != split.num_rows:
             raise ValueError(
-                f"A split of {split.num_rows} rows lists segments of {rows.tolist()} rows: "
-                "nothing can be read from it. Prepare the corpus again."
+                f"A split of {split.num_rows} rows lists segments of {rows.tolist()} rows, which do not add up to it. "
+                "The manifest is damaged; prepare the corpus again."
             )
         num_groups = -(-rows // size)
         missing, last = num_groups * size - rows, np.cumsum(num_groups) - 1
@@ -188,17 +188,17 @@ class RowGroups:
         )
 
     def first_row(self, group: Ints) -> Ints:
-        """First row of row groups, counted over the split."""
+        """First row of each row group, counted over the split."""
         segment = np.searchsorted(self.first_group, group, side="right") - 1
         return self.start_row[segment] + (group - self.first_group[segment]) * self.rows_per_group
 
     def group_of(self, row: Ints) -> Ints:
-        """The row group that holds each row."""
+        """The row group of each row."""
         segment = np.searchsorted(self.start_row, row, side="right") - 1
         return self.first_group[segment] + (row - self.start_row[segment]) // self.rows_per_group
 
     def size(self, group: ArrayLike) -> Ints:
-        """Rows of row groups."""
+        """Number of rows of each row group."""
         group = np.asarray(group)
         at = np.minimum(np.searchsorted(self.short, group), len(self.short) - 1)
         lacks = np.where(self.short[at] == group, self.missing[at], 0) if self.short.size else 0
@@ -206,34 +206,23 @@ class RowGroups:
 
 
 class _Epoch:
-    """One epoch's lanes. All arithmetic is on full row groups, corrected for the few short ones."""
+    """The lanes of one epoch: which row groups each lane reads, how it shuffles their rows, when its turns come.
+
+    `deal` maps a slot to a row group; lane l gets the slots l, l + L, l + 2 L, ... A row group's index in its lane is
+    slot // L. All arithmetic assumes full row groups and then corrects for the few short ones.
+    """
 
     def __init__(self, groups: RowGroups, num_lanes: int, window: int, deal: KeyedPermutation, key: ArrayLike) -> None:
         self.deal, self._groups, self._lanes, self._window, self._key = deal, groups, num_lanes, window, key
         lanes = np.arange(num_lanes)
         self.lane_groups = groups.num_groups // num_lanes + (lanes < groups.num_groups % num_lanes)
-        dealt = deal.inverse(groups.short)
-        self._short = _ShortGroups(groups.rows_per_group, dealt % num_lanes, dealt // num_lanes, groups.missing)
+        short_slot = deal.inverse(groups.short)
+        short_lane, short_index = short_slot % num_lanes, short_slot // num_lanes
+        self._short = _ShortGroups(groups.rows_per_group, short_lane, short_index, groups.missing)
         self._block_ends = self._short.ends(window)
         self._group_ends = self._short.ends(1)
         self.lane_rows = self._short.start(lanes, self.lane_groups)
-
-        # Between two lane lengths the set of lanes that still have rows is constant: a few intervals per epoch.
-        self._levels = np.concatenate([[0], np.unique(self.lane_rows)])
-        active = [np.flatnonzero(self.lane_rows > level) for level in self._levels[:-1]]
-        self._num_active = np.array([len(a) for a in active])
-        self._active = np.concatenate(active)
-        self._first_active = np.cumsum(self._num_active) - self._num_active
-        self._active_keys = self._active + np.repeat(np.arange(len(active)), self._num_active) * num_lanes
-        turns = np.diff(self._levels) * self._num_active
-        self._first_position = np.cumsum(turns) - turns
-
-    def place(self, within: Ints) -> tuple[Ints, Ints]:
-        """(lane, row in lane) of positions in the epoch."""
-        interval = np.searchsorted(self._first_position, within, side="right") - 1
-        offset, width = within - self._first_position[interval], self._num_active[interval]
-        lane = self._active[self._first_active[interval] + offset % width]
-        return lane, self._levels[interval] + offset // width
+        self.turns = _Turns(self.lane_rows)
 
     def block_of(self, lane: Ints, lane_row: Ints) -> tuple[Ints, Ints, KeyedPermutation]:
         """Block, its first row in the lane, and the permutation of its rows, for rows of lanes."""
@@ -250,33 +239,64 @@ class _Epoch:
     def position(self, row: Ints) -> Ints:
         """Position in the epoch of rows of the split."""
         group = self._groups.group_of(row)
-        dealt = self.deal.inverse(group)
-        lane, index = dealt % self._lanes, dealt // self._lanes
+        slot = self.deal.inverse(group)
+        lane, index = slot % self._lanes, slot // self._lanes
         unshuffled = self._short.start(lane, index) + row - self._groups.first_row(group)
         _, start, shuffle = self.block_of(lane, unshuffled)
-        lane_row = start + shuffle.inverse(unshuffled - start)
-        interval = np.searchsorted(self._levels, lane_row, side="right") - 1
-        turn = np.searchsorted(self._active_keys, interval * self._lanes + lane) - self._first_active[interval]
-        passed = (lane_row - self._levels[interval]) * self._num_active[interval]
-        return self._first_position[interval] + passed + turn
+        return self.turns.position(lane, start + shuffle.inverse(unshuffled - start))
+
+
+class _Turns:
+    """In which turn of an epoch each row of each lane comes: one row of every lane that still has one, round after round.
+
+    A lane drops out when its rows are used up. So the epoch is a few intervals of rounds, and the lanes that take part
+    are the same in all rounds of an interval. Arrays `_lanes`, `_keys` list the lanes of all intervals one after another.
+    """
+
+    def __init__(self, lane_rows: Ints) -> None:
+        self._num_lanes = len(lane_rows)
+        # Interval i spans the rounds from _first_round[i] to _first_round[i + 1].
+        self._first_round = np.concatenate([[0], np.unique(lane_rows)])
+        lanes = [np.flatnonzero(lane_rows > first) for first in self._first_round[:-1]]
+        self._width = np.array([len(of_interval) for of_interval in lanes])
+        self._lanes = np.concatenate(lanes)
+        self._first_lane = np.cumsum(self._width) - self._width
+        # (interval, lane) as one ascending number, to find a lane in its interval.
+        self._keys = self._lanes + np.repeat(np.arange(len(lanes)), self._width) * self._num_lanes
+        num_positions = np.diff(self._first_round) * self._width
+        self._first_position = np.cumsum(num_positions) - num_positions
+
+    def place(self, position: Ints) -> tuple[Ints, Ints]:
+        """(lane, row in lane) of positions in the epoch."""
+        interval = np.searchsorted(self._first_position, position, side="right") - 1
+        offset, width = position - self._first_position[interval], self._width[interval]
+        lane = self._lanes[self._first_lane[interval] + offset % width]
+        return lane, self._first_round[interval] + offset // width
+
+    def position(self, lane: Ints, lane_row: Ints) -> Ints:
+        """Position in the epoch of rows of lanes, the inverse of `place`."""
+        interval = np.searchsorted(self._first_round, lane_row, side="right") - 1
+        turn = np.searchsorted(self._keys, interval * self._num_lanes + lane) - self._first_lane[interval]
+        rounds = lane_row - self._first_round[interval]
+        return self._first_position[interval] + rounds * self._width[interval] + turn
 
 
 class _ShortGroups:
-    """The short row groups of an epoch, by lane: how many rows are missing before a place."""
+    """The short row groups of an epoch: how many rows are missing in a lane before a given row group."""
 
     def __init__(self, rows_per_group: int, lane: Ints, index: Ints, missing: Ints) -> None:
         by_place = np.lexsort((index, lane))
         self._size, self._lane, self._index = rows_per_group, lane[by_place], index[by_place]
         self._missing = np.concatenate([[0], np.cumsum(missing[by_place])])
-        # (lane, index) as one number that sorts alike; a lane's index stays below 2^40.
+        # (lane, index) as one number that sorts in the same order; an index is below 2^40.
         self._places = self._lane * 2**40 + self._index
 
     def start(self, lane: Ints, index: Ints) -> Ints:
-        """Rows of a lane before its index-th row group."""
+        """Number of rows of a lane before its row group `index`."""
         return index * self._size - self._missing_between(self._places, lane * 2**40, lane * 2**40 + index)
 
     def ends(self, window: int) -> "_Ends":
-        """Where blocks of `window` row groups that hold a short one end, in rows of their lane."""
+        """The end, in rows of its lane, of each block of `window` row groups that contains a short one."""
         stop = self.start(self._lane, (self._index // window + 1) * window)
         return _Ends(self._size * window, self._lane * 2**40 + stop, self._missing)
 
@@ -286,7 +306,7 @@ class _ShortGroups:
 
 @dataclass(frozen=True)
 class _Ends:
-    """Finds the unit (block or row group) of a row: as if all were full, once missing rows before it are added."""
+    """Finds the unit (block or row group) of a row: adds the rows missing before it, then divides by the full size."""
 
     rows_per_unit: int
     ends: Ints
@@ -299,6 +319,6 @@ class _Ends:
 
 
 def _by_value(values: Ints):
-    """(value, mask) for every distinct value; nearly always one or two."""
+    """(value, mask) for every distinct value; there are nearly always one or two."""
     for value in np.unique(values):
         yield int(value), values == value

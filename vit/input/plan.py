@@ -1,4 +1,4 @@
-"""What an order costs before anything is read: balance over workers, memory, and a proposal for the number of lanes."""
+"""Plans a reading order without reading data: balance over workers, memory, and a proposed number of lanes."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,19 @@ class OrderPlan:
     max_lanes_per_rank: int
     min_lanes_per_rank: int
     rank_imbalance_fraction: float
-    """How much more than the mean the busiest rank reads in an epoch; 0 when every rank reads alike."""
+    """How many more examples than the mean the busiest rank reads in an epoch; 0 if all ranks read the same number."""
     thin_fraction: float
-    """Part of an epoch in which some lane has already ended, so that batches draw on fewer lanes."""
+    """Fraction of an epoch in which some lane has ended, so that batches come from fewer lanes."""
     open_memory_bytes: int
-    """Encoded bytes that one rank holds open: ceil(L / W) * w row groups. Reading ahead has a budget of its own."""
+    """Encoded bytes of the row groups that one rank keeps open: ceil(L / W) * w. Reading ahead has a separate budget."""
     proposed_num_lanes: int
+    """As `propose_num_lanes` computes it."""
 
 
 def plan_order(
     order: Order, *, world_size: int, mean_row_group_bytes: int, memory_budget_bytes: int = 2**31
 ) -> OrderPlan:
-    """The plan of an order for W ranks. Raises ValueError if W is not 1 to L."""
+    """The plan of an order for W ranks. Raises ValueError unless W is between 1 and L."""
     check_world_size(world_size, order.num_lanes)
     num_lanes, sizes = order.num_lanes, order.lane_sizes(0)
     per_rank = np.bincount(np.arange(num_lanes) % world_size, weights=sizes, minlength=world_size)
@@ -56,10 +57,11 @@ def propose_num_lanes(
     world_size: int = 1,
     memory_budget_bytes: int = 2**31,
 ) -> int:
-    """Lanes for a recipe: the most that divide the batch, keep open memory in the budget, fill a window each, and
-    load W ranks alike. A rule that cannot be met gives way, the last one first.
+    """A number of lanes for a recipe.
 
-    Raises ValueError if no divisor of the batch lies between the ranks and the row groups.
+    It is a divisor of the batch between the number of ranks and the number of row groups. Preferred, in this order: open
+    memory fits the budget; every lane fills a shuffle window; all ranks get the same number of lanes; as many lanes as
+    possible (as few, if one of the first two fails). Raises ValueError if there is no such divisor.
     """
     return _propose(
         RowGroups.of(split),
@@ -72,10 +74,10 @@ def propose_num_lanes(
 
 
 def check_world_size(world_size: int, num_lanes: int) -> None:
-    """Raises ValueError unless every rank would serve a lane."""
+    """Raises ValueError unless every rank has a lane to serve."""
     if not 1 <= world_size <= num_lanes:
         raise ValueError(
-            f"world_size={world_size} must be 1 to num_lanes={num_lanes}: each worker serves whole lanes. "
+            f"world_size={world_size} must be 1 to num_lanes={num_lanes}, because each worker serves whole lanes. "
             "Use fewer workers, or a recipe with more lanes."
         )
 
@@ -85,12 +87,12 @@ def _propose(groups: RowGroups, batch: int, window: int, world_size: int, group_
     if not divisors:
         raise ValueError(
             f"No divisor of global_batch_size={batch} lies between world_size={world_size} and the "
-            f"{groups.num_groups} row groups of the split: use fewer workers or another batch size."
+            f"{groups.num_groups} row groups of the split. Use fewer workers or another batch size."
         )
 
-    def merit(lanes: int) -> tuple[bool, bool, bool, int]:
+    def preference(lanes: int) -> tuple[bool, bool, bool, int]:
         fits = -(-lanes // world_size) * window * group_bytes <= budget
         full, even = lanes * window <= groups.num_groups, lanes % world_size == 0
         return fits, full, even, lanes if fits and full else -lanes
 
-    return max(divisors, key=merit)
+    return max(divisors, key=preference)

@@ -1,4 +1,4 @@
-"""Results of small tasks, in order, computed by threads a few items ahead of the consumer."""
+"""Prefetch: threads run the tasks of a few items ahead of the consumer, who gets the items in order."""
 
 import threading
 import time
@@ -14,17 +14,16 @@ import torch
 
 T = TypeVar("T")
 Work = tuple[Sequence[Callable[[], None]], T]
-"""Tasks, and the item that is complete when all of them have run."""
+"""Tasks, and the item that is complete once all of them have run."""
 
 _POLL_S = 0.1
 
 
 class Prefetcher(Iterator[T], Generic[T]):
-    """Iterates the items that `work` yields, each after its tasks have run. At most `depth` items wait finished.
+    """Iterates the items that `work` yields, each after its tasks have run. At most `depth` items are queued.
 
-    `work` runs in a thread of its own. What it or a task raises is raised here, at the item it belongs to, and ends the
-    iteration. `close`, the end of the iteration and garbage collection stop the threads; the last of them calls
-    `on_close`.
+    `work` runs in its own thread. An exception of `work` or of a task is raised at the item it belongs to and ends the
+    iteration. `close`, the end of the iteration and garbage collection stop the threads; then `on_close` is called.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Prefetcher(Iterator[T], Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stop the threads; nothing is left running. May be called twice."""
+        """Stops all threads and waits for them. May be called twice."""
         self._finalizer()
         self._planner.join()
 
@@ -71,7 +70,7 @@ class Prefetcher(Iterator[T], Generic[T]):
 
 @dataclass
 class _Shared(Generic[T]):
-    """What planner and consumer share; the planner must not keep the consumer alive."""
+    """The state that planner and consumer share. The planner must not hold a reference to the consumer."""
 
     queue: "Queue[tuple[T | None, list[Future[None]], BaseException | None]]"
     pool: ThreadPoolExecutor
@@ -93,7 +92,7 @@ def _plan(work: Iterator[Work[T]], shared: _Shared[T]) -> None:
 
 
 def _put(shared: _Shared[T], item: T | None, futures: "list[Future[None]]", error: BaseException | None) -> bool:
-    """False if the consumer has gone."""
+    """Queues an item; False if the consumer has stopped."""
     while not shared.stopped.is_set():
         try:
             shared.queue.put((item, futures, error), timeout=_POLL_S)
@@ -104,29 +103,29 @@ def _put(shared: _Shared[T], item: T | None, futures: "list[Future[None]]", erro
 
 
 def _stop(shared: _Shared[T]) -> None:
-    """Waits for nothing: garbage may be collected in one of the threads."""
+    """Stops without waiting, because garbage collection may call this in one of the threads."""
     shared.stopped.set()
     with suppress(Empty):
-        while True:  # room for a planner that waits in put
+        while True:  # make room for a planner that waits in put
             shared.queue.get_nowait()
 
 
 def _single_threaded_pool(threads: int) -> ThreadPoolExecutor:
-    """A pool whose threads run torch operations alone: with OpenMP's helpers, its barriers cost 50 x a resize.
+    """A pool whose threads run torch operations on one OpenMP thread each: with more, its barriers cost 50 x a resize.
 
-    torch's setting is the thread's own, but also becomes the default of threads that use torch later; so each thread
-    sets it once at the start and the caller's value is put back last.
+    The setting belongs to the thread, but it also becomes the default of threads that use torch later. So each thread
+    sets it once at the start, and the caller's value is restored last.
     """
     before = torch.get_num_threads()
     all_set = threading.Barrier(threads + 1)
 
-    def alone() -> None:
-        torch.get_num_threads()  # else torch's first use in this thread sets the default over ours
+    def use_one_thread() -> None:
+        torch.get_num_threads()  # otherwise torch's first use in this thread overwrites the setting with the default
         torch.set_num_threads(1)
         all_set.wait()
 
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="input", initializer=alone)
-    for _ in range(threads):  # the pool starts a thread per waiting task
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="input", initializer=use_one_thread)
+    for _ in range(threads):  # the pool starts one thread per waiting task
         pool.submit(lambda: None)
     all_set.wait()
     torch.set_num_threads(before)

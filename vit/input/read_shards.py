@@ -1,6 +1,6 @@
-"""Encoded examples in the order of training, from the row groups that lanes hold open.
+"""Reads encoded examples in the reading order, from row groups that the lanes keep open.
 
-A lane holds one block of w row groups; the next one is loaded in the background while bytes allow.
+A lane keeps one block of w row groups open. The next block is loaded in the background while the byte budget allows.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from vit.input.order import Order, RowGroups, Rows
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A loaded row group: encoded images and labels, row by row."""
+    """A loaded row group: the encoded image and the label of each row."""
 
     images: pa.BinaryArray
     labels: list[Label]
@@ -29,9 +29,9 @@ class RowGroup:
 
 @dataclass(slots=True)
 class Example:
-    """One example on its way: `pixels` (height, width, 3) if they were cached, else the `encoded` bytes.
+    """One example that was read: `pixels` (height, width, 3) if they were cached, else the `encoded` bytes.
 
-    `label` is as the corpus has it; `split.mapped(label)` is what training wants.
+    `label` is the label of the corpus; training uses `split.mapped(label)`.
     """
 
     split: "SplitReader"
@@ -41,7 +41,7 @@ class Example:
     pixels: np.ndarray | None = None
 
     def decoded(self) -> np.ndarray:
-        """The pixels; offers them to the cache. Raises ValueError naming the shard and the row."""
+        """The pixels, which are also offered to the cache. Raises ValueError naming shard and row if decoding fails."""
         if self.pixels is not None:
             return self.pixels
         assert self.encoded is not None
@@ -51,10 +51,10 @@ class Example:
 
 
 class SplitReader:
-    """One split of a corpus: its row groups, and its examples decoded. Safe in threads.
+    """Reads row groups of one split of a corpus and decodes their images. Thread-safe.
 
-    `class_map[i]` is the class that label i of the corpus stands for. Raises ValueError if the map does not name one
-    class for each of the corpus's.
+    `class_map[i]` is the class in training for label i of the corpus. Raises ValueError if the map does not have one
+    entry per class of the corpus.
     """
 
     def __init__(
@@ -73,26 +73,26 @@ class SplitReader:
         self._class_map = class_map
         if class_map is not None and len(class_map) != manifest.num_classes:
             raise ValueError(
-                f"The class map of {corpus.uri} has {len(class_map)} entries, the corpus has "
-                f"{manifest.num_classes} classes; name one class for each."
+                f"The class map of {corpus.uri} has {len(class_map)} entries, but the corpus has "
+                f"{manifest.num_classes} classes. Give one entry per class."
             )
 
     def load(self, row_group: int) -> RowGroup:
-        """Read a row group. Raises ShardError, naming the shard, where it is not what the manifest says."""
+        """Reads a row group. Raises ShardError naming the shard if it differs from the manifest."""
         columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
         table = self._reader.row_group(row_group, columns=columns)
         images = _one_array(table.column("image")).field("bytes")
         return RowGroup(images, self._labels(table), images.nbytes)
 
     def decode(self, row: int, encoded: bytes) -> np.ndarray:
-        """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming the shard and the row."""
+        """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming shard and row if decoding fails."""
         try:
             return decode(encoded, self._policy)
         except ValueError as error:
             raise ValueError(f"{self.where(row)} cannot be decoded: {error}. {_ADVICE}") from error
 
     def mapped(self, label: Label) -> Label:
-        """The label in the classes that training uses."""
+        """The label in the classes of the training."""
         if self._class_map is None:
             return label
         if isinstance(label, int):
@@ -100,7 +100,7 @@ class SplitReader:
         return [self._class_map[i] for i in label[0]], label[1]
 
     def where(self, row: int) -> str:
-        """Shard and row, for messages."""
+        """Shard and row, for error messages."""
         place = self.info.place(int(RowGroups.of(self.info).group_of(np.array(row))))
         first_row = place.first_row - place.group_in_shard * self.info.rows_per_row_group
         uri = segment_store(self.corpus, place.segment).uri_of(place.key)
@@ -118,16 +118,16 @@ class SplitReader:
 
 
 _ADVICE = (
-    "Either the shard was changed, or an older version of vitline stored a picture that is corrupt: "
-    "`vitline data verify NAME --pixels` names every one; prepare the corpus again to have it without them."
+    "Either the shard was changed, or an older version of vitline stored a corrupt image. "
+    "`vitline data verify NAME --pixels` lists all such images; prepare the corpus again to leave them out."
 )
 
 
 class LaneReader:
-    """The encoded examples of one rank in one split, lane after lane as the order asks.
+    """Reads the examples of one rank from one split.
 
-    Holds one block of each lane it serves, and up to `read_ahead_bytes` of next blocks. Loads run in `loads`, and rows
-    that the cache holds are not read at all. Used by one thread.
+    Keeps one block of each lane that the rank serves, and up to `read_ahead_bytes` of next blocks. `loads` runs the
+    reads. Cached rows are not read. Not thread-safe.
     """
 
     def __init__(self, split: SplitReader, order: Order, loads: LoadQueue, read_ahead_bytes: int) -> None:
@@ -138,7 +138,7 @@ class LaneReader:
         self._mean_bytes = 0.0
 
     def gather(self, rows: Rows) -> list[Example]:
-        """The examples at `rows`, which must follow on those of the last call in every lane; waits for their loads."""
+        """Waits for and returns the examples of `rows`, which in each lane must come after those of the last call."""
         cached = self._split.cache.split(self._split.cache_key)
         examples: list[Example | None] = [None] * len(rows.row)
         missing: list[tuple[int, Load[RowGroup]]] = []
@@ -162,7 +162,7 @@ class LaneReader:
             self._mean_bytes += (group.num_bytes - self._mean_bytes) * (0.1 if self._mean_bytes else 1.0)
             examples[i] = Example(self._split, row, group.labels[in_group], encoded=group.images[in_group].as_py())
         self._read_ahead()
-        return examples  # type: ignore[return-value]  # every place is filled by now
+        return examples  # type: ignore[return-value]  # no entry is None any more
 
     def _advance(self, lane: int, epoch: int, block: int) -> "_Block":
         ahead = self._next.pop(lane, None)
@@ -173,7 +173,7 @@ class LaneReader:
         return ahead
 
     def _read_ahead(self) -> None:
-        """Start loading next blocks, in the order in which lanes came to need one, while the budget lasts."""
+        """Starts to load next blocks while the budget lasts, first for the lanes that have waited longest."""
         held = sum(len(block.groups) for block in self._next.values())
         while self._waiting and (held + self._order.shuffle_window) * self._mean_bytes <= self._budget:
             lane, (epoch, number) = next(iter(self._waiting.items()))
@@ -193,7 +193,7 @@ class LaneReader:
 
 
 class _Block:
-    """The row groups of one block of a lane, less those that the cache holds whole."""
+    """The row groups of one block of a lane, without those that are fully cached."""
 
     def __init__(self, at: tuple[int, int], split: SplitReader, groups: list[int]) -> None:
         self.at, self.groups, self._split = at, groups, split

@@ -1,6 +1,6 @@
-"""Who serves what: the share of one rank in each global batch, and how many micro-batches every rank makes of it.
+"""The share of one rank in each global batch, and the number of micro-batches that every rank makes of it.
 
-Arithmetic only; no data is read here.
+Arithmetic only; no data is read.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,26 +12,26 @@ from vit.input.mixture import Mixture
 from vit.input.order import Ints, Order, Rows
 from vit.input.plan import check_world_size
 
-# The fixed cost of a few dozen numpy calls is shared by as many steps as make this many slots.
+# Shares are computed for several steps at once, about this many slots, to spread the fixed cost of a few dozen numpy calls.
 _SLOTS_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Share:
-    """The slots of one batch that a rank serves, ascending, and the rows that stand there."""
+    """The slots of one batch that a rank serves, in ascending order, and their rows."""
 
     step: int
     slots: Ints
     source: Ints
     rows: Rows
     num_micro_batches: int
-    """Equal on every rank: what the busiest rank of this batch needs."""
+    """As many as the rank with the most slots needs, so the number is equal on every rank."""
 
 
 class Schedule:
-    """The shares of one rank. `orders` holds one order per source, all of the same lanes and batch size.
+    """The shares of one rank. `orders` has one order per source, all with the same lanes and batch size.
 
-    Raises ValueError for a rank or world size that the lanes do not allow.
+    Raises ValueError if the rank, the world size or the micro-batch size is out of range.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Schedule:
             raise ValueError(f"micro_batch_size={micro_batch_size} must be 1 or more.")
         self._orders, self._mixture = list(orders), mixture
         self._rank, self._world_size, self._micro_batch_size = rank, world_size, micro_batch_size
-        self.global_batch_size = self._batch = orders[0].global_batch_size
+        self._batch = orders[0].global_batch_size
 
     def shares(self, start_step: int, num_steps: int | None = None) -> Iterator[Share]:
-        """The shares of steps `start_step` up to `num_steps`, for ever if that is None. Step 0 is the first batch."""
+        """The shares of steps `start_step` up to `num_steps`, without end if that is None. Step 0 is the first batch."""
         at_once = max(1, _SLOTS_AT_ONCE // self._batch)
         while num_steps is None or start_step < num_steps:
             stop = start_step + at_once if num_steps is None else min(start_step + at_once, num_steps)

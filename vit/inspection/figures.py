@@ -1,6 +1,6 @@
-"""What a network has learned, as the paper looks at it: filters, position embeddings, attention distance, rollout.
+"""Computes the paper's figures of a network: filters, position embeddings, attention distance, attention rollout.
 
-Source: arXiv:2010.11929, Sec. 4.5, Fig. 6, 7, 10, 11 and 14. This file computes; `vit.inspection.page` draws.
+Source: arXiv:2010.11929, Sec. 4.5, Fig. 6, 7, 10, 11 and 14. `vit.inspection.page` draws the figures.
 """
 
 import functools
@@ -20,62 +20,63 @@ from vit.models.network import Network
 from vit.models.std_conv import StdConv2d
 from vit.models.vit import Transformer
 
-# The paper shows 28 components, and averages attention distances over 128 images.
+# The paper shows 28 components and averages attention distances over 128 images.
 NUM_FILTERS, MAX_IMAGES = 28, 128
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """The numbers behind the paper's four figures. What a network does not have is None, and `notes` says why."""
+    """The numbers of the paper's four figures. Fields that a network does not have are None, and `notes` gives the reason."""
 
     network: str
-    """The network in one phrase."""
+    """A phrase that describes the network."""
     image_size_px: int
-    """Side of the images it takes."""
+    """Side of the network's input."""
     filter_source: Literal["patch embedding", "root convolution"]
-    """The layer that meets the pixels."""
+    """The layer that takes the pixels."""
     num_kernels: int
-    """How many kernels it has."""
+    """Number of kernels of that layer."""
     filters: Float[np.ndarray, "F k k 3"]
-    """Principal components of the kernels, each of length 1, by falling variance."""
+    """Principal components of the kernels, each of length 1, by decreasing variance."""
     filter_variance_fractions: Float[np.ndarray, " F"]
     """Share of the kernels' variance along each component."""
     num_images: int = 0
-    """Images whose attention was looked at."""
+    """Number of images whose attention was measured."""
     has_class_token: bool = False
-    """Whether rollout reads a class token's row."""
+    """True if the rollout is that of a class token."""
     patch_px: int | None = None
-    """Pixels of the image from one patch to the next."""
+    """Distance between neighbouring patches, in pixels of the image."""
     position_similarity: Float[np.ndarray, "N N"] | None = None
-    """Cosine similarity of the patches' position embeddings, in raster order."""
+    """Cosine similarity of the position embeddings of the patches, in raster order."""
     attention_distance_px: Float[np.ndarray, "L H"] | None = None
-    """Mean attention distance of every layer's heads."""
+    """Mean attention distance of each layer and head."""
     uniform_distance_px: float | None = None
-    """The distance that attention spread evenly over the patches would have."""
+    """The distance of uniform attention over all patches."""
     rollout: Float[np.ndarray, "n g g"] | None = None
-    """Share of each patch in what represents each image; with the class token's own share they sum to 1."""
+    """Share of each patch in the representation of each image. With the share of the class token they sum to 1."""
     notes: tuple[str, ...] = ()
-    """What is left out or done in another way, a sentence each."""
+    """What is left out or computed differently, one sentence each."""
 
 
 def inspect_network(network: Network, images: Float[Tensor, "n 3 H W"], batch_size: int = 8) -> Inspection:
-    """The numbers of all four figures, on the first 128 images in [-1, 1]; a BiT ResNet needs none.
+    """The numbers of all four figures, on the first 128 images in [-1, 1]. A BiT ResNet needs no images.
 
-    - Filters: `principal_components` of the patch-embedding kernels; where a ResNet comes first, of its root kernels,
-      standardised as the network uses them.
-    - Position similarity: `position_similarity`, of the first table where layers have their own.
-    - Attention distance: the mean of `mean_distances` over images, for patches that are `patch_px` apart.
-    - Rollout: `rollout_step` through all layers, then the class token's row over the patches. Without a class token it
-      is the mean over all rows, as average pooling reads the tokens.
+    - Filters: `principal_components` of the patch embedding's kernels, or of the standardised root kernels of a ResNet.
+    - Position similarity: `position_similarity`, of the first table if layers have their own.
+    - Attention distance: the mean of `mean_distances` over the images, for patches that are `patch_px` apart.
+    - Rollout: `rollout_step` through all layers, then the class token's row over the patches. Without a class token, the
+      mean over all rows, which corresponds to average pooling.
 
-    Attention is written out for one layer and `batch_size` images at a time, and summed in float64. The network runs on
-    its own device in evaluation mode, and is left as it was. Raises ValueError where the images are not the network's,
-    or where weights or attention are not finite.
+    Attention weights are computed for one layer and `batch_size` images at a time, and summed in float64. The network runs
+    on its device in evaluation mode and is not changed. Raises ValueError if the images do not fit the network, or if
+    weights or attention are not finite.
     """
     layer = _first_layer(network)
     kernels = _kernels(layer)
     if not np.isfinite(kernels).all():
-        raise ValueError(f"The {len(kernels)} kernels of the first layer are not all finite; the training diverged.")
+        raise ValueError(
+            f"The {len(kernels)} kernels of the first layer are not all finite: the training diverged. Use another model."
+        )
     filters, fractions = principal_components(kernels)
     inspection = Inspection(
         network=network.config.summary,
@@ -106,10 +107,10 @@ def inspect_network(network: Network, images: Float[Tensor, "n 3 H W"], batch_si
 def principal_components(
     kernels: Float[np.ndarray, "K C k k"], num_components: int = NUM_FILTERS
 ) -> tuple[Float[np.ndarray, "F k k C"], Float[np.ndarray, " F"]]:
-    """Directions in which the kernels differ most, and the share of their variance along each (Fig. 7, left).
+    """The principal components of the kernels, and the share of their variance along each (Fig. 7, left).
 
-    Each kernel is one observation of C * k * k numbers, centred by the mean kernel. There are at most K - 1 of them. A
-    component's sign means nothing; here its largest entry is positive, so that equal kernels give equal pictures.
+    Each kernel is one observation of C * k * k numbers, centred by the mean kernel. There are at most K - 1 components. The
+    sign of a component is arbitrary; here its largest entry is positive, so that equal kernels give equal figures.
     """
     flat = kernels.reshape(len(kernels), -1).astype(np.float64)
     _, scale, rows = np.linalg.svd(flat - flat.mean(axis=0), full_matrices=False)
@@ -122,10 +123,9 @@ def principal_components(
 
 @torch.no_grad()
 def position_similarity(network: Transformer) -> Float[np.ndarray, "N N"] | None:
-    """Cosine similarity of each patch's position embedding with every patch's (Fig. 7, centre; Fig. 10).
+    """Cosine similarity of the position embeddings of all pairs of patches (Fig. 7, centre; Fig. 10).
 
-    The class token's entry is left out; of one table per layer, the first is taken. None where positions are not added
-    to tokens.
+    Without the class token; with one table per layer, of the first table. None if no embeddings are added to the tokens.
     """
     tables = network.positions()
     if tables is None:
@@ -144,25 +144,24 @@ def grid_distances(side: int, patch_px: float) -> Float[np.ndarray, "N N"]:
 
 
 def mean_distances(weights: Float[Tensor, "B H T T"], distances: Float[Tensor, "N N"]) -> Float[Tensor, "B H"]:
-    """How far each head looks: distance from the query to all patches, weighted by attention, mean over the queries.
+    """Mean attention distance of each head: distance from query to key, weighted by attention, mean over the queries.
 
-    T = N, or N + 1 with a class token in front. The paper does not say what becomes of that one, which has no place in
-    the grid. Here it is dropped as a query and as a key, and each row of what is left is made to sum to 1 again, so that
-    a head that often looks at the class token does not seem to look nearby. The query's own patch counts, with distance
-    0. Fig. 7, right.
+    T = N, or N + 1 with a class token at the front. The paper does not specify how to treat the class token, which is not
+    part of the grid. Here it is dropped as query and as key, and the remaining rows are renormalised to sum to 1, so that
+    attention to the class token does not reduce the distance. The query's own patch counts with distance 0. Fig. 7, right.
     """
     among_patches = weights[:, :, -len(distances) :, -len(distances) :].double()
     total = among_patches.sum(dim=3)
-    far = torch.einsum("bhqk,qk->bhq", among_patches, distances.double())
-    # A row that gives patches nothing at all, to the last bit of a float, has no distance: it counts as 0.
-    return (far / total.clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=2)
+    weighted = torch.einsum("bhqk,qk->bhq", among_patches, distances.double())
+    # A row without any attention to patches counts with distance 0.
+    return (weighted / total.clamp_min(torch.finfo(torch.float64).tiny)).mean(dim=2)
 
 
 def rollout_step(rollout: Float[Tensor, "B T T"] | None, weights: Float[Tensor, "B H T T"]) -> Float[Tensor, "B T T"]:
-    """Rollout after one more layer; None before the first. Row t is what token t is made of, by input token.
+    """Rollout after one more layer (`rollout` is None before the first). Row t gives the share of each input token in token t.
 
-    The layer's weights are averaged over heads, the identity is added for the residual connection, and rows are made to
-    sum to 1 again. Source: Abnar and Zuidema, arXiv:2005.00928; arXiv:2010.11929, App. D.8.
+    The layer's weights are averaged over heads, the identity is added for the residual connection, and rows are
+    renormalised to sum to 1. Source: Abnar and Zuidema, arXiv:2005.00928; arXiv:2010.11929, App. D.8.
     """
     mixed = weights.double().mean(dim=1)
     mixed = mixed + torch.eye(mixed.shape[1], dtype=mixed.dtype, device=mixed.device)
@@ -203,12 +202,12 @@ def _watch_attention(
     attention = (sums / len(images)).cpu().numpy()
     if not np.isfinite(attention).all():
         layer = int(np.flatnonzero(~np.isfinite(attention).all(axis=1))[0])
-        raise ValueError(f"The attention of blocks.{layer} is not finite on these images; look at its weights.")
+        raise ValueError(f"The attention of blocks.{layer} is not finite on these images. Check its weights.")
     return attention, np.concatenate(shares)
 
 
 def _first_layer(network: Network) -> nn.Conv2d:
-    """The convolution that meets the pixels."""
+    """The convolution that takes the pixels."""
     if isinstance(network, BiTResNet):
         return network.conv_root
     assert isinstance(network, Transformer), network
@@ -222,7 +221,7 @@ def _kernels(layer: nn.Conv2d) -> Float[np.ndarray, "K 3 k k"]:
 
 
 def _patch_px(config: TransformerConfig) -> int:
-    """Pixels from patch to patch. Not image_size_px / grid_side, which is more where a remainder is dropped."""
+    """Distance between neighbouring patches in pixels. image_size_px / grid_side is larger if a remainder is dropped."""
     if isinstance(config, HybridConfig):
         return config.stride * config.patch_size
     assert isinstance(config, ViTConfig), config
@@ -231,27 +230,33 @@ def _patch_px(config: TransformerConfig) -> int:
 
 def _notes(network: Network) -> list[str]:
     if not isinstance(network, Transformer):
-        return ["A BiT ResNet has neither position embeddings nor attention: only its filters can be shown."]
+        return ["A BiT ResNet has neither position embeddings nor attention; only its filters are shown."]
     notes, config = [], network.config
     if isinstance(network, HybridTransformer):
         notes.append(
-            "The patch embedding of a hybrid sees feature maps, not colours: its filters are those of the ResNet's root."
+            "The patch embedding of a hybrid takes feature maps, not colours; the filters are those of the ResNet's root."
         )
     if config.pos_embed == "none":
-        notes.append("This network has no position embeddings: there is no position similarity.")
+        notes.append("This network has no position embeddings, so there is no position similarity.")
     if config.pos_embed == "relative":
-        notes.append("Relative position embeddings belong to offsets, not to patches: there is no position similarity.")
+        notes.append(
+            "Relative position embeddings belong to offsets, not to patches, so there is no position similarity."
+        )
     if config.pos_embed_at == "every-layer" and config.depth > 1 and config.pos_embed != "sincos-2d":
-        notes.append("Every layer has a position table of its own: the similarity is that of the first.")
+        notes.append("Every layer has its own position embeddings; the similarity is that of the first layer.")
     if network.cls_token is None:
-        notes.append("This network has no class token: rollout is the mean over the rows of all patches.")
+        notes.append("This network has no class token; the rollout is the mean over the rows of all patches.")
     return notes
 
 
 def _check_images(images: Tensor, side: int, batch_size: int) -> None:
     if images.ndim != 4 or images.shape[1:] != (3, side, side) or not len(images):
-        raise ValueError(f"Images of shape {tuple(images.shape)}; this network is inspected on (n, 3, {side}, {side}).")
+        raise ValueError(
+            f"The images have shape {tuple(images.shape)}, expected (n, 3, {side}, {side}) with n of 1 or more."
+        )
     if not images.is_floating_point():
-        raise ValueError(f"Images of {images.dtype}; give floats from -1 (black) to 1 (white): pixels / 127.5 - 1.")
+        raise ValueError(
+            f"The images have dtype {images.dtype}, expected floats from -1 (black) to 1 (white): pixels / 127.5 - 1."
+        )
     if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}; attention needs at least one image at a time.")
+        raise ValueError(f"batch_size={batch_size} must be 1 or more.")

@@ -1,4 +1,4 @@
-"""The figures of a model that has just been trained, beside its run."""
+"""Draws the figures of a trained model and stores them in the folder of its run."""
 
 import logging
 from collections.abc import Iterable
@@ -17,9 +17,9 @@ FOLDER = "inspection"
 
 
 def inspect_run(run: Store, network: Network, batches: Iterable[Batch], num_images: int, title: str) -> list[str]:
-    """Writes the paper's figures of `network`, attention on the first `num_images` of `batches`; returns their keys.
+    """Writes the paper's figures of `network`, with attention on the first `num_images` of `batches`. Returns their keys.
 
-    Nobody's training fails for a picture: an error is logged, and nothing is returned.
+    A figure that cannot be drawn does not fail the training: the error is logged, and no key is returned.
     """
     try:
         images: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""The figures of an inspection as PNG files, and one page that explains them and opens without a network."""
+"""Draws the figures of an inspection as PNG files, and one self-contained HTML page that explains them."""
 
 import base64
 import html
@@ -14,11 +14,11 @@ from PIL import Image
 from infra.storage import Store
 from vit.inspection.figures import Inspection
 
-if TYPE_CHECKING:  # matplotlib takes a second to import, and only some figures need it
+if TYPE_CHECKING:  # matplotlib takes a second to import, and not all figures need it
     from matplotlib.figure import Figure
 
 MAX_SHOWN = 16
-"""Images that the rollout's figure shows."""
+"""Number of images in the rollout figure."""
 _WHITE, _DPI, _GAP_PX = 255, 120, 4
 _FILTER_COLUMNS, _FILTER_TILE_PX = 7, 112
 _PAIRS_A_ROW, _IMAGE_TILE_PX = 4, 160
@@ -49,10 +49,10 @@ class _Picture:
 def write_inspection(
     store: Store, inspection: Inspection, images_uint8: UInt8[np.ndarray, "n H W 3"], title: str
 ) -> list[str]:
-    """Writes each figure that the network has as a PNG, `inspection.json` with the numbers, and `index.html` last.
+    """Writes each figure of the network as a PNG, `inspection.json` with the numbers, and `index.html` last.
 
-    `images_uint8` are the pixels of the inspected images, in their order; the first 16 are shown. Returns the keys
-    written. Raises ValueError where there are fewer pixels than images.
+    `images_uint8` are the inspected images in the same order; the first 16 are shown. Returns the keys written. Raises
+    ValueError if the pixels have another shape or there are too few images.
     """
     pictures = [_filters(inspection)]
     if inspection.position_similarity is not None:
@@ -74,14 +74,14 @@ def rollout_mask(
 ) -> Float[np.ndarray, "image_px image_px"]:
     """The rollout as an alpha mask from 0 to 1 over an image whose patches are `patch_px` wide.
 
-    Divided by its maximum, enlarged by Lanczos, blurred by a Gaussian of standard deviation `patch_px`, then stretched
-    to [0, 1], as an author of the paper describes it. Rows and columns that make no whole patch, and so are never seen
-    by the network, stay 0.
+    It is divided by its maximum, enlarged by Lanczos, blurred by a Gaussian of standard deviation `patch_px` and stretched
+    to [0, 1], as an author of the paper describes it. Pixels that fill no whole patch, which the network does not see,
+    stay 0.
     """
     covered = round(len(rollout) * patch_px)
     share = Image.fromarray((rollout / max(float(rollout.max()), 1e-30)).astype(np.float32))
     large = np.asarray(share.resize((covered, covered), Image.Resampling.LANCZOS), np.float64)
-    # Pillow blurs bytes only, which would leave few levels after the stretch.
+    # Pillow blurs bytes only, which would leave too few levels after stretching.
     place = np.arange(covered)
     blur = np.exp(-0.5 * ((place[:, None] - place) / patch_px) ** 2)
     blur /= blur.sum(axis=1, keepdims=True)
@@ -89,7 +89,7 @@ def rollout_mask(
     spread = float(large.max() - large.min())
     mask = np.zeros((image_px, image_px))
     seen = min(covered, image_px)
-    # Attention that is even everywhere hides nothing.
+    # Uniform attention masks nothing.
     mask[:seen, :seen] = ((large - large.min()) / spread if spread > 1e-9 else np.ones_like(large))[:seen, :seen]
     return mask
 
@@ -99,15 +99,13 @@ def _filters(inspection: Inspection) -> _Picture:
     count, side = len(tiles), inspection.filters.shape[1]
     total = inspection.filter_variance_fractions.sum()
     if inspection.filter_source == "root convolution":
-        layer = (
-            f"{side} x {side} root convolution of the ResNet, standardised as it uses them: the layer that sees colours"
-        )
+        layer = f"{side} x {side} root convolution of the ResNet, standardised as in the network"
     else:
         layer = f"patch embedding, {side} x {side} pixels each"
     caption = (
-        f"The first {count} principal components of the {inspection.num_kernels:,} kernels of the {layer}. In rows by "
-        f"falling variance; together they carry {100 * total:.0f}\u00a0% of it. Every component is stretched to the full "
-        "range of colours by its own minimum and maximum; its sign means nothing."
+        f"The first {count} principal components of the {inspection.num_kernels:,} kernels of the {layer}. They are sorted "
+        f"by decreasing variance, row by row; together they explain {100 * total:.0f}\u00a0% of it. Every component is "
+        "stretched to the full range of colours by its own minimum and maximum; its sign is arbitrary."
     )
     return _Picture("patch-filters.png", "Filters", caption, _png(_sheet(tiles, _FILTER_COLUMNS)))
 
@@ -120,7 +118,7 @@ def _similarity(inspection: Inspection, similarity: np.ndarray) -> _Picture:
     cells = similarity.reshape(side, side, side, side).repeat(cell_px, axis=2).repeat(cell_px, axis=3)
     tiles[:, :-_GAP_PX, :, :-_GAP_PX] = cells.transpose(0, 2, 1, 3)
     sheet = tiles.reshape(side * tile_px, side * tile_px)[:-_GAP_PX, :-_GAP_PX]
-    # The axes have as many pixels as the sheet: no cell is drawn wider than another.
+    # The axes have as many pixels as the sheet, so that all cells are drawn at the same size.
     width, height = len(sheet) + 190, len(sheet) + 75
     figure = _figure(width / _DPI, height / _DPI)
     axes = figure.add_axes((60 / width, 60 / height, len(sheet) / width, len(sheet) / height))
@@ -136,10 +134,10 @@ def _similarity(inspection: Inspection, similarity: np.ndarray) -> _Picture:
     )
     bar.set_label("cosine similarity")
     bar.outline.set_visible(False)
-    entry = " The class token's entry is left out." if inspection.has_class_token else ""
+    entry = " The class token is left out." if inspection.has_class_token else ""
     caption = (
-        "A tile for every patch, at its place in the image. Within a tile, the cosine similarity of that patch's position "
-        f"embedding with the position embedding of every patch, again at its place.{entry}"
+        "One tile per patch, at the position of the patch. A tile shows the cosine similarity of the position embedding of "
+        f"this patch with those of all patches, at their positions.{entry}"
     )
     return _Picture("position-similarity.png", "Position embeddings", caption, _figure_png(figure))
 
@@ -153,7 +151,7 @@ def _distance(inspection: Inspection, distance: np.ndarray) -> _Picture:
     axes.plot(layers, distance.mean(axis=1), color=_LINE, linewidth=1.2, label="mean of the heads")
     if inspection.uniform_distance_px is not None:
         axes.axhline(
-            inspection.uniform_distance_px, color=_SOFT, linewidth=1, linestyle=(0, (4, 3)), label="even attention"
+            inspection.uniform_distance_px, color=_SOFT, linewidth=1, linestyle=(0, (4, 3)), label="uniform attention"
         )
     top = max(float(distance.max()), inspection.uniform_distance_px or 0.0, 1e-9)
     axes.set(xlabel="layer, from the first (0) to the last", ylabel="mean attention distance (px)")
@@ -161,16 +159,16 @@ def _distance(inspection: Inspection, distance: np.ndarray) -> _Picture:
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=9, borderaxespad=0)
     token = (
-        " The class token, which has no place in the grid, is dropped as query and as key, and the weights that are left "
-        "are made to sum to 1 again."
+        " The class token, which is not part of the grid, is dropped as query and as key, and the remaining weights are "
+        "renormalised to sum to 1."
         if inspection.has_class_token
         else ""
     )
     caption = (
-        "A dot for every head of every layer: the distance from a patch to all patches on the grid, weighted by its "
-        f"attention to them, and averaged over the patches of {_images(inspection.num_images)}. In pixels of the "
+        "One dot per head of each layer: the distance from a patch to all patches of the grid, weighted by its attention to "
+        f"them, and averaged over the patches of {_images(inspection.num_images)}. In pixels of the "
         f"{inspection.image_size_px} px image; neighbouring patches are {inspection.patch_px} px apart.{token} The dashed "
-        "line is where a head would stand that attends to all patches alike."
+        "line is the distance of uniform attention to all patches."
     )
     return _Picture("attention-distance.png", "Attention distance", caption, _figure_png(figure))
 
@@ -178,10 +176,10 @@ def _distance(inspection: Inspection, distance: np.ndarray) -> _Picture:
 def _rollout(inspection: Inspection, rollout: np.ndarray, images: np.ndarray) -> _Picture:
     shown = min(len(rollout), MAX_SHOWN)
     if images.ndim != 4 or images.shape[1] != images.shape[2] or images.shape[3] != 3 or images.dtype != np.uint8:
-        raise ValueError(f"Pixels of shape {images.shape}, {images.dtype}; expected (n, H, H, 3) of uint8.")
+        raise ValueError(f"The pixels have shape {images.shape} and dtype {images.dtype}, expected (n, H, H, 3) uint8.")
     if len(images) < shown:
         raise ValueError(
-            f"{len(images)} images of pixels for {len(rollout)} inspected ones; pass the same images to both."
+            f"Got the pixels of {len(images)} images, but {len(rollout)} images were inspected. Pass the same images."
         )
     assert inspection.patch_px is not None
     image_px = images.shape[1]
@@ -190,20 +188,20 @@ def _rollout(inspection: Inspection, rollout: np.ndarray, images: np.ndarray) ->
     for image, share in zip(images[:shown], rollout[:shown], strict=True):
         masked = (image * rollout_mask(share, image_px, patch_px)[:, :, None]).round().astype(np.uint8)
         pairs.append(_sheet([_tile(image, _IMAGE_TILE_PX), _tile(masked, _IMAGE_TILE_PX)], columns=2))
-    reads = "the class token's row" if inspection.has_class_token else "the mean over the rows of all patches"
+    row = "the class token's row" if inspection.has_class_token else "the mean over the rows of all patches"
     caption = (
-        "Beside each image, what its output is made of: the brighter a place, the larger its share. Attention weights are "
-        "averaged over heads, the identity is added for the residual connection, rows are made to sum to 1, and the "
-        f"layers are multiplied from the first to the last; shown is {reads} (Abnar and Zuidema, arXiv:2005.00928). The "
+        "Beside each image, the share of each patch in the output: brighter patches have larger shares. Attention weights "
+        "are averaged over heads, the identity is added for the residual connection, rows are normalised to sum to 1, and "
+        f"the layers are multiplied from the first to the last. Shown is {row} (Abnar and Zuidema, arXiv:2005.00928). The "
         "shares are divided by their maximum, enlarged by Lanczos, blurred by a Gaussian as wide as a patch and stretched "
-        "from 0 to 1. They tell where information came from, not why a class was chosen."
+        "from 0 to 1. They show where information comes from, not why a class was predicted."
     )
     sheet = _sheet(pairs, _PAIRS_A_ROW, gap_px=4 * _GAP_PX)
     return _Picture("attention-rollout.png", "Attention rollout", caption, _png(sheet))
 
 
 def _numbers(inspection: Inspection, title: str) -> dict[str, Any]:
-    """What the figures show, but the filters' pixels; attention distances by layer, then head."""
+    """The numbers of the figures, except the pixels of the filters. Attention distances are by layer, then head."""
 
     def rounded(values: np.ndarray | None, digits: int) -> Any:
         return None if values is None else values.round(digits).tolist()
@@ -254,7 +252,7 @@ def _stretched(component: np.ndarray) -> np.ndarray:
 
 
 def _tile(pixels: np.ndarray, side: int) -> np.ndarray:
-    """A square picture at about `side` pixels: shrunk smoothly, or enlarged by a whole factor with its pixels visible."""
+    """A square image at about `side` pixels: reduced by Lanczos, or enlarged by an integer factor without smoothing."""
     own = len(pixels)
     if own > side:
         return np.asarray(Image.fromarray(pixels).resize((side, side), Image.Resampling.LANCZOS))
@@ -262,7 +260,7 @@ def _tile(pixels: np.ndarray, side: int) -> np.ndarray:
 
 
 def _sheet(tiles: list[np.ndarray], columns: int, gap_px: int = _GAP_PX) -> np.ndarray:
-    """Tiles of one size in rows, with white between them."""
+    """Arranges tiles of equal size in rows, with white gaps."""
     height, width = tiles[0].shape[:2]
     columns = min(columns, len(tiles))
     rows = -(-len(tiles) // columns)
@@ -274,7 +272,7 @@ def _sheet(tiles: list[np.ndarray], columns: int, gap_px: int = _GAP_PX) -> np.n
 
 
 def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure  # its own canvas, Agg: nothing of pyplot's global state
+    from matplotlib.figure import Figure  # avoids the global state of pyplot
 
     return Figure(figsize=(width, height), dpi=_DPI)
 

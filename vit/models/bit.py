@@ -1,8 +1,8 @@
 """The BiT ResNet, top to bottom: ResNet v2 with GroupNorm for BatchNorm and standardised convolutions.
 
-Source: arXiv:1912.11370, and arXiv:2010.11929, Sec. 4.1, which trains it as its baseline; epsilons and padding of the
-original code: blocks normalise before each convolution, the shortcut projects the normalised input, the stem's max-pool
-is padded with zeros.
+Source: arXiv:1912.11370, and arXiv:2010.11929, Sec. 4.1, which uses it as the baseline. Epsilons and padding are those of
+the BiT code: blocks normalise before each convolution, the shortcut projects the normalised input, and the max-pool of the
+stem is padded with zeros.
 """
 
 import functools
@@ -28,7 +28,7 @@ def norm(channels: int) -> nn.GroupNorm:
 
 
 class PreActBottleneck(nn.Module):
-    """GroupNorm, ReLU and a convolution, three times: 1x1, 3x3 (with the stride), 1x1; nothing after the sum."""
+    """GroupNorm, ReLU and a convolution, three times: 1x1, 3x3 (with the stride), 1x1. No activation after the sum."""
 
     def __init__(self, channels_in: int, width: int, stride: int):
         super().__init__()
@@ -47,7 +47,7 @@ class PreActBottleneck(nn.Module):
 
 
 class BiTResNet(Network):
-    """Images (B, 3, H, W) in [-1, 1] -> logits (B, num_classes); any resolution."""
+    """Images (B, 3, H, W) in [-1, 1] of any resolution -> logits (B, num_classes)."""
 
     config: BiTConfig
 

@@ -1,4 +1,4 @@
-"""From a config to its network."""
+"""Builds networks from their configs."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from vit.models.vit import Transformer, VisionTransformer
 
 
 def build_network(config: NetworkConfig, num_classes: int) -> Network:
-    """The network of a config with weights from its initial distribution, drawn from torch's global generator."""
+    """The network of a config, with initial weights drawn from torch's global generator."""
     if isinstance(config, HybridConfig):
         return HybridTransformer(config, num_classes)
     if isinstance(config, BiTConfig):
@@ -25,15 +25,15 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
 
 
 def meta_network(config: NetworkConfig, num_classes: int) -> Network:
-    """The network without memory: names and shapes."""
+    """The network on the meta device: names and shapes of its weights, without memory."""
     with torch.device("meta"):
         return build_network(config, num_classes)
 
 
 def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, Tensor]) -> Network:
-    """The network that owns these weights, in evaluation mode; nothing is drawn or copied.
+    """The network with these weights, in evaluation mode. The weights are not copied.
 
-    Raises RuntimeError, from torch, where names or shapes are not the network's.
+    Raises torch's RuntimeError if names or shapes do not match.
     """
     network = meta_network(config, num_classes)
     network.load_state_dict(dict(weights), strict=True, assign=True)
@@ -43,9 +43,9 @@ def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, 
 
 
 def at_resolution(network: Network, image_size_px: int) -> Network:
-    """The same network for images of another side: positions resampled by the method its config names, all else shared.
+    """The same network for images of another size. Position embeddings are resampled, all other weights are shared.
 
-    Raises ValueError where its positions cannot move (relative ones).
+    Raises ValueError for relative position embeddings, which cannot be resampled.
     """
     if image_size_px == network.config.image_size_px:
         return network

@@ -1,4 +1,4 @@
-"""Configs of the networks. Imports no torch, so that a form, a plan or a flow can validate one on any machine."""
+"""Configs of the networks. Imports no torch, so forms, plans and flows can validate a config on any machine."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,62 +15,64 @@ ResampleMethod = Literal["bilinear-align-corners", "bilinear", "bicubic", "bicub
 
 
 class NetworkConfig(FrozenConfig):
-    """What every network has."""
+    """The settings that all networks have."""
 
     architecture: str
-    """Which network this is."""
+    """Kind of network."""
     image_size_px: PositiveInt = 224
-    """Side of the square input."""
+    """Side of the square input, in pixels."""
     head_bias_init: float = 0.0
     """Initial bias of the head: 0 for softmax, -10 for sigmoid on 21k classes."""
 
     @property
     def is_stochastic(self) -> bool:
-        """Whether a training step draws random numbers."""
+        """True if a training step draws random numbers."""
         return False
 
     @property
     @abstractmethod
     def summary(self) -> str:
-        """The network in one phrase."""
+        """A phrase that describes the network."""
 
     def for_transfer(self: N, image_size_px: int | None = None, head_bias_init: float = 0.0) -> N:
-        """This network made ready for another task: at that resolution, with a fresh linear head and nothing before it."""
+        """The config for fine-tuning on another task: at this resolution, with a new linear head and no pre-logits layer."""
         changes: dict[str, Any] = {"image_size_px": image_size_px or self.image_size_px}
         return type(self).model_validate(self.model_dump() | changes | {"head_bias_init": head_bias_init})
 
 
 class TransformerConfig(NetworkConfig):
-    """A Vision Transformer after its stem: encoder, pooling, head (arXiv:2010.11929, Sec. 3.1, Table 1)."""
+    """A Vision Transformer without its stem: encoder, pooling, head (arXiv:2010.11929, Sec. 3.1, Table 1)."""
 
     embed_dim: PositiveInt = 768
     """Width of a token (D)."""
     depth: PositiveInt = 12
     """Number of encoder blocks (L)."""
     num_heads: PositiveInt = 12
-    """Attention heads; must divide embed_dim."""
+    """Number of attention heads; must divide embed_dim."""
     mlp_dim: PositiveInt = 3072
     """Hidden width of the MLP."""
     pool: Literal["token", "gap", "map"] = "token"
-    """Class token (the paper's default), mean over the patch tokens, or attention with a learned query (big_vision)."""
+    """How tokens become one vector: `token` takes the class token (as in the paper), `gap` the mean over the patch tokens,
+    `map` attends to them with a learned query (big_vision)."""
     pre_logits: bool = False
-    """A tanh layer before the head, as the paper pre-trains; dropped at fine-tuning."""
+    """Add a tanh layer before the head, as in the paper's pre-training. Fine-tuning drops it."""
     pos_embed: Literal["learned-1d", "learned-2d", "relative", "sincos-2d", "none"] = "learned-1d"
-    """Position embeddings (paper, App. D.4); sincos-2d is fixed, as in "Better plain ViT baselines"."""
+    """Position embeddings (paper, App. D.4). `sincos-2d` is fixed, as in "Better plain ViT baselines"."""
     pos_embed_at: Literal["stem", "every-layer", "shared"] = "stem"
-    """Added once before the encoder, to every block's input from a table of its own, or from one table for all."""
+    """Where position embeddings are added: `stem` once before the encoder, `every-layer` before each block from a table of
+    its own, `shared` before each block from one table."""
     pos_embed_resample: ResampleMethod = "bilinear-align-corners"
-    """How learned positions move to another grid; the default is the original's."""
+    """How learned position embeddings are resampled to another grid; the default does as the paper's code."""
     dropout_rate: float = Field(0.0, ge=0, lt=1)
-    """After the position embeddings, attention outputs and both MLP layers."""
+    """Dropout after the position embeddings, the attention outputs and both MLP layers."""
     stochastic_depth_rate: float = Field(0.0, ge=0, lt=1)
-    """Chance that the last block's branches are skipped for an example; grows linearly from 0 at the first block."""
+    """Probability that an example skips the branches of the last block. It grows linearly from 0 at the first block."""
     qkv_bias: bool = True
-    """Bias of the query, key and value projections."""
+    """Use a bias in the query, key and value projections."""
     gelu: Literal["tanh", "erf"] = "tanh"
-    """The original's tanh approximation, or the exact function that timm and Hugging Face train with."""
+    """GELU with the tanh approximation of the paper's code, or exact (`erf`) as in timm and Hugging Face."""
     norm_eps: PositiveFloat = 1e-6
-    """Epsilon of LayerNorm; Hugging Face's ViT has 1e-12."""
+    """Epsilon of LayerNorm; 1e-12 in Hugging Face's ViT."""
 
     @model_validator(mode="after")
     def _check_encoder(self) -> Self:
@@ -78,10 +80,13 @@ class TransformerConfig(NetworkConfig):
             raise ValueError(f"num_heads={self.num_heads} must divide embed_dim={self.embed_dim}.")
         divisor = {"learned-2d": 2, "sincos-2d": 4}.get(self.pos_embed, 1)
         if self.embed_dim % divisor:
-            raise ValueError(f"pos_embed={self.pos_embed} needs an embed_dim divisible by {divisor}: {self.embed_dim}.")
+            raise ValueError(
+                f"pos_embed={self.pos_embed} needs an embed_dim divisible by {divisor}, not {self.embed_dim}."
+            )
         if self.pos_embed in ("relative", "none") and self.pos_embed_at != "stem":
             raise ValueError(
-                f"pos_embed={self.pos_embed} is not added to tokens; pos_embed_at={self.pos_embed_at} means nothing then."
+                f"pos_embed_at={self.pos_embed_at} has no effect with pos_embed={self.pos_embed}, which adds nothing to the "
+                "tokens. Leave it out."
             )
         return self
 
@@ -92,7 +97,7 @@ class TransformerConfig(NetworkConfig):
     @property
     @abstractmethod
     def grid_side(self) -> int:
-        """Patches along one side of the image."""
+        """Number of patches along one side of the image."""
 
     @property
     def _sizes(self) -> str:
@@ -104,7 +109,7 @@ class TransformerConfig(NetworkConfig):
 
     @property
     def num_tokens(self) -> int:
-        """T: the patches, and the class token where there is one."""
+        """Number of tokens (T): the patches, and the class token if there is one."""
         return self.num_patches + (self.pool == "token")
 
     def for_transfer(self: N, image_size_px: int | None = None, head_bias_init: float = 0.0) -> N:
@@ -116,14 +121,15 @@ class ViTConfig(TransformerConfig):
     """A Vision Transformer on patches of pixels (arXiv:2010.11929, Sec. 3.1)."""
 
     architecture: Literal["vit"] = "vit"
-    """Which network this is."""
+    """Kind of network."""
     patch_size_px: PositiveInt = 16
-    """Side of a patch. A remainder of the image is dropped, as the original's VALID convolution does."""
+    """Side of a patch, in pixels. Pixels that fill no whole patch are dropped, as by the VALID convolution of the paper's
+    code."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.image_size_px < self.patch_size_px:
-            raise ValueError(f"image_size_px={self.image_size_px} is less than patch_size_px={self.patch_size_px}.")
+            raise ValueError(f"image_size_px={self.image_size_px} must be at least patch_size_px={self.patch_size_px}.")
         return self
 
     @property
@@ -139,21 +145,21 @@ class HybridConfig(TransformerConfig):
     """A Vision Transformer on the feature map of a ResNet (arXiv:2010.11929, Sec. 3.1 and 4.1)."""
 
     architecture: Literal["hybrid"] = "hybrid"
-    """Which network this is."""
+    """Kind of network."""
     stages: tuple[PositiveInt, ...] = (3, 4, 9)
-    """Bottleneck blocks of each ResNet stage; none is the stem alone. (3, 4, 9) is ResNet-50 with its last stage moved
-    into the third, at stride 16; (3, 4, 6, 3) is the whole of it, at stride 32."""
+    """Number of bottleneck blocks of each ResNet stage; empty for the stem only. (3, 4, 9) is ResNet-50 with the blocks of
+    its last stage moved into the third, at stride 16; (3, 4, 6, 3) is the whole ResNet-50, at stride 32."""
     width_factor: PositiveInt = 1
     """Multiple of the ResNet's 64 channels; 1 in every hybrid of the paper."""
     patch_size: PositiveInt = 1
-    """Side of a patch in pixels of the feature map."""
+    """Side of a patch, in pixels of the feature map."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.feature_side < self.patch_size:
             raise ValueError(
-                f"image_size_px={self.image_size_px} gives a feature map of {self.feature_side} px; "
-                f"patch_size={self.patch_size} is larger."
+                f"patch_size={self.patch_size} must be at most {self.feature_side}, the side of the feature map for "
+                f"image_size_px={self.image_size_px}."
             )
         return self
 
@@ -164,7 +170,7 @@ class HybridConfig(TransformerConfig):
 
     @property
     def feature_side(self) -> int:
-        """Side of the ResNet's output; SAME padding rounds up."""
+        """Side of the ResNet's output, rounded up by SAME padding."""
         return -(-self.image_size_px // self.stride)
 
     @property
@@ -181,9 +187,9 @@ class BiTConfig(NetworkConfig):
     """A BiT ResNet: v2 blocks, weight standardisation, GroupNorm (arXiv:1912.11370; arXiv:2010.11929, Sec. 4.1)."""
 
     architecture: Literal["bit"] = "bit"
-    """Which network this is."""
+    """Kind of network."""
     stages: tuple[PositiveInt, ...] = (3, 4, 6, 3)
-    """Bottleneck blocks of each stage."""
+    """Number of bottleneck blocks of each stage."""
     width_factor: PositiveInt = 1
     """Multiple of the 64 channels of the stem."""
 
@@ -194,7 +200,7 @@ class BiTConfig(NetworkConfig):
 
 
 def _architecture(value: Any) -> str | None:
-    """The tag of a config; one without it is a Vision Transformer."""
+    """The architecture of a config; a config without one is a Vision Transformer."""
     return value.get("architecture", "vit") if isinstance(value, dict) else getattr(value, "architecture", None)
 
 
@@ -206,12 +212,12 @@ _ANY: TypeAdapter[Any] = TypeAdapter(AnyNetworkConfig)
 
 
 def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig:
-    """The config that JSON or a config of some architecture stands for. Raises ValueError naming the field."""
+    """The network config from JSON data or from a config of any architecture. Raises ValueError naming the field."""
     return _ANY.validate_python(tree)
 
 
 def field_path(loc: Sequence[str | int]) -> str:
-    """The dotted path of a field in a validation error, as people write it: without the architecture's tag."""
+    """The dotted path of a field in a validation error, as an override names it: without the architecture's tag."""
     shown = [
         part
         for before, part in zip((None, *loc), loc, strict=False)

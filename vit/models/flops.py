@@ -1,13 +1,13 @@
-"""Floating-point operations of a forward pass: what MFU and the compute axis of reports are reckoned with."""
+"""Floating-point operations of a forward pass, for MFU and for the compute in reports."""
 
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
 
 
 def forward_flops(config: NetworkConfig, num_classes: int) -> int:
-    """Operations of one image's forward pass (2 per multiply-add); matrix products and convolutions only.
+    """FLOPs of the forward pass of one image, 2 per multiply-add, for matrix products and convolutions only.
 
-    Training is three times that (arXiv:2010.11929, Table 6 counts so). Norms, GELU, softmax, biases and the
-    standardisation of kernels are left out, as in the usual MFU accounting.
+    Training counts as three times that, as in arXiv:2010.11929, Table 6. Norms, GELU, softmax, biases and the
+    standardisation of kernels are not counted, as is usual for MFU.
     """
     if isinstance(config, BiTConfig):
         macs, channels = _bit_macs(config)
@@ -51,7 +51,7 @@ def _bit_macs(config: BiTConfig) -> tuple[int, int]:
 
 
 def _stages_macs(macs: int, stages: tuple[int, ...], width: int, side: int) -> tuple[int, int]:
-    """Adds the bottlenecks of every stage to `macs`; also gives the channels that come out."""
+    """(`macs` plus the multiply-adds of the bottlenecks of all stages, number of output channels)."""
     channels = width
     for i, blocks in enumerate(stages):
         mid, out = width * 2**i, 4 * width * 2**i
@@ -66,5 +66,5 @@ def _stages_macs(macs: int, stages: tuple[int, ...], width: int, side: int) -> t
 
 
 def _half(side: int) -> int:
-    """The side after a stride of 2: both paddings in use round up."""
+    """The side after a stride of 2; both kinds of padding in use round up."""
     return -(-side // 2)

@@ -1,8 +1,8 @@
-"""The hybrid, top to bottom: a ResNet's feature map instead of pixels, then the Vision Transformer.
+"""The hybrid, top to bottom: a Vision Transformer on the feature map of a ResNet instead of pixels.
 
-Source: arXiv:2010.11929, Sec. 3.1 and 4.1, and the original JAX code. Its ResNet is not BiT's: blocks normalise after
-each convolution, as ResNet v1; the epsilon of weight standardisation is added to the standard deviation; padding is
-TensorFlow's SAME, and GroupNorm's epsilon is flax's 1e-6.
+Source: arXiv:2010.11929, Sec. 3.1 and 4.1, and the paper's JAX code. Its ResNet differs from BiT's: blocks normalise after
+each convolution, as in ResNet v1; the epsilon of weight standardisation is added to the standard deviation; padding is
+TensorFlow's SAME; GroupNorm's epsilon is flax's 1e-6.
 """
 
 import functools
@@ -28,7 +28,7 @@ def norm(channels: int) -> nn.GroupNorm:
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (with the stride), 1x1, each followed by GroupNorm; the sum with the shortcut goes through ReLU."""
+    """1x1, 3x3 (with the stride), 1x1, each followed by GroupNorm; then ReLU of the sum with the shortcut."""
 
     def __init__(self, channels_in: int, width: int, stride: int):
         super().__init__()
@@ -76,7 +76,7 @@ class ResNet(nn.Module):
         return x
 
     def init_weights(self) -> None:
-        """flax's default for kernels; the last norm of a block starts at zero, so that the block passes its input on."""
+        """flax's default for kernels. The last norm of a block starts at zero, so that its branch adds nothing at first."""
         for module in self.modules():
             if isinstance(module, StdConv2d):
                 module.init_weights()
@@ -86,7 +86,7 @@ class ResNet(nn.Module):
 
 
 class HybridTransformer(Transformer):
-    """The paper's R50+ViT networks: patches are cut from the feature map, one pixel each as a rule."""
+    """The paper's R50+ViT networks: patches are cut from the feature map, usually of one pixel each."""
 
     config: HybridConfig
 

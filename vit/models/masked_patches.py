@@ -1,6 +1,6 @@
-"""Self-supervision by masked patches: some patch embeddings are corrupted, and the network tells what was there.
+"""Self-supervised training by masked patch prediction: some patch embeddings are corrupted, and the network predicts them.
 
-Source: arXiv:2010.11929, Sec. 4.6 and App. B.1.2. A step of training:
+Source: arXiv:2010.11929, Sec. 4.6 and App. B.1.2. A training step:
 
     corruption = draw_corruption(len(images), network.config.num_patches, generator)
     targets = patch_targets(images, network.config.patch_size_px, "mean-color-3bit")
@@ -19,7 +19,7 @@ from vit.models.vit import POS_EMBED_STD, VisionTransformer
 
 Target = Literal["mean-color-3bit", "downsized-4x4-3bit", "pixels-l2"]
 
-# At 3 bits a channel.
+# 3 bits per channel.
 LEVELS, NUM_COLORS = 8, 512
 DOWNSIZED_SIDE = 4
 MASKED_FRACTION, REPLACED_FRACTION = 0.8, 0.1
@@ -27,40 +27,40 @@ MASKED_FRACTION, REPLACED_FRACTION = 0.8, 0.1
 
 @dataclass(frozen=True, eq=False)
 class Corruption:
-    """Which M of the N patches of each image are corrupted, and what stands in the place of every patch."""
+    """Which M of the N patches of each image are corrupted, and how."""
 
     places: Int64[Tensor, "B M"]
-    """The corrupted patches: first those behind the mask token, then the replaced, then the unchanged."""
+    """Indices of the corrupted patches: first the masked, then the replaced, then the unchanged ones."""
     source: Int64[Tensor, "B N"]
-    """Whose embedding a patch has: its own, or that of another patch of the same image."""
+    """Index of the patch whose embedding each patch gets: its own, or that of another patch of the image."""
     masked: Bool[Tensor, "B N"]
-    """Where the mask token stands instead."""
+    """True for patches whose embedding is replaced by the mask token."""
 
     def to(self, device: torch.device | str) -> "Corruption":
-        """The same on another device."""
+        """A copy on another device."""
         return Corruption(self.places.to(device), self.source.to(device), self.masked.to(device))
 
 
 def draw_corruption(
     num_images: int, num_patches: int, generator: torch.Generator, rate: float = 0.5, device: torch.device | str = "cpu"
 ) -> Corruption:
-    """Corrupts M = round(rate * num_patches) patches of every image: a function of the generator's state alone.
+    """Draws M = round(rate * num_patches) corrupted patches for each image. Depends on the generator's state only.
 
-    round(0.8 M) of them give way to the mask token, round(0.1 M) to the embedding of another patch, drawn evenly from
-    the image's others, and the rest stay as they are, though they are predicted too. The paper states the shares; that
-    each image has them exactly is our choice. A generator on the CPU draws the same for every `device`. Raises
-    ValueError where nothing would be corrupted, or where a patch has no other.
+    round(0.8 M) of them get the mask token, round(0.1 M) the embedding of another patch of the image (drawn uniformly),
+    and the rest stay unchanged but are predicted as well. The paper gives these shares; it is our choice that each image
+    has them exactly. A generator on the CPU draws the same for every `device`. Raises ValueError if nothing would be
+    corrupted, or if an image has only one patch.
     """
     num_corrupted = round(rate * num_patches)
     if not 1 <= num_corrupted <= num_patches or num_patches < 2:
         raise ValueError(
-            f"rate={rate} corrupts {num_corrupted} of {num_patches} patches; it must be at least 1 of at least 2, and "
-            f"not more than all. Choose another rate, or images with more patches."
+            f"rate={rate} corrupts {num_corrupted} of {num_patches} patches, but between 1 and all of at least 2 patches "
+            "must be corrupted. Choose another rate, or images with more patches."
         )
     num_masked, num_replaced = round(MASKED_FRACTION * num_corrupted), round(REPLACED_FRACTION * num_corrupted)
     shape, at = (num_images, num_patches), generator.device
     places = torch.rand(shape, generator=generator, device=at).argsort(dim=1, stable=True)[:, :num_corrupted]
-    # 1 to N - 1 further on, around the end: never the patch itself.
+    # 1 to N - 1 patches further on, modulo N: never the patch itself.
     further = torch.randint(1, num_patches, (num_images, num_replaced), generator=generator, device=at)
     replaced = places[:, num_masked : num_masked + num_replaced]
     source = torch.arange(num_patches, device=at).repeat(num_images, 1)
@@ -70,15 +70,15 @@ def draw_corruption(
 
 
 def patch_targets(images: Float[Tensor, "B 3 H W"], patch_size_px: int, target: Target) -> Tensor:
-    """What is to be predicted of every patch, (B, N, ...) in raster order, of images in [-1, 1].
+    """The prediction targets of every patch, (B, N, ...) in raster order, from images in [-1, 1].
 
-    - "mean-color-3bit": (B, N, 1) int64, `color_index` of the patch's mean colour.
+    - "mean-color-3bit": (B, N, 1) int64, `color_index` of the mean colour of the patch.
     - "downsized-4x4-3bit": (B, N, 16) int64, the same for a 4 x 4 version of the patch, in raster order. Each of the 16
-      is the mean over its part; where 4 does not divide the patch, parts overlap by a pixel (adaptive pooling).
+      is the mean over its part; if 4 does not divide the side of the patch, parts overlap by a pixel (adaptive pooling).
     - "pixels-l2": (B, N, P * P * 3) float32, all pixels from 0 to 1, colours innermost.
 
-    Means are taken of RGB values from 0 to 1; the paper does not say. Rows and columns that make no whole patch are
-    dropped, as the stem does.
+    Means are over RGB values from 0 to 1; the paper does not specify this. Pixels that fill no whole patch are dropped,
+    as in the stem.
     """
     side = patch_size_px
     rows, columns = images.shape[2] // side, images.shape[3] // side
@@ -94,16 +94,16 @@ def patch_targets(images: Float[Tensor, "B 3 H W"], patch_size_px: int, target: 
 
 
 def color_index(colors: Float[Tensor, "*S 3"]) -> Int64[Tensor, "*S"]:
-    """r * 64 + g * 8 + b of RGB from 0 to 1, at 8 equal levels a channel; what lies outside counts as its nearest."""
+    """r * 64 + g * 8 + b of RGB from 0 to 1, with 8 equal levels per channel; values outside are clamped."""
     r, g, b = (colors * LEVELS).floor().clamp(0, LEVELS - 1).long().unbind(dim=-1)
     return (r * LEVELS + g) * LEVELS + b
 
 
 class MaskedPatchModel(nn.Module):
-    """A Vision Transformer that predicts its corrupted patches, each from its own output token.
+    """A Vision Transformer that predicts its corrupted patches, each from its output token.
 
-    The mask token and the prediction head are new; `network` stays a network like any other, to be fine-tuned later. Its
-    own head, and whatever pools the tokens, are kept but not used: they get no gradient.
+    It adds a mask token and a prediction head to `network`, which can be fine-tuned later like any other. The head and
+    pooling of `network` are not used and get no gradient.
     """
 
     def __init__(self, network: VisionTransformer, target: Target = "mean-color-3bit"):
@@ -111,8 +111,8 @@ class MaskedPatchModel(nn.Module):
         config = network.config
         if target == "downsized-4x4-3bit" and config.patch_size_px < DOWNSIZED_SIDE:
             raise ValueError(
-                f"target={target} needs patches of {DOWNSIZED_SIDE} px or more, not {config.patch_size_px}; "
-                f"mean-color-3bit does for any."
+                f"target={target} needs patches of {DOWNSIZED_SIDE} px or more, not {config.patch_size_px}. "
+                "Use mean-color-3bit, which works with any."
             )
         self.network, self.target = network, target
         outputs = {
@@ -122,7 +122,7 @@ class MaskedPatchModel(nn.Module):
         }[target]
         self.mask_token = nn.Parameter(torch.zeros(1, 1, config.embed_dim))
         self.prediction_head = nn.Linear(config.embed_dim, outputs)
-        # As the position embeddings and the class head of this house; the paper does not say.
+        # Like our position embeddings and class heads; the paper does not specify it.
         nn.init.normal_(self.mask_token, std=POS_EMBED_STD)
         nn.init.zeros_(self.prediction_head.weight)
         nn.init.zeros_(self.prediction_head.bias)
@@ -130,14 +130,14 @@ class MaskedPatchModel(nn.Module):
     def forward(self, images: Float[Tensor, "B 3 H W"], corruption: Corruption) -> Tensor:
         """Predictions for the corrupted patches, in the order of `corruption.places`.
 
-        Logits (B, M, 1, 512) or (B, M, 16, 512), or pixels (B, M, P * P * 3). Raises ValueError where the corruption is
-        not for these images.
+        Logits (B, M, 1, 512) or (B, M, 16, 512), or pixels (B, M, P * P * 3). Raises ValueError if the corruption was
+        drawn for another number of images or patches.
         """
         x = self.network.stem(images).flatten(2).transpose(1, 2)
         if x.shape[:2] != corruption.source.shape:
             raise ValueError(
-                f"{x.shape[0]} images of {x.shape[1]} patches, but a corruption of {corruption.source.shape[0]} images "
-                f"of {corruption.source.shape[1]}; draw it for this batch."
+                f"The batch has {x.shape[0]} images of {x.shape[1]} patches, but the corruption is for "
+                f"{corruption.source.shape[0]} images of {corruption.source.shape[1]}. Draw a corruption for this batch."
             )
         num_patches = x.shape[1]
         x = self.corrupted(x, corruption)
@@ -148,16 +148,16 @@ class MaskedPatchModel(nn.Module):
         return x if self.target == "pixels-l2" else x.unflatten(2, (-1, NUM_COLORS))
 
     def corrupted(self, embeddings: Float[Tensor, "B N D"], corruption: Corruption) -> Float[Tensor, "B N D"]:
-        """The patch embeddings, before positions are added, with others' and the mask token in their places."""
+        """The corrupted patch embeddings, before position embeddings are added."""
         mask = self.mask_token.to(embeddings.dtype)
         return torch.where(corruption.masked[:, :, None], mask, _at(embeddings, corruption.source))
 
 
 def masked_patch_losses(predictions: Tensor, targets: Tensor, corruption: Corruption) -> Float[Tensor, " B"]:
-    """Loss per image, in float32: the mean over its corrupted patches; no other patch counts.
+    """Loss per image, in float32: the mean over its corrupted patches only.
 
-    Cross-entropy of colours (mean over the 16 of a downsized patch), or the mean squared error of the pixels, on their
-    scale from 0 to 1. `predictions` are the model's, `targets` those of `patch_targets` for all patches.
+    Cross-entropy of colours (mean over the 16 of a downsized patch), or mean squared error of pixels from 0 to 1.
+    `predictions` come from the model, `targets` from `patch_targets` for all patches.
     """
     wanted = _at(targets, corruption.places)
     if targets.is_floating_point():
@@ -167,10 +167,10 @@ def masked_patch_losses(predictions: Tensor, targets: Tensor, corruption: Corrup
 
 
 def masked_patch_accuracy(predictions: Tensor, targets: Tensor, corruption: Corruption) -> Float[Tensor, " B"]:
-    """Per image, the fraction of its corrupted patches whose 3-bit colour is predicted right.
+    """Per image, the fraction of its corrupted patches whose 3-bit colour is predicted correctly.
 
-    Of a downsized patch, the fraction of its 16 colours counts. Predicted pixels are right where their mean colour falls
-    on the index of the patch's, so that the figure can be compared with that of "mean-color-3bit".
+    For a downsized patch, the fraction of its 16 colours. Predicted pixels are correct if their mean colour has the same
+    index as that of the patch, so the result can be compared with "mean-color-3bit".
     """
     wanted = _at(targets, corruption.places)
     if not targets.is_floating_point():

@@ -1,4 +1,4 @@
-"""Position embeddings: the fixed one, and one resampler for fine-tuning, conversion and evaluation."""
+"""Position embeddings: the fixed ones, and the resampling for fine-tuning, conversion and evaluation."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vit.models.config import ResampleMethod, TransformerConfig
 
-# Arguments of F.interpolate. The first is the original's scipy zoom of order 1; the others are what ports use.
+# Arguments of F.interpolate. The first equals the scipy zoom of order 1 in the paper's code; ports use the others.
 METHODS: dict[str, dict[str, object]] = {
     "bilinear-align-corners": {"mode": "bilinear", "align_corners": True},
     "bilinear": {"mode": "bilinear", "align_corners": False},
@@ -22,16 +22,16 @@ METHODS: dict[str, dict[str, object]] = {
 def resample_pos_embed(
     pos_embed: Float[Tensor, "n T D"], num_patches: int, method: ResampleMethod = "bilinear-align-corners"
 ) -> Float[Tensor, "n U D"]:
-    """Position tables resampled to `num_patches` patches in raster order; a class token's entry is kept.
+    """Position tables resampled to `num_patches` patches in raster order; the entry of a class token is kept.
 
-    A table holds side * side patch entries, and one more in front if the model has a class token. The default, bilinear
-    with aligned corners and without antialiasing, equals the original's scipy zoom of order 1 (arXiv:2010.11929,
-    Sec. 3.2 and the official code). Raises ValueError if either grid is not a square.
+    A table has side * side entries for patches, and one more at the front if the model has a class token. The default,
+    bilinear with aligned corners and without antialiasing, equals the scipy zoom of order 1 in the paper's code
+    (arXiv:2010.11929, Sec. 3.2). Raises ValueError if either grid is not a square.
     """
     side, prefix = grid_side(pos_embed.shape[1])
     new_side = math.isqrt(num_patches)
     if new_side**2 != num_patches:
-        raise ValueError(f"{num_patches} patches are no square grid; only square inputs can be fine-tuned.")
+        raise ValueError(f"{num_patches} patches do not form a square grid. Use square images.")
     if new_side == side:
         return pos_embed
     tokens, grid = pos_embed[:, :prefix], pos_embed[:, prefix:]
@@ -42,9 +42,9 @@ def resample_pos_embed(
 
 
 def resample_positions(weights: Mapping[str, Tensor], config: TransformerConfig) -> dict[str, Tensor]:
-    """The weights with their position tables resampled to the grid of `config`, by the method it names.
+    """The weights with their position tables resampled to the grid of `config`, by its method.
 
-    Raises ValueError where that has no meaning: the offsets of relative positions belong to one grid.
+    Raises ValueError for relative position embeddings of another grid, whose offsets cannot be resampled.
     """
     moved = dict(weights)
     for name, table in weights.items():
@@ -55,8 +55,8 @@ def resample_positions(weights: Mapping[str, Tensor], config: TransformerConfig)
             moved[name] = resample_axis(table, config.grid_side, config.pos_embed_resample)
         elif leaf == "pos_embed_offsets" and len(table) != 2 * config.num_tokens - 1:
             raise ValueError(
-                f"not supported: relative position embeddings at another resolution. {name} has {len(table)} offsets, "
-                f"images of {config.image_size_px} px would need {2 * config.num_tokens - 1}; keep the resolution."
+                f"not supported: relative position embeddings at another resolution. {name} has {len(table)} offsets, but "
+                f"images of {config.image_size_px} px need {2 * config.num_tokens - 1}. Keep the resolution."
             )
     return moved
 
@@ -64,7 +64,7 @@ def resample_positions(weights: Mapping[str, Tensor], config: TransformerConfig)
 def resample_axis(
     table: Float[Tensor, "n S D"], side: int, method: ResampleMethod = "bilinear-align-corners"
 ) -> Float[Tensor, "n U D"]:
-    """One axis of a 2-D embedding, resampled to `side` entries as `resample_pos_embed` does along that axis."""
+    """One axis of a 2-D embedding, resampled to `side` entries like `resample_pos_embed` along that axis."""
     if table.shape[1] == side:
         return table
     grid = _float(table).transpose(1, 2)[:, :, None, :].expand(-1, -1, 2, -1)  # two equal rows: only x is resampled
@@ -73,12 +73,14 @@ def resample_axis(
 
 
 def grid_side(num_entries: int) -> tuple[int, int]:
-    """(side of the patch grid, number of prefix tokens: 0 or 1) of a position table. ValueError if neither fits."""
+    """(side of the patch grid, number of prefix tokens: 0 or 1) of a position table. ValueError if the grid is no square."""
     for prefix in (0, 1):
         side = math.isqrt(num_entries - prefix)
         if side > 0 and side**2 == num_entries - prefix:
             return side, prefix
-    raise ValueError(f"{num_entries} position embeddings are neither n*n nor n*n + 1; the grid is not a square.")
+    raise ValueError(
+        f"A position table has {num_entries} entries, expected n * n or n * n + 1: only square grids are supported."
+    )
 
 
 def sincos_2d(side: int, embed_dim: int) -> Float[Tensor, "1 P D"]:

@@ -1,4 +1,4 @@
-"""Convolution with weight standardisation: the layer that the hybrid's ResNet and BiT share, each with its own epsilon."""
+"""Convolution with weight standardisation, which the hybrid's ResNet and BiT use with different epsilons."""
 
 from collections.abc import Callable
 
@@ -13,10 +13,9 @@ GROUPS = 32
 
 
 class StdConv2d(nn.Conv2d):
-    """A convolution without bias whose kernels are standardised over (in, height, width) at every use.
+    """A convolution without bias whose kernels are standardised over (in, height, width) in every forward pass.
 
-    `same`: padded as TensorFlow's SAME, one more after than before where the sum is odd; else symmetrically, by
-    (kernel - 1) / 2 on each side.
+    With `same` it pads like TensorFlow's SAME, else by (kernel - 1) / 2 on each side.
     """
 
     def __init__(
@@ -28,7 +27,7 @@ class StdConv2d(nn.Conv2d):
         stride: int = 1,
         same: bool = False,
     ):
-        # A padding that is equal on all sides is the convolution's own: it costs no copy.
+        # The convolution itself does symmetric padding, without a copy.
         super().__init__(
             channels_in, channels_out, kernel, stride, padding=0 if same else (kernel - 1) // 2, bias=False
         )
@@ -41,14 +40,14 @@ class StdConv2d(nn.Conv2d):
         return F.conv2d(x, weight, None, self.stride, self.padding)
 
     def reset_parameters(self) -> None:
-        """Nothing: torch asks for it when a layer is made, and the network draws its weights once it is whole."""
+        """Does nothing: torch calls it when the layer is created, but the network draws all weights later."""
 
     def init_weights(self) -> None:
         lecun_normal_(self.weight)
 
 
 def pad_same(x: Float[Tensor, "B C H W"], kernel: int, stride: int, value: float = 0.0) -> Float[Tensor, "B C h w"]:
-    """TensorFlow's SAME padding: the output has ceil(side / stride) pixels; an odd remainder goes after the image."""
+    """TensorFlow's SAME padding: the output has ceil(side / stride) pixels; odd padding is larger after the image."""
     pads: list[int] = []
     for side in (x.shape[3], x.shape[2]):
         total = max((-(-side // stride) - 1) * stride + kernel - side, 0)
@@ -57,21 +56,21 @@ def pad_same(x: Float[Tensor, "B C H W"], kernel: int, stride: int, value: float
 
 
 def standardize_by_std(weight: Tensor, eps: float) -> Tensor:
-    """(w - mean) / (std + eps), biased: the hybrid's."""
+    """(w - mean) / (std + eps) with the biased std, for the hybrid."""
     centred, variance = _centred(weight)
-    # Of a kernel without variance the root has no finite gradient; it stays zero, whatever it is divided by.
+    # The root of a zero variance has no finite gradient. Such a kernel stays zero, whatever it is divided by.
     std = torch.sqrt(torch.where(variance > 0, variance, 1.0))
     return centred / (std + eps)
 
 
 def standardize_by_variance(weight: Tensor, eps: float) -> Tensor:
-    """(w - mean) / sqrt(var + eps), biased: BiT's."""
+    """(w - mean) / sqrt(var + eps) with the biased variance, for BiT."""
     centred, variance = _centred(weight)
     return centred * torch.rsqrt(variance + eps)
 
 
 def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In float32 or better, whatever autocast asks of the convolution."""
+    """The centred kernel and its variance, in float32 or float64 even under autocast."""
     weight = weight if weight.dtype == torch.float64 else weight.float()
     centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
     return centred, centred.square().mean(dim=(1, 2, 3), keepdim=True)

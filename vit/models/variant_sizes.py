@@ -1,8 +1,8 @@
-"""What the named networks take with a head of 1,000 classes: `vitline model variants` shows it without loading torch, which
-costs seconds. `tests/vit/models/test_variant_sizes.py` holds it against the networks themselves."""
+"""Parameters and FLOPs of the named networks with a head of 1,000 classes, so that `vitline model variants` need not load
+torch, which takes seconds. `tests/vit/models/test_variant_sizes.py` compares them with the networks."""
 
 NUM_CLASSES = 1000
-# By name: parameters, operations of one forward pass of one image.
+# By name: parameters, FLOPs of the forward pass of one image.
 SIZES: dict[str, tuple[int, int]] = {
     "ti16": (5_717_416, 2_507_366_400),
     "s16": (22_050_664, 9_197_764_608),

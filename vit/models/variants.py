@@ -5,7 +5,7 @@ from typing import Any
 
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, ViTConfig
 
-# Ti and S are DeiT's and AugReg's; mu, M, So400m, g and G are big_vision's (arXiv:2106.04560, Table 2).
+# Ti and S are from DeiT and AugReg; mu, M, So400m, g and G from big_vision (arXiv:2106.04560, Table 2).
 SIZES: dict[str, dict[str, Any]] = {
     "mu": {"embed_dim": 32, "depth": 1, "num_heads": 2, "mlp_dim": 128},
     "ti": {"embed_dim": 192, "depth": 12, "num_heads": 3, "mlp_dim": 768},
@@ -18,8 +18,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "g": {"embed_dim": 1408, "depth": 40, "num_heads": 16, "mlp_dim": 6144},
     "G": {"embed_dim": 1664, "depth": 48, "num_heads": 16, "mlp_dim": 8192},
 }
-# (stages, patch on the feature map) by what stands before and after the transformer's size. R+Ti/16 is the stem alone
-# with patches of 8: its stride is 32, whatever its name says (vit.md of the paper's authors counts 49 tokens at 224).
+# (stages, patch on the feature map) by the parts of the name before and after the transformer's size. R+Ti/16 is the stem
+# with patches of 8, so its stride is 32 in spite of its name (the authors' vit.md counts 49 tokens at 224 px).
 HYBRIDS: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
     ("r50", 16): ((3, 4, 9), 1),
     ("r50", 32): ((3, 4, 6, 3), 1),
@@ -29,7 +29,7 @@ HYBRIDS: dict[tuple[str, int], tuple[tuple[int, ...], int]] = {
 BIT_STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 BIT_WIDTHS = (1, 2, 3, 4)
 PATCHES = {"ti": (16,), "s": (16, 32), "b": (8, 16, 32), "l": (16, 32), "h": (14,)}
-"""Patch sides that the paper and AugReg train; any other is a variant too."""
+"""Patch sides in the paper and AugReg; other sides are valid variants too."""
 
 REGISTERED: tuple[str, ...] = (
     *(f"{size}{patch}" for size, patches in PATCHES.items() for patch in patches),
@@ -40,12 +40,14 @@ REGISTERED: tuple[str, ...] = (
     *("bit_r50x1", "bit_r50x2", "bit_r50x3", "bit_r101x1", "bit_r101x3"),
     *("bit_r152x1", "bit_r152x2", "bit_r152x4", "bit_r200x3"),
 )
-"""What `vitline model variants` lists."""
+"""The variants that `vitline model variants` lists."""
 
 
 def network_variant(variant: str, **settings: Any) -> NetworkConfig:
-    """The config of a variant: `b16`, `r50_b16`, `bit_r50x1`, or as papers write them: `ViT-B/16`, `R50+ViT-B/16`,
-    `BiT-R50x1`. Further fields of its config by name. Raises ValueError naming what a variant is made of."""
+    """The config of a variant such as `b16`, `r50_b16` or `bit_r50x1`, or `ViT-B/16`, `R50+ViT-B/16`, `BiT-R50x1`.
+
+    `settings` are further fields of its config. Raises ValueError that describes the names of variants.
+    """
     name = _plain(variant)
     if match := re.fullmatch(r"bit_r(\d+)x(\d+)", name):
         depth, width = int(match[1]), int(match[2])
@@ -60,13 +62,13 @@ def network_variant(variant: str, **settings: Any) -> NetworkConfig:
             return HybridConfig(stages=stages, patch_size=side, **SIZES[size], **settings)
     hybrids = ", ".join(f"{resnet}_<size>{patch}" for resnet, patch in HYBRIDS)
     raise ValueError(
-        f"{variant!r} is no variant. A variant is a size ({', '.join(SIZES)}) and a patch side, as in 'b16'; a hybrid "
+        f"{variant!r} is not a network variant. Give a size ({', '.join(SIZES)}) and a patch side, such as b16; a hybrid "
         f"({hybrids}); or a BiT ResNet (bit_r50x1: depth {', '.join(map(str, BIT_STAGES))}, width 1 to 4)."
     )
 
 
 def spelled(variant: str) -> str:
-    """As the paper writes it: `b16` -> `ViT-B/16`, `r50_b16` -> `R50+ViT-B/16`, `bit_r50x1` -> `BiT-R50x1`."""
+    """The name in the paper: `b16` -> `ViT-B/16`, `r50_b16` -> `R50+ViT-B/16`, `bit_r50x1` -> `BiT-R50x1`."""
     if variant.startswith("bit_"):
         return f"BiT-{variant[4:].replace('r', 'R')}"
     resnet, _, rest = variant.rpartition("_")
@@ -75,7 +77,7 @@ def spelled(variant: str) -> str:
 
 
 def is_variant(name: str) -> bool:
-    """Whether `network_variant` knows the name."""
+    """True if `network_variant` knows the name."""
     try:
         network_variant(name)
     except ValueError:
@@ -84,23 +86,21 @@ def is_variant(name: str) -> bool:
 
 
 def vit_config(variant: str, **settings: Any) -> ViTConfig:
-    """The config of `<size><patch>`, such as "b16"; further fields of ViTConfig by name. Raises ValueError otherwise."""
+    """The config of a plain Vision Transformer such as `b16`, with further fields of ViTConfig. Raises ValueError for others."""
     config = network_variant(variant, **settings)
     if not isinstance(config, ViTConfig):
-        raise ValueError(
-            f"{variant!r} is no plain Vision Transformer; a size and a patch side are asked for, as in 'b16'."
-        )
+        raise ValueError(f"{variant!r} is not a plain Vision Transformer. Give a size and a patch side, such as b16.")
     return config
 
 
 def heads_of(embed_dim: int, depth: int) -> int | None:
-    """Attention heads of the named size with that width and depth, for files that do not say; None of any other."""
+    """Number of attention heads of the named size with this width and depth; None if there is none. Some files lack it."""
     found = {s["num_heads"] for s in SIZES.values() if (s["embed_dim"], s["depth"]) == (embed_dim, depth)}
     return found.pop() if len(found) == 1 else None
 
 
 def _plain(variant: str) -> str:
-    """`ViT-B/16` -> `b16`, `R50+ViT-B/16` -> `r50_b16`, `BiT-R50x1` -> `bit_r50x1`; g and G stay apart."""
+    """`ViT-B/16` -> `b16`, `R50+ViT-B/16` -> `r50_b16`, `BiT-R50x1` -> `bit_r50x1`. Sizes g and G stay different."""
     name = variant.strip().replace("+", "_").replace("/", "").replace("-", "_")
     name = re.sub(r"(?i)vit_", "", name)
     return re.sub(r"[A-FH-Z]|G(?!\d)", lambda match: match[0].lower(), name)

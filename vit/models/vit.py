@@ -1,7 +1,7 @@
 """The Vision Transformer, top to bottom: patches -> tokens -> encoder -> pooled token -> logits.
 
 Source: arXiv:2010.11929, Sec. 3.1 and App. A and D.4, with the initialisation, epsilons and tanh-approximated GELU of the
-original JAX code. One module tree per paper symbol, so that the file can be held against the paper.
+paper's JAX code. Modules correspond to the symbols of the paper, so that both can be compared.
 """
 
 import math
@@ -19,11 +19,11 @@ POS_EMBED_STD = 0.02
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention with fused q, k, v; softmax(q k^T / sqrt(head dim)) v. Paper, App. A.
+    """Multi-head self-attention with fused q, k, v: softmax(q k^T / sqrt(head dim)) v. Paper, App. A.
 
-    With relative positions, the queries also meet a learned key per offset p_q - p_k of places in the sequence, and the
-    products are added to the logits (App. D.4). The paper leaves open how; here each block has one table of 2T - 1
-    offsets for all its heads, the class token is place 0, and the products are scaled as the others are.
+    With relative position embeddings there is a learned key for each offset between two positions of the sequence. Its
+    product with the query is added to the logits (App. D.4). The paper leaves the details open: here each block has one
+    table of 2T - 1 offsets for all its heads, the class token is position 0, and the products are scaled like the others.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -42,7 +42,7 @@ class SelfAttention(nn.Module):
         return self.out(x.transpose(1, 2).flatten(2))
 
     def weights(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T T"]:
-        """The softmax over keys of every head and query, written out; for looking at, not for training."""
+        """The attention weights of every head and query, for inspection. Training uses the fused function instead."""
         q, k, _ = self.heads(x)
         logits = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)
         bias = self.offset_logits(q)
@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
         return q, k, v
 
     def offset_logits(self, q: Float[Tensor, "B H T d"]) -> Float[Tensor, "B H T T"] | None:
-        """What relative positions add to the logits; None without them."""
+        """The logits that relative position embeddings add; None without them."""
         if self.pos_embed_offsets is None:
             return None
         place = torch.arange(q.shape[2], device=q.device)
@@ -86,7 +86,7 @@ class Block(nn.Module):
 
 
 class AttentionPool(nn.Module):
-    """One learned query attends to all tokens, then a residual MLP: big_vision's MAP head. No dropout."""
+    """A learned query attends to all tokens, followed by a residual MLP: big_vision's MAP head. No dropout."""
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
@@ -113,11 +113,11 @@ class AttentionPool(nn.Module):
 
 
 class Transformer(Network):
-    """Tokens -> logits: the part that the Vision Transformer and the hybrid share. A stem makes the tokens.
+    """Tokens -> logits: the part that the Vision Transformer and the hybrid share. Their stems compute the tokens.
 
     `pool="token"`: class token with its own position embedding. `pool="gap"`: mean over the patch tokens after the
-    final norm. `pool="map"`: attention pool after the final norm. The last two have no class token, and their position
-    tables have one entry per patch.
+    final norm. `pool="map"`: attention pool after the final norm. The last two have no class token, and one position
+    embedding per patch.
     """
 
     config: TransformerConfig
@@ -139,7 +139,7 @@ class Transformer(Network):
         self.head = nn.Linear(dim, num_classes)
 
     def _add_positions(self, config: TransformerConfig) -> None:
-        """Tables (n, entries, width): n is the depth where every layer has its own, else 1."""
+        """Adds tables (n, entries, width), where n is the depth if every layer has its own table, else 1."""
         n, dim = config.depth if config.pos_embed_at == "every-layer" else 1, config.embed_dim
         if config.pos_embed == "learned-1d":
             self.pos_embed = nn.Parameter(torch.zeros(n, config.num_tokens, dim))
@@ -154,9 +154,9 @@ class Transformer(Network):
         return self.patch_embed(images)
 
     def positions(self) -> Float[Tensor, "n T D"] | None:
-        """Position tables for the whole sequence; None where nothing is added to tokens.
+        """Position tables for the whole sequence; None if nothing is added to the tokens.
 
-        The 2-D and fixed ones leave the class token alone: it is learned, and has no place in the grid.
+        2-D and fixed embeddings add zero to the class token, which is not part of the grid.
         """
         if self.config.pos_embed == "learned-1d":
             return self.pos_embed
@@ -173,7 +173,7 @@ class Transformer(Network):
         return table if self.cls_token is None else F.pad(table, (0, 0, 1, 0))
 
     def tokens(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
-        """The encoder's input before position embeddings: class token, if any, and patches in raster order."""
+        """The input of the encoder before position embeddings: the class token, if any, and the patches in raster order."""
         x = self.stem(images).flatten(2).transpose(1, 2)
         return x if self.cls_token is None else torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1)
 
@@ -182,8 +182,8 @@ class Transformer(Network):
         tables, expected = self.positions(), self.config.num_tokens
         if x.shape[1] != expected and self.config.pos_embed != "none":
             raise ValueError(
-                f"The image gives {x.shape[1]} tokens, the position embeddings are for {expected}: this network "
-                f"takes images of {self.config.image_size_px} px. Load it for another resolution, which resamples them."
+                f"The image gives {x.shape[1]} tokens, but the position embeddings are for {expected}: this network takes "
+                f"images of {self.config.image_size_px} px. Use `at_resolution` to resample them for another size."
             )
         if tables is not None:
             x = x + tables[0]
@@ -195,7 +195,7 @@ class Transformer(Network):
         return self.norm(x)
 
     def pooled(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
-        """What stands for the image, of its encoded tokens; after tanh where the model has a pre-logits layer."""
+        """The feature vector of an image from its encoded tokens, including the tanh of a pre-logits layer."""
         if self.pool is not None:
             x = self.pool(x)
         elif self.cls_token is not None:
@@ -208,13 +208,13 @@ class Transformer(Network):
         return self.pooled(self.encode(self.tokens(images)))
 
     def encoder(self) -> list[Block]:
-        """The blocks, typed."""
+        """The blocks of the encoder, with their type."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     def init_weights(self) -> None:
-        """The original's initial distribution, layer by layer, from torch's global generator.
+        """Draws the weights from the initial distribution of the paper's code, with torch's global generator.
 
-        q, k and v are drawn apart: Xavier over the fused (3D, D) matrix would be smaller by sqrt(2).
+        q, k and v are drawn separately: Xavier over the fused (3D, D) matrix would be smaller by sqrt(2).
         """
         lecun_normal_(self.patch_embed.weight)
         if self.patch_embed.bias is not None:
@@ -243,7 +243,7 @@ class Transformer(Network):
 
 
 class VisionTransformer(Transformer):
-    """The paper's network: its stem cuts the image into patches and projects each."""
+    """The paper's network, whose stem cuts the image into patches and projects each of them."""
 
     config: ViTConfig
 
@@ -253,7 +253,7 @@ class VisionTransformer(Transformer):
 
 
 def init_mlp(*layers: nn.Linear) -> None:
-    """Xavier-uniform kernels; biases all but zero, as the originals."""
+    """Xavier-uniform kernels and nearly zero biases, as in the paper's code."""
     for layer in layers:
         nn.init.xavier_uniform_(layer.weight)
         nn.init.normal_(layer.bias, std=1e-6)

@@ -1,4 +1,4 @@
-"""Recipes by name: each returns a whole recipe and how to execute it. A variant derives from a recipe, not from flags."""
+"""Named recipes. Each returns a complete recipe and an execution config. A variant is a new recipe, not a flag."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from vit.recipes import digits, emoji, paper
 
 @dataclass(frozen=True)
 class Recipe:
-    """A named experiment."""
+    """A named experiment: what it trains, and the function that makes its configs."""
 
     what: str
     make: Callable[[], tuple[TrainRecipe, ExecutionConfig]]
@@ -48,17 +48,17 @@ RECIPES: dict[str, Recipe] = {
     ),
     **{f"{prefixed(variant)}-jft": _jft(variant) for variant in paper.JFT},
     "digits": Recipe(
-        "the same network on digits, where the emoji cannot be fetched",
+        "the same network on digits, used where the emoji cannot be downloaded",
         lambda: (digits.pretrain_recipe(), emoji.execution()),
     ),
     "emoji": Recipe(
-        "the demo's small ViT, minutes on two CPU cores", lambda: (emoji.pretrain_recipe(), emoji.execution())
+        "the demo's small ViT on emoji, minutes on two CPU cores", lambda: (emoji.pretrain_recipe(), emoji.execution())
     ),
 }
 
 
 def recipe_named(name: str) -> Recipe:
-    """Raises ValueError that lists the names there are."""
+    """The recipe of this name. Raises ValueError listing the known names."""
     if name not in RECIPES:
         raise ValueError(f"There is no recipe {name!r}; {there_are(name, RECIPES)}")
     return RECIPES[name]

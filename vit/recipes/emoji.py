@@ -1,4 +1,4 @@
-"""The demo: a small ViT on emoji, minutes on two CPU cores. Measured choices; see tests/benchmarks/demo_seeds.py."""
+"""The demo: a small ViT on emoji, minutes on two CPU cores. The settings were measured with tests/benchmarks/demo_seeds.py."""
 
 from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig, InputConfig
@@ -8,14 +8,14 @@ IMAGE_SIZE_PX = 32
 
 
 def network() -> ViTConfig:
-    """16 patches of 8 px: as many tokens as 64 px at 16, at a quarter of the decoding."""
+    """16 patches of 8 px: as many tokens as images of 64 px with patches of 16 px, but a quarter of the pixels."""
     return ViTConfig(
         image_size_px=IMAGE_SIZE_PX, patch_size_px=8, embed_dim=128, depth=4, num_heads=4, mlp_dim=512, pool="gap"
     )
 
 
 def pretrain_recipe(seed: int = 0) -> TrainRecipe:
-    """About 86 passes over the emoji of the training groups."""
+    """About 86 epochs over the training images."""
     return TrainRecipe(
         model=network(),
         input=InputConfig(

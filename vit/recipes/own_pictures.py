@@ -1,4 +1,4 @@
-"""A recipe for somebody's own pictures, chosen by their number alone, so that the same folder gives the same run."""
+"""The recipe for a user's own images. It depends on their number only, so the same folder always gives the same run."""
 
 import re
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from vit.models.config import ViTConfig
 from vit.models.variants import SIZES
 
 PEAK_LR, WEIGHT_DECAY = 1e-3, 0.1
-MOST_THREADS = 12  # that decode for one GPU, as in the recipes of the paper
+MOST_THREADS = 12  # decoding threads per GPU, as in the recipes of the paper
 
 
 class Tier(NamedTuple):
-    """What suits corpora of up to `max_images` training images."""
+    """Network and training length for corpora of up to `max_images` training images."""
 
     max_images: float
     network: dict[str, Any]
@@ -24,7 +24,7 @@ class Tier(NamedTuple):
 
 
 SMALL = {"embed_dim": 128, "depth": 4, "num_heads": 4, "mlp_dim": 512}
-# Few pictures want a small network and many passes; a Vision Transformer earns its size only with data (paper, Sec. 4.3).
+# Few images need a small network and many epochs; a larger Vision Transformer needs more data (paper, Sec. 4.3).
 TIERS = (
     Tier(3_000, {"image_size_px": 32, "patch_size_px": 8, **SMALL}, 80, 128),
     Tier(20_000, {"image_size_px": 64, "patch_size_px": 8, **SIZES["ti"], "depth": 6}, 60, 256),
@@ -44,11 +44,11 @@ def own_pictures(
     num_gpus: int | None = 0,
     num_cpus: int = 1,
 ) -> TrainConfig:
-    """A whole config for pre-training on the `train` split of a corpus.
+    """A complete config for pre-training on the `train` split of a corpus.
 
-    Mean-pooled, softmax for one label an image and sigmoid for several; `total_steps` replaces the tier's epochs. With
-    `num_gpus` a worker for each, in bfloat16 and compiled, and decoding threads on all of `num_cpus`; with none, `num_workers`
-    on CPUs, in float32; None leaves the choice to a cluster elsewhere.
+    Mean pooling; softmax loss for one label per image, sigmoid loss for several. `total_steps` replaces the epochs of the
+    tier. With `num_gpus`, one worker per GPU in bfloat16 and compiled, with decoding threads on all of `num_cpus`. With 0
+    GPUs, `num_workers` on CPUs in float32. None leaves the choice of the device to the cluster.
     """
     split = manifest.split("train")
     tier = next(t for t in TIERS if split.num_rows <= t.max_images)
@@ -91,10 +91,10 @@ def own_pictures(
 
 
 def on_devices(num_workers: int, num_gpus: int | None, num_cpus: int) -> dict[str, Any]:
-    """How `num_workers` use a machine of so many GPUs and CPUs; the fields of ExecutionConfig that depend on it."""
+    """The fields of ExecutionConfig that depend on the machine, for `num_workers` on these GPUs and CPUs."""
     if not num_gpus:
         return {"num_workers": num_workers, "device": "auto" if num_gpus is None else "cpu"}
-    # A core of each worker is left to the loop that feeds the GPU.
+    # One CPU core per worker is reserved for the training loop.
     threads = max(1, min(MOST_THREADS, num_cpus // num_workers - 1))
     return {
         "num_workers": num_workers,

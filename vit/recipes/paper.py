@@ -9,16 +9,16 @@ I21K_TRAIN_IMAGES = 14_146_000
 JFT_TRAIN_IMAGES = 303_000_000
 IMAGENET_TRAIN_IMAGES = 1_268_355
 BATCH = 4096
-# Table 3 states clipping for ImageNet; the authors' later configs clip at 1.0 everywhere.
+# Table 3 gives clipping for ImageNet only; the authors' later configs clip at 1.0 everywhere.
 CLIP_NORM = 1.0
-# The originals resize without antialias (TensorFlow's bilinear); a recipe that bears the paper's name does the same.
+# Like the paper's code, these recipes resize without antialias (TensorFlow's bilinear resize).
 PAPER_CROP = AugmentConfig(
     train_crop="inception", min_area_fraction=0.05, flip=True, antialias=False, image_size_px=224
 )
 
 
 def i21k(variant: str, epochs: int = 90) -> TrainRecipe:
-    """A ViT on ImageNet-21k: Adam, batch 4096, peak 1e-3, linear decay, weight decay 0.03, dropout 0.1, sigmoid."""
+    """A ViT on ImageNet-21k: Adam, batch 4096, peak rate 1e-3, linear decay, weight decay 0.03, dropout 0.1, sigmoid loss."""
     return TrainRecipe(
         model=vit_config(variant, pre_logits=True, dropout_rate=0.1, head_bias_init=-10.0),
         input=InputConfig(global_batch_size=BATCH, num_lanes=512, shuffle_window=4, augment=PAPER_CROP),
@@ -31,7 +31,7 @@ def i21k(variant: str, epochs: int = 90) -> TrainRecipe:
     )
 
 
-# Table 3: peak learning rate and epochs on JFT-300M. Where the paper trains for 7 and for 14, the longer one.
+# Table 3: peak learning rate and epochs on JFT-300M. Where the paper trains for 7 and for 14 epochs, the longer training.
 JFT: dict[str, tuple[float, int]] = {
     "b32": (8e-4, 7),
     "b16": (8e-4, 7),
@@ -51,7 +51,7 @@ JFT: dict[str, tuple[float, int]] = {
 
 
 def jft(variant: str) -> TrainRecipe:
-    """A ViT, hybrid or BiT ResNet on a corpus like JFT-300M: all with Adam, batch 4096, linear decay, weight decay 0.1."""
+    """A ViT, hybrid or BiT ResNet on a corpus like JFT-300M: Adam, batch 4096, linear decay, weight decay 0.1."""
     peak_lr, epochs = JFT[variant]
     before_head = {} if variant.startswith("bit") else {"pre_logits": True}
     return TrainRecipe(
@@ -67,7 +67,7 @@ def jft(variant: str) -> TrainRecipe:
 
 
 def imagenet(variant: str, epochs: int = 300) -> TrainRecipe:
-    """A ViT from scratch on ImageNet: peak 3e-3, cosine, weight decay 0.3, dropout 0.1, clip 1."""
+    """A ViT from scratch on ImageNet: peak rate 3e-3, cosine decay, weight decay 0.3, dropout 0.1, clipping at 1."""
     return TrainRecipe(
         model=vit_config(variant, pre_logits=True, dropout_rate=0.1, head_bias_init=-6.9),
         input=InputConfig(global_batch_size=BATCH, num_lanes=256, shuffle_window=4, augment=PAPER_CROP),
@@ -79,7 +79,7 @@ def imagenet(variant: str, epochs: int = 300) -> TrainRecipe:
 
 
 def cluster_execution(num_workers: int = 8) -> ExecutionConfig:
-    """One worker a GPU; a checkpoint about every ten minutes at B/16 on eight GPUs."""
+    """One worker per GPU; a checkpoint about every ten minutes for B/16 on eight GPUs."""
     return ExecutionConfig(
         num_workers=num_workers, micro_batch_size=256, decode_threads=12, compile=True, log_every_steps=50,
         save_every_steps=2_000, grace_s=60.0, claim_timeout_s=120.0,

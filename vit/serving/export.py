@@ -1,7 +1,7 @@
-"""Published models as programs that need none of this code: torch.export (`.pt2`) and ONNX, each compared before it counts.
+"""Exports published models to torch.export (`.pt2`) and ONNX, which need no vitline, and checks the exported program.
 
-The input is a batch of any size, float32 (batch, 3, height, width), decoded, resized and normalised as the image contract
-says; the output is logits. `<path>.json` beside the program holds that contract, the classes and the model's digest.
+The input is a batch of any size, float32 (batch, 3, height, width), decoded, resized and normalised by the image contract.
+The output is logits. `<path>.json` beside the program has the contract, the classes and the digest of the model.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vit.published import PublishedModel
 
-MAX_DIFFERENCE = 1e-5  # of logits, in units of the largest
-# Sums in another order differ as much as each differs from the exact sum, and deep ResNets come near the limit by that
-# alone: at 224 px BiT-R50x1 is 6e-6 off its exact logits, and 9e-6 off onnxruntime's.
+MAX_DIFFERENCE = 1e-5  # of logits, relative to the largest
+# A larger difference is allowed up to this multiple of the network's own rounding error. Deep ResNets come near the limit by
+# rounding alone: at 224 px BiT-R50x1 differs by 6e-6 from its exact logits, and by 9e-6 from those of onnxruntime.
 ROUNDINGS = 3
 BATCHES = (1, 3)
 _FOR_ONNX = ("onnx", "onnxscript", "onnxruntime")
-_SMALLEST = 1.1754944e-38  # above zero, and not subnormal, as float32
+_SMALLEST = 1.1754944e-38  # the smallest positive normal float32
 
 Program = Callable[[Float[Tensor, "B 3 H W"]], Float[Tensor, "B K"]]
 
 
 def export_torch(model: PublishedModel, path: str | Path) -> Path:
-    """Writes a torch.export program, to be loaded by `torch.export.load(path).module()`; returns its path.
+    """Writes a torch.export program, which `torch.export.load(path).module()` loads, and returns its path.
 
-    Raises RuntimeError, and leaves no file, where what comes back from the file differs from the network.
+    Raises RuntimeError and leaves no file if the loaded program computes other logits than the network.
     """
     path = Path(path)
     with _quiet():
@@ -45,17 +45,17 @@ def export_torch(model: PublishedModel, path: str | Path) -> Path:
 
 
 def export_onnx(model: PublishedModel, path: str | Path) -> Path:
-    """Writes an ONNX model that maps `image` to `logits`; returns its path. Weights of more than 2 GB go beside it.
+    """Writes an ONNX model that maps `image` to `logits`, and returns its path. Weights of more than 2 GB are a separate file.
 
-    Raises RuntimeError where `vitline[export]` is not installed, and, leaving no file, where onnxruntime computes something
-    else from the file than the network.
+    Raises RuntimeError if `vitline[export]` is not installed. Raises it too, and leaves no file, if onnxruntime computes
+    other logits from the file than the network.
     """
     if absent := [name for name in _FOR_ONNX if importlib.util.find_spec(name) is None]:
         raise RuntimeError(f"ONNX export needs {', '.join(absent)}: pip install 'vitline[export]'.")
     import onnxruntime
 
     path = Path(path)
-    # The fused kernels leave their output in a memory layout that the exporter of masks cannot follow.
+    # The fused attention kernels return a memory layout with which the exporter fails for attention masks.
     with _quiet(), sdpa_kernel(SDPBackend.MATH):
         program = torch.onnx.export(
             model.network,
@@ -79,21 +79,22 @@ def export_onnx(model: PublishedModel, path: str | Path) -> Path:
 
 
 def _checked(model: PublishedModel, path: Path, form: str, loaded: Program, versions: dict[str, Any]) -> Path:
-    """Compares what was loaded with the network, on random images, and describes it in a file beside it."""
+    """Compares the loaded program with the network on random images, and writes the description of the program."""
     difference = 0.0
     with torch.no_grad():
         for batch in BATCHES:
             images = _images(model, batch)
             logits = model.network(images)
-            # A head of zeros is a network too: then the differences themselves count.
+            # With a head of zeros all logits are zero: then use absolute differences.
             largest = float(logits.abs().max()) or 1.0
             difference = max(difference, float((loaded(images) - logits).abs().max()) / largest)
     if not difference <= MAX_DIFFERENCE and not difference <= ROUNDINGS * _rounding(model):
         for file in (path, path.with_name(f"{path.name}.data")):
             file.unlink(missing_ok=True)
         raise RuntimeError(
-            f"{form} of {model.uri} computes other logits than the network: they differ by {difference:.1e} of the largest, "
-            f"more than {MAX_DIFFERENCE:.0e} and more than rounding explains. Nothing was kept at {path}."
+            f"{form} of {model.uri} computes other logits than the network. They differ by {difference:.1e} of the largest, "
+            f"more than {MAX_DIFFERENCE:.0e} and more than rounding explains. Nothing was written to {path}. Try other "
+            "versions of the exporter's packages, or another format."
         )
     size = model.network.config.image_size_px
     about = {
@@ -112,7 +113,7 @@ def _checked(model: PublishedModel, path: Path, form: str, loaded: Program, vers
 
 
 def _rounding(model: PublishedModel) -> float:
-    """How far the network's float32 logits are from those of float64, in units of the largest."""
+    """Difference between the network's float32 and float64 logits, relative to the largest."""
     images = _images(model, max(BATCHES))
     with torch.no_grad():
         exact = copy.deepcopy(model.network).double()(images.double())
@@ -130,10 +131,10 @@ def _shapes() -> tuple[dict[int, Any]]:
 
 
 def _keep_zero_padding(graph_model: Any) -> None:
-    """Makes the zeros that BiT pads before its max-pool a hair larger, which changes nothing.
+    """Replaces the zeros that BiT pads before its max-pool by the smallest positive float32, which does not change logits.
 
-    onnxruntime 1.31 takes a padding with zeros into the max-pool behind it, whose own padding is minus infinity; it leaves
-    other values alone. Measured on a BiT of two blocks: logits off by 4e-3 of the largest.
+    onnxruntime 1.31 fuses padding with zeros into the following max-pool, whose own padding is minus infinity. It does not
+    fuse padding with other values. For a BiT of two blocks the fusion changed logits by 4e-3 of the largest.
     """
     import onnx_ir
 
@@ -152,7 +153,7 @@ def _keep_zero_padding(graph_model: Any) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without gradients, and without the exporters' warnings about their own code."""
+    """Disables gradients, and hides warnings of the exporters about their own code."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,9 +1,8 @@
-"""What MLflow's registry keeps of a published model: a pyfunc that loads the published folder itself. Imports no torch.
+"""The files of a published model in MLflow's registry: a pyfunc that loads the published folder. Imports no torch.
 
-MLflow holds a few small files and no weights: `pointer.json` says where the published folder lies and which digest it has.
-`mlflow.pyfunc.load_model("models:/birds@candidate")` and `mlflow models serve` read it from there, with the credentials of
-their own environment or of the stack of the current folder, and refuse another digest. The package vitline has to be
-installed where they run.
+MLflow stores a few small files and no weights. `pointer.json` has the URI and the digest of the published folder.
+`mlflow.pyfunc.load_model("models:/birds@candidate")` and `mlflow models serve` load it from there, with the credentials of
+their environment or of the stack of the current folder, and refuse another digest. They need the package vitline.
 """
 
 import base64
@@ -33,8 +32,8 @@ OUTPUTS = [
 def registry_files(uri: str, config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of an MLflow model by name, from `config.json` and `image_contract.json` of the published folder at `uri`.
 
-    Rows with `image` (bytes of an image file, base64 in JSON) go in; a row each with `classes`, the likeliest five, best
-    first, and their `probabilities` comes out.
+    Input: rows with `image`, the bytes of an image file (base64 in JSON). Output per row: `classes`, the five most probable
+    ones, and their `probabilities`.
     """
     pointer = {
         "schema_version": 1,
@@ -57,7 +56,7 @@ def registry_files(uri: str, config: Mapping[str, Any], contract: Mapping[str, A
 
 
 def description(digest: str) -> dict[str, Any]:
-    """The MLmodel file; MLflow reads it as YAML, of which JSON is a part."""
+    """The content of the MLmodel file. MLflow reads it as YAML, and JSON is valid YAML."""
     return {
         "flavors": {
             "python_function": {
@@ -79,32 +78,32 @@ def description(digest: str) -> dict[str, Any]:
 
 
 def requirements() -> list[str]:
-    """What pip has to install beside vitline, which is on no index, where the model is loaded."""
+    """The packages to install where the model is loaded, except vitline itself, which is on no package index."""
     base = [line for line in importlib.metadata.requires("vitline") or [] if "extra ==" not in line]
     return [*base, "mlflow", "s3fs", "torch"]
 
 
 def grey_picture(size_px: int) -> str:
-    """A PNG in base64, for the input example."""
+    """A grey PNG in base64, for the input example."""
     file = io.BytesIO()
     Image.new("RGB", (size_px, size_px), (128, 128, 128)).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()
 
 
 class RegistryModel:
-    """What MLflow calls."""
+    """The model object that MLflow calls."""
 
     def __init__(self, pointer: Mapping[str, Any]) -> None:
-        from vit.serving.mlflow_model import load_served  # torch is needed from here on
+        from vit.serving.mlflow_model import load_served  # imports torch
 
         self._answer = load_served(pointer["uri"], pointer["digest"])
 
     def predict(self, model_input: Any, params: Any = None) -> list[dict[str, Any]]:
-        """An answer for every row: `classes` and `probabilities`. Raises ValueError for what is no image."""
+        """`classes` and `probabilities` for every row. Raises ValueError for a row that is no image."""
         return self._answer(list(model_input["image"]))
 
 
 def _load_pyfunc(path: str) -> RegistryModel:
-    """The name and the argument are MLflow's. Raises CheckpointError where the published folder is gone, and ValueError
-    where another model stands there by now."""
+    """MLflow calls this function by its name. Raises CheckpointError if the published folder is missing, and ValueError if it
+    has another model."""
     return RegistryModel(json.loads(Path(path).read_text()))

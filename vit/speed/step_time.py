@@ -1,4 +1,4 @@
-"""How long a training will take on this machine, measured on a few real steps with made-up images."""
+"""Estimates how long a training takes on this machine, from a few real steps on random images."""
 
 import time
 
@@ -13,10 +13,10 @@ TIMED_STEPS = 3
 
 
 def seconds_per_step(recipe: TrainRecipe, execution: ExecutionConfig, num_classes: int) -> float:
-    """Median seconds of one update of one worker's share on the device that `execution` asks for here, compiled where it
-    says so, one arithmetic thread on a CPU.
+    """Median seconds of one update on one worker's share of the batch.
 
-    Decoding is not in it; a plan adds it. Nothing of the caller's state is touched but torch's generator.
+    Runs on the device of `execution`, compiled if it says so, with one arithmetic thread on a CPU. Decoding is not
+    included. Changes torch's random generator, but no other state of the caller.
     """
     world = World.current(device_type=None if execution.device == "auto" else execution.device)
     threads = torch.get_num_threads()
@@ -39,7 +39,7 @@ def seconds_per_step(recipe: TrainRecipe, execution: ExecutionConfig, num_classe
 
 
 def synthetic_batch(recipe: TrainRecipe, num_classes: int, size: int) -> Batch:
-    """Random pixels and labels in the shape of real ones."""
+    """Random pixels and labels with the shapes of real ones."""
     side = recipe.model.image_size_px
     return Batch(
         images=torch.randint(0, 256, (size, side, side, 3), dtype=torch.uint8),

@@ -1,4 +1,4 @@
-"""Images per second and the largest batch of named networks on this device: the paper's Figure 12, and MFU."""
+"""Images per second, MFU and the largest batch of named networks on this device, as in the paper's Figure 12."""
 
 import time
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ NUM_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one network at one resolution: medians over the timed steps."""
+    """The speed of one network at one resolution: medians over the timed steps."""
 
     variant: str
     image_size_px: int
@@ -29,15 +29,30 @@ class Speed:
     precision: str
     batch_size: int
     images_per_s: float | None
-    """None where not even one image fits."""
+    """None if not even one image fits into memory."""
     mfu: float | None
-    """Share of the device's peak: forward FLOPs (training: three times those) over peak; None where no peak is known."""
+    """Model FLOPs utilisation: forward FLOPs (three times as many in training) per second, divided by the device's peak.
+    None if the peak is unknown."""
     largest_batch: int | None
-    """Most images that fit into the device's memory uncompiled, to the next power of two; None on a CPU."""
+    """Largest power of two of images that fits into the device's memory without compilation; None on a CPU."""
+
+
+@dataclass(frozen=True)
+class BenchSetup:
+    """How every network of a table is measured."""
+
+    device: torch.device
+    precision: Precision
+    batch_size: int | None
+    """None: a quarter of the largest batch that fits, at most 256; 8 on a CPU."""
+    steps: int
+    compiled: bool
+    peak: float | None
+    """FLOP/s of the device; None if unknown."""
 
 
 def step_of(network: Network, images: Tensor, mode: str, precision: Precision):
-    """One forward pass, or one forward and backward pass, as a call."""
+    """A function that runs one forward pass, or one forward and backward pass."""
     device = images.device
     labels = torch.arange(len(images), device=device) % network.num_classes
 
@@ -55,7 +70,7 @@ def step_of(network: Network, images: Tensor, mode: str, precision: Precision):
 
 
 def seconds_of(run, device: torch.device, steps: int) -> float:
-    """Median seconds of `steps` calls, after one that is not counted."""
+    """Median seconds of `steps` calls, after one warm-up call."""
     times = []
     for _ in range(steps + 1):
         start = time.perf_counter()
@@ -84,35 +99,24 @@ def largest_batch(network: Network, side: int, mode: str, precision: Precision) 
     return fits
 
 
-def measure(
-    variant: str,
-    config: NetworkConfig,
-    *,
-    device: torch.device,
-    mode: str,
-    precision: Precision,
-    batch_size: int | None,
-    steps: int,
-    compiled: bool,
-    peak: float | None,
-) -> Speed:
-    """One line of the table. Without `batch_size`: a quarter of the largest that fits, at most 256; 8 on a CPU."""
-    with torch.device(device):
+def measure(variant: str, config: NetworkConfig, mode: str, setup: BenchSetup) -> Speed:
+    """One line of the table."""
+    with torch.device(setup.device):
         network = build_network(config, NUM_CLASSES)
     network = network.train(mode == "training")
     side = config.image_size_px
-    largest = largest_batch(network, side, mode, precision)
+    largest = largest_batch(network, side, mode, setup.precision)
     if largest == 0:
-        return Speed(variant, side, mode, precision, 0, None, None, 0)
-    batch = batch_size or (min(256, max(1, largest // 4)) if largest else 8)
-    images = torch.rand(batch, 3, side, side, device=device).mul_(2).sub_(1)
-    if compiled:
+        return Speed(variant, side, mode, setup.precision, 0, None, None, 0)
+    batch = setup.batch_size or (min(256, max(1, largest // 4)) if largest else 8)
+    images = torch.rand(batch, 3, side, side, device=setup.device).mul_(2).sub_(1)
+    if setup.compiled:
         network.compile()
-    seconds = seconds_of(step_of(network, images, mode, precision), device, steps)
+    seconds = seconds_of(step_of(network, images, mode, setup.precision), setup.device, setup.steps)
     per_image = forward_flops(config, NUM_CLASSES) * (3 if mode == "training" else 1)
     rate = batch / seconds
-    mfu = rate * per_image / peak if peak else None
-    return Speed(variant, side, mode, precision, batch, rate, mfu, largest)
+    mfu = rate * per_image / setup.peak if setup.peak else None
+    return Speed(variant, side, mode, setup.precision, batch, rate, mfu, largest)
 
 
 def bench(
@@ -126,12 +130,10 @@ def bench(
     steps: int = 5,
     compiled: bool = False,
 ) -> Iterator[Speed]:
-    """A line for every variant, resolution and mode, as it is measured; float32 is float32, without TF32."""
+    """Yields one line per variant, resolution and mode as soon as it is measured. float32 never uses TF32."""
+    setup = BenchSetup(device, precision, batch_size, steps, compiled, peak)
     for variant, sizes in configs.items():
         for config in sizes:
             for mode in modes:
                 with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
-                    yield measure(
-                        variant, config, device=device, mode=mode, precision=precision, batch_size=batch_size,
-                        steps=steps, compiled=compiled, peak=peak,
-                    )  # fmt: skip
+                    yield measure(variant, config, mode, setup)

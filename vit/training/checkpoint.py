@@ -1,11 +1,12 @@
-"""TrainState <-> storage: complete or invisible, restored exactly, on any number of workers (DESIGN 3.4).
+"""Saves and resumes a TrainState. A checkpoint is complete or invisible, and any number of workers can resume from it
+(docs/design.md, "Checkpoints").
 
-    checkpoints/step-000012000-a1/rank-00000-of-00002.safetensors   what rank 0 owns
+    checkpoints/step-000012000-a1/rank-00000-of-00002.safetensors   the tensors that rank 0 owns
                                   rank-00000-of-00002.json          name, shape, offsets, sha256 of each piece
                                   manifest.json                     written last, by rank 0
 
-Each rank writes a share of the tensors, in a thread, from reused host buffers, hashing on the way. No collective runs in
-that thread: rank 0 waits for the other ranks' JSON files in the store. Pickle is never read or written.
+Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
+no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
 """
 
 import logging
@@ -31,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read or written; the text names it."""
+    """A checkpoint or published model cannot be read or written; the message names it."""
 
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """A committed checkpoint: its prefix in the run, and what its manifest says."""
+    """A committed checkpoint: its prefix in the run, and its manifest."""
 
     prefix: str
     manifest: Mapping[str, Any]
@@ -53,7 +54,7 @@ def checkpoint_prefix(step: int, attempt: int) -> str:
 def state_tensors(state: TrainState) -> dict[str, Tensor]:
     """Every tensor of the state by name: model/, average/, optim/<parameter>/<moment>.
 
-    Names come from `named_parameters`, never from the optimizer's integer ids, which parameter groups reorder.
+    Names come from `named_parameters`, not from the optimizer's integer ids, which depend on the parameter groups.
     """
     tensors = {f"model/{name}": value for name, value in state.model.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in (state.average or {}).items()}
@@ -65,7 +66,7 @@ def state_tensors(state: TrainState) -> dict[str, Tensor]:
 
 
 def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of `state_tensors`, in place. Raises CheckpointError for a tensor too many, too few or misshapen."""
+    """The inverse of `state_tensors`, in place. Raises CheckpointError for a missing or extra tensor or a wrong shape."""
     expected = {f"model/{n}": v for n, v in state.model.state_dict().items()}
     expected |= {f"average/{n}": v for n, v in (state.average or {}).items()}
     parameters = dict(state.model.named_parameters())
@@ -74,24 +75,34 @@ def load_state_tensors(state: TrainState, tensors: Mapping[str, Tensor]) -> None
     missing = set(expected) - set(tensors) | ({f"optim/{n}" for n in set(parameters) - kept} if kept else set())
     stray = set(tensors) - set(expected) - set(optim) | {f"optim/{n}" for n in kept - set(parameters)}
     if missing:
-        raise CheckpointError(f"The checkpoint lacks {sorted(missing)[:5]} ({len(missing)} tensors).")
+        raise CheckpointError(
+            f"The checkpoint lacks {len(missing)} tensors of the model, such as {sorted(missing)[:5]}. It belongs to "
+            "another network; start a new run."
+        )
     if stray:
         raise CheckpointError(
-            f"The checkpoint holds {sorted(stray)[:5]} ({len(stray)} tensors) that the model has not."
+            f"The checkpoint has {len(stray)} tensors that the model does not have, such as {sorted(stray)[:5]}. It "
+            "belongs to another network; start a new run."
         )
     for name, target in expected.items():
         if target.shape != tensors[name].shape:
-            raise CheckpointError(f"{name} is {tuple(tensors[name].shape)}, the model wants {tuple(target.shape)}.")
+            raise CheckpointError(
+                f"{name} has shape {tuple(tensors[name].shape)} in the checkpoint, but {tuple(target.shape)} in the "
+                "model. The checkpoint belongs to another network; start a new run."
+            )
         target.copy_(tensors[name])
     for name, value in optim.items():
         _, parameter_name, moment = name.split("/")
         parameter = parameters[parameter_name]
-        # Adam's step counter stays where the optimizer keeps it: on the parameter's device when fused.
+        # Adam's step counter moves too: a fused optimizer keeps it on the device of the parameter.
         state.optimizer.state[parameter][moment] = value.to(parameter.device, copy=True)
 
 
 def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
-    """Which rank writes which tensor: the largest first to the rank with the least bytes; equal on every rank."""
+    """The rank that writes each tensor: largest tensors first, each to the rank with the fewest bytes so far.
+
+    Every rank computes the same assignment.
+    """
     load = [0] * world_size
     owner = {}
     for name in sorted(tensors, key=lambda n: (-tensors[n].nbytes, n)):
@@ -101,10 +112,10 @@ def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
 
 
 class CheckpointSaver:
-    """Saves in the background; at most one save is in flight, and its error is raised by the next call.
+    """Saves in the background. At most one save is in flight; the next call raises its error.
 
-    Rank 0 asks `check_claim` before and after `before_commit`, which seals the journal up to what the checkpoint covers:
-    an attempt that lost its claim raises there and commits nothing.
+    Before the commit, rank 0 calls `check_claim`, then `before_commit` (which seals the journal up to the step of the
+    checkpoint), then `check_claim` again. An attempt that has lost its claim raises there and commits nothing.
     """
 
     def __init__(
@@ -126,7 +137,7 @@ class CheckpointSaver:
         self.error: BaseException | None = None
 
     def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
-        """Copies this rank's share to host buffers and returns; the rest happens in a thread. `wait()` for the end."""
+        """Copies this rank's share to host buffers and returns. A thread does the rest; `wait()` waits for it."""
         self.wait()
         tensors = state_tensors(state)
         owner = owners(tensors, self.world_size)
@@ -138,7 +149,7 @@ class CheckpointSaver:
         self.thread.start()
 
     def wait(self) -> None:
-        """Returns when no save is in flight. Raises what the last save raised."""
+        """Returns once no save is in flight. Raises the error of the last save."""
         if self.thread is not None:
             self.thread.join()
             self.thread = None
@@ -156,13 +167,13 @@ class CheckpointSaver:
     def _run(self, mine: dict[str, Tensor], manifest: dict[str, Any]) -> None:
         try:
             self._write(mine, manifest)
-        except BaseException as error:  # handed to the loop by wait(); ClaimLost must stop it
+        except BaseException as error:  # wait() raises it in the training loop, which ClaimLost must stop
             self.error = error
 
     def _write(self, mine: dict[str, Tensor], manifest: dict[str, Any]) -> None:
         prefix = checkpoint_prefix(manifest["step"], self.attempt)
         if self.run.exists(f"{prefix}/manifest.json"):
-            return  # committed by this attempt before its workers were restarted
+            return  # this attempt committed it before its workers were restarted
         name = f"{prefix}/rank-{self.rank:05d}-of-{self.world_size:05d}"
         pieces = write_tensors(self.run, f"{name}.safetensors", mine)
         self.run.write_json(f"{name}.json", {"save": manifest["save_id"], "pieces": pieces})
@@ -175,7 +186,7 @@ class CheckpointSaver:
             prune(self.run, self.keep, newest=prefix)
 
     def _await_peers(self, prefix: str, save_id: str) -> list[dict[str, Any]]:
-        """Every rank's index, once all of them belong to this very save (a restarted group may find older ones)."""
+        """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save."""
         deadline = time.monotonic() + self.peer_timeout_s
         names = [f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}" for rank in range(self.world_size)]
         indexes: dict[str, Any] = {}
@@ -188,13 +199,16 @@ class CheckpointSaver:
             if len(indexes) < len(names):
                 if time.monotonic() > deadline:
                     late = [name for name in names if name not in indexes]
-                    raise CheckpointError(f"{self.run.uri_of(late[0])}.json did not appear in {self.peer_timeout_s} s.")
+                    raise CheckpointError(
+                        f"{self.run.uri_of(late[0])}.json did not appear within {self.peer_timeout_s} s; its rank has "
+                        "failed or is too slow. See the errors and logs of the workers."
+                    )
                 time.sleep(0.05)
         return [{"key": f"{name}.safetensors", "pieces": indexes[name]} for name in names]
 
 
 def commit(run: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
-    """Makes a checkpoint visible: its manifest, with a digest of its own."""
+    """Makes a checkpoint visible: writes its manifest, with a digest of the manifest."""
     run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
 
 
@@ -205,16 +219,19 @@ def list_checkpoints(run: Store) -> list[str]:
 
 
 def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
-    """The manifest of a committed checkpoint. Raises CheckpointError, naming it, if it is not as it was written."""
+    """A committed checkpoint. Raises CheckpointError if its manifest is unreadable or was changed."""
     uri = run.uri_of(f"{prefix}/manifest.json")
     try:
         manifest = dict(run.read_json(f"{prefix}/manifest.json"))
     except (FileNotFoundError, ValueError, TypeError) as error:
         raise CheckpointError(f"{uri} cannot be read: {error}") from error
     if manifest.get("schema_version") != SCHEMA_VERSION:
-        raise CheckpointError(f"{uri} has not schema_version {SCHEMA_VERSION}; it was written by another version.")
+        raise CheckpointError(
+            f"{uri} has schema_version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: another version of "
+            "vitline wrote it."
+        )
     if manifest.pop("digest", None) != digest_of(manifest):
-        raise CheckpointError(f"{uri} does not have the digest it was written with.")
+        raise CheckpointError(f"{uri} does not match the digest that it was written with.")
     return CheckpointRef(prefix, manifest)
 
 
@@ -233,7 +250,7 @@ def read_checkpoint(run: Store, ref: CheckpointRef, wanted: Callable[[str], bool
 
 
 def place(tensors: dict[str, Tensor], piece: Mapping[str, Any], value: Tensor) -> None:
-    """Puts a piece where its offsets say; a piece that is the whole tensor is taken as it is."""
+    """Puts a piece into its tensor at its offsets. A piece that is a whole tensor is used without copying."""
     shape, offsets = piece["global_shape"], piece["offsets"]
     if list(value.shape) == shape:
         tensors[piece["name"]] = value
@@ -245,9 +262,9 @@ def place(tensors: dict[str, Tensor], piece: Mapping[str, Any], value: Tensor) -
 def newest_checkpoint(
     run: Store, rejected: Callable[[str, CheckpointError], None]
 ) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
-    """The newest checkpoint whose every byte is as written, with its tensors; None if there is none.
+    """The newest undamaged checkpoint with its tensors, or None. Every byte is checked.
 
-    `rejected` is told the prefix of each one that is passed over, and why.
+    `rejected` is called with the prefix and the error of each damaged one.
     """
     for prefix in list_checkpoints(run):
         try:
@@ -259,16 +276,16 @@ def newest_checkpoint(
 
 
 def set_aside(run: Store, prefix: str, error: CheckpointError) -> None:
-    """Names a damaged checkpoint in the log and takes its manifest away, so that its step can be saved again."""
-    log.warning("rejected checkpoint %s, an older one is tried: %s", run.uri_of(prefix), error)
+    """Logs a damaged checkpoint and deletes its manifest, so that its step can be saved again."""
+    log.warning("checkpoint %s is damaged, trying an older one: %s", run.uri_of(prefix), error)
     run.write_json(f"{prefix}/rejected.json", {"reason": str(error)})
     run.delete(f"{prefix}/manifest.json")
 
 
 def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World) -> CheckpointRef | None:
-    """Puts `state` where the newest valid checkpoint was taken, the same one on every rank; None to start at step 0.
+    """Restores `state` from the newest undamaged checkpoint, the same one on every rank. Returns None if there is none.
 
-    Raises CheckpointError if that checkpoint belongs to another recipe, corpus or class map than `meta` says.
+    Raises CheckpointError if the checkpoint has another recipe, corpus or class map than `meta`.
     """
     found = (
         newest_checkpoint(run, rejected=lambda prefix, error: set_aside(run, prefix, error))
@@ -290,7 +307,7 @@ def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World)
 
 
 def check_same_run(uri: str, manifest: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Raises CheckpointError with each difference in recipe, corpus or class map."""
+    """Raises CheckpointError listing the differences in recipe, corpus and class map."""
     theirs, ours = (flatten({k: m.get(k) for k in SAME}) for m in (manifest, meta))
     changed = [
         f"{k}: {theirs.get(k)!r} -> {ours.get(k)!r}" for k in sorted(theirs | ours) if theirs.get(k) != ours.get(k)
@@ -298,18 +315,18 @@ def check_same_run(uri: str, manifest: Mapping[str, Any], meta: Mapping[str, Any
     if changed:
         raise CheckpointError(
             f"{uri} belongs to another run: {'; '.join(changed[:8])}. "
-            "Start a new run for the changed recipe; this one goes on with its own."
+            "Start a new run for the changed recipe, or resume this run with its own."
         )
 
 
-# What a checkpoint and the run that goes on from it must have in common.
+# Must be equal in a checkpoint and in the run that resumes from it.
 SAME = ("recipe", "corpus_digest", "class_map_digest")
 
 
 def prune(run: Store, keep: int, newest: str) -> None:
-    """Deletes all but the newest `keep` checkpoints, and what killed saves left of steps before `newest`.
+    """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
-    A manifest goes first, so that no checkpoint is ever half there.
+    The manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
     committed = list_checkpoints(run)
     for prefix in committed[keep:]:
@@ -318,6 +335,6 @@ def prune(run: Store, keep: int, newest: str) -> None:
             committed.remove(prefix)
     for key in run.list("checkpoints/"):
         prefix = key.rsplit("/", 1)[0]
-        # Names sort by step: nine digits, then the attempt.
+        # Prefixes sort by step (nine digits), then by attempt.
         if prefix not in committed and prefix < newest:
             run.delete(key)

@@ -1,4 +1,4 @@
-"""The most operations a second that a device can do: what model FLOPs utilisation (MFU) is a share of."""
+"""Peak FLOP/s of a device, for model FLOPs utilisation (MFU)."""
 
 import re
 import time
@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 Precision = Literal["float32", "bfloat16"]
-# Dense peaks without sparsity, in FLOP/s, as the makers print them: (bfloat16, float32 with TF32 off).
+# Peak FLOP/s without sparsity as the vendors publish them: (bfloat16, float32 with TF32 off).
 GPU_PEAKS: dict[str, tuple[float, float]] = {
     "H200": (989e12, 67e12),
     "H100 PCIe": (756e12, 51e12),
@@ -20,15 +20,15 @@ GPU_PEAKS: dict[str, tuple[float, float]] = {
 
 
 def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None, str]:
-    """(FLOP/s, where the number is from): the maker's for a known GPU, a measured matrix product on a CPU."""
+    """(FLOP/s, origin of the number): published by the vendor for a known GPU, measured with matrix products on a CPU."""
     if device.type == "cuda":
         name, peak = torch.cuda.get_device_name(device), maker_peak(device, precision)
-        return peak, f"{name}, the maker's dense peak" if peak else f"{name}: no peak known"
-    return measured_peak(precision), f"{torch.get_num_threads()} CPU threads, measured on a matrix product"
+        return peak, f"{name}, the vendor's dense peak" if peak else f"{name}, peak unknown"
+    return measured_peak(precision), f"{torch.get_num_threads()} CPU threads, measured with a matrix product"
 
 
 def maker_peak(device: torch.device, precision: Precision) -> float | None:
-    """FLOP/s of a known GPU; None for any other device."""
+    """FLOP/s of a known GPU by its vendor; None for any other device."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -37,8 +37,11 @@ def maker_peak(device: torch.device, precision: Precision) -> float | None:
 
 
 def measured_peak(precision: Precision) -> float:
-    """FLOP/s of the best of five square matrix products on the CPU: of 2,048 a side, or as many as take it 0.1 s. A
-    processor without instructions for bfloat16 takes a minute for the former."""
+    """FLOP/s of the fastest of five square matrix products on the CPU.
+
+    The side is 2,048, or the first smaller power of two whose product takes more than 0.1 s: without bfloat16
+    instructions a product of side 2,048 takes a minute.
+    """
     dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
     for side in (128, 256, 512, 1024, 2048):
         a, b = torch.randn(side, side).to(dtype), torch.randn(side, side).to(dtype)

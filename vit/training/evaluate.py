@@ -1,4 +1,4 @@
-"""Scores of a network on a split of a corpus: every example counts exactly once, and the count is asserted."""
+"""Scores a network on a split of a corpus. Every example counts exactly once, and the count is checked."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ from vit.training.world import World
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Top-1 accuracy (fraction) and mean loss (nats an example) over `num_examples`."""
+    """Top-1 accuracy (fraction) and mean loss (nats per example) over `num_examples`."""
 
     top1: float
     loss: float
     num_examples: int
     majority_fraction: float
-    """Share of the most frequent class: what always giving one answer would score."""
+    """Share of the majority class: the score of always predicting it."""
 
 
 @torch.inference_mode()
@@ -38,10 +38,10 @@ def evaluate(
     world: World | None = None,
     note: Callable[[Predictions], None] | None = None,
 ) -> Evaluation:
-    """Scores `network` on this rank's share of a split; the sums run over all ranks.
+    """Scores `network` on a split. Each rank passes the batches of its share; the result is over all ranks.
 
-    `note` is given the predictions of each batch, of this rank's examples and without padding. Raises RuntimeError if
-    the ranks together saw any other number of examples than `num_examples`.
+    `note` is called with the predictions of each batch of this rank, without padding. Raises RuntimeError unless the
+    ranks together saw `num_examples` examples.
     """
     world = world or World()
     was_training = network.training
@@ -61,18 +61,18 @@ def evaluate(
     majority = float(world.sum(per_class).max())
     if int(seen) != num_examples:
         raise RuntimeError(
-            f"{int(seen):,} examples were evaluated, the split holds {num_examples:,}. "
-            "The score is not reported; run `vitline data verify` on the corpus."
+            f"{int(seen):,} examples were evaluated, but the split has {num_examples:,}. "
+            "The score is not reported. Run `vitline data verify` on the corpus."
         )
     return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen)
 
 
 def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tensor, " B"], loss: str) -> Predictions:
-    """Of the valid examples of a batch of `eval_batches`, which stand first in it."""
+    """The predictions for the valid examples of a batch of `eval_batches`, which come first in it."""
     n = batch.num_valid
     scores, labels = logits[:n].float().cpu(), batch.labels[:n]
     probabilities = scores.softmax(dim=-1) if loss == "softmax" else scores.sigmoid()
-    # On the device and as `num_correct` does it: of equal logits both take the same.
+    # On the device, like `num_correct`, so that both choose the same class among equal logits.
     predicted = logits[:n].argmax(dim=-1).cpu()
     if labels.ndim == 2:
         hit = labels.gather(1, predicted[:, None])[:, 0] > 0

@@ -1,4 +1,4 @@
-"""Losses per example; the caller sums them and divides by the global batch, so padding and workers do not matter."""
+"""Losses per example. The caller sums them and divides by the global batch, so padding and workers do not matter."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def targets_of(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:
-    """Class ids (B,) or multi-hot rows (B, K) -> float32 targets (B, K); smoothing spreads its share over all K."""
+    """Class ids (B,) or multi-hot rows (B, K) -> float32 targets (B, K). Smoothing spreads its share over all K classes."""
     target = F.one_hot(labels, num_classes).float() if labels.ndim == 1 else labels.float()
     return target * (1 - label_smoothing) + label_smoothing / num_classes if label_smoothing else target
 
@@ -26,7 +26,7 @@ LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
 
 
 def num_correct(logits: Float[Tensor, "B K"], labels: Tensor, valid: Tensor) -> Tensor:
-    """How many valid examples have their top-1 class among their labels; 0-d int64 tensor."""
+    """Number of valid examples whose top-1 class is one of their labels; 0-d int64 tensor."""
     top1 = logits.argmax(dim=-1)
     hit = labels == top1 if labels.ndim == 1 else labels.gather(1, top1[:, None])[:, 0] > 0
     return (hit & valid).sum(dtype=torch.int64)

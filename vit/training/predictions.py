@@ -1,6 +1,6 @@
-"""What a model said of every example of a split: one small Parquet file, kept beside the score that it explains.
+"""The predictions of a model for every example of a split: one small Parquet file, stored beside its score.
 
-Imports no torch: whoever only looks at predictions needs none.
+Imports no torch, so predictions can be read without it.
 """
 
 import hashlib
@@ -25,19 +25,19 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Predictions:
-    """One entry for each of n examples, in order of their rows. An example is right where `predicted == label`."""
+    """One entry for each of n examples, in row order. A prediction is correct where `predicted == label`."""
 
     row: Int64[np.ndarray, " n"]
     """Row in the split."""
     label: Int32[np.ndarray, " n"]
-    """The class that the example counts for. Of several labels: the predicted one if it is among them, else the one of
-    the largest weight, the first of equals."""
+    """The class of the example. Of several labels: the predicted class if it is one of them, else the label with the
+    largest weight (the first of equal ones)."""
     predicted: Int32[np.ndarray, " n"]
-    """The class of the largest logit."""
+    """The class with the largest logit."""
     probability: Float32[np.ndarray, " n"]
-    """What the model gives the predicted class: of its softmax, or of its sigmoid where it was trained by that loss."""
+    """Probability of the predicted class: by softmax, or by sigmoid if the model was trained with the sigmoid loss."""
     loss: Float32[np.ndarray, " n"]
-    """Nats."""
+    """Loss of the example, in nats."""
 
     def __len__(self) -> int:
         return len(self.row)
@@ -49,16 +49,16 @@ class Predictions:
 
     @classmethod
     def joined(cls, parts: "list[Predictions]") -> "Predictions":
-        """Parts of one split as one, in order of rows. Raises ValueError where a row comes twice."""
+        """Joins parts of one split, in row order. Raises ValueError if a row occurs twice."""
         columns = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(cls)}
         order = np.argsort(columns["row"], kind="stable")
         rows = columns["row"][order]
         if (again := rows[1:][rows[1:] == rows[:-1]]).size:
-            raise ValueError(f"Row {again[0]} was predicted twice: every example of a split counts once.")
+            raise ValueError(f"Row {again[0]} has two predictions, but every example of a split must count once.")
         return cls(**{name: values[order] for name, values in columns.items()})
 
     def to_parquet(self) -> bytes:
-        """The file: equal predictions give equal bytes with one version of Arrow."""
+        """The bytes of the Parquet file. They are a function of the predictions and the version of Arrow."""
         file = io.BytesIO()
         table = pa.table([getattr(self, name) for name in SCHEMA.names], schema=SCHEMA)
         pq.write_table(table, file, compression="zstd")
@@ -71,7 +71,7 @@ class Predictions:
 
     @property
     def digest(self) -> str:
-        """sha256 over the columns, whatever the file format; 64 hex digits."""
+        """sha256 of the columns, independent of the file format; 64 hex digits."""
         digest = hashlib.sha256()
         for name in SCHEMA.names:
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())

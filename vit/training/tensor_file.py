@@ -1,7 +1,7 @@
-"""safetensors files on any store: streamed out while hashing, read by ranges.
+"""safetensors files on any store: written as a stream with hashes, read by byte ranges.
 
-The safetensors library writes from memory or to a local path only; building the bytes in memory and pushing them costs
-several times a raw write, so the (public, 8 bytes + JSON + data) format is streamed here and read back by offsets.
+The safetensors library writes to memory or to a local path only. Building a file in memory and uploading it takes several
+times as long as a raw write, so this module streams the public format (8 bytes of length, JSON, data) and reads by offsets.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-# Large enough that a range request costs little, small enough to bound memory.
+# Large enough to make the cost of a write call small, small enough to bound memory.
 CHUNK_BYTES = 16 * 2**20
 
 
@@ -31,7 +31,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Streams CPU tensors to one safetensors file; visible only when whole.
+    """Streams CPU tensors to one safetensors file, which becomes visible only when complete.
 
     Returns one piece per tensor: name, dtype, global_shape, shape, offsets (in the global tensor), start and end (bytes in
     the file) and sha256.
@@ -68,7 +68,7 @@ def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list
 
 
 def read_tensors(store: Store, key: str, pieces: Sequence[Mapping[str, Any]]) -> list[Tensor]:
-    """The tensors of `pieces`, one range read each. Raises ValueError naming the tensor whose bytes differ."""
+    """Reads the tensors of `pieces`, with one range read each. Raises ValueError naming a tensor whose bytes differ."""
     tensors = []
     for piece in pieces:
         data = (
@@ -76,7 +76,7 @@ def read_tensors(store: Store, key: str, pieces: Sequence[Mapping[str, Any]]) ->
         )
         found = hashlib.sha256(data).hexdigest()
         if found != piece["sha256"]:
-            raise ValueError(f"{piece['name']} has sha256 {found[:12]}, was written as {piece['sha256'][:12]}.")
+            raise ValueError(f"{piece['name']} has sha256 {found[:12]}, but was written with {piece['sha256'][:12]}.")
         dtype = DTYPES[piece["dtype"]]
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
         tensors.append(flat.reshape(piece["shape"]))

@@ -1,4 +1,4 @@
-"""The training loop and one update. Knows neither Ray nor MLflow: reporting and saving are handed in."""
+"""The training loop and one update. Knows neither Ray nor MLflow: the caller passes in the reporter and the hooks."""
 
 import math
 import time
@@ -25,12 +25,12 @@ from vit.training.world import World
 
 Metrics = Mapping[str, float]
 BUCKET_BYTES = 32 * 2**20
-"""Gradients that are summed in one message on the CPU."""
+"""Size of the messages in which CPU ranks sum their gradients."""
 
 
 @dataclass
 class TrainState:
-    """What a checkpoint holds, beside the recipe: `step` updates are done."""
+    """What a checkpoint stores beside the recipe: the state after `step` updates."""
 
     model: Network
     optimizer: torch.optim.Optimizer
@@ -47,7 +47,7 @@ class TrainState:
 
 
 def initial_state(recipe: TrainRecipe, num_classes: int, device: torch.device) -> TrainState:
-    """Step 0: weights drawn from the paper's initial distribution, keyed by the seed alone."""
+    """Step 0: weights from the paper's initial distribution; they depend on the seed only."""
     torch.manual_seed(torch_seed(recipe.seed, "init"))
     model = build_network(recipe.model, num_classes).to(device)
     return with_optimizer(model, recipe)
@@ -60,7 +60,7 @@ def with_optimizer(model: Network, recipe: TrainRecipe) -> TrainState:
 
 
 def torch_seed(seed: int, *purpose: str | int) -> int:
-    """A seed for torch's generator, keyed like all randomness (DESIGN 3.2)."""
+    """A seed for torch's generator, derived from seed and purpose (docs/design.md, "Reading order")."""
     return int(derive_key(seed, *purpose)) & (2**63 - 1)
 
 
@@ -77,18 +77,18 @@ class StepResult:
 def train_step(
     state: TrainState, network: nn.Module, micro_batches: Sequence[Batch], recipe: TrainRecipe, world: World
 ) -> StepResult:
-    """One update: the gradient of (sum of example losses / global batch), clipped, applied unless it is not finite.
+    """One update with the clipped gradient of (sum of example losses / global batch).
 
-    `network` is `state.model`, wrapped for the world. Padding is masked, so the split into micro-batches and workers
-    changes the result by rounding only. Guards act before the optimizer does (DESIGN 4).
+    `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
+    changes the result by rounding only. A non-finite gradient is not applied (docs/design.md, "Training guarantees").
     """
     step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel)
-    # The loss is a sum over examples divided by B, whatever W; DDP averages over ranks.
+    # The loss is the sum over examples divided by B for every number of workers; DDP averages over ranks.
     scale = (world.size if overlapped else 1) / recipe.input.global_batch_size
     loss_sum = torch.zeros((), device=world.device)
     correct = torch.zeros((), dtype=torch.int64, device=world.device)
     for index, batch in enumerate(micro_batches):
-        # no_sync must cover forward AND backward, or ranks drift apart without an error.
+        # no_sync must cover both the forward and the backward pass; otherwise ranks diverge without an error.
         last = index == len(micro_batches) - 1
         sync = network.no_sync() if isinstance(network, DistributedDataParallel) and not last else nullcontext()
         with sync:
@@ -117,7 +117,7 @@ def train_step(
 
 
 def forward(network: nn.Module, images: Tensor, precision: str, device: torch.device) -> Tensor:
-    """Logits of uint8 images (n, H, W, 3): normalised to [-1, 1] on the device, channels last."""
+    """Logits of uint8 images (n, H, W, 3), which are normalised to [-1, 1] on the device, channels last."""
     pixels = pixels_of(images, device)
     autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:
@@ -139,15 +139,15 @@ def update_average(state: TrainState, recipe: TrainRecipe) -> None:
 
 @dataclass
 class Clock:
-    """Where the seconds of the loop go, since the last report."""
+    """Seconds that the loop has spent on each activity, and steps done, since the last logged step."""
 
-    spent: dict[str, float] = field(default_factory=lambda: {"data_wait": 0.0, "step": 0.0, "save": 0.0})
+    spent: dict[str, float] = field(default_factory=lambda: {"data_wait": 0.0, "step": 0.0, "hooks": 0.0})
     steps: int = 0
 
-    def measured(self, what: str, call: Callable):
+    def measured(self, activity: str, call: Callable):
         start = time.perf_counter()
         result = call()
-        self.spent[what] += time.perf_counter() - start
+        self.spent[activity] += time.perf_counter() - start
         return result
 
     def restart(self) -> None:
@@ -155,8 +155,21 @@ class Clock:
 
 
 def due(step: int, *, every: int, total: int) -> bool:
-    """Every `every` steps, and at the last one."""
+    """True every `every` steps and at the last one."""
     return step % every == 0 or step == total
+
+
+@dataclass(frozen=True)
+class Hook:
+    """An action that the loop runs on every rank, every `every_steps` steps and after the last one."""
+
+    every_steps: int
+    action: Callable[[TrainState], None]
+    before_stop: bool = False
+    """Run it also before the loop stops early, unless the stop discards the work."""
+
+    def is_due(self, step: int, total: int, stopping: bool) -> bool:
+        return due(step, every=self.every_steps, total=total) or (stopping and self.before_stop)
 
 
 def train(
@@ -167,13 +180,16 @@ def train(
     world: World,
     *,
     report: Callable[[int, Metrics], None],
-    save: Callable[[TrainState], None],
+    hooks: Sequence[Hook] = (),
     stop_requested: Callable[[], RunState | None] = lambda: None,
 ) -> RunState:
-    """Train from `state.step` to the last step; returns how it ended: finished, diverged, preempted, out_of_time or cancelled.
+    """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled.
 
-    `batches` yields, per step, this rank's micro-batches from `state.step` on. `report(step, metrics)` is called on
-    every rank with the same numbers; `stop_requested` is asked on rank 0 after every step and must answer at once.
+    `batches` yields this rank's micro-batches of each step after `state.step`. Every rank calls `report(step, metrics)`
+    with the same numbers: the training metrics every `log_every_steps`, and each skipped step. After every step rank 0
+    calls `stop_requested`, which must return immediately, and all ranks follow its answer. Then the due hooks run, in
+    the order given. Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not,
+    because the loop measures them.
     """
     network = wrap(state.model, execution, world)
     clock, nonfinite, total = Clock(), 0, recipe.total_steps
@@ -193,24 +209,28 @@ def train(
         stop = agreed_stop(stop_requested, world)
         if stop == "cancelled" and execution.on_cancel == "discard":
             return stop
-        if stop is not None or due(state.step, every=execution.save_every_steps, total=total):
-            clock.measured("save", lambda: save(state))
+        for hook in hooks:
+            if hook.is_due(state.step, total, stopping=stop is not None):
+                clock.measured("hooks", lambda hook=hook: hook.action(state))
         if stop is not None and state.step < total:
             return stop
     return "finished"
 
 
-# What a stop request says, as a number that ranks can add up.
+# The possible answers to "is a stop requested?"; ranks exchange the index.
 STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled")
 
 
 def agreed_stop(stop_requested: Callable[[], RunState | None], world: World) -> RunState | None:
-    """What rank 0 is asked, on every rank. A few bytes a step: a stop never waits for the next log step."""
+    """The stop request that rank 0 sees, on every rank.
+
+    The ranks exchange it after every step, not only at logged steps: it is a few bytes, and a stop takes effect at once.
+    """
     return STOP_CODES[world.agree(STOP_CODES.index(stop_requested()) if world.rank == 0 else 0)]
 
 
 def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
-    """Seconds that one image's training would take at the device's peak; None where no peak is known."""
+    """Seconds that training on one image would take at the device's peak FLOP/s; None for a device of unknown peak."""
     peak = maker_peak(device, recipe.precision)
     return 3 * forward_flops(recipe.model, model.num_classes) / peak if peak else None
 
@@ -218,7 +238,7 @@ def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> 
 def measure(
     step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock, ideal_s: float | None
 ) -> dict[str, float]:
-    """The metrics of one step over all ranks; one all-reduce."""
+    """The metrics of one step over all ranks, by one all-reduce."""
     local = [float(result.loss_sum), float(result.correct), clock.spent["data_wait"], sum(clock.spent.values())]
     loss, correct, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
     batch = recipe.input.global_batch_size
@@ -236,10 +256,12 @@ def measure(
 
 
 def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Module:
-    """The model as the world trains it: compiled if asked for, with rank 0's weights, on GPUs under DDP when there are
-    peers. On the CPU `train_step` sums gradients by `sum_gradients`."""
+    """The model as this world trains it: compiled if `execution.compile` is set, and with the weights of rank 0.
+
+    Several GPU ranks train under DDP. On CPU ranks `train_step` sums the gradients with `sum_gradients` instead.
+    """
     if execution.compile:
-        model.compile()  # in place: names in checkpoints stay as they are
+        model.compile()  # in place, so the tensor names in checkpoints do not change
     if world.size == 1:
         return model
     if world.device.type != "cpu":
@@ -250,11 +272,12 @@ def wrap(model: nn.Module, execution: ExecutionConfig, world: World) -> nn.Modul
 
 
 def sum_gradients(model: nn.Module, world: World) -> None:
-    """Replaces each gradient by its sum over all ranks, the same bits on each, always in the order of the parameters.
+    """Replaces each gradient by its sum over all ranks, bit for bit the same on each rank, in the order of the parameters.
 
-    DDP re-orders its buckets after the first step, unless it searches for unused parameters, which it warns about at
-    every start. A resumed run would then add gradients in another order than the uninterrupted one; on the CPU losses
-    are promised bit for bit (DESIGN 3.4). Which parameters have gradients follows from the network alone.
+    DDP reorders its buckets after the first step unless it searches for unused parameters, and that search warns at
+    every start. After a reordering, a resumed run would add gradients in another order than the uninterrupted run; on
+    the CPU their losses must agree bit for bit (docs/design.md, "Training guarantees"). Which parameters have
+    gradients depends on the network only.
     """
     bucket: list[Tensor] = []
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

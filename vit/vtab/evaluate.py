@@ -1,6 +1,7 @@
-"""Scores of a model on tasks: select a setting on validation, train once more on all 1,000, read test once.
+"""Scores models on tasks by fine-tuning: choose a setting on validation, train once more on all examples, score test once.
 
-Only the chosen setting is ever scored on test; a second request returns the stored record (DESIGN 3.7).
+Only the chosen setting is scored on test. A second request returns the stored record (docs/design.md, "Scores and
+protocols").
 """
 
 import re
@@ -21,36 +22,35 @@ from vit.vtab.protocols import Protocol, TaskFacts
 from vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
 from vit.vtab.trained.trials import Trial, TrialResult, finished_result
 
-Arm = str | None
-
 
 class TaskRef(FrozenConfig):
-    """A task to score: any corpus with the splits that the protocol wants, under its own name."""
+    """A task to score: a corpus that has the splits which the protocol needs."""
 
     name: str
+    """Name of the corpus."""
     corpus: str
     """URI of the prepared corpus."""
 
 
 class EvaluationSpec(FrozenConfig):
-    """`config.json` of an evaluation: every (task, model) pair under one protocol, once for each seed."""
+    """`config.json` of an evaluation: every (task, model) pair under one protocol, once per seed."""
 
     schema_version: int = 1
     run_key: str
     tasks: tuple[TaskRef, ...]
     models: tuple[str | None, ...]
-    """URIs of published models; none is the control, trained from scratch with the same steps and settings."""
+    """URIs of published models. None is the control, which trains from scratch with the same steps and settings."""
     architecture: AnyNetworkConfig
-    """Network of the control; that of the models."""
+    """Network of the models, and of the control."""
     protocol: Protocol | Probe
     seed: int = 0
     """The first seed."""
     num_seeds: PositiveInt = 1
-    """How many, counting up."""
+    """Number of consecutive seeds, from `seed` on."""
     repetition: NonNegativeInt = 0
-    """Of scoring the same again: one more than that of the records that are to be replaced."""
+    """0 for the first scoring; to replace records, one more than their repetition."""
     root: str
-    """Root URI: trials and scores are kept below it."""
+    """Root URI, below which trials and scores are stored."""
 
     @property
     def seeds(self) -> range:
@@ -58,7 +58,7 @@ class EvaluationSpec(FrozenConfig):
 
 
 class Score(FrozenConfig):
-    """One record per (model digest, task, protocol, seed)."""
+    """One score record: a model, or the control, on one task under one protocol with one seed."""
 
     schema_version: int = 1
     task: str
@@ -72,26 +72,30 @@ class Score(FrozenConfig):
     """Fraction of the test split, 0 to 1."""
     num_examples: int
     chosen: dict[str, Any]
-    """The setting, with the validation score that chose it."""
+    """The chosen setting with its validation score."""
     tried: tuple[dict[str, Any], ...]
     """Every setting with its validation score."""
     majority_fraction: float
-    """Share of the test split's most frequent class: what always giving one answer scores."""
+    """Share of the majority class of the test split: the score of always predicting it."""
     num_classes: int
     corpus_digest: str
     split_digest: str = ""
-    """Of the test split; records of earlier days have none."""
+    """Digest of the test split; empty in records of older versions."""
     wall_s: float
     cpu_s: float
     trials: tuple[str, ...]
+    """Keys of the trials; empty for probes."""
     repetition: int = 0
     replaces: str | None = None
-    """The record, by its key, that this one was asked for in spite of."""
+    """Key of the record that this one replaces, if it is a repetition."""
 
     @property
     def metric_name(self) -> str:
-        """`vtab/<task>/top1`, `tasks/<corpus>/top1` for any other; of frozen features `fewshot/<corpus>/10shot/top1`,
-        `linear/<corpus>/top1` and so on, as `cifar100` and `vtab-cifar100` are two tasks."""
+        """`vtab/<task>/top1` for VTAB's tasks, else `tasks/<corpus>/top1`.
+
+        Probes have `fewshot/<corpus>/10shot/top1`, `linear/<corpus>/top1` and so on. They use the name of the corpus,
+        because `cifar100` and `vtab-cifar100` are different tasks.
+        """
         method, _, shots = self.protocol.partition("-")
         if method == "fewshot":
             return f"fewshot/{self.task}/{shots}shot/top1"
@@ -114,14 +118,14 @@ class TaskSweep(FrozenConfig):
     seed: int
     settings: tuple[TrainRecipe, ...]
     test_digest: str
-    """Of the test split."""
+    """Digest of the test split."""
     repetition: int = 0
 
     def select_trials(self) -> list[Trial]:
         return [self._trial("select", recipe) for recipe in self.settings]
 
     def final_trial(self, results: Sequence[TrialResult]) -> Trial:
-        """The final training, with the setting that is best on validation; of equals the first."""
+        """The trial with the setting that is best on validation (the first of equal ones), on all training examples."""
         assert len(results) == len(self.settings)
         best = max(range(len(results)), key=lambda i: (not results[i].diverged, results[i].top1, -i))
         return self._trial("final", self.settings[best])
@@ -155,10 +159,10 @@ class TaskSweep(FrozenConfig):
 
     @property
     def score_key(self) -> str:
-        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
+        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`. The hex covers everything else that the score depends on."""
         model = self.model_digest[:12] if self.model_digest else f"scratch-{digest_of(self.settings[0].model)[:12]}"
-        semantics = [RESULT_VERSIONS[stage] for stage in ("finetune", "evaluate")]
-        depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, semantics]
+        versions = [RESULT_VERSIONS[stage] for stage in ("finetune", "evaluate")]
+        depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, versions]
         identity = digest_of(depends_on)[:6]
         return (
             f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}{again(self.repetition)}.json"
@@ -183,21 +187,18 @@ class TaskSweep(FrozenConfig):
 
 
 def again(repetition: int) -> str:
-    """End of the name of a record: `-r2` of the second repetition, nothing of the first scoring."""
+    """Suffix of a record's name: `-r2` for repetition 2, empty for the first scoring."""
     return f"-r{repetition}" if repetition else ""
 
 
 def replaced(score_key: str) -> str | None:
-    """The record that a repetition takes the place of, by their keys."""
+    """Key of the record that the repetition at `score_key` replaces; None for a first scoring."""
     match = re.fullmatch(r"(.+)-r(\d+)\.json", score_key)
     return f"{match[1]}{again(int(match[2]) - 1)}.json" if match else None
 
 
 def plan_task_sweeps(spec: EvaluationSpec) -> list[TaskSweep]:
-    """The contests of an evaluation.
-
-    Raises ValueError for a corpus that is no task and for a model that is none, before anything is trained.
-    """
+    """The task sweeps of an evaluation. Raises ValueError for a corpus without the splits of a task or an unknown model."""
     assert isinstance(spec.protocol, Protocol)
     digests = [published_digest(model) for model in spec.models]
     task_sweeps = []
@@ -228,7 +229,7 @@ def plan_task_sweeps(spec: EvaluationSpec) -> list[TaskSweep]:
 
 
 def task_facts(corpus: Store, manifest: Manifest, splits: TaskSplits) -> TaskFacts:
-    """What protocols may know of a task; reads the sizes of the pictures of one row group."""
+    """The properties of a task that protocols may use. Reads the image sizes of one row group."""
     with ShardReader(corpus, manifest, splits.joined) as reader:
         sizes = reader.row_group(0, ["width_px", "height_px"]).to_pydict()
     return TaskFacts(
@@ -240,19 +241,19 @@ def task_facts(corpus: Store, manifest: Manifest, splits: TaskSplits) -> TaskFac
 
 
 def published_digest(model: str | None) -> str | None:
-    """The identity of a published model, by its URI; None for the control. Raises ValueError where there is no model."""
+    """Digest of the published model at a URI; None for the control. Raises ValueError if there is no model."""
     if model is None:
         return None
     try:
         return open_store(model).read_json("config.json")["digest"]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(
-            f"{model} is no published model ({error}). `vitline model ls` lists those there are."
+            f"{model} is no published model ({error}). `vitline model ls` lists the published models."
         ) from error
 
 
 def next_trials(task_sweep: TaskSweep, trials: Store) -> tuple[list[Trial], Score | None]:
-    """What is left to run for a contest, from what the store holds; the score once nothing is."""
+    """The trials of a task sweep that can run now and are not in the store; once there are none left, the score."""
     select = task_sweep.select_trials()
     results = [finished_result(trials, trial) for trial in select]
     if todo := [trial for trial, result in zip(select, results, strict=True) if result is None]:
@@ -264,7 +265,7 @@ def next_trials(task_sweep: TaskSweep, trials: Store) -> tuple[list[Trial], Scor
 
 
 def record_score(root: Store, task_sweep: TaskSweep, score: Score) -> Score:
-    """Stores a score; where one is stored already, that one holds and is returned."""
+    """Stores a score and returns it. If a record exists, it is kept and returned instead."""
     try:
         root.create(task_sweep.score_key, score.model_dump_json(indent=1).encode())
         return score

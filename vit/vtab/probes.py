@@ -1,4 +1,4 @@
-"""Protocols on frozen features: the network is not trained, only what reads its features is (DESIGN 3.7)."""
+"""Probes: protocols that score frozen features. The network itself is not trained (docs/design.md, "Scores and protocols")."""
 
 from typing import Literal
 
@@ -10,15 +10,15 @@ Method = Literal["least-squares", "logistic", "nearest", "head"]
 
 
 class Probe(FrozenConfig):
-    """How a model is scored without training it."""
+    """How the frozen features of a model are scored."""
 
     kind: Literal["probe"] = "probe"
     name: str
-    """Name of the protocol; scores of few shots carry their number as well, as in `fewshot-10`."""
+    """Name of the protocol. Few-shot scores add the number of shots, as in `fewshot-10`."""
     method: Method
-    """What maps features to classes; `head` is the model's own, for a corpus of its classes."""
+    """What maps features to classes. `head` is the model's own head, for corpora with the model's classes."""
     shots: tuple[PositiveInt, ...] = ()
-    """Training examples a class, drawn by the seed; none takes all."""
+    """Numbers of training examples per class, which the seed draws; empty uses all examples."""
 
 
 PROBES = (

@@ -1,8 +1,9 @@
-"""Named protocols of fine-tuning: each fixes resolution, resize, settings and how one of them is chosen (DESIGN 3.7).
+"""Named fine-tuning protocols: each fixes resolution, resize, the settings to try and how one of them is chosen
+(docs/design.md, "Scores and protocols").
 
-A protocol turns (architecture, facts of the task, seed) into the settings to try, each a whole TrainRecipe. Of a task it
-knows how many training examples and how large pictures it has, and for VTAB the two augmentations that BiT excepts some
-tasks from; what is tried never depends on a task's name otherwise, as VTAB asks.
+A protocol turns (architecture, facts of the task, seed) into the settings to try, each a complete TrainRecipe. The facts
+are the number of training examples, the size of the images and the number of row groups. As VTAB demands, nothing else
+depends on the task, except that BiT turns off flips and crops for some VTAB tasks.
 """
 
 from collections.abc import Sequence
@@ -24,30 +25,33 @@ Steps = Annotated[
     Field(min_length=1),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
 ]
-"""One length, or several to choose from."""
+"""One number of steps, or several to choose from."""
 
 
 class TaskFacts(FrozenConfig):
-    """What a protocol may know of a task."""
+    """The properties of a task that a protocol may use."""
 
     name: str
-    """Name of its corpus."""
+    """Name of the corpus."""
     num_train: int
-    """Examples of the split that is trained on last."""
+    """Number of examples that the final trial trains on."""
     max_lanes: int
-    """Row groups of the smallest split that is trained on: no more lanes can read it."""
+    """Number of row groups of the smallest training split, which limits the number of lanes."""
     mean_area_px: float
-    """Mean area of its first pictures."""
+    """Mean area, in pixels, of the images of the first row group."""
 
 
 class LargerTask(FrozenConfig):
-    """Settings for tasks of many examples, in place of the protocol's own."""
+    """Settings that replace those of the protocol for tasks with many training examples."""
 
     at_least: PositiveInt
-    """Training examples from which on they hold."""
+    """Smallest number of training examples for which these settings are used."""
     learning_rates: tuple[PositiveFloat, ...]
+    """Learning rates to choose from."""
     total_steps: Steps
+    """Numbers of steps to choose from."""
     warmup_steps: NonNegativeInt
+    """Steps of linear warmup."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -56,62 +60,66 @@ class LargerTask(FrozenConfig):
 
 
 class SmallPictures(FrozenConfig):
-    """Another resolution for pictures that are small themselves."""
+    """The resolution for tasks whose images are small."""
 
     area_px: PositiveInt
-    """Mean area below which it holds."""
+    """Mean image area, in pixels, below which this resolution is used."""
     image_size_px: PositiveInt
+    """Side of the network's input."""
     train_resize_px: PositiveInt
+    """Side of the square that training crops are cut from."""
 
 
 class Protocol(FrozenConfig):
-    """How a model is fine-tuned: SGD with momentum 0.9 and no weight decay on a new head, all weights trained."""
+    """How a model is fine-tuned: all weights and a new head, by SGD with momentum 0.9 and no weight decay."""
 
     kind: Literal["finetune"] = "finetune"
     name: str
+    """Name of the protocol, under which its scores are stored."""
     splits: Literal["1k", "full"] = "1k"
-    """Choose on train800 -> val200 and train once more on both, or on train -> val and both."""
+    """`1k`: choose settings on train800 and val200, and train once more on both. `full`: the same with train and val."""
     image_size_px: PositiveInt | None
-    """Input side; none keeps the model's own."""
+    """Side of the network's input; None keeps the size of the model."""
     whole_patches: bool = False
-    """Raise the side to whole patches: 512 becomes 518 for patches of 14."""
+    """Round the side up to whole patches: 512 becomes 518 for patches of 14."""
     small_pictures: SmallPictures | None = None
-    """Another resolution for small pictures; none has one for all."""
+    """Resolution for tasks with small images; None uses one resolution for all tasks."""
     learning_rates: tuple[PositiveFloat, ...] = Field(min_length=1)
-    """Settings to choose from on validation, each with each length."""
+    """Learning rates to choose from on validation, each tried with each of `total_steps`."""
     total_steps: Steps
-    """Lengths to choose from."""
+    """Numbers of steps to choose from on validation."""
     warmup_steps: NonNegativeInt
     """Steps of linear warmup."""
     larger: tuple[LargerTask, ...] = ()
-    """Settings for larger tasks, in the order of their size."""
+    """Settings for tasks with many training examples, in ascending order of `at_least`."""
     fewer_than: PositiveInt | None = None
-    """Training examples from which on the protocol asks for what is not supported (MixUp)."""
+    """Number of training examples from which the protocol needs MixUp, which is not supported. None: any number."""
     schedule: Literal["cosine", "staircase"] = "cosine"
-    """Half a cosine to zero, or to a tenth at each of `falls_at`."""
+    """Half a cosine to zero, or division by ten at each of `falls_at`."""
     falls_at: tuple[float, ...] = ()
-    """Fractions of the training, for a staircase."""
+    """Fractions of the training after which the staircase schedule falls."""
     clip_norm: PositiveFloat | None = 1.0
-    """Largest global gradient norm."""
+    """Largest global gradient norm; None turns clipping off."""
     average_decay: float | None = Field(None, gt=0, lt=1)
-    """Of averaged weights, which are scored; none scores the last."""
+    """Decay of averaged weights, which are then scored; None scores the weights of the last step."""
     global_batch_size: PositiveInt
+    """Examples per optimizer step."""
     num_lanes: PositiveInt
-    """At most; as many as divide the batch and the task has row groups for."""
+    """Largest number of lanes. A task gets the largest number that divides the batch and has enough row groups."""
     augment: AugmentConfig
-    """Crop, flip and resize; its resolution is replaced by the protocol's or the model's."""
+    """Crop, flip and resize. Its resolution is replaced by that of the protocol or the model."""
     vtab_exceptions: bool = False
-    """No flip and no crop for the tasks of VTAB that BiT excepts (arXiv:1912.11370, App. F)."""
+    """Turn off flip or crop for the VTAB tasks where BiT does (arXiv:1912.11370, App. F)."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of matrix products."""
+    """Precision of matrix products."""
     seed_statistic: Literal["mean", "median"] = "mean"
-    """How the authors sum up runs with several seeds."""
+    """How the authors of the protocol combine the scores of several seeds."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         _check_warmup(self.warmup_steps, self.total_steps)
         if [t.at_least for t in self.larger] != sorted({t.at_least for t in self.larger}):
-            raise ValueError(f"{self.name}: `larger` must stand in the order of `at_least`, each size once.")
+            raise ValueError(f"{self.name}: sort `larger` in the order of `at_least`, with each value once.")
         return self
 
     @property
@@ -119,18 +127,17 @@ class Protocol(FrozenConfig):
         return digest_of(self)
 
     def settings(self, model: NetworkConfig, task: TaskFacts, seed: int) -> tuple[TrainRecipe, ...]:
-        """One recipe per setting, for a network of this architecture. Raises ValueError for a task that the protocol is
-        not made for."""
+        """One recipe per setting, for a network of this architecture. Raises ValueError if the task would need MixUp."""
         if self.fewer_than is not None and task.num_train >= self.fewer_than:
             raise ValueError(
-                f"not supported: {self.name} mixes pictures (MixUp) from {self.fewer_than:,} training examples on, and "
-                f"{task.name} has {task.num_train:,}. Take vit-paper-transfer."
+                f"not supported: {self.name} uses MixUp from {self.fewer_than:,} training examples, and {task.name} has "
+                f"{task.num_train:,}. Use protocol vit-paper-transfer instead."
             )
         augment = self._augment(model, task)
         network = network_config(model.for_transfer(augment.image_size_px))
         data = InputConfig(
             global_batch_size=self.global_batch_size,
-            num_lanes=max(n for n in range(1, task.max_lanes + 1) if self._may_have(n)),
+            num_lanes=max(n for n in range(1, task.max_lanes + 1) if self._allows_lanes(n)),
             shuffle_window=4,
             augment=augment,
         )
@@ -158,7 +165,7 @@ class Protocol(FrozenConfig):
             for lr in choice.learning_rates
         )
 
-    def _may_have(self, lanes: int) -> bool:
+    def _allows_lanes(self, lanes: int) -> bool:
         return lanes <= self.num_lanes and self.global_batch_size % lanes == 0
 
     def _augment(self, model: NetworkConfig, task: TaskFacts) -> AugmentConfig:
@@ -185,17 +192,17 @@ class Protocol(FrozenConfig):
 def _check_warmup(warmup_steps: int, total_steps: Sequence[int]) -> None:
     if warmup_steps >= min(total_steps):
         raise ValueError(
-            f"warmup_steps={warmup_steps} leaves nothing of total_steps={min(total_steps)}; the learning rate would never "
-            "reach its peak: set a smaller warmup_steps with it."
+            f"warmup_steps={warmup_steps} must be less than total_steps={min(total_steps)}; otherwise the learning rate "
+            "does not reach its peak before the end. Set a smaller warmup_steps as well."
         )
 
 
-# BiT's, which the paper follows: resize to the square of 448, crop 384 at random, flip; in evaluation straight to the
-# square; no antialias, as TensorFlow's and JAX's resize of the time.
+# BiT's augmentation, which the paper follows: resize to a square of 448, random crop of 384, flip; evaluation resizes
+# directly to the square. No antialias, like the resize of TensorFlow and JAX at that time.
 _AS_BIT = AugmentConfig(image_size_px=384, train_crop="random", train_resize_px=448, flip=True, antialias=False)
 
-# arXiv:2010.11929v2, Sec. B.1.1 and Table 4: one setting for all 19 tasks. The warmup is that of the authors' later code;
-# the paper states none.
+# arXiv:2010.11929v2, Sec. B.1.1 and Table 4: one setting for all 19 tasks. The paper states no warmup; this one is from the
+# authors' later code.
 VIT_PAPER = Protocol(
     name="vit-paper",
     image_size_px=384,
@@ -211,8 +218,9 @@ VIT_PAPER = Protocol(
 # Version 1 of the paper: two learning rates and two lengths for every task.
 VIT_PAPER_V1 = replace(VIT_PAPER, name="vit-paper-v1", learning_rates=(0.01, 0.1), total_steps=(1000, 10_000))
 
-# Table 4, for whole data sets: Pets and Flowers 500 steps, CIFAR 10,000, ImageNet 20,000. It goes by data set in the paper
-# and by size here, which is the same for these and says what is done with others. The warmup is the released code's.
+# Table 4, for whole data sets: Pets and Flowers 500 steps, CIFAR 10,000, ImageNet 20,000. The paper chooses by data set.
+# Here the size decides: the result is the same for these data sets, and others have settings too. The warmup is from the
+# released code.
 _TO_03, _TO_06 = (0.001, 0.003, 0.01, 0.03), (0.003, 0.01, 0.03, 0.06)
 VIT_PAPER_TRANSFER = Protocol(
     name="vit-paper-transfer",
@@ -238,13 +246,13 @@ VIT_PAPER_TRANSFER_V1 = replace(
     ),
 )
 
-# Table 2's ImageNet: 512 px, 518 for patches of 14, averaged weights (Sec. 4.1). Squares before the crop in the same ratio.
+# ImageNet in Table 2: 512 px, 518 for patches of 14, averaged weights (Sec. 4.1). The square before the crop keeps its ratio.
 VIT_PAPER_IMAGENET_512 = replace(
     VIT_PAPER_TRANSFER, name="vit-paper-imagenet-512", image_size_px=512, whole_patches=True, average_decay=0.9999
 )
 
-# arXiv:1912.11370, Sec. 3.3, with the steps of the released bit_hyperrule.py for small tasks (warmup of 100, a tenth after
-# 200, 300 and 400 of 500 steps), which made the published re-runs. Larger tasks mix pictures.
+# arXiv:1912.11370, Sec. 3.3, with the steps for small tasks of the released bit_hyperrule.py (100 steps of warmup; division
+# by ten after 200, 300 and 400 of 500 steps), with which the published re-runs were made. Larger tasks use MixUp.
 BIT_HYPERRULE = Protocol(
     name="bit-hyperrule",
     image_size_px=384,
@@ -263,8 +271,9 @@ BIT_HYPERRULE = Protocol(
     seed_statistic="median",
 )
 
-# The benchmark's own light sweep (arXiv:1910.04867; google-research/task_adaptation): four settings for every task, straight
-# to 224 px, no crop, no flip. Two rates and two lengths are confirmed, their values are as the paper is remembered.
+# The lightweight sweep of the benchmark (arXiv:1910.04867; google-research/task_adaptation): four settings for every task,
+# resize to 224 px, no crop, no flip. That there are two learning rates and two lengths is confirmed; their values are from
+# memory of the paper.
 VTAB_SWEEP = Protocol(
     name="vtab-sweep",
     image_size_px=224,
@@ -291,7 +300,7 @@ SMALL_IMAGES = Protocol(
     num_lanes=16,
     augment=AugmentConfig(train_crop="none", flip=False, antialias=True, image_size_px=32),
 )
-"""The 1k protocol at the size of the demo's pictures: as VTAB, without crop or flip, the same for every task and control."""
+"""A 1k protocol for images of a few dozen pixels, such as the demo's: no crop or flip, the same for every task and control."""
 
 
 def known_protocols() -> dict[str, Protocol | Probe]:
@@ -310,19 +319,19 @@ def known_protocols() -> dict[str, Protocol | Probe]:
 
 
 def over_seeds(protocol: str, values: Sequence[float]) -> float:
-    """Scores of several seeds as one number, as the authors of the protocol of this name report them: mean or median."""
+    """The scores of several seeds as one number: mean or median, as the authors of the protocol report it."""
     return median(values) if seed_statistic(protocol) == "median" else fmean(values)
 
 
 def seed_statistic(protocol: str) -> Literal["mean", "median"]:
-    """Which of the two it is for the protocol of this name; the mean for one that is not known any more."""
+    """How the protocol of this name combines seeds; the mean for an unknown name."""
     known = known_protocols()
-    found = known.get(protocol) or known.get(protocol.rpartition("-")[0])  # an overridden one has six more digits
+    found = known.get(protocol) or known.get(protocol.rpartition("-")[0])  # a changed protocol ends in six hex digits
     return found.seed_statistic if isinstance(found, Protocol) else "mean"
 
 
 def protocol_named(name: str) -> Protocol | Probe:
-    """Raises ValueError that lists the protocols there are."""
+    """The protocol of this name. Raises ValueError listing the known protocols."""
     known = known_protocols()
     if name not in known:
         raise ValueError(f"There is no protocol {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}")

@@ -10,15 +10,15 @@ Group = Literal["natural", "specialized", "structured"]
 
 
 class VtabTask(FrozenConfig):
-    """A task of the benchmark; its corpus is `<root>/corpora/vtab-<name>`, with `-` for `_`."""
+    """A task of the benchmark. Its corpus is `<root>/corpora/vtab-<name>`, with `-` instead of `_`."""
 
     name: str
     group: Group
     num_classes: int
     flip: bool = True
-    """Whether a mirrored picture keeps its label."""
+    """True if a mirrored image keeps its label."""
     crop: bool = True
-    """Whether a part of the picture keeps its label."""
+    """True if a crop of the image keeps its label."""
 
     @property
     def corpus_name(self) -> str:
@@ -55,18 +55,18 @@ VTAB_TASKS: tuple[VtabTask, ...] = (
 
 
 def vtab_task(corpus: str) -> VtabTask | None:
-    """The one of the 19 that this corpus is; none for a corpus of another name, also for one named as a task is."""
+    """The VTAB task of a corpus named `vtab-<task>`; None for any other name, even if it equals the name of a task."""
     return next((task for task in VTAB_TASKS if corpus == task.corpus_name), None)
 
 
 def benchmark_name(corpus: str) -> str:
-    """Of the corpus of one of the 19, the task's own name; any other corpus is a task under its own name."""
+    """The name of the VTAB task of a corpus; for any other corpus the name of the corpus."""
     task = vtab_task(corpus)
     return task.name if task else corpus
 
 
 def metric_group(corpus: str) -> Literal["vtab", "tasks"]:
-    """Where the metrics of a corpus's task stand: the 19 apart from one's own."""
+    """The prefix of a task's metrics: `vtab` for the 19 tasks, `tasks` for other corpora."""
     return "vtab" if vtab_task(corpus) else "tasks"
 
 
@@ -74,12 +74,12 @@ GROUPS: tuple[Group, ...] = ("natural", "specialized", "structured")
 
 
 class TaskSplits(FrozenConfig):
-    """The splits of the 1k protocol: choose on `train` -> `val`, train once more on `joined`, score `test` once."""
+    """The splits of a task: choose settings on `train` and `val`, train once more on `joined`, score `test` once."""
 
     train: str
     val: str
     joined: str
-    """Both together, as one split."""
+    """`train` and `val` together as one split."""
     test: str = "test"
 
 
@@ -87,18 +87,18 @@ WHOLE = TaskSplits(train="train", val="val", joined="trainval")
 
 
 def find_task_splits(names: Collection[str], where: str, wanted: Literal["1k", "full"] = "1k") -> TaskSplits:
-    """The splits of a task among those of the corpus at `where`.
+    """Chooses the splits of a task among the splits `names` of the corpus at `where`.
 
-    Of the 1k protocol VTAB's train800, val200 and train800val200 come first; then train<N>, val<M> and train<N>val<M> with
-    the most training examples; then train, val and trainval, which are the only ones of the full protocol. Raises
-    ValueError naming what there is and what is wanted.
+    The `1k` protocols prefer VTAB's train800, val200 and train800val200, then the train<N>, val<M> and train<N>val<M> with
+    the most training examples, then train, val and trainval. The `full` protocols use train, val and trainval only.
+    Raises ValueError naming the splits found and expected.
     """
     if wanted == "full":
         if {WHOLE.train, WHOLE.val, WHOLE.joined, WHOLE.test} <= set(names):
             return WHOLE
         raise ValueError(
-            f"{where} has splits {', '.join(sorted(names))}; a protocol for whole data sets wants train, val, trainval and "
-            "test. Take a corpus prepared as a task: `vitline data ls` shows the splits of each."
+            f"{where} has splits {', '.join(sorted(names))}, but a protocol for whole data sets needs train, val, trainval "
+            "and test. Choose a corpus with these splits: `vitline data ls` shows the splits of each."
         )
     pairs = [
         (int(train[1]), int(val[1]))
@@ -113,7 +113,7 @@ def find_task_splits(names: Collection[str], where: str, wanted: Literal["1k", "
         if {splits.train, splits.val, splits.joined, splits.test} <= set(names):
             return splits
     raise ValueError(
-        f"{where} has splits {', '.join(sorted(names))}; the 1k protocol wants train800, val200, train800val200 and "
-        "test, or the like with other numbers or none (train, val, trainval, test). Take a corpus prepared as a task: "
-        "`vitline data ls` shows the splits of each."
+        f"{where} has splits {', '.join(sorted(names))}, but a 1k protocol needs train800, val200, train800val200 and "
+        "test, or the same with other numbers or without numbers (train, val, trainval, test). Choose a corpus with "
+        "these splits: `vitline data ls` shows the splits of each."
     )

@@ -1,4 +1,4 @@
-"""The door to MLflow, against a real server: sent twice is sent once, by however many shippers (DESIGN 3.5)."""
+"""The door to MLflow, against a real server: sent twice is sent once, by however many shippers (docs/design.md, "MLflow")."""
 
 import math
 import sqlite3

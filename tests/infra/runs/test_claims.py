@@ -1,4 +1,4 @@
-"""One attempt at a time may write a run (DESIGN 3.3)."""
+"""One attempt at a time may write a run (docs/design.md, "Claims")."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Journals keep each (key, step) once, whatever is killed and resumed (DESIGN 3.5)."""
+"""Journals keep each (key, step) once, whatever is killed and resumed (docs/design.md, "Journal")."""
 
 import math
 import tempfile
@@ -168,5 +168,5 @@ def test_the_thread_seals_and_survives_a_store_that_is_away(tmp_path):
 
 def test_a_segment_that_is_none_is_named(run, tmp_path):
     run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
-    with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is no journal segment"):
+    with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is no valid journal segment"):
         Journal(run, 2, tmp_path)

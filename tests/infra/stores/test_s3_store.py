@@ -117,7 +117,7 @@ def test_a_refused_request_is_not_repeated(store, service):
 
 def test_a_service_that_is_away_is_named(service, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*whether the store runs"):
+    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*Check that the store runs"):
         open_store("s3://bucket").read("a")
 
 
@@ -216,7 +216,7 @@ def test_a_finished_upload_whose_reply_was_lost_is_finished(s3_uri, monkeypatch)
 
 KILLED_WRITER = """
 import os, signal, sys
-from infra import s3_store
+from infra.stores import s3_store
 from infra.storage import open_store
 s3_store._PART_BYTES = 5 * 1024 * 1024
 with open_store(sys.argv[1]).writer("runs/half ü") as file:

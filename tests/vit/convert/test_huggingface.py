@@ -1,4 +1,4 @@
-"""transformers' ViT and ours are the same function; what is not is refused by name."""
+"""ViT of transformers and ours compute the same function; other networks are refused with the reason."""
 
 import json
 import math
@@ -48,7 +48,7 @@ def images(size, dtype=torch.float32):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("names", ["in memory", "in a file"])
-def test_the_logits_are_those_of_transformers(case, names, theirs, far, tmp_path):
+def test_logits_equal_those_of_transformers(case, names, theirs, far, tmp_path):
     other = theirs(**CASES[case])
     if names == "in memory":
         ours = from_huggingface(other.state_dict(), other.config.to_dict(), "transformers")
@@ -70,7 +70,7 @@ def test_the_logits_are_those_of_transformers(case, names, theirs, far, tmp_path
     assert logits.std(dim=0).max() > 0.05, "every image gets the same answer: nothing was compared"
 
 
-def test_the_gradients_are_those_of_transformers(theirs, far):
+def test_gradients_equal_those_of_transformers(theirs, far):
     other = theirs(**TINY)
     ours = from_huggingface(other.state_dict(), other.config.to_dict(), "transformers")
     x, labels = images(18), torch.tensor([0, 2, 1])
@@ -96,7 +96,7 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("case", [*WRITTEN, *COMPUTED])
-def test_a_written_folder_is_the_same_network_in_transformers_and_back(case, transformers, scatter, far, tmp_path):
+def test_written_folder_has_the_same_logits_in_transformers_and_reads_back(case, transformers, scatter, far, tmp_path):
     ours = scatter(build_network((WRITTEN | COMPUTED)[case], 4))
     write_huggingface(ours, tmp_path, CLASSES)
     other, about = transformers.ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
@@ -113,7 +113,7 @@ def test_a_written_folder_is_the_same_network_in_transformers_and_back(case, tra
             assert torch.equal(back.network.state_dict()[name], value), name
 
 
-def test_from_transformers_and_back_no_bit_is_lost(theirs, tmp_path):
+def test_reading_and_writing_keeps_every_bit(theirs, tmp_path):
     theirs(**TINY).save_pretrained(tmp_path / "theirs")
     write_huggingface(read_huggingface(tmp_path / "theirs").network, tmp_path / "ours", CLASSES)
     ours, other = (load_file(tmp_path / name / "model.safetensors") for name in ("ours", "theirs"))
@@ -121,7 +121,7 @@ def test_from_transformers_and_back_no_bit_is_lost(theirs, tmp_path):
     assert all(torch.equal(value, other[name]) for name, value in ours.items())
 
 
-def test_a_pooler_is_the_pre_logits_layer_unless_a_classifier_stands_beside_it(theirs, far, tmp_path):
+def test_pooler_becomes_pre_logits_layer_unless_there_is_a_classifier(theirs, far, tmp_path):
     other = theirs("ViTModel", **TINY)
     other.save_pretrained(tmp_path)
     ours = read_huggingface(tmp_path, num_classes=9)
@@ -130,7 +130,7 @@ def test_a_pooler_is_the_pre_logits_layer_unless_a_classifier_stands_beside_it(t
     assert ours.report.loaded["pre_logits.weight"] == "pooler.dense.weight"
     with torch.no_grad():
         assert far(ours.network.features(images(18)), other(images(18)).pooler_output) <= 1e-5
-    with pytest.raises(ConversionError, match="has no head; say how many classes"):
+    with pytest.raises(ConversionError, match=r"has no head\. Give the number of classes"):
         read_huggingface(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     state = {f"vit.{name}": value for name, value in state.items()} | {
@@ -139,7 +139,7 @@ def test_a_pooler_is_the_pre_logits_layer_unless_a_classifier_stands_beside_it(t
     }  # fmt: skip
     beside = from_huggingface(state, other.config.to_dict(), "x")
     assert beside.report.skipped == {
-        "vit.embeddings.mask_token": "stands for masked patches, in pre-training alone",
+        "vit.embeddings.mask_token": "the mask token is used in pre-training only",
         "vit.pooler.dense.weight": "the classifier does not use the pooler",
         "vit.pooler.dense.bias": "the classifier does not use the pooler",
     }
@@ -148,38 +148,40 @@ def test_a_pooler_is_the_pre_logits_layer_unless_a_classifier_stands_beside_it(t
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'; gelu, gelu_pytorch_tanh, gelu_new are"),
-        ({"num_channels": 1}, "num_channels=1; 3 are"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'; supported are gelu, gelu_pytorch_tanh, gelu_new"),
+        ({"num_channels": 1}, "num_channels=1; supported is 3"),
         ({"model_type": "deit"}, "model_type='deit'"),
-        ({"image_size": [18, 24]}, r"image_size=\[18, 24\]; squares are"),
+        ({"image_size": [18, 24]}, r"image_size=\[18, 24\]; supported are squares"),
         ({"image_size": 32}, r"position_embeddings gives pos_embed the shape \(1, 17, 32\), .* has \(1, 65, 32\)"),
         ({"num_attention_heads": 5}, "num_heads=5 must divide embed_dim=32"),
         ({"hidden_size": 64}, r"gives norm.weight the shape \(32,\)"),
     ],
 )
-def test_another_function_is_refused_by_name(theirs, settings, message):
+def test_unsupported_settings_are_refused(theirs, settings, message):
     other = theirs(**TINY)
     with pytest.raises(ConversionError, match=message):
         from_huggingface(other.state_dict(), other.config.to_dict() | settings, "somewhere")
 
 
-def test_entries_that_nothing_takes_and_entries_that_are_not_there_are_named(theirs, tmp_path):
+def test_unused_and_missing_entries_are_named(theirs, tmp_path):
     other = theirs(**TINY)
     state, config = other.state_dict(), other.config.to_dict() | {"hidden_dropout_prob": 0.1}
     gone = "vit.layers.1.attention.k_proj.bias"
-    with pytest.raises(ConversionError, match=r"takes: vit\.layers\.1\.attention\.q_proj\.bias.*values for: blocks\.1"):
+    with pytest.raises(
+        ConversionError, match=r"not use: vit\.layers\.1\.attention\.q_proj\.bias.*in the file: blocks\.1"
+    ):
         from_huggingface({name: value for name, value in state.items() if name != gone}, config, "x")
-    with pytest.raises(ConversionError, match=r"no part of the network takes: vit\.layers\.0\.lambda1"):
+    with pytest.raises(ConversionError, match=r"the network does not use: vit\.layers\.0\.lambda1"):
         from_huggingface(state | {"vit.layers.0.lambda1": torch.ones(32)}, config, "x")
-    with pytest.raises(ConversionError, match="is no ViT of transformers: it has no block 0, and starts with a"):
+    with pytest.raises(ConversionError, match=r"is no ViT of transformers: it has no block 0\. Its first entries: a"):
         from_huggingface({"a": torch.ones(1)}, {}, "x")
     (note,) = from_huggingface(state, config, "x").report.adapted
-    assert note == "left out, since its places differ here, in training alone: hidden_dropout_prob=0.1"
+    assert note == "left out, because our networks apply dropout elsewhere (in training only): hidden_dropout_prob=0.1"
     save_file(state, tmp_path / "model.safetensors")
     with pytest.raises(ConversionError, match=r"has no config\.json"):
         read_huggingface(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(ConversionError, match=r"config\.json holds a list; an object was expected"):
+    with pytest.raises(ConversionError, match=r"config\.json contains a list, expected a JSON object"):
         read_huggingface(tmp_path)
 
 
@@ -194,7 +196,7 @@ def test_entries_that_nothing_takes_and_entries_that_are_not_there_are_named(the
         (BiTConfig(stages=(1, 1)), "a BiT ResNet: .* in transformers"),
     ],
 )
-def test_what_transformers_cannot_compute_is_not_written(config, message, tmp_path):
+def test_unsupported_networks_are_not_written(config, message, tmp_path):
     with pytest.raises(ValueError, match=f"not supported: {message}"):
         write_huggingface(build_network(config, 2), tmp_path / "out", ["a", "b"])
     assert not (tmp_path / "out").exists()
@@ -202,14 +204,14 @@ def test_what_transformers_cannot_compute_is_not_written(config, message, tmp_pa
 
 def test_class_names_must_fit_the_head_and_differ(tmp_path):
     network = build_network(WRITTEN["tiny"], 2)
-    with pytest.raises(ValueError, match="3 class names for a head of 2 classes"):
+    with pytest.raises(ValueError, match="3 class names, but the head has 2 classes"):
         write_huggingface(network, tmp_path, ["a", "b", "c"])
-    with pytest.raises(ValueError, match="a: more than one class"):
+    with pytest.raises(ValueError, match="a: name of more than one class"):
         write_huggingface(network, tmp_path, ["a", "a"])
 
 
 @pytest.mark.parametrize("cut", [None, 20])
-def test_their_image_processor_obeys_the_image_contract(cut, transformers, tmp_path):
+def test_image_processor_of_transformers_follows_image_contract(cut, transformers, tmp_path):
     evaluation = AugmentConfig(image_size_px=18, eval_resize="shorter_side" if cut else "square", eval_resize_px=cut)
     contract = ImageContract(decode=DecodePolicy(), evaluation=evaluation, low=-1.0, high=3.0)
     write_huggingface(build_network(WRITTEN["tiny"], 4), tmp_path, CLASSES, contract)
@@ -225,7 +227,7 @@ def test_their_image_processor_obeys_the_image_contract(cut, transformers, tmp_p
     assert math.isclose(said["rescale_factor"], 1 / 255)
 
 
-def test_the_tables_name_each_entry_once():
+def test_tables_name_each_entry_once():
     for table in (CLASSIC, IN_MEMORY):
         assert len(set(table.values())) == len(table)
         assert all(ours.count("#") == theirs.count("#") for ours, theirs in table.items())

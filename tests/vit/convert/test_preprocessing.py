@@ -1,4 +1,4 @@
-"""Images as timm and transformers prepare them: the same logits from the same pixels."""
+"""Preprocessing of timm and transformers folders: the same logits from the same pixels."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def network():
 
 @pytest.mark.parametrize(("mean", "std"), [(IMAGENET["mean"], IMAGENET["std"]), ([0.0] * 3, [1.0] * 3)])
 @pytest.mark.parametrize("kind", ["timm", "transformers"])
-def test_another_mean_and_deviation_are_folded_into_the_patch_embedding(mean, std, kind):
+def test_other_mean_and_deviation_are_folded_into_patch_embedding(mean, std, kind):
     ours, report = network(), ConversionReport("folder", "timm")
     pixels = torch.rand(2, 3, 16, 16, dtype=torch.float64)
     theirs = (pixels - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
@@ -34,17 +34,17 @@ def test_another_mean_and_deviation_are_folded_into_the_patch_embedding(mean, st
     assert "folded in" in report.adapted[0]
 
 
-def test_crop_and_resize_become_ours_or_are_told():
+def test_crop_and_resize_are_converted_or_reported():
     report = ConversionReport("folder", "timm")
     view = evaluation_of(network(), {"crop_pct": 0.9, "interpolation": "bicubic"}, None, report)
     assert (view.eval_resize, view.eval_resize_px, view.antialias) == ("shorter_side", 17, True)
-    assert report.adapted == ["images: resized bilinearly with antialias; the folder asks for bicubic"]
+    assert report.adapted == ["images: resized bilinearly with antialias, although the folder specifies bicubic"]
     view = evaluation_of(network(), {}, {"size": {"height": 16, "width": 16}, "resample": 2}, report)
     assert (view.eval_resize, view.image_size_px) == ("square", 16)
     assert len(report.adapted) == 1
 
 
-def test_what_cannot_be_folded_is_refused():
+def test_mean_of_a_resnet_cannot_be_folded():
     hybrid = build_network(HybridConfig(stages=(1,), patch_size=2, **SMALL), 5)
     with pytest.raises(ConversionError, match="not supported: folder was trained on images with mean"):
         evaluation_of(hybrid, IMAGENET, None, ConversionReport("folder", "timm"))

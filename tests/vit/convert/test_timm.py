@@ -1,4 +1,4 @@
-"""timm's networks and ours are the same functions, forwards and backwards; what is not is refused by name."""
+"""timm's networks and ours compute the same logits and gradients; other networks are refused with the reason."""
 
 import json
 from functools import partial
@@ -31,7 +31,7 @@ TINY = {
 }
 GAP = {"class_token": False, "global_pool": "avg", "fc_norm": False}
 MAP = {"class_token": False, "global_pool": "map"}
-# (architecture, arguments, the largest difference of logits in float64): the third is GroupNorm's epsilon in hybrids.
+# (architecture, arguments, largest difference of logits in float64, which is larger for hybrids: GroupNorm's epsilon)
 CASES = {
     "token": ("vit_base_patch16_224", TINY, 1e-10),
     "b16": ("vit_base_patch16_224", {"img_size": 64, "depth": 2, "num_classes": 7}, 1e-10),
@@ -50,11 +50,11 @@ CASES = {
 
 @pytest.fixture
 def theirs(timm, scatter):
-    """theirs(case): (timm's network, what its config.json would say)."""
+    """theirs(case): (timm's network, the arguments that its config.json would have)."""
 
     def make(case: str):
         name, args, _ = CASES[case]
-        if case == "hybrid":  # timm's own, less deep
+        if case == "hybrid":  # the architecture of timm with fewer blocks
             backbone = timm.models.vision_transformer_hybrid._resnetv2((1, 2))
             embed = partial(timm.layers.HybridEmbed, backbone=backbone)
             return scatter(timm.models.VisionTransformer(embed_layer=embed, **args)), {"architecture": name, **args}
@@ -78,7 +78,7 @@ def images(network, dtype=torch.float32, count=3, size=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_logits_are_timms(case, theirs, far):
+def test_logits_equal_those_of_timm(case, theirs, far):
     other, args = theirs(case)
     ours = from_timm(other.state_dict(), args, "timm")
     in_float64 = from_timm(other.double().state_dict(), args, "timm").network
@@ -93,7 +93,7 @@ def test_the_logits_are_timms(case, theirs, far):
     assert set(", ".join(ours.report.loaded.values()).split(", ")) == set(other.state_dict())
 
 
-def test_the_logits_of_bit_are_timms(tiny_bit, far):
+def test_logits_of_bit_equal_those_of_timm(tiny_bit, far):
     args = {"architecture": "resnetv2_50x1_bit", "input_size": [3, 40, 40]}
     ours = from_timm(tiny_bit.state_dict(), args, "timm").network
     in_float64 = from_timm(tiny_bit.double().state_dict(), args, "timm").network
@@ -105,7 +105,7 @@ def test_the_logits_of_bit_are_timms(tiny_bit, far):
 
 
 @pytest.mark.parametrize("case", ["token", "average", "attention-pool", "hybrid", "bit"])
-def test_the_gradients_are_timms(case, theirs, tiny_bit, far):
+def test_gradients_equal_those_of_timm(case, theirs, tiny_bit, far):
     other, args = (tiny_bit, {"input_size": [3, 40, 40]}) if case == "bit" else theirs(case)
     ours = from_timm(other.state_dict(), args, "timm").network
     table = {"bit": BIT, "hybrid": HYBRID}.get(case, TRANSFORMER)
@@ -135,7 +135,7 @@ WRITTEN = {
 
 
 def written(config, scatter, tmp_path, num_classes=4, contract=None):
-    network = scatter(meta_network(config, num_classes).to_empty(device="cpu"))  # nothing is drawn twice
+    network = scatter(meta_network(config, num_classes).to_empty(device="cpu"))  # without drawing initial weights first
     if config.architecture != "bit" and config.pos_embed == "sincos-2d":
         network = scatter(build_network(config, num_classes))
     write_timm(network, tmp_path, ["cat", "dog", "Ente", "鸟"][:num_classes], contract)
@@ -143,7 +143,7 @@ def written(config, scatter, tmp_path, num_classes=4, contract=None):
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_a_written_folder_is_the_same_network_in_timm_and_back(case, timm, scatter, far, tmp_path):
+def test_written_folder_has_the_same_logits_in_timm_and_reads_back(case, timm, scatter, far, tmp_path):
     ours = written(WRITTEN[case], scatter, tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
@@ -159,7 +159,7 @@ def test_a_written_folder_is_the_same_network_in_timm_and_back(case, timm, scatt
 
 
 @pytest.mark.parametrize("case", ["token", "b16", "average", "attention-pool"])
-def test_from_timm_and_back_no_bit_is_lost(case, theirs):
+def test_reading_and_writing_keeps_every_bit(case, theirs):
     other, args = theirs(case)
     _, state = to_timm(from_timm(other.state_dict(), args, "timm").network)
     assert state.keys() == other.state_dict().keys()
@@ -169,7 +169,7 @@ def test_from_timm_and_back_no_bit_is_lost(case, theirs):
 @pytest.mark.parametrize(
     "variant", ["r_ti16", *(pytest.param(v, marks=pytest.mark.slow) for v in ("r26_s32", "bit_r50x1"))]
 )
-def test_written_resnets_are_the_same_functions_and_come_back_to_the_last_digit(variant, timm, scatter, far, tmp_path):
+def test_written_resnets_have_the_same_logits_in_timm_and_read_back(variant, timm, scatter, far, tmp_path):
     small = {} if variant.startswith("bit") else {"depth": 1, "embed_dim": 32, "num_heads": 2, "mlp_dim": 64}
     config = replace(network_variant(variant), image_size_px=32, **small)
     ours = written(config, scatter, tmp_path)
@@ -180,20 +180,20 @@ def test_written_resnets_are_the_same_functions_and_come_back_to_the_last_digit(
     back = read_timm(tmp_path)
     assert back.config == config
     for name, value in ours.float().state_dict().items():
-        # Kernels went through a division and its inverse, each rounded.
+        # Kernels were divided and multiplied, with rounding each time.
         rtol = 3e-7 if value.ndim == 4 and "patch_embed" not in name else 0
         torch.testing.assert_close(back.network.state_dict()[name], value, rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["sincos-2d", "learned-2d"])
-def test_positions_that_are_computed_are_written_as_a_table(kind, timm, scatter, far, tmp_path):
+def test_computed_positions_are_written_as_a_table(kind, timm, scatter, far, tmp_path):
     ours = written(replace(WRITTEN["token"], pos_embed=kind), scatter, tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
         assert far(theirs(images(ours)), ours(images(ours))) <= 1e-5
 
 
-def test_the_image_contract_becomes_timms_data_config(timm, scatter, tmp_path):
+def test_image_contract_becomes_data_config_of_timm(timm, scatter, tmp_path):
     evaluation = AugmentConfig(image_size_px=16, eval_resize="shorter_side", eval_resize_px=20)
     contract = ImageContract(decode=DecodePolicy(), evaluation=evaluation, low=0.0, high=1.0)
     written(WRITTEN["gap"], scatter, tmp_path, contract=contract)
@@ -206,7 +206,7 @@ def test_the_image_contract_becomes_timms_data_config(timm, scatter, tmp_path):
     assert (data["mean"], data["std"], data["crop_mode"]) == ([0.5] * 3, [0.5] * 3, "squash")
 
 
-def test_a_folder_that_timm_wrote_is_read(timm, scatter, far, tmp_path):
+def test_folder_written_by_timm_is_read(timm, scatter, far, tmp_path):
     theirs = scatter(timm.create_model("vit_base_patch16_gap_224", img_size=32, depth=1, num_classes=3, patch_size=8))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     for place in (tmp_path, tmp_path / "model.safetensors"):
@@ -220,7 +220,7 @@ def test_a_folder_that_timm_wrote_is_read(timm, scatter, far, tmp_path):
 
 
 @pytest.mark.slow
-def test_every_architecture_of_timm_is_read_as_it_is_or_refused(timm):
+def test_every_architecture_of_timm_is_read_exactly_or_refused(timm):
     """On the meta device: the settings that no entry shows are those of timm, whatever the name."""
     kinds = ("vit", "deit", "flexivit", "eva", "beit", "test_vit", "resnetv2", "aimv2", "siglip", "naflexvit", "samvit")
     names = [name for name in timm.list_models() if name.startswith(kinds)]
@@ -228,7 +228,7 @@ def test_every_architecture_of_timm_is_read_as_it_is_or_refused(timm):
     for name in names:
         try:
             theirs = timm.create_model(name, device="meta", num_classes=3, **({} if "resnet" in name else {"depth": 1}))
-        except Exception:  # some need memory to be built, or have no depth
+        except Exception:  # some cannot be built on the meta device, or have no depth
             continue
         try:
             ours = from_timm(theirs.state_dict(), {"architecture": name}, name).config
@@ -263,7 +263,7 @@ def state_of(timm, **args):
 @pytest.mark.parametrize(
     ("build", "args", "message"),
     [
-        ({"init_values": 1e-5}, {}, r"no part of the network takes: blocks\.0\.ls1\.gamma, blocks\.0\.ls2\.gamma"),
+        ({"init_values": 1e-5}, {}, r"the network does not use: blocks\.0\.ls1\.gamma, blocks\.0\.ls2\.gamma"),
         ({"reg_tokens": 2}, {}, r"pos_embed|reg_token"),
         ({"qk_norm": True}, {}, r"blocks\.0\.attn\.k_norm\.bias"),
         ({"pre_norm": True}, {}, r"norm_pre\.bias.*patch_embed\.bias"),
@@ -271,21 +271,21 @@ def state_of(timm, **args):
         ({"global_pool": "avg", "fc_norm": False}, {}, r"global_pool='avg' with a class token"),
         ({"global_pool": "map"}, {"global_pool": "map"}, r"global_pool='map' with a class token"),
         (GAP, {"global_pool": "avgmax"}, r"global_pool='avgmax' without a class token"),
-        ({}, {"act_layer": "quick_gelu"}, r"act_layer='quick_gelu'; gelu and gelu_tanh are"),
+        ({}, {"act_layer": "quick_gelu"}, r"act_layer='quick_gelu'; supported are gelu and gelu_tanh"),
         ({}, {"pool_include_prefix": True, "attn_layer": "diff"}, r"attn_layer='diff', pool_include_prefix=True"),
         ({}, {"norm_layer": "rmsnorm"}, r"norm_layer='rmsnorm'"),
-        ({"img_size": (16, 32)}, {}, r"pos_embed: 33 .*the grid is not a square"),
-        ({"img_size": (16, 24)}, {"img_size": [16, 24]}, r"images of \[16, 24\] pixels; only squares are"),
-        ({"num_classes": 0}, {}, r"has no head; say how many classes"),
+        ({"img_size": (16, 32)}, {}, r"pos_embed: .* has 33 entries.*only square grids"),
+        ({"img_size": (16, 24)}, {"img_size": [16, 24]}, r"images of \[16, 24\] pixels; supported are squares"),
+        ({"num_classes": 0}, {}, r"has no head\. Give the number of classes"),
     ],
 )  # fmt: skip
-def test_another_function_is_refused_by_name(timm, build, args, message):
+def test_unsupported_settings_are_refused(timm, build, args, message):
     said = {k: v for k, v in (TINY | build).items() if k in ("num_heads", "global_pool")}
     with pytest.raises(ConversionError, match=message):
         from_timm(state_of(timm, **build), said | args, "somewhere")
 
 
-def test_heads_and_resolution_that_no_entry_shows(timm):
+def test_heads_and_resolution_are_found_without_entries(timm):
     state = state_of(timm)
     with pytest.raises(ConversionError, match=r"width 32 at depth 3 is known\. Give num_heads"):
         from_timm(state, {}, "somewhere")
@@ -293,19 +293,19 @@ def test_heads_and_resolution_that_no_entry_shows(timm):
     assert named.network.config.num_heads == 16
     ours = from_timm(state, {"num_heads": 8}, "somewhere")
     assert (ours.network.config.num_heads, ours.config.image_size_px) == (8, 16)
-    assert ours.report.adapted == ["no architecture is named: GELU, epsilons and heads are taken to be timm's defaults"]
+    assert ours.report.adapted == ["no architecture is named: assumed timm's default GELU, epsilons and heads"]
     base = {"architecture": "vit_base_patch16_224", "num_heads": 4}
     assert from_timm(state, base | {"input_size": [3, 18, 18]}, "x").config.image_size_px == 18
     other = from_timm(state, base | {"img_size": 224, "drop_path_rate": 0.1, "pos_drop_rate": 0.2}, "x")
     assert other.config.image_size_px == 16
     assert [note.split(":")[0] for note in other.report.adapted] == [
-        "left out, since it differs or is absent here, in training alone",
+        "left out, because it differs or is absent here (in training only)",
         "dropout_rate",
         "image_size_px",
     ]
 
 
-def test_a_file_without_a_head_gets_zeros_and_half_precision_becomes_float32(timm):
+def test_missing_head_becomes_zeros_and_half_precision_float32(timm):
     state = {name: value.bfloat16() for name, value in state_of(timm, num_classes=0).items()}
     ours = from_timm(state, {"architecture": "vit_base_patch16_224", "num_heads": 4}, "x", num_classes=9)
     assert torch.count_nonzero(ours.network.head.weight) == 0
@@ -322,37 +322,37 @@ def test_a_file_without_a_head_gets_zeros_and_half_precision_becomes_float32(tim
         (replace(WRITTEN["token"], pre_logits=True), "pre_logits in timm"),
         (replace(WRITTEN["token"], norm_eps=1e-12), "norm_eps=1e-12 in timm"),
         (HybridConfig(image_size_px=32, stages=(1, 1), embed_dim=32, depth=1, num_heads=2, mlp_dim=32), "blocks 1-1"),
-        (HybridConfig(image_size_px=40, stages=(), patch_size=4, embed_dim=32, depth=1, num_heads=2, mlp_dim=32), "drops no"),
+        (HybridConfig(image_size_px=40, stages=(), patch_size=4, embed_dim=32, depth=1, num_heads=2, mlp_dim=32), "must divide"),
         (BiTConfig(stages=(1, 1)), "which has bit_r50x1"),
     ],
 )  # fmt: skip
-def test_what_timm_cannot_compute_is_not_written(config, message, tmp_path):
+def test_unsupported_networks_are_not_written(config, message, tmp_path):
     with pytest.raises(ValueError, match=rf"not supported: .*{message}"):
         write_timm(build_network(config, 2), tmp_path / "out", ["a", "b"])
     assert not (tmp_path / "out").exists()
 
 
-def test_pickles_and_other_folders_are_refused_unopened(tmp_path):
+def test_pickles_and_other_folders_are_refused(tmp_path):
     for name in ("pytorch_model.bin", "weights.pth", "a.ckpt", "a.pkl", "a.pt"):
         (tmp_path / name).write_bytes(b"anything")
         for place in (tmp_path, tmp_path / name):
             with pytest.raises(ConversionError, match=r"is a pickle.*save_file.*torch\.load.*weights_only=True"):
                 read_timm(place)
         (tmp_path / name).unlink()
-    with pytest.raises(ConversionError, match=r"holds no model\.safetensors, but nothing"):
+    with pytest.raises(ConversionError, match=r"has no model\.safetensors\. It contains nothing"):
         read_timm(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08" + b"\0" * 30)
-    with pytest.raises(ConversionError, match="no whole safetensors file"):
+    with pytest.raises(ConversionError, match="no valid safetensors file"):
         read_timm(tmp_path)
     save_file({"x": torch.zeros(2)}, tmp_path / "model.safetensors")
-    with pytest.raises(ConversionError, match=r"neither patch_embed\.proj\.weight nor .*, and starts with x"):
+    with pytest.raises(ConversionError, match=r"neither patch_embed\.proj\.weight nor .* Its first entries: x"):
         read_timm(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
     with pytest.raises(ConversionError, match="was written by transformers"):
         read_timm(tmp_path)
 
 
-def test_the_tables_name_each_entry_once():
+def test_tables_name_each_entry_once():
     for table in (TRANSFORMER, HYBRID, STEM_ONLY, BIT):
         assert len(set(table.values())) == len(table)
         assert all(ours.count("#") == theirs.count("#") for ours, theirs in table.items())

@@ -158,7 +158,7 @@ def test_options_without_effect_are_refused():
         AugmentConfig(train_crop="random")
     with pytest.raises(ValueError, match="train_crop='inception' with train_resize_px=256"):
         AugmentConfig(train_resize_px=256)
-    with pytest.raises(ValueError, match="less than image_size_px=224"):
+    with pytest.raises(ValueError, match="must be at least image_size_px=224"):
         AugmentConfig(train_crop="random", train_resize_px=200)
     with pytest.raises(ValueError, match="eval_resize_px=256 has no effect"):
         AugmentConfig(eval_resize_px=256)

@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from dataclasses import fields
 from itertools import islice
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from vit.input.augment import evaluation_pixels, train_draws, train_pixels
-from vit.input.batches import Source, eval_batches, mixture_batches, train_batches
+from vit.input.batches import Loading, Source, eval_batches, mixture_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
 from vit.input.order import Order
@@ -23,7 +24,9 @@ SEED = 11
 
 
 def start(corpus, **changes):
-    given = {"seed": SEED, "num_steps": 9, "micro_batch_size": 5} | changes
+    """Batches of SEED; `changes` are arguments of `train_batches` or fields of `Loading`."""
+    loading = Loading(**{f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes})
+    given = {"seed": SEED, "num_steps": 9, "micro_batch_size": 5, "loading": loading} | changes
     return train_batches(corpus.store, corpus.manifest, "train", given.pop("config", CONFIG), **given)
 
 
@@ -91,17 +94,17 @@ def test_a_seek_delivers_bit_for_bit_what_iterating_does(tiny, expected):
 def test_a_shared_cache_changes_nothing_and_keeps_its_budget(tiny, expected):
     cache = DecodedCache(30_000)
     for _ in range(2):
-        assert_same(by_slot([start(tiny, cache=cache)]), expected)
+        assert_same(by_slot([start(tiny, shared_cache=cache)]), expected)
     assert 20_000 < cache.num_bytes <= 30_000
 
 
 def test_once_cached_nothing_is_read(tiny, expected, corpus_maker, tmp_path):
     copy = corpus_maker(tmp_path, digest="tiny")
     cache = DecodedCache(10**7)
-    list(start(copy, cache=cache))
+    list(start(copy, shared_cache=cache))
     for key in copy.store.list("train/"):
         copy.store.delete(key)
-    assert_same(by_slot([start(copy, cache=cache)]), expected)
+    assert_same(by_slot([start(copy, shared_cache=cache)]), expected)
 
 
 def test_a_rank_without_rows_yields_padding(corpus_maker, tmp_path):
@@ -129,26 +132,24 @@ def test_several_labels_are_multi_hot_with_weights(corpus_maker, tmp_path):
 def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
     first = corpus_maker(tmp_path / "a", segments=(30,), digest="a")
     second = corpus_maker(tmp_path / "b", segments=(30,), digest="bb", labels=[[i % 5] for i in range(30)])
-    cache = {"decoded_cache_bytes": 10**6}
     sources = [
         Source(first.store, first.manifest, "train", 3.0, (0, 1, 2, 3, 4)),
         Source(second.store, second.manifest, "train", 1.0, (9, 8, 7, 6, 5)),
     ]
 
-    def labels(**changes):
-        steps = mixture_batches(
-            sources, CONFIG, num_classes=10, block_slots=12, seed=0, num_steps=10, micro_batch_size=12, **changes
-        )
+    def labels(loading):
+        given = {"num_classes": 10, "block_slots": 12, "seed": 0, "num_steps": 10, "micro_batch_size": 12}
+        steps = mixture_batches(sources, CONFIG, **given, loading=loading)
         return [step[0].labels[step[0].valid].argmax(dim=1).tolist() for step in steps]
 
-    whole = labels()
+    whole = labels(Loading())
     assert all(sum(label < 5 for label in step) == 9 for step in whole)
     assert sorted(label for step in whole for label in step if label >= 5) == sorted([9, 8, 7, 6, 5] * 6)
-    assert labels(**cache) == whole
-    halves = [labels(rank=r, world_size=2, **cache) for r in range(2)]
+    assert labels(Loading(decoded_cache_bytes=10**6)) == whole
+    halves = [labels(Loading(r, 2, decoded_cache_bytes=10**6)) for r in range(2)]
     assert [sorted(a + b) for a, b in zip(*halves, strict=True)] == [sorted(step) for step in whole]
     bad = [Source(first.store, first.manifest, "train", 1.0, (0, 1))]
-    with pytest.raises(ValueError, match="has 2 entries, the corpus has 5 classes"):
+    with pytest.raises(ValueError, match="has 2 entries, but the corpus has 5 classes"):
         mixture_batches(bad, CONFIG, num_classes=10, block_slots=12, seed=0, micro_batch_size=4)
 
 
@@ -156,7 +157,7 @@ def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
 def test_evaluation_counts_every_example_once(tiny, world_size):
     def of_rank(rank):
         split = (tiny.store, tiny.manifest, "train", CONFIG.augment)
-        return list(eval_batches(*split, batch_size=6, rank=rank, world_size=world_size, threads=2))
+        return list(eval_batches(*split, batch_size=6, loading=Loading(rank, world_size, threads=2)))
 
     ranks = [of_rank(rank) for rank in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1

@@ -1,4 +1,4 @@
-"""Laws of the order (DESIGN 3.2), and the definition itself, materialised naively with lists."""
+"""Laws of the order (docs/design.md, "Reading order"), and the definition itself, materialised naively with lists."""
 
 import numpy as np
 import pytest
@@ -195,7 +195,7 @@ def test_a_position_far_away_is_reached_at_once():
 def test_what_cannot_be_dealt_is_refused():
     with pytest.raises(ValueError, match=r"num_lanes=3 must divide global_batch_size=8"):
         order_of([100], 4, lanes=3, window=1, batch=8)
-    with pytest.raises(ValueError, match=r"num_lanes=8 is more than the 3 row groups .* \(12 rows, 4 a group\)"):
+    with pytest.raises(ValueError, match=r"num_lanes=8 is more than the 3 row groups .* \(12 rows, 4 per group\)"):
         order_of([12], 4, lanes=8, window=1)
     with pytest.raises(ValueError, match=r"world_size=9 must be 1 to num_lanes=8"):
         check_world_size(9, 8)
@@ -236,5 +236,5 @@ def test_the_proposal_for_usual_sizes():
     assert lanes(14_000_000, 64, global_batch_size=4096, shuffle_window=4, mean_row_group_bytes=eight_mib) == 64
     assert lanes(6000, 16, global_batch_size=64, shuffle_window=4, world_size=2, mean_row_group_bytes=10**5) == 64
     assert lanes(800, 4, global_batch_size=64, shuffle_window=8, world_size=2, mean_row_group_bytes=10**5) == 16
-    with pytest.raises(ValueError, match="use fewer workers"):
+    with pytest.raises(ValueError, match="Use fewer workers"):
         lanes(8, 4, global_batch_size=64, shuffle_window=1, world_size=3, mean_row_group_bytes=10**5)

@@ -129,7 +129,7 @@ def test_positions_that_are_not_added_to_tokens_are_left_out_with_a_sentence(tab
     pixels, images = images_of(config)
     inspection = inspect_network(network_of(config), images)
     assert inspection.position_similarity is None
-    assert any("there is no position similarity" in note for note in inspection.notes)
+    assert any("so there is no position similarity" in note for note in inspection.notes)
     keys = write_inspection(open_store(tmp_path), inspection, pixels, "no positions")
     assert keys == [NAMES[0], *NAMES[2:], "inspection.json", "index.html"]
 
@@ -180,7 +180,7 @@ def test_the_page_holds_every_figure_of_the_network(config, names, says, tmp_pat
 
 def test_images_that_are_not_the_networks_are_refused():
     network = network_of(TINY)
-    with pytest.raises(ValueError, match=r"inspected on \(n, 3, 18, 18\)"):
+    with pytest.raises(ValueError, match=r"expected \(n, 3, 18, 18\)"):
         inspect_network(network, torch.zeros(1, 3, 16, 16))
     with pytest.raises(ValueError, match=r"pixels / 127\.5 - 1"):
         inspect_network(network, torch.zeros(1, 3, 18, 18, dtype=torch.uint8))

@@ -174,5 +174,5 @@ def test_one_batch_is_learned_by_heart(target):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="patches of 4 px or more"):
         MaskedPatchModel(VisionTransformer(TINY.model_copy(update={"patch_size_px": 2}), 3), "downsized-4x4-3bit")
-    with pytest.raises(ValueError, match="draw it for this batch"):
+    with pytest.raises(ValueError, match="Draw a corruption for this batch"):
         made_model("mean-color-3bit")(torch.zeros(2, 3, 16, 16), draw_corruption(3, 16, seeded(0)))

@@ -182,5 +182,5 @@ def test_variants_as_papers_write_them(written, plain):
 
 @pytest.mark.parametrize("variant", ["x16", "b", "r50_b8", "bit_r51x1", "bit_r50x9", ""])
 def test_an_unknown_variant_is_told_what_variants_are_made_of(variant):
-    with pytest.raises(ValueError, match="is no variant"):
+    with pytest.raises(ValueError, match="is not a network variant"):
         network_variant(variant)

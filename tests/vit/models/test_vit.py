@@ -183,7 +183,7 @@ def test_bfloat16_stays_within_its_rounding():
 
 def test_another_resolution_is_named_and_can_be_loaded():
     network = perturbed(TINY)
-    with pytest.raises(ValueError, match=r"The image gives 10 tokens, the position embeddings are for 5: .* 16 px"):
+    with pytest.raises(ValueError, match=r"The image gives 10 tokens, but the position embeddings are for 5: .* 16 px"):
         network(torch.zeros(1, 3, 24, 24, dtype=torch.float64))
     larger = at_resolution(network, 24)
     assert larger.pos_embed.shape == (1, 10, 64)
@@ -197,9 +197,9 @@ def test_another_resolution_is_named_and_can_be_loaded():
     ("changes", "message"),
     [
         ({"num_heads": 5}, "num_heads=5 must divide embed_dim=64"),
-        ({"pos_embed": "sincos-2d", "embed_dim": 66, "num_heads": 2}, "needs an embed_dim divisible by 4: 66"),
-        ({"pos_embed": "none", "pos_embed_at": "shared"}, "pos_embed=none is not added to tokens"),
-        ({"image_size_px": 7}, "image_size_px=7 is less than patch_size_px=8"),
+        ({"pos_embed": "sincos-2d", "embed_dim": 66, "num_heads": 2}, "needs an embed_dim divisible by 4, not 66"),
+        ({"pos_embed": "none", "pos_embed_at": "shared"}, "pos_embed_at=shared has no effect with pos_embed=none"),
+        ({"image_size_px": 7}, "image_size_px=7 must be at least patch_size_px=8"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes, message):

@@ -15,13 +15,13 @@ from torch import nn
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from infra.storage import open_store
 from vit.config import OptimConfig, TrainRecipe
-from vit.input.batches import Batch, eval_batches
+from vit.input.batches import Batch, Loading, eval_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
 from vit.training.evaluate import evaluate
 from vit.training.predictions import Predictions
 from vit.vtab.trained import run_trial as running
-from vit.vtab.trained import top_losses as hardest_module
+from vit.vtab.trained import top_losses as top_losses_module
 from vit.vtab.trained import trial_files
 from vit.vtab.trained.confusion import (
     confused_pairs_csv,
@@ -163,7 +163,7 @@ def test_padding_is_no_prediction_and_rows_are_those_of_the_split():
     e = np.exp(np.array([200, 0, 0, 0]) / 127.5)
     assert found.probability[0] == pytest.approx(e[0] / e.sum(), rel=1e-6)
     assert found.loss[[0, 2]] == pytest.approx([-np.log(e[0] / e.sum()), -np.log(e[1] / e.sum())], rel=1e-6)
-    with pytest.raises(ValueError, match="Row 3 was predicted twice"):
+    with pytest.raises(ValueError, match="Row 3 has two predictions"):
         Predictions.joined([*parts, parts[0]])
 
 
@@ -184,9 +184,9 @@ def test_ranks_together_say_every_row_once(digits, world_size):
     manifest, parts = load_manifest(digits), []
     for rank in range(world_size):
         share = 797 * (rank + 1) // world_size - 797 * rank // world_size
-        with eval_batches(
-            digits, manifest, "test", AugmentConfig(image_size_px=8), batch_size=50, rank=rank, world_size=world_size
-        ) as batches:
+        loading = Loading(rank, world_size)
+        view = AugmentConfig(image_size_px=8)
+        with eval_batches(digits, manifest, "test", view, batch_size=50, loading=loading) as batches:
             network = nn.Sequential(nn.Flatten(), nn.Linear(192, 10, bias=False))
             network.num_classes = 10
             evaluate(network, batches, share, note=parts.append)
@@ -288,14 +288,14 @@ def test_of_two_workers_with_one_trial_the_result_that_stays_names_its_own_predi
 
 def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monkeypatch):
     def opened(height, width):
-        uri = hardest_module._thumbnail(np.full((height, width, 3), 7, np.uint8))
+        uri = top_losses_module._thumbnail(np.full((height, width, 3), 7, np.uint8))
         picture = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
         return picture.format, picture.size
 
     assert opened(160, 20) == ("PNG", (20, 160))
     assert opened(400, 200) == ("JPEG", (80, 160))
     shown = Shown("an id", (0, 2, 3, 4, 5, 6, 7), "cannot be decoded: it is gone", False)
-    monkeypatch.setattr(hardest_module, "load_shown", lambda *args: {0: shown})
+    monkeypatch.setattr(top_losses_module, "load_shown", lambda *args: {0: shown})
     page = top_losses_page(said([0], [1]), digits, load_manifest(digits), "test", "abcdefgh", "x")
     assert "a, c, d, e, f and 2 more" in page
     assert "it is gone" in page

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from infra.config import replace
 from vit.config import ExecutionConfig
 from vit.training.checkpoint import load_state_tensors, state_tensors
-from vit.training.train import forward, initial_state, train, train_step
+from vit.training.train import Hook, forward, initial_state, train, train_step
 from vit.training.world import World
 
 from ...other_rounding import other_rounding
@@ -53,7 +53,7 @@ def test_micro_batches_and_padding_change_an_update_by_rounding_only(tiny_recipe
         one = train_step(whole, whole.model, [make_batch(step)], recipe, CPU)
         parts = [make_batch(step, 3), make_batch(step, 3, start=3), make_batch(step, 2, start=6, padding=1)]
         several = train_step(split, split.model, parts, recipe, CPU)
-        # DESIGN 3.4: within 1e-5 at the first step, 1e-3 after fifty.
+        # docs/design.md, "Training guarantees": within 1e-5 at the first step, 1e-3 after fifty.
         assert float(several.loss_sum) == pytest.approx(float(one.loss_sum), rel=1e-5 if step == 0 else 2e-4)
         assert int(several.correct) == int(one.correct)
 
@@ -92,7 +92,7 @@ def test_a_non_finite_gradient_is_never_applied_and_ends_the_run_as_diverged(tin
         ExecutionConfig(max_nonfinite_steps=2),
         CPU,
         report=lambda step, metrics: reports.append((step, metrics)),
-        save=lambda _: pytest.fail("a diverged state must not be saved"),
+        hooks=[Hook(1000, lambda _: pytest.fail("a diverged state must not be saved"), before_stop=True)],
     )
     assert outcome == "diverged"
     assert [m["guard/nonfinite_steps"] for _, m in reports] == [1, 2, 3]
@@ -113,7 +113,6 @@ def test_twelve_steps_equal_some_and_the_rest_bit_for_bit(tiny_recipe, make_batc
             ExecutionConfig(log_every_steps=1),
             CPU,
             report=lambda step, m: losses.append((step, m["train/loss"])),
-            save=lambda _: None,
             stop_requested=lambda: "preempted" if start == 0 and state.step == cut else None,
         )
 
@@ -132,6 +131,36 @@ def test_twelve_steps_equal_some_and_the_rest_bit_for_bit(tiny_recipe, make_batc
     assert losses == expected
     for name, value in state_tensors(uninterrupted).items():
         assert torch.equal(value, state_tensors(second)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("stop", "on_cancel", "evaluated", "saved"),
+    [
+        (None, "checkpoint", [5, 10, 12], [4, 8, 12]),
+        ("preempted", "checkpoint", [5], [4, 6]),
+        ("cancelled", "checkpoint", [5], [4, 6]),
+        ("cancelled", "discard", [5], [4]),
+    ],
+)
+def test_hooks_run_at_their_cadence_at_the_last_step_and_before_a_stop(
+    tiny_recipe, make_batch, stop, on_cancel, evaluated, saved
+):
+    state, ran = initial_state(tiny_recipe, NUM_CLASSES, CPU.device), {"evaluate": [], "save": []}
+    outcome = train(
+        state,
+        ([make_batch(step)] for step in range(12)),
+        tiny_recipe,
+        ExecutionConfig(on_cancel=on_cancel),
+        CPU,
+        report=lambda step, metrics: None,
+        hooks=[
+            Hook(5, lambda state: ran["evaluate"].append(state.step)),
+            Hook(4, lambda state: ran["save"].append(state.step), before_stop=True),
+        ],
+        stop_requested=lambda: stop if state.step == 6 else None,
+    )
+    assert outcome == (stop or "finished")
+    assert ran == {"evaluate": evaluated, "save": saved}
 
 
 def test_images_are_normalised_to_minus_one_and_one():

@@ -50,7 +50,6 @@ def losses(world: World, cut: int | None = None) -> list[float]:
             ExecutionConfig(log_every_steps=1),
             world,
             report=lambda step, metrics: found.append(metrics["train/loss"]),
-            save=lambda state: None,
             stop_requested=lambda: "preempted" if state.step == stop_at else None,
         )
 

@@ -148,7 +148,7 @@ def test_a_rescoring_trains_again_and_names_the_record_that_it_replaces(spec_of,
     assert repeated.score_key == task_sweep.score_key.replace(".json", "-r1.json")
     kept, left_out = latest_records(read_records(open_store(root)), {first.corpus_digest})
     assert ([record.score for record in kept], left_out) == ([second], 1)
-    assert len({record.arm for record in read_records(open_store(root))}) == 1
+    assert len({record.init for record in read_records(open_store(root))}) == 1
 
 
 def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec_of, root, monkeypatch):
@@ -199,9 +199,9 @@ def test_trials_are_named_by_what_they_depend_on(spec_of, model):
 def test_a_corpus_or_model_that_was_replaced_since_planning_is_refused(spec_of, model):
     (task_sweep,) = plan_task_sweeps(spec_of((model,)))
     trial = task_sweep.select_trials()[0]
-    with pytest.raises(RuntimeError, match="planned on 000000000000"):
+    with pytest.raises(RuntimeError, match="planned with 000000000000"):
         run_trial(trial.model_copy(update={"corpus_digest": "0" * 64}))
-    with pytest.raises(RuntimeError, match="planned on 000000000000"):
+    with pytest.raises(RuntimeError, match="planned with 000000000000"):
         run_trial(trial.model_copy(update={"model_digest": "0" * 64}))
 
 
@@ -210,7 +210,7 @@ def test_a_corpus_without_the_splits_is_refused_by_their_names(spec_of, digits, 
     del manifest["splits"]["train800val200"]
     copy = open_store(root).child("corpora/lacking/1")
     copy.write_json("manifest.json", manifest)
-    with pytest.raises(ValueError, match=r"has splits test, train, train800, val, val200; .* train800val200"):
+    with pytest.raises(ValueError, match=r"has splits test, train, train800, val, val200, but .* train800val200"):
         plan_task_sweeps(spec_of(corpora=(copy.uri,)))
 
 
@@ -240,7 +240,7 @@ def test_the_splits_of_a_task_are_found_by_their_names(names, found):
 
 @pytest.mark.parametrize("names", [VTAB_NAMES[:3], ("train", "val", "test"), ("train800", "val200", "test"), ()])
 def test_a_corpus_that_is_no_task_is_named_with_what_is_wanted(names):
-    with pytest.raises(ValueError, match=r"corpora/x has splits .*wants train800, val200, train800val200 and test"):
+    with pytest.raises(ValueError, match=r"corpora/x has splits .*needs train800, val200, train800val200 and test"):
         find_task_splits(names, "corpora/x")
 
 

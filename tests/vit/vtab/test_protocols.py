@@ -75,7 +75,7 @@ def test_bit_takes_small_pictures_small():
     (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=96 * 96)  # Patch Camelyon and smallNORB
     assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (384, 448)
     assert (recipe.optim.peak_lr, recipe.total_steps, recipe.optim.falls_at) == (0.003, 500, (0.4, 0.6, 0.8))
-    with pytest.raises(ValueError, match=r"^not supported: bit-hyperrule mixes pictures .* from 20,000 .* has 50,000"):
+    with pytest.raises(ValueError, match=r"^not supported: bit-hyperrule uses MixUp from 20,000 .* has 50,000"):
         settings("bit-hyperrule", "bit-r50x1", num_train=50_000)
 
 

@@ -1,6 +1,6 @@
-"""timm's Vision Transformers, hybrids and BiT ResNets <-> ours, by their names and their functions; timm is not imported.
+"""Converts timm's Vision Transformers, hybrids and BiT ResNets to our networks and back, without importing timm.
 
-What is not the same function is refused, with the reason. Checked against timm 1.0.31.
+A network that computes another function is refused with the reason. Tested with timm 1.0.31.
 """
 
 from vit.convert.timm.names import BIT, HYBRID, STEM_ONLY, TRANSFORMER

@@ -1,4 +1,4 @@
-"""What timm calls the entries and arguments that it has in common with us."""
+"""timm's names of our modules, and of the arguments that both have."""
 
 from vit.convert.tables import Table
 
@@ -39,8 +39,8 @@ BIT: Table = {
     "head": "head.fc",
 }
 
-NORM_EPS = 1e-6  # of timm's LayerNorm; a config.json cannot say another
-# timm's -> ours, where the tables are ours -> timm's.
+NORM_EPS = 1e-6  # of timm's LayerNorm; a config.json cannot set another one
+# timm's value -> ours (the tables above map ours to timm's).
 GELU = {"gelu": "erf", "gelu_tanh": "tanh"}
 POOL = {"token": "token", "avg": "gap", "map": "map"}
 DROPOUT = ("pos_drop_rate", "proj_drop_rate")

@@ -1,4 +1,4 @@
-"""timm's networks -> ours: what entries show, what arguments and names say beside them, and what is refused."""
+"""Reads timm's networks. Entries show most sizes; arguments and the architecture's name give the rest."""
 
 import re
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, Transforme
 from vit.models.pos_embed import grid_side
 from vit.models.variants import heads_of
 
-# What an architecture's name says and no entry shows. The first line that matches counts; heads stay when an argument
-# changes the width. A test holds every architecture of timm against these lines.
+# The number of heads by the architecture's name, as no entry shows it. The first match counts, also if an argument changes
+# the width. A test compares all architectures of timm with these lines.
 _HEADS: tuple[tuple[str, int], ...] = (
     (r"vit_base_patch16_gap_\d+", 16),
     (r"test_vit", 2),
@@ -32,7 +32,7 @@ _TANH = re.compile(
     r"vit_((base_patch32|so400m_patch16|giantopt_patch16)_siglip(_gap)?_\d+|large_patch16_siglip(_gap)?_512)"
 )
 
-# Arguments that need no look: entries show what they do, or they matter in training alone.
+# Arguments that are ignored: entries show their effect, or they matter in training only.
 _SHOWN = {
     "num_classes",
     "in_chans",
@@ -54,10 +54,10 @@ _OF_BIT |= {"drop_rate", "drop_path_rate"}
 
 
 def read_timm(path: str | Path, *, num_classes: int | None = None) -> Converted:
-    """The network of a folder that timm's `save_for_hf` or `push_to_hf_hub` wrote, or of a .safetensors file.
+    """The network in a folder that timm's `save_for_hf` or `push_to_hf_hub` wrote, or in a .safetensors file.
 
-    `config.json` beside the weights says which architecture it is; without it timm's defaults are assumed, and the report
-    says so. `num_classes` is for files without a head, which becomes zeros. Raises ConversionError as `from_timm` does,
+    `config.json` beside the weights names the architecture; without it timm's defaults are assumed and the report says so.
+    `num_classes` is needed for files without a head, which get a head of zeros. Raises ConversionError like `from_timm`,
     for pickles, and for folders of transformers.
     """
     state, config = read_folder(path)
@@ -73,12 +73,12 @@ def read_timm(path: str | Path, *, num_classes: int | None = None) -> Converted:
 def from_timm(
     state: Mapping[str, Tensor], args: Mapping[str, Any], source: str, *, num_classes: int | None = None
 ) -> Converted:
-    """The network of timm's state dict, with a report of every entry.
+    """The network from timm's state dict, with a report of every entry.
 
-    `args`: what its `config.json` says: `architecture`, `input_size` and the `model_args`, all optional; `num_heads` is in
-    no entry, so it must follow from them or from a known width and depth. GELU is exact unless they say gelu_tanh,
-    epsilons are timm's. Kernels of a ResNet are rescaled, since timm standardises with another epsilon. Raises
-    ConversionError naming entries or arguments that make another function of it than our networks compute.
+    `args` are the `architecture`, `input_size` and `model_args` of its `config.json`, all optional. No entry shows
+    `num_heads`, so it must follow from them or from a known width and depth. GELU is exact unless they say gelu_tanh, and
+    epsilons are timm's. Kernels of a ResNet are rescaled, because timm standardises them with another epsilon. Raises
+    ConversionError naming entries or arguments with which our network would compute another function.
     """
     report = ConversionReport(source=source, family="timm")
     args = {name: value for name, value in args.items() if value is not None}
@@ -89,7 +89,7 @@ def from_timm(
     shown = ", ".join(sorted(state)[:5])
     raise ConversionError(
         f"{source} is no Vision Transformer, hybrid or BiT ResNet of timm: it has neither patch_embed.proj.weight nor "
-        f"stem.conv.weight, and starts with {shown or 'nothing'}."
+        f"stem.conv.weight. Its first entries: {shown or 'none'}."
     )
 
 
@@ -135,8 +135,8 @@ def _transformer_from_timm(
     if hybrid:
         rescale(weights, "resnet.", kernel_from_timm)
         report.adapted.append(
-            "resnet kernels: rescaled, so that division by std + 1e-5 here gives what division by sqrt(var + 1e-8) gives in "
-            "timm; GroupNorm's epsilon is 1e-6 here and 1e-5 there, which moves logits by less than 1e-5 of the largest"
+            "resnet kernels: rescaled, so that our division by std + 1e-5 gives the same as timm's by sqrt(var + 1e-8); "
+            "GroupNorm's epsilon is 1e-6 here and 1e-5 in timm, which changes logits by less than 1e-5 of the largest"
         )
     return finish(config, classes, weights, report, unused)
 
@@ -147,14 +147,16 @@ def _bit_from_timm(
     report.family = "timm, BiT ResNet"
     _check_args(args, _OF_BIT, report)
     if not re.fullmatch(r"resnetv2_\d+x\d_bit", name := _architecture(args) or "resnetv2_50x1_bit"):
-        raise ConversionError(f"{report.source}: {name} is no BiT ResNet; its padding, pooling or epsilons are others.")
+        raise ConversionError(
+            f"{report.source}: not supported: {name}. It is no BiT ResNet; its padding, pooling or epsilons differ."
+        )
     if (pool := args.get("global_pool", "avg")) != "avg":
-        raise ConversionError(f"{report.source}: not supported: global_pool={pool!r}; a BiT ResNet averages (avg).")
+        raise ConversionError(f"{report.source}: not supported: global_pool={pool!r}; a BiT ResNet has avg.")
     root = _need(state, "stem.conv.weight", 4, report)
     size = _asked_size(args, report)
     stages = _stages(state, r"stages\.")
     if not stages:
-        raise ConversionError(f"{report.source} has a stem, stem.conv.weight, but no stages.")
+        raise ConversionError(f"{report.source} has a stem (stem.conv.weight), but no stages.")
     config = BiTConfig(stages=stages, width_factor=max(1, root.shape[0] // 64), image_size_px=size or 224)
     classes = head_classes(state, "head.fc.weight", num_classes, report)
     weights, unused = take(_wanted(config, classes), BIT, state, report)
@@ -164,22 +166,22 @@ def _bit_from_timm(
         weights["head.weight"] = weights["head.weight"].flatten(1)
     rescale(weights, "", lambda kernel: kernel / 10)
     report.adapted.append(
-        "kernels: a tenth of the file's, so that sqrt(var + 1e-10) here divides as sqrt(var + 1e-8) does in timm"
+        "kernels: divided by ten, so that our division by sqrt(var + 1e-10) gives the same as timm's by sqrt(var + 1e-8)"
     )
     return finish(config, classes, weights, report, unused)
 
 
-# What entries do not show.
+# Settings that no entry shows.
 
 
 def _architecture(args: Mapping[str, Any]) -> str | None:
-    """Without its tag: `vit_base_patch16_224.augreg_in21k` is a `vit_base_patch16_224`."""
+    """The architecture without its tag: `vit_base_patch16_224.augreg_in21k` -> `vit_base_patch16_224`."""
     name = args.get("architecture")
     return str(name).split(".")[0] if name else None
 
 
 def _check_args(args: Mapping[str, Any], known: set[str], report: ConversionReport) -> None:
-    """Refuses arguments that may change the function; notes those that change training alone."""
+    """Refuses arguments that may change the function, and reports those that change training only."""
     odd = {name: value for name, value in args.items() if name not in known and value is not False}
     if args.get("norm_layer", "layernorm") != "layernorm":
         odd["norm_layer"] = args["norm_layer"]
@@ -187,9 +189,9 @@ def _check_args(args: Mapping[str, Any], known: set[str], report: ConversionRepo
         shown = ", ".join(f"{name}={value!r}" for name, value in sorted(odd.items()))
         raise ConversionError(f"{report.source}: not supported: {shown}. It may change what the network computes.")
     if "architecture" not in args:
-        report.adapted.append("no architecture is named: GELU, epsilons and heads are taken to be timm's defaults")
+        report.adapted.append("no architecture is named: assumed timm's default GELU, epsilons and heads")
     if rates := [f"{name}={args[name]:g}" for name in _UNUSED_RATES if args.get(name)]:
-        report.adapted.append(f"left out, since it differs or is absent here, in training alone: {', '.join(rates)}")
+        report.adapted.append(f"left out, because it differs or is absent here (in training only): {', '.join(rates)}")
 
 
 def _num_heads(args: Mapping[str, Any], embed_dim: int, depth: int, report: ConversionReport) -> int:
@@ -202,31 +204,31 @@ def _num_heads(args: Mapping[str, Any], embed_dim: int, depth: int, report: Conv
     if heads_found := heads_of(embed_dim, depth):
         return heads_found
     raise ConversionError(
-        f"{report.source}: no entry shows the number of attention heads, and neither {name or 'a missing architecture'} nor "
-        f"width {embed_dim} at depth {depth} is known. Give num_heads."
+        f"{report.source}: the number of attention heads is unknown. No entry shows it, and neither "
+        f"{name or 'a missing architecture'} nor width {embed_dim} at depth {depth} is known. Give num_heads."
     )
 
 
 def _gelu(args: Mapping[str, Any], report: ConversionReport) -> str:
     default = "gelu_tanh" if _TANH.fullmatch(_architecture(args) or "") else "gelu"
     if (act := args.get("act_layer", default)) not in GELU:
-        raise ConversionError(f"{report.source}: not supported: act_layer={act!r}; {' and '.join(GELU)} are.")
+        raise ConversionError(f"{report.source}: not supported: act_layer={act!r}; supported are {' and '.join(GELU)}.")
     return GELU[act]
 
 
 def _pool(state: Mapping[str, Tensor], args: Mapping[str, Any], report: ConversionReport) -> str:
-    """Raises ConversionError where timm pools over other tokens, or norms after the pool."""
+    """Our kind of pooling. Raises ConversionError if timm pools over other tokens, or normalises after pooling."""
     shown = "map" if "attn_pool.latent" in state else "token" if "cls_token" in state else "avg"
     asked = args.get("global_pool", shown)
     refused = f"{report.source}: not supported: "
     if any(name.startswith("fc_norm.") for name in state):
         raise ConversionError(
-            f"{refused}fc_norm, a norm after the average pool. Here the final norm comes before it, as in the original; "
-            "the mean of normalised tokens is another function than the normalised mean of tokens."
+            f"{refused}fc_norm, a norm after the average pool. Our networks have the final norm before it, as in the "
+            "paper's code, and the mean of normalised tokens differs from the normalised mean of tokens."
         )
     if asked != shown or ("cls_token" in state and shown != "token"):
         token = "with a class token" if "cls_token" in state else "without a class token"
-        raise ConversionError(f"{refused}global_pool={asked!r} {token}; token goes with one, avg and map without.")
+        raise ConversionError(f"{refused}global_pool={asked!r} {token}. token needs one; avg and map must have none.")
     return POOL[shown]
 
 
@@ -235,12 +237,14 @@ def _dropout(args: Mapping[str, Any], report: ConversionReport) -> float:
     if len(rates) == 1:
         return rates.pop()
     shown = ", ".join(f"{name}={args.get(name, 0.0):g}" for name in DROPOUT)
-    report.adapted.append(f"dropout_rate: 0, since there is one rate here, and two there, in training alone: {shown}")
+    report.adapted.append(
+        f"dropout_rate: set to 0, because it is one rate here and two in timm (in training only): {shown}"
+    )
     return 0.0
 
 
 def _side(state: Mapping[str, Tensor], common: Mapping[str, Any], report: ConversionReport) -> int | None:
-    """Patches along one side; None without position embeddings."""
+    """Number of patches along one side; None without position embeddings."""
     if "pos_embed" not in state:
         return None
     entries = _need(state, "pos_embed", 3, report).shape[1]
@@ -261,13 +265,13 @@ def _sized(
     args: Mapping[str, Any],
     report: ConversionReport,
 ) -> TransformerConfig:
-    """The config at the resolution that is asked for, where the positions fit it; else at theirs."""
+    """The config at the resolution of the arguments if the position embeddings fit it, else at that of the embeddings."""
     asked = _asked_size(args, report)
     try:
         config = kind(image_size_px=asked or (side * stride if side else 224), **common)
         if side is not None and config.grid_side != side:
             report.adapted.append(
-                f"image_size_px: {side * stride}, for which there are positions; {asked} px stand in the config"
+                f"image_size_px: {side * stride}, which the position embeddings are for, instead of {asked} in the config"
             )
             config = kind(image_size_px=side * stride, **common)
     except ValueError as error:
@@ -279,14 +283,14 @@ def _asked_size(args: Mapping[str, Any], report: ConversionReport) -> int | None
     size = args.get("img_size", args.get("input_size"))
     sides = [size] if isinstance(size, int) else list(size or [])[-2:]
     if len(set(sides)) > 1:
-        raise ConversionError(f"{report.source}: not supported: images of {sides} pixels; only squares are.")
+        raise ConversionError(f"{report.source}: not supported: images of {sides} pixels; supported are squares.")
     return int(sides[0]) if sides else None
 
 
 def _settle_positions(config: TransformerConfig, weights: dict[str, Tensor], report: ConversionReport) -> None:
     table = weights.get("pos_embed")
     if table is not None and config.pool == "token" and table.shape[1] == config.num_patches:
-        report.adapted.append("pos_embed: a zero entry for the class token, which had none, stands in front")
+        report.adapted.append("pos_embed: a zero entry for the class token was added at the front")
         weights["pos_embed"] = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
 
 
@@ -296,11 +300,9 @@ def _stages(state: Mapping[str, Tensor], prefix: str) -> tuple[int, ...]:
 
 def _need(state: Mapping[str, Tensor], name: str, dims: int, report: ConversionReport) -> Tensor:
     if name not in state:
-        raise ConversionError(f"{report.source} has no {name}, which every such network of timm has.")
+        raise ConversionError(f"{report.source} has no {name}, which every such network of timm has. It is incomplete.")
     if state[name].ndim != dims:
-        raise ConversionError(
-            f"{report.source}: {name} has the shape {tuple(state[name].shape)}; {dims} axes expected."
-        )
+        raise ConversionError(f"{report.source}: {name} has shape {tuple(state[name].shape)}, expected {dims} axes.")
     return state[name]
 
 

@@ -1,4 +1,4 @@
-"""Our networks -> timm's: its arguments and its state dict, or a folder that it loads."""
+"""Writes our networks for timm: as its arguments and state dict, or as a folder that it loads."""
 
 import math
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from vit.models.vit import Transformer
 _ACT_LAYER = {ours: theirs for theirs, ours in GELU.items()}
 _GLOBAL_POOL = {ours: theirs for theirs, ours in POOL.items()}
 
-# Plain names of timm, by (width, depth, heads, patch); any other network goes by a name with all its arguments.
+# Names of timm by (width, depth, heads), with their patch sizes. Any other network uses `_ANY_VIT` with all its arguments.
 _NAMES = {
     (192, 12, 3): ("vit_tiny_patch{}_224", (16,)),
     (384, 12, 6): ("vit_small_patch{}_224", (8, 16, 32)),
@@ -41,11 +41,12 @@ _BIT_NAMES = {(50, 1), (50, 3), (101, 1), (101, 3), (152, 2), (152, 4)}
 
 
 def to_timm(network: Network) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(arguments of `timm.create_model`, `model_name` among them; state dict) with which timm computes the same logits.
+    """(arguments of `timm.create_model` including `model_name`, state dict) with which timm computes the same logits.
 
-    Positions that are computed become a table; kernels of a ResNet are rescaled (see `from_timm`). Stochastic depth is
-    left out: timm divides what it keeps, this code does not. Raises ValueError, "not supported: ...", for what timm
-    cannot compute: a pre-logits layer, relative or every-layer positions, another epsilon, ResNets without a name.
+    Computed position embeddings become a table. Kernels of a ResNet are rescaled (see `from_timm`). Stochastic depth is
+    left out, because timm rescales the remaining branches and vitline does not. Raises ValueError, "not supported: ...",
+    for what timm cannot compute: a pre-logits layer, relative or every-layer position embeddings, another epsilon,
+    ResNets without a name in timm.
     """
     if isinstance(network, Transformer):
         return _transformer_to_timm(network, network.config)
@@ -65,10 +66,11 @@ def to_timm(network: Network) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _transformer_to_timm(network: Transformer, config: TransformerConfig) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if config.pre_logits:
         raise ValueError(
-            "not supported: pre_logits in timm, which dropped the tanh layer before the head. Fine-tuning drops it as well."
+            "not supported: pre_logits in timm, which has no tanh layer before the head. Fine-tune the model first, which "
+            "drops the layer."
         )
     if config.norm_eps != NORM_EPS:
-        raise ValueError(f"not supported: norm_eps={config.norm_eps:g} in timm, whose configs mean {NORM_EPS:g}.")
+        raise ValueError(f"not supported: norm_eps={config.norm_eps:g} in timm, whose configs always use {NORM_EPS:g}.")
     positions = position_table(network, "timm")
     weights = {name: value for name, value in network.state_dict().items() if not name.startswith("pos_embed")}
     if positions is not None:
@@ -98,13 +100,15 @@ def _transformer_to_timm(network: Transformer, config: TransformerConfig) -> tup
 def write_timm(
     network: Network, directory: str | Path, classes: Sequence[str], contract: ImageContract | None = None
 ) -> None:
-    """A folder that `timm.create_model(f"local-dir:{directory}", pretrained=True)` loads, with the same logits.
+    """Writes a folder that `timm.create_model(f"local-dir:{directory}", pretrained=True)` loads, with the same logits.
 
-    `contract` becomes timm's data config; without one it says: resized to the square, bilinear, values from -1 to 1.
-    Raises ValueError as `to_timm` does, and for a wrong number of class names.
+    `contract` becomes timm's data config. Without it the config is: resize to the square, bilinear, values from -1 to 1.
+    Raises ValueError like `to_timm`, and for a wrong number of class names.
     """
     if len(classes) != network.num_classes:
-        raise ValueError(f"{len(classes)} class names for a head of {network.num_classes} classes.")
+        raise ValueError(
+            f"Got {len(classes)} class names, but the head has {network.num_classes} classes. Give one name per class."
+        )
     args, state = to_timm(network)
     name = args.pop("model_name")
     bit = isinstance(network.config, BiTConfig)
@@ -137,7 +141,7 @@ def write_timm(
 
 
 def _place(config: TransformerConfig) -> tuple[int, str, Table]:
-    """(patch size, name, table). Raises ValueError for hybrids that timm has no name for."""
+    """(patch size, name in timm, table of names). Raises ValueError for hybrids that timm has no name for."""
     if isinstance(config, ViTConfig):
         name, patches = _NAMES.get((config.embed_dim, config.depth, config.num_heads), (_ANY_VIT, ()))
         patch = config.patch_size_px
@@ -151,13 +155,13 @@ def _place(config: TransformerConfig) -> tuple[int, str, Table]:
     if config.feature_side % config.patch_size:
         raise ValueError(
             f"not supported: patches of {config.patch_size} on a feature map of {config.feature_side} pixels in timm, "
-            "which drops no remainder."
+            "where patches must divide the feature map."
         )
     return config.patch_size, _HYBRID_NAMES[config.stages], HYBRID if config.stages else STEM_ONLY
 
 
 def _mlp_ratio(config: TransformerConfig) -> float:
-    """What timm multiplies the width by, and cuts to an integer."""
+    """The ratio by which timm multiplies the width before it truncates to an integer."""
     ratio = config.mlp_dim / config.embed_dim
     return ratio if int(config.embed_dim * ratio) == config.mlp_dim else math.nextafter(ratio, math.inf)
 

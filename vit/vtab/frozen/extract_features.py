@@ -1,4 +1,4 @@
-"""Computes the parts of a feature cache: decode ahead, forward, write behind. What workers of an evaluation run."""
+"""Computes feature parts: images are prefetched, and parts are written in the background. Workers of an evaluation run it."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,12 +24,12 @@ BATCH_SIZE = 128
 
 
 class Extractor:
-    """Computes and keeps parts; holds on to the model of the last call.
+    """Computes and stores parts, and keeps the model of the last call loaded.
 
-    Features are what the head reads (`Network.features`): after the tanh of a pre-logits layer where the model has one, else
-    the pooled output of the final norm (the "pre_logits" of big_vision's few-shot evaluation). float32 arithmetic.
-    Pictures go through the model's image contract, whatever the task; the authors' few-shot evaluation resizes all to 256
-    and crops 224 from the centre, so a model is compared with theirs under a contract that says so.
+    Features are the input of the head (`Network.features`), in float32: the output of the tanh of a pre-logits layer if
+    the model has one, else the pooled output of the final norm (the "pre_logits" of big_vision's few-shot evaluation).
+    Every task uses the image contract of the model. The authors' few-shot evaluation resizes to 256 and crops the central
+    224, so a comparison with their scores needs a model whose contract does the same.
     """
 
     def __init__(self, root: str, threads: int = 1, batch_size: int = BATCH_SIZE) -> None:
@@ -38,10 +38,10 @@ class Extractor:
         self._model: PublishedModel | None = None
 
     def ensure(self, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
-        """Yields each part once it is kept: those that are kept already first, the others as they are computed.
+        """Yields each part once it is stored: of each split first the parts stored before, then the others as computed.
 
-        Raises RuntimeError where model or corpus are not those that were planned on, ShardError or ValueError naming
-        shard and row where an image cannot be read.
+        Raises RuntimeError if model or corpus have changed since the evaluation was planned, and ShardError or ValueError
+        naming shard and row if an image cannot be read.
         """
         for (source, split), group in groupby(parts, key=lambda part: (part.source, part.split)):
             wanted = list(group)
@@ -56,8 +56,9 @@ class Extractor:
         found = (manifest.digest, digest_of(manifest.decode_policy))
         if found != (source.corpus_digest, source.decode_digest):
             raise RuntimeError(
-                f"{corpus.uri} has digest {manifest.digest[:12]} by now (decode policy {found[1][:12]}); the evaluation was "
-                f"planned on {source.corpus_digest[:12]} ({source.decode_digest[:12]}). Evaluate again."
+                f"{corpus.uri} has digest {manifest.digest[:12]} (decode policy {found[1][:12]}), but the evaluation was "
+                f"planned with {source.corpus_digest[:12]} ({source.decode_digest[:12]}). The corpus was replaced; evaluate "
+                "again."
             )
         folder = open_store(self._root).child(source.folder)
         view = model.contract.evaluation
@@ -84,14 +85,14 @@ class Extractor:
                 yield _settled(*behind)
 
     def model(self, source: FeatureSource) -> PublishedModel:
-        """The model of these features, its network on this process's device. Raises RuntimeError if it was replaced."""
+        """The model of these features, on the device of this process. Raises RuntimeError if it was replaced."""
         if self._model is None or self._model.digest != source.model_digest:
-            self._model = None  # two large models need not fit at once
+            self._model = None  # frees the old model first; two large ones may not fit into memory
             model = load_model(source.model)
             if model.digest != source.model_digest:
                 raise RuntimeError(
-                    f"{source.model} has digest {model.digest[:12]} by now; the evaluation was planned on "
-                    f"{source.model_digest[:12]}. Evaluate again."
+                    f"{source.model} has digest {model.digest[:12]}, but the evaluation was planned with "
+                    f"{source.model_digest[:12]}. The model was replaced; evaluate again."
                 )
             model.network.to(self._device)
             self._model = model
@@ -107,7 +108,7 @@ def _settled(part: FeaturePart, written: Future[None]) -> FeaturePart:
 def part_features(
     network: Network, contract: ImageContract, batches: Iterable[Batch], num_rows: int, device: torch.device
 ) -> Features:
-    """Features of the next `num_rows` images, with what they took. `batches` are taken up to that row and no further."""
+    """Features of the next `num_rows` images of `batches`, with the time that they took. Consumes no later batch."""
     started, cpu_started = time.perf_counter(), time.process_time()
     values, labels, num_labels, left = [], [], [], num_rows
     for batch in batches:
@@ -121,7 +122,7 @@ def part_features(
         if left <= 0:
             break
     assert left == 0, f"{num_rows - left} images came for a part of {num_rows}"
-    # Only here does the device have to be waited for.
+    # This is the only place that waits for the device.
     features = torch.cat(values).float().cpu()
     return Features(
         features,
@@ -133,16 +134,17 @@ def part_features(
 
 
 def check_finite(features: Features, part: FeaturePart) -> None:
-    """Raises ValueError naming the model and the first row whose features are not finite."""
+    """Raises ValueError naming the model and the first row with features that are not finite."""
     bad = (~features.values.isfinite().all(dim=1)).nonzero()
     if len(bad):
         raise ValueError(
             f"{part.source.model} gives features that are not finite for row {part.rows[int(bad[0])]} of split "
-            f"{part.split!r} of {part.source.corpus}, and {len(bad) - 1} more. Its training diverged: take an earlier checkpoint."
+            f"{part.split!r} of {part.source.corpus}, and for {len(bad) - 1} more. Its training has probably diverged; "
+            "use another model."
         )
 
 
 def network_input(images: Tensor, contract: ImageContract, device: torch.device) -> Float[Tensor, "n 3 H W"]:
-    """uint8 (n, H, W, 3) -> what the network takes, on the device; bit for bit as `PublishedModel.normalised`."""
+    """uint8 (n, H, W, 3) -> the network's input on the device, bit for bit equal to `PublishedModel.normalised`."""
     pixels = images.to(device, non_blocking=True).permute(0, 3, 1, 2).float()
     return pixels.div_(255 / (contract.high - contract.low)).add_(contract.low)

@@ -1,10 +1,10 @@
-"""Which features of frozen networks are kept where: what the head reads, for every image of a split. Imports no torch.
+"""Where the features of frozen networks are stored. Features are the input of the head. Imports no torch.
 
     <root>/features/<12 hex>/<split>/<segment>/000000000-000000512.safetensors   rows of a segment
                              <split>.json                                        written last; without it, no features
 
-A folder belongs to (model digest, corpus digest, decode policy); the model digest covers weights and image contract. Parts
-follow the segments that splits are made of, so train800, train and trainval share all but their last part.
+A folder belongs to a model digest (which covers weights and image contract), a corpus digest and a decode policy. Parts
+follow the segments that splits consist of, so train800, train and trainval share all parts but the last.
 """
 
 from collections.abc import Sequence
@@ -15,25 +15,26 @@ from data_prep.shard_format import Manifest
 from infra.config import FrozenConfig, digest_of
 from infra.result_versions import RESULT_VERSIONS
 
-# Large enough that writing a part is cheap beside computing it, small enough that a kill loses seconds of a GPU.
+# Large enough that writing a part takes little time compared with computing it, small enough that a kill loses only
+# seconds of GPU time.
 PART_ROWS = 512
 
 
 class FeatureSource(FrozenConfig):
-    """Whose features, of which pictures: digests say what, URIs where it lies."""
+    """The model and the corpus of features: digests for their identity, URIs for their location."""
 
     model: str
     model_digest: str
     corpus: str
     corpus_digest: str
     decode_digest: str
-    """Of the corpus's decode policy, which neither digest covers."""
+    """Digest of the corpus's decode policy, which is not part of the other two digests."""
     repetition: int = 0
-    """Computed again in spite of features that are kept."""
+    """More than 0 if the features are computed again although there are some."""
 
     @property
     def folder(self) -> str:
-        """`features/<12 hex>`, below the root; equal features have equal folders, wherever model and corpus lie."""
+        """`features/<12 hex>` below the root. Equal features have equal folders, wherever model and corpus are stored."""
         identity = [self.model_digest, self.corpus_digest, self.decode_digest, RESULT_VERSIONS["evaluate"]]
         identity += [self.repetition] if self.repetition else []
         return f"features/{digest_of(identity)[:12]}"
@@ -41,7 +42,7 @@ class FeatureSource(FrozenConfig):
 
 @dataclass(frozen=True)
 class FeaturePart:
-    """Some rows of a split, and the key below the source's folder under which their features are kept."""
+    """Some rows of a split, and the key of their features in the folder of the source."""
 
     source: FeatureSource
     split: str
@@ -50,7 +51,7 @@ class FeaturePart:
 
 
 def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[FeaturePart]:
-    """The parts of a split in row order: whole row groups of one segment, about PART_ROWS rows each."""
+    """The parts of a split in row order. A part is whole row groups of one segment, about PART_ROWS rows."""
     info = manifest.split(split)
     step = -(-PART_ROWS // info.rows_per_row_group) * info.rows_per_row_group
     parts, first_row = [], 0
@@ -65,13 +66,14 @@ def plan_parts(source: FeatureSource, manifest: Manifest, split: str) -> list[Fe
 
 
 def work_chunks(parts: Sequence[FeaturePart], num_workers: int, most: int = 16) -> list[list[FeaturePart]]:
-    """Parts in the portions that workers take: following ones of one split, through which a worker runs without a pause.
+    """Groups parts into work chunks: consecutive parts of one split, which a worker computes without a pause.
 
-    There are 16 for each worker, so that all end at about the same time, or smaller ones of `most` parts.
+    There are about 16 chunks per worker, so that all workers end at about the same time, or more if a chunk would have
+    more than `most` parts.
     """
     size = max(1, min(most, len(parts) // (16 * num_workers)))
-    portions = []
+    chunks = []
     for _, group in groupby(parts, key=lambda part: (part.source, part.split)):
         of_split = list(group)
-        portions += [of_split[i : i + size] for i in range(0, len(of_split), size)]
-    return portions
+        chunks += [of_split[i : i + size] for i in range(0, len(of_split), size)]
+    return chunks

@@ -1,7 +1,6 @@
-"""Features of frozen networks as they are kept: parts that are written once, and a manifest for each split that is whole.
+"""Stores and reads features of frozen networks: parts that are written once, and a manifest per complete split.
 
-Parts are immutable, the first writer wins, and each carries the digest of its own content. `feature_plan.py` says which
-there are.
+Parts are immutable and carry the digest of their content; the first writer wins. `feature_plan.py` defines the parts.
 """
 
 import hashlib
@@ -24,36 +23,38 @@ from infra.storage import PreconditionFailed, Store
 from vit.training.tensor_file import raw_bytes
 from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
 
-# Parts read ahead of the one in use.
+# Number of parts that are read ahead.
 READ_AHEAD = 4
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features (n, D) of n images, float32; their labels one after another, and how many each image has."""
+    """Features (n, D) of n images, float32, and their labels."""
 
     values: Float[Tensor, "n D"]
     labels: Int[Tensor, " m"]
+    """The labels of all images, one image after another."""
     num_labels: Int[Tensor, " n"]
+    """Number of labels of each image."""
     wall_s: float = 0.0
-    """What computing them took."""
+    """Seconds that computing the features took."""
     cpu_s: float = 0.0
 
     @property
     def classes(self) -> Int[Tensor, " n"]:
-        """The one label of each image."""
-        assert len(self.labels) == len(self.values), "images with one label each were asked for"
+        """The label of each image, for images with exactly one label."""
+        assert len(self.labels) == len(self.values), "every image must have exactly one label"
         return self.labels
 
     def hits(self, predicted: Int[Tensor, " n"]) -> int:
-        """How many images have the predicted class among their labels."""
+        """Number of images whose predicted class is one of their labels."""
         guess = predicted.cpu().repeat_interleave(self.num_labels)
         owner = torch.arange(len(self.values)).repeat_interleave(self.num_labels)
         return len(owner[guess == self.labels].unique())
 
 
 def write_part(folder: Store, key: str, features: Features) -> None:
-    """Keeps a part; where one lies already, that one stays."""
+    """Stores a part, unless there is one under this key."""
     tensors = {
         "features": features.values.contiguous(),
         "labels": features.labels.int(),
@@ -67,19 +68,19 @@ def write_part(folder: Store, key: str, features: Features) -> None:
 
 
 def read_part(folder: Store, key: str, num_rows: int) -> Features:
-    """A part as it was written. Raises RuntimeError naming the file where it is missing, damaged or of other rows."""
+    """Reads a part. Raises RuntimeError naming the file if it is missing, damaged or has another number of rows."""
     try:
         data = folder.read(key)
         (length,) = struct.unpack("<Q", data[:8])
         about, tensors = json.loads(data[8 : 8 + length])["__metadata__"], safetensors.torch.load(data)
         if _digest(tensors) != about["sha256"]:
-            raise ValueError("its content has another digest than when it was written")
+            raise ValueError("its content does not match the digest that it was written with")
         if len(tensors["features"]) != num_rows:
-            raise ValueError(f"it holds {len(tensors['features'])} rows, not {num_rows}")
+            raise ValueError(f"it has {len(tensors['features'])} rows, expected {num_rows}")
     except (FileNotFoundError, ValueError, KeyError, struct.error, safetensors.SafetensorError) as error:
         raise RuntimeError(
-            f"{folder.uri_of(key)} is no part of these features any more: {error}. Delete the folder {folder.uri}; the "
-            "next evaluation computes what is missing."
+            f"{folder.uri_of(key)} cannot be read as a part of these features: {error}. Delete the folder {folder.uri}; "
+            "the next evaluation computes the features again."
         ) from error
     labels, num_labels = tensors["labels"].long(), tensors["num_labels"].long()
     return Features(tensors["features"], labels, num_labels, float(about["wall_s"]), float(about["cpu_s"]))
@@ -94,7 +95,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
 
 
 class SplitManifest(FrozenConfig):
-    """`<split>.json` of a folder: says that the features of a split are whole."""
+    """`<split>.json` of a folder: it exists once the features of the split are complete."""
 
     schema_version: int = 1
     source: FeatureSource
@@ -106,7 +107,7 @@ class SplitManifest(FrozenConfig):
 
 
 def split_manifest(folder: Store, split: str) -> SplitManifest | None:
-    """None where the features of this split are not whole yet."""
+    """The manifest of a split; None if its features are not complete."""
     try:
         return SplitManifest.model_validate(folder.read_json(f"{split}.json"))
     except FileNotFoundError:
@@ -114,23 +115,24 @@ def split_manifest(folder: Store, split: str) -> SplitManifest | None:
 
 
 def missing_parts(folder: Store, parts: Sequence[FeaturePart]) -> list[FeaturePart]:
-    """Those of a plan that nobody has written."""
+    """The parts that are not in the store."""
     written = set(folder.list())
     return [part for part in parts if part.key not in written]
 
 
 def finish_split(folder: Store, manifest: Manifest, parts: Sequence[FeaturePart]) -> None:
-    """Declares the features of a split whole. Raises RuntimeError where a part is missing or a row would not count once."""
+    """Writes the manifest of a split. Raises RuntimeError if a part is missing, or unless the parts have each row once."""
     split, source = parts[0].split, parts[0].source
     num_rows = manifest.split(split).num_rows
     if [row for part in parts for row in (part.rows.start, part.rows.stop)] != _fence(parts, num_rows):
         raise RuntimeError(
-            f"The parts of split {split!r} of {source.corpus} do not hold its {num_rows:,} rows once each."
+            f"The parts of split {split!r} of {source.corpus} do not contain each of its {num_rows:,} rows once. "
+            "Evaluate again."
         )
     if missing := missing_parts(folder, parts):
         raise RuntimeError(
-            f"{folder.uri_of(missing[0].key)} and {len(missing) - 1} more parts are missing, though they were computed: "
-            "somebody deletes features while they are made. Evaluate again."
+            f"{folder.uri_of(missing[0].key)} and {len(missing) - 1} more parts are missing although they were computed: "
+            "something deletes features during the evaluation. Evaluate again."
         )
     whole = SplitManifest(
         source=source,
@@ -146,15 +148,15 @@ def finish_split(folder: Store, manifest: Manifest, parts: Sequence[FeaturePart]
 
 
 def _fence(parts: Sequence[FeaturePart], num_rows: int) -> list[int]:
-    """Starts and stops of parts that follow on each other from row 0 to `num_rows`."""
+    """The starts and stops that these parts would have if they covered row 0 to `num_rows` without a gap."""
     inner = [part.rows.stop for part in parts[:-1]]
     return [0, *(stop for stop in inner for _ in range(2)), num_rows]
 
 
 class FeatureReader:
-    """The finished features of one or several splits, one after another, read part by part.
+    """Reads the complete features of one or several splits, part by part.
 
-    Raises RuntimeError where a split's features are not whole, and as `read_part` while they are read.
+    Raises RuntimeError if the features of a split are not complete. Iteration raises like `read_part`.
     """
 
     def __init__(self, root: Store, source: FeatureSource, splits: Sequence[str]) -> None:
@@ -164,16 +166,16 @@ class FeatureReader:
             found = split_manifest(self._folder, split)
             if found is None:
                 raise RuntimeError(
-                    f"{self._folder.uri_of(f'{split}.json')} is missing: the features of split {split!r} are not whole. "
-                    "Evaluate again; parts that are there are not computed twice."
+                    f"{self._folder.uri_of(f'{split}.json')} is missing: the features of split {split!r} are not complete. "
+                    "Evaluate again; stored parts are not computed again."
                 )
             self.parts += found.parts
         self.num_rows = sum(rows for _, rows in self.parts)
         self.cost_s: dict[str, tuple[float, float]] = {}
-        """Of each part that was read: what computing it took, in seconds and CPU seconds."""
+        """Seconds and CPU seconds that computing each part took, for the parts read so far."""
 
     def __iter__(self) -> Iterator[Features]:
-        """Part after part, in row order; the next ones are read meanwhile."""
+        """Yields the parts in row order, and reads the next ones ahead."""
         waiting: deque[Future[Features]] = deque()
         with ThreadPoolExecutor(READ_AHEAD) as pool:
             try:
@@ -188,11 +190,11 @@ class FeatureReader:
                     future.cancel()
 
     def whole(self) -> Features:
-        """All rows at once."""
+        """All rows as one."""
         return _joined(list(self))
 
     def rows(self, wanted: Int[Tensor, " k"]) -> Float[Tensor, "k D"]:
-        """The features of some rows, in that order; the rest is read and forgotten."""
+        """The features of the wanted rows, in that order. All parts are read, but only these rows are kept."""
         order = wanted.argsort()
         ascending, kept, first = wanted[order], [], 0
         for part in self:
@@ -203,7 +205,7 @@ class FeatureReader:
         return torch.cat(kept)[order.argsort()]
 
     def labels(self) -> Int[Tensor, " n"]:
-        """The one label of every row."""
+        """The label of every row, for images with exactly one label."""
         return torch.cat([part.classes for part in self])
 
 

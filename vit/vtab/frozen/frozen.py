@@ -1,6 +1,6 @@
-"""An evaluation with a probe, from its spec to its scores: features first, whichever are missing, then every readout.
+"""Runs an evaluation with a probe: computes the missing features first, then scores every probe trial.
 
-Knows no Ray: what computes the parts and what runs the readouts are handed in.
+Knows nothing of Ray: the caller passes in the functions that compute parts and score probe trials.
 """
 
 import logging
@@ -17,18 +17,18 @@ from vit.vtab.frozen.probe_trials import ProbeTrial, feature_splits, plan_probe_
 log = logging.getLogger(__name__)
 
 ComputeParts = Callable[[str, Sequence[FeaturePart]], Iterator[FeaturePart]]
-"""(root, parts) -> the same parts, in any order, each once it is kept."""
-ReadOut = Callable[[str, Sequence[ProbeTrial]], Iterator[tuple[ProbeTrial, Score]]]
-"""(root, readings) -> the same readings, in any order, each with its recorded score."""
+"""(root, parts) -> the same parts, in any order, each as soon as it is stored."""
+ScoreProbes = Callable[[str, Sequence[ProbeTrial]], Iterator[tuple[ProbeTrial, Score]]]
+"""(root, probe trials) -> the same probe trials, in any order, each with its recorded score."""
 
 
 def frozen_scores(
-    run: Store, spec: EvaluationSpec, stop: StopPoller, compute_parts: ComputeParts, score_probe: ReadOut
+    run: Store, spec: EvaluationSpec, stop: StopPoller, compute_parts: ComputeParts, score_probes: ScoreProbes
 ) -> list[Score] | None:
-    """The scores in the order of `plan_probe_trials`, or None when a stop was asked for; what was finished by then stays.
+    """The scores in the order of `plan_probe_trials`, or None if a stop was requested. Finished work is kept.
 
-    What is recorded is only looked up, and where all is, nothing is computed or started. Raises ValueError as
-    `plan_probe_trials`, and what the two callables raise.
+    Recorded scores are read from the store; if all are recorded, nothing is computed. Raises ValueError like
+    `plan_probe_trials`, and whatever the two callables raise.
     """
     root, probe_trials = open_store(spec.root), plan_probe_trials(spec)
     scores = {r.score_key: score for r in probe_trials if (score := stored_probe_score(root, r)) is not None}
@@ -38,7 +38,7 @@ def frozen_scores(
     progress = EvaluationProgress(run, "scores")
     progress.begin(len(probe_trials), len(probe_trials) - len(todo))
     if todo:
-        for probe_trial, score in score_probe(root.uri, todo):
+        for probe_trial, score in score_probes(root.uri, todo):
             scores[probe_trial.score_key] = score
             progress.add(1)
             log.info("score=%s top1=%.4f examples=%d", probe_trial.score_key, score.value, score.num_examples)
@@ -54,9 +54,9 @@ def ensure_features(
     stop: StopPoller,
     compute_parts: ComputeParts,
 ) -> bool:
-    """Has every missing part of the features that the readings read computed; False when a stop was asked for."""
+    """Computes the missing parts of all features that the probe trials need. Returns False if a stop was requested."""
     splits = feature_splits(probe_trials)
-    # Splits share parts: each is computed once, by way of the first split that has it.
+    # Splits share parts. Each part is computed once, for the first split that has it.
     parts = {(part.source.folder, part.key): part for _, planned in reversed(splits) for part in planned}
     todo = [
         part
@@ -78,7 +78,7 @@ def ensure_features(
 
 
 class EvaluationProgress:
-    """`progress.json` of a run, written at most once a second while it lasts."""
+    """`progress.json` of an evaluation, written at most once a second until all is done."""
 
     def __init__(self, run: Store, unit: str) -> None:
         self._run, self._unit = run, unit
@@ -86,7 +86,7 @@ class EvaluationProgress:
         self._started = self._written = 0.0
 
     def begin(self, total: int, done: int) -> None:
-        """`done` of `total` are there already; the rate counts from here."""
+        """Starts the measurement of the rate, with `done` of `total` finished before."""
         self._total, self._done, self._done_before = total, done, done
         self._started = time.monotonic()
         self._write()

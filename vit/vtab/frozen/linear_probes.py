@@ -9,29 +9,30 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-# Few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); the paper states none of it.
+# From the few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); not in the paper.
 RIDGE = 2.0**10
 BIAS_FEATURE = 100.0
 STD_FLOOR = 1e-5
 
-# Strengths of the linear probe, of the mean loss: strong to weak, so that each fit starts from a smoother one's result.
+# Regularisation strengths of the linear probe, relative to the mean loss. From strong to weak, so that each fit starts at
+# the solution of a smoother problem.
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 MAX_ITERATIONS = 500
-# Largest entry of the gradient of the mean loss at which a fit counts as converged.
+# A fit has converged if no entry of its gradient is larger than this.
 GRADIENT_TOLERANCE = 1e-7
 _CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Features minus a mean, over a standard deviation plus 1e-5: a feature that never changes becomes 0."""
+    """Subtracts the mean and divides by the standard deviation plus 1e-5, so a constant feature becomes 0."""
 
     mean: Float[Tensor, " D"]
     scale: Float[Tensor, " D"]
 
     @classmethod
     def of(cls, features: Float[Tensor, "N D"]) -> "Scaling":
-        """Mean and (biased) standard deviation of each feature, in float64, a chunk at a time."""
+        """From the mean and (biased) standard deviation of each feature, in float64, chunk by chunk."""
         count = len(features)
         mean = sum((chunk.double().sum(dim=0) for chunk in features.split(_CHUNK_ROWS)), torch.tensor(0.0)) / count
         spread = (((chunk.double() - mean) ** 2).sum(dim=0) for chunk in features.split(_CHUNK_ROWS))
@@ -59,10 +60,10 @@ class LinearReadout:
 
 
 def draw_shots(labels: Int[Tensor, " n"], num_classes: int, shots: int, seed: int) -> Int[Tensor, " k"]:
-    """Rows of the first `shots` examples of each class in a permutation by the seed; all of a class that has fewer.
+    """The rows of `shots` examples of each class, drawn by the seed; all examples of a class that has fewer.
 
-    One generator permutes class after class, as the authors' code does. More shots add examples and take none away. The
-    examples are not theirs: rows stand in another order here.
+    One generator permutes the examples class by class, as the authors' code does, and the first of each class are taken.
+    So more shots only add examples. The drawn examples differ from the authors', because rows are in another order here.
     """
     generator, rows = np.random.default_rng(seed), labels.cpu().numpy()
     drawn = [generator.permutation(np.flatnonzero(rows == c))[:shots] for c in range(num_classes)]
@@ -74,8 +75,8 @@ def least_squares(
 ) -> LinearReadout:
     """Regularised least squares to targets +-1, in float64 and closed form (arXiv:2010.11929, Sec. 4.1).
 
-    Scaling, the constant feature of 100 (which leaves the bias nearly free) and the strength are those of the authors' later
-    code. min over W of |X W - Y|^2 + ridge |W|^2 is solved in the smaller of (D + 1) and N unknowns.
+    The scaling, the constant feature of 100 (which makes the bias nearly unregularised) and the strength are those of the
+    authors' later code. min over W of |X W - Y|^2 + ridge |W|^2 is solved in the smaller of (D + 1) and N unknowns.
     """
     scaling = Scaling.of(features)
     x = F.pad(scaling(features), (0, 1), value=BIAS_FEATURE)
@@ -93,7 +94,7 @@ def _solve(gram: Float[Tensor, "M M"], ridge: float, right: Float[Tensor, "M K"]
 
 @dataclass(frozen=True)
 class Fit:
-    """A logistic regression and how its minimisation ended."""
+    """A logistic regression, and whether its minimisation converged."""
 
     strength: float
     readout: LinearReadout
@@ -104,11 +105,11 @@ class Fit:
 def logistic_fits(
     features: Float[Tensor, "N D"], labels: Int[Tensor, " N"], strengths: Sequence[float] = STRENGTHS
 ) -> Iterator[Fit]:
-    """Multinomial logistic regressions, one for each strength, each started from the one before.
+    """Multinomial logistic regressions, one per strength, each starting from the previous solution.
 
-    Minimises mean cross-entropy + strength / 2 * |W|^2 over weights and a free bias, on features scaled by their own mean
-    and standard deviation, by full-batch L-BFGS in float64; scikit-learn's C is 1 / (strength * N). Classes that no example
-    has are never predicted: their bias would have no minimum. Features stay float32 and are widened a chunk at a time.
+    Minimises mean cross-entropy + strength / 2 * |W|^2 over the weights and an unregularised bias, on scaled features, by
+    full-batch L-BFGS in float64. scikit-learn's C is 1 / (strength * N). Classes without examples are never predicted:
+    the objective has no minimum in their bias. Features are converted from float32 to float64 chunk by chunk.
     """
     classes, targets = labels.unique(return_inverse=True)
     scaling = Scaling.of(features)
@@ -123,9 +124,9 @@ def logistic_fits(
 def _objective(
     scaling: Scaling, features: Float[Tensor, "N D"], targets: Int[Tensor, " N"], strength: float
 ) -> Callable[[Tensor], Tensor]:
-    """Weights (D + 1, K) -> the objective, its gradient added to theirs; the last row is the bias."""
+    """A function: weights (D + 1, K), whose last row is the bias -> the objective. It adds the gradient to the weights'."""
     chunks = list(zip(features.split(_CHUNK_ROWS), targets.split(_CHUNK_ROWS), strict=True))
-    # Small problems are widened and scaled once; large ones each time, so that memory stays that of the features.
+    # A small problem is converted and scaled once, a large one in every evaluation, so that it needs no second copy.
     ready = [(scaling(chunks[0][0]), chunks[0][1])] if len(chunks) == 1 else None
 
     def evaluate(weights: Tensor) -> Tensor:
@@ -142,7 +143,7 @@ def _objective(
 
 
 def _minimise(weights: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[int, bool]:
-    """L-BFGS with a strong Wolfe search from where the weights stand; iterations, and whether the gradient vanished."""
+    """L-BFGS with strong Wolfe line search, from the current weights. Returns (iterations, converged)."""
     optimizer = torch.optim.LBFGS(
         [weights],
         max_iter=MAX_ITERATIONS,

@@ -1,4 +1,4 @@
-"""Nearest neighbours among frozen features: every training example votes with its similarity."""
+"""Nearest neighbours in frozen features: the nearest training examples vote, weighted by similarity."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from torch import Tensor
 
 NEIGHBOURS = 20
 TEMPERATURE = 0.07
-# Queries compared at a time with the examples of one part.
+# Number of queries that are compared at once with the examples of one part.
 _CHUNK_ROWS = 4096
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Of each query: cosine similarity and label of its k nearest examples, nearest first."""
+    """Cosine similarity and label of the k nearest examples of each query, nearest first."""
 
     similarity: Float[Tensor, "n k"]
     labels: Int[Tensor, "n k"]
@@ -26,7 +26,7 @@ class Neighbours:
 
         Source: the kNN evaluation of DINO (arXiv:2104.14294, Sec. 4.1; k = 20 and 0.07 in its code).
         """
-        # Relative to the nearest: the same winner, and nothing overflows at a low temperature.
+        # Relative to the nearest example: the result is the same, and nothing overflows at a low temperature.
         weights = ((self.similarity - self.similarity[:, :1]) / temperature).exp()
         votes = torch.zeros(len(weights), num_classes, dtype=weights.dtype, device=weights.device)
         return votes.scatter_add_(1, self.labels, weights).argmax(dim=1)
@@ -37,9 +37,9 @@ def nearest(
     examples: Iterable[tuple[Float[Tensor, "p D"], Int[Tensor, " p"]]],
     k: int = NEIGHBOURS,
 ) -> Neighbours:
-    """The k nearest of all examples by cosine similarity; all of them where there are fewer.
+    """The k nearest examples by cosine similarity, or all of them if there are fewer.
 
-    Examples come part by part and are forgotten: beside the queries, memory holds one part and k candidates a query.
+    Examples are streamed: memory holds the queries, one part of the examples and k candidates per query.
     """
     queries = F.normalize(queries, dim=1)
     similarity = queries.new_zeros(len(queries), 0)
@@ -64,7 +64,7 @@ def _merge(
     classes: Int[Tensor, " p"],
     k: int,
 ) -> tuple[Float[Tensor, "n i"], Int[Tensor, "n i"]]:
-    """The k nearest of those known and those of one part."""
+    """Merges the k nearest examples so far with those of one part."""
     all_similar = torch.cat([similarity, found], dim=1)
     all_labels = torch.cat([labels, classes.expand(len(labels), -1)], dim=1)
     best = all_similar.topk(min(k, all_similar.shape[1]), dim=1)

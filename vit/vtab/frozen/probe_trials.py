@@ -1,6 +1,6 @@
-"""From an evaluation with a probe to the scores to come: which readout, of whose features, on which splits.
+"""Plans the probe trials of an evaluation: method, features and splits of each score. Imports no torch, so flows can plan.
 
-Imports no torch, so that a flow can plan. `read_out.py` computes.
+`score_probes.py` computes the scores.
 """
 
 from collections.abc import Iterable
@@ -16,21 +16,21 @@ from vit.vtab.tasks import find_task_splits
 
 
 class ProbeSplits(FrozenConfig):
-    """The splits that a probe reads: choose a strength on `train` -> `val`, learn from `joined`, score `test` once."""
+    """The splits of a probe: choose a strength on `train` and `val`, fit on `joined`, score `test` once."""
 
     train: str = ""
     val: str = ""
     joined: tuple[str, ...] = ()
-    """One split that is both, or both where a corpus has none."""
+    """The split that joins `train` and `val`, or both where a corpus has no such split."""
     test: str = "test"
 
 
 class ProbeTrial(FrozenConfig):
-    """One score to come: a readout of one model's features on one task, with one seed."""
+    """One probe on the features of one model, on one task with one seed."""
 
     task: TaskRef
     protocol: str
-    """Name of the protocol, with the number of shots where there is one."""
+    """Name of the protocol, with the number of shots if it has one."""
     method: Method
     shots: int | None
     seed: int
@@ -38,9 +38,9 @@ class ProbeTrial(FrozenConfig):
     splits: ProbeSplits
     num_classes: int
     num_test: int
-    """Images of the test split; all are counted."""
+    """Number of images of the test split; all of them must be counted."""
     test_digest: str
-    """Of the test split."""
+    """Digest of the test split."""
 
     @property
     def corpus_digest(self) -> str:
@@ -48,7 +48,7 @@ class ProbeTrial(FrozenConfig):
 
     @property
     def score_key(self) -> str:
-        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`; the hex covers all else that the score depends on."""
+        """`scores/<task>/<protocol>/<model>-s<seed>-<6 hex>.json`. The hex covers everything else that the score depends on."""
         first = replace(self.source, repetition=0).folder
         depends_on = [self.method, self.shots, self.splits, first, RESULT_VERSIONS["evaluate"]]
         name = (
@@ -58,16 +58,16 @@ class ProbeTrial(FrozenConfig):
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Splits whose features are read."""
+        """The splits whose features are needed."""
         chosen_on = (self.splits.train, self.splits.val) if self.method == "logistic" else ()
         return tuple(dict.fromkeys((*chosen_on, *self.splits.joined, self.splits.test)))
 
 
 def plan_probe_trials(spec: EvaluationSpec) -> list[ProbeTrial]:
-    """The readings of an evaluation, task by task. What draws nothing is read once, with the first seed.
+    """The probe trials of an evaluation, task by task. Probes without random draws use the first seed only.
 
-    Raises ValueError for the control from scratch, a model that is none, a corpus without the splits or with several labels
-    an image, and for a head whose classes are not the corpus's, before anything is computed.
+    Raises ValueError for the control, for an unknown model, for a corpus without the needed splits or with several labels
+    per image, and for a head whose classes differ from those of the corpus.
     """
     probe = spec.protocol
     assert isinstance(probe, Probe)
@@ -111,26 +111,26 @@ def _digest_of_model(model: str | None, probe: Probe) -> tuple[str, str]:
     digest = published_digest(model)
     if model is None or digest is None:
         raise ValueError(
-            f"Protocol {probe.name!r} reads the features of a model that is there already: there is no control from "
-            "scratch. Leave the control out, or take a protocol that trains."
+            f"Protocol {probe.name!r} scores features of a published model, so it has no control from scratch. Leave the "
+            "control out, or use a fine-tuning protocol."
         )
     return model, digest
 
 
 def probe_splits(manifest: Manifest, where: str, probe: Probe) -> ProbeSplits:
-    """The splits of a corpus for a probe: the 1k protocol's where there are such. Raises ValueError naming what is missing."""
+    """The splits of a corpus for a probe, preferably those of the 1k protocols. Raises ValueError naming missing splits."""
     if probe.method == "head":
         return ProbeSplits(test=_named_split("test", manifest.splits, where))
     if not manifest.single_label:
         raise ValueError(
-            f"{where} may have several labels an image; protocol {probe.name!r} learns one class for each. "
-            "A model that has the corpus's classes can be scored by protocol 'head'."
+            f"{where} may have several labels per image, but protocol {probe.name!r} needs one. Use protocol 'head' with a "
+            "model that has the classes of the corpus."
         )
     names = set(manifest.splits)
     try:
         found = find_task_splits(names, where)
     except ValueError:
-        # What is fine-tuned wants train and val as one split; features of two can be read one after the other.
+        # Fine-tuning needs train and val as one split, but a probe can read the features of both.
         if not {"train", "val", "test"} <= names:
             raise
         return ProbeSplits(train="train", val="val", joined=("train", "val"))
@@ -140,13 +140,13 @@ def probe_splits(manifest: Manifest, where: str, probe: Probe) -> ProbeSplits:
 def _named_split(name: str, names: Iterable[str], where: str) -> str:
     if name not in names:
         raise ValueError(
-            f"{where} has splits {', '.join(sorted(names))}; a head is scored on {name!r}, which it lacks."
+            f"{where} has splits {', '.join(sorted(names))}, but protocol 'head' needs split {name!r}. Choose another corpus."
         )
     return name
 
 
 def check_classes(model: str, corpus: Store) -> None:
-    """Raises ValueError, with the first difference, unless the head's classes are the corpus's, in the same order."""
+    """Raises ValueError with the first difference unless model and corpus have the same classes in the same order."""
     ours, theirs = open_store(model).read_json("classes.json")["classes"], load_class_names(corpus)
     if ours == theirs:
         return
@@ -154,15 +154,15 @@ def check_classes(model: str, corpus: Store) -> None:
         difference = f"the head has {len(ours):,} classes, the corpus {len(theirs):,}"
     else:
         i = next(i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b)
-        difference = f"class {i} is {ours[i]!r} of the head and {theirs[i]!r} of the corpus"
+        difference = f"class {i} is {ours[i]!r} in the head and {theirs[i]!r} in the corpus"
     raise ValueError(
-        f"{model} cannot be scored on {corpus.uri} with its own head: {difference}. Names and order must be equal; for "
-        "other classes take protocol 'linear' or 'fewshot', which learn a head."
+        f"{model} cannot be scored on {corpus.uri} with its own head: {difference}. Names and order of the classes must be "
+        "equal. For other classes use protocol 'linear' or 'fewshot', which fit a new head."
     )
 
 
 def feature_splits(probe_trials: Iterable[ProbeTrial]) -> list[tuple[Manifest, list[FeaturePart]]]:
-    """Every split whose features some reading reads, once: its corpus's manifest, and the parts that it is made of."""
+    """Each split whose features a probe trial needs, once: the manifest of its corpus, and its parts."""
     wanted = {(r.source.folder, split): r.source for r in probe_trials for split in r.needed}
     manifests = {source.corpus: load_manifest(open_store(source.corpus)) for source in wanted.values()}
     return [
@@ -172,7 +172,7 @@ def feature_splits(probe_trials: Iterable[ProbeTrial]) -> list[tuple[Manifest, l
 
 
 def stored_probe_score(root: Store, probe_trial: ProbeTrial) -> Score | None:
-    """The record of an earlier reading, or None."""
+    """The stored score of a probe trial, or None."""
     try:
         return Score.model_validate(root.read_json(probe_trial.score_key))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Scores from features that are kept: what reads them, and what is recorded. Called on the workers of an evaluation."""
+"""Scores probe trials from stored features. The workers of an evaluation call it."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from vit.vtab.probes import Method
 
 @dataclass(frozen=True)
 class Counted:
-    """How a readout did on the test split, each image once."""
+    """The result of a probe on the test split, where each image counts once."""
 
     hits: int
     num_examples: int
@@ -35,7 +35,7 @@ class Counted:
 
 
 class ProbeFeatures:
-    """The features that one reading may read, on the device that it computes on; keeps account of what they had cost."""
+    """Reads the features of one probe trial, and adds up what computing them had cost."""
 
     def __init__(self, root: Store, probe_trial: ProbeTrial) -> None:
         self.probe_trial, self.device = probe_trial, World.current().device
@@ -48,17 +48,17 @@ class ProbeFeatures:
         return reader
 
     def whole(self, *splits: str) -> tuple[Float[Tensor, "n D"], Int[Tensor, " n"]]:
-        """Features and classes of all rows, on the device."""
+        """Features and classes of all rows, on the device of the probe."""
         features = self.reader(*splits).whole()
         return features.values.to(self.device), features.classes.to(self.device)
 
     def cost(self) -> tuple[float, float]:
-        """Seconds and CPU seconds of computing every part that was read, each once."""
+        """Seconds and CPU seconds that computing the parts took, counting each part once."""
         parts = {key: seconds for reader in self._readers for key, seconds in reader.cost_s.items()}
         return sum(wall for wall, _ in parts.values()), sum(cpu for _, cpu in parts.values())
 
     def predictions(self, predict: Callable[[Tensor], Tensor]) -> Iterator[tuple[Features, Tensor]]:
-        """Every part of the test split, with what `predict` makes of it: features (n, D) on the device -> classes (n,)."""
+        """Each part of the test split with its predictions. `predict`: features (n, D) on the device -> classes (n,)."""
         for part in self.reader(self.probe_trial.splits.test):
             yield part, predict(part.values.to(self.device))
 
@@ -68,7 +68,7 @@ class ProbeFeatures:
         chosen: dict[str, Any],
         tried: tuple[dict[str, Any], ...] = (),
     ) -> Counted:
-        """How many images have the predicted class among their labels."""
+        """Counts the images whose predicted class is one of their labels."""
         hits = seen = 0
         per_class = torch.zeros(self.probe_trial.num_classes, dtype=torch.int64)
         for part, predicted in predictions:
@@ -79,7 +79,7 @@ class ProbeFeatures:
 
 
 def few_shot(features: ProbeFeatures) -> Counted:
-    """Regularised least squares on the first `shots` examples of each class."""
+    """Regularised least squares on `shots` examples of each class."""
     probe_trial = features.probe_trial
     assert probe_trial.shots is not None
     pool = features.reader(*probe_trial.splits.joined)
@@ -100,26 +100,27 @@ def few_shot(features: ProbeFeatures) -> Counted:
 
 
 def linear_probe(features: ProbeFeatures) -> Counted:
-    """Logistic regression: the strength that is best on validation, of equals the strongest, then once on all examples."""
+    """Logistic regression: chooses the strength that is best on validation (of equal ones the strongest), then fits all
+    examples."""
     splits = features.probe_trial.splits
     val, val_classes = features.whole(splits.val)
     tried = []
     for fit in logistic_fits(*features.whole(splits.train)):
         top1 = float((fit.readout.predict(val) == val_classes).double().mean())
-        tried.append({"strength": fit.strength, "val_top1": top1} | _how_it_ended(fit.iterations, fit.converged))
+        tried.append({"strength": fit.strength, "val_top1": top1} | _convergence(fit.iterations, fit.converged))
     best = max(tried, key=lambda setting: setting["val_top1"])
     (final,) = logistic_fits(*features.whole(*splits.joined), strengths=(best["strength"],))
     chosen = {"strength": best["strength"], "val_top1": best["val_top1"]}
-    chosen |= _how_it_ended(final.iterations, final.converged)
+    chosen |= _convergence(final.iterations, final.converged)
     return features.count(features.predictions(final.readout.predict), chosen, tuple(tried))
 
 
-def _how_it_ended(iterations: int, converged: bool) -> dict[str, Any]:
+def _convergence(iterations: int, converged: bool) -> dict[str, Any]:
     return {"iterations": iterations, "converged": converged}
 
 
 def nearest_neighbours(features: ProbeFeatures) -> Counted:
-    """Votes of the nearest training examples, which are streamed; the test split is held."""
+    """Votes of the nearest training examples. The training features are streamed, those of the test split are in memory."""
     probe_trial = features.probe_trial
     pool, test = features.reader(*probe_trial.splits.joined), features.reader(probe_trial.splits.test).whole()
     examples = ((part.values.to(features.device), part.classes) for part in pool)
@@ -129,26 +130,26 @@ def nearest_neighbours(features: ProbeFeatures) -> Counted:
 
 
 def own_head(features: ProbeFeatures) -> Counted:
-    """The model's own classes; right where the likeliest is among the labels (ReaL: arXiv:2006.07159)."""
+    """The model's own head. A prediction is correct if it is one of the labels (ReaL: arXiv:2006.07159)."""
     weight, bias = (tensor.to(features.device) for tensor in head_of(features.probe_trial.source))
     predictions = features.predictions(lambda features: F.linear(features, weight, bias).argmax(dim=1))
     return features.count(predictions, {"head": "the model's own"})
 
 
 def head_of(source: FeatureSource) -> list[Tensor]:
-    """Weight (K, D) and bias (K,) of a published model's head, without the rest of it."""
+    """Weight (K, D) and bias (K,) of the head of a published model, without loading the rest."""
     store = open_store(source.model)
     config = store.read_json("config.json")
     if config["digest"] != source.model_digest:
         raise RuntimeError(
-            f"{source.model} has digest {config['digest'][:12]} by now; the evaluation was planned on "
-            f"{source.model_digest[:12]}. Evaluate again."
+            f"{source.model} has digest {config['digest'][:12]}, but the evaluation was planned with "
+            f"{source.model_digest[:12]}. The model was replaced; evaluate again."
         )
     pieces = {piece["name"]: piece for piece in config["tensors"]}
     return read_tensors(store, "model.safetensors", [pieces[name] for name in HEAD])
 
 
-READOUTS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
+PROBE_METHODS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
     "least-squares": few_shot,
     "logistic": linear_probe,
     "nearest": nearest_neighbours,
@@ -157,21 +158,22 @@ READOUTS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
 
 
 def score_probe(root: str, probe_trial: ProbeTrial) -> Score:
-    """The score of a reading, stored; where one is stored already, that one holds. Its features must be whole.
+    """Computes and stores the score of a probe trial, whose features must be complete. A stored score is returned as it is.
 
-    `wall_s` and `cpu_s` are the readout's own and those of computing the features that it read, whenever that was. Raises
-    RuntimeError if any other number of test images was counted than the split holds.
+    `wall_s` and `cpu_s` include what computing the features took, even if that was earlier. Raises RuntimeError unless
+    every image of the test split was counted.
     """
     store = open_store(root)
     if (done := stored_probe_score(store, probe_trial)) is not None:
         return done
     started, cpu_started = time.perf_counter(), time.process_time()
     features = ProbeFeatures(store, probe_trial)
-    counted = READOUTS[probe_trial.method](features)
+    counted = PROBE_METHODS[probe_trial.method](features)
     if counted.num_examples != probe_trial.num_test:
         raise RuntimeError(
-            f"{counted.num_examples:,} test images of {probe_trial.task.corpus} were counted, the split holds "
-            f"{probe_trial.num_test:,}. The score is not recorded; delete {store.uri_of(probe_trial.source.folder)} and evaluate again."
+            f"{counted.num_examples:,} test images of {probe_trial.task.corpus} were counted, but the split has "
+            f"{probe_trial.num_test:,}. The score is not recorded. Delete {store.uri_of(probe_trial.source.folder)} and "
+            "evaluate again."
         )
     wall_s, cpu_s = features.cost()
     score = Score(

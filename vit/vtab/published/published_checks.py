@@ -1,5 +1,7 @@
-"""Which published figures a model may be held against: rows of the same network and pre-training data, and for weights
-that others have published, the scores that others have measured with them. What does not match exactly matches nothing.
+"""Published checks: finds the published scores that a model may be compared with.
+
+These are rows of the same network and pre-training data, and for published weights the scores that others measured with
+them. Only exact matches count.
 """
 
 import re
@@ -10,14 +12,14 @@ from vit.models.config import NetworkConfig
 from vit.models.variants import REGISTERED, network_variant, spelled
 from vit.vtab.published.published_scores import ROWS, PublishedRow
 
-# What makes a network another one, whatever its resolution, head and pooling are.
+# Two networks are the same if these fields are equal, whatever their resolution, head and pooling.
 _SIZES = ("architecture", "embed_dim", "depth", "num_heads", "mlp_dim", "patch_size_px")
 _STAGES = ("stages", "width_factor", "patch_size")
 TOLERANCE = 0.002
-"""Difference of a top-1 that other preprocessing and arithmetic explain (0.2 points), as a fraction."""
+"""Difference of a top-1 that other preprocessing and arithmetic can explain, as a fraction (0.2 points)."""
 WHOLE_TEST_SPLIT = {"imagenet": 50_000, "imagenet-real": 46_837, "cifar10": 10_000, "cifar100": 10_000}
 
-# huggingface/pytorch-image-models, its results files: name, side in px, ImageNet top-1, ReaL top-1.
+# From the results files of huggingface/pytorch-image-models: name, side in px, ImageNet top-1, ReaL top-1.
 _TIMM = """
 vit_base_patch16_384.orig_in21k_ft_in1k      384  84.212  88.398
 vit_base_patch16_224.orig_in21k_ft_in1k      224  81.782  86.754
@@ -44,7 +46,7 @@ resnetv2_101x3_bit.goog_in21k_ft_in1k        448  84.430  88.445
 resnetv2_152x2_bit.goog_in21k_ft_in1k        448  84.468  88.710
 resnetv2_152x4_bit.goog_in21k_ft_in1k        480  84.936  88.567
 """
-# The same weights under the name that their authors gave the file.
+# The file names that the authors gave the same weights.
 _OFFICIAL_FILES = {
     "vit_base_patch16_384.orig_in21k_ft_in1k": "ViT-B_16",
     "vit_base_patch16_224.orig_in21k_ft_in1k": "ViT-B_16-224",
@@ -57,31 +59,32 @@ _RERUN = "re-run, "
 
 @dataclass(frozen=True)
 class Target:
-    """What others measured with published weights: lowest and highest top-1 by corpus, as fractions."""
+    """Scores that others measured with published weights: lowest and highest top-1 by corpus, as fractions."""
 
     protocol: str
-    """How the score was made: `head` reads the model's own, anything else trains."""
+    """The protocol of the scores: `head` uses the model's own head, others train."""
     image_size_px: int | None
-    """Side that it was measured at; None where the protocol fixes it."""
+    """Resolution of the scores; None if the protocol fixes it."""
     scores: dict[str, tuple[float, float]]
     source: str
 
 
 @dataclass(frozen=True)
 class PublishedCheck:
-    """A score of ours on published weights against what others measured with them."""
+    """Our score of published weights, compared with the scores that others measured with them."""
 
     corpus: str
     ours: float
     published: tuple[float, float]
     difference: float
-    """To the nearer end of what is published; 0 between its ends."""
+    """Distance to the published range; 0 inside it."""
     verdict: str
+    """`agrees`, `differs`, or `not comparable` with the reason."""
     source: str
 
 
 def architecture_of(config: NetworkConfig) -> str | None:
-    """The network as the paper spells it, `ViT-B/16` or `R50+ViT-B/16`; None where it is of no named size."""
+    """The network as the paper names it, such as `ViT-B/16` or `R50+ViT-B/16`; None if it has no named size."""
     for variant in REGISTERED:
         known = network_variant(variant)
         if all(getattr(known, f, None) == getattr(config, f, None) for f in (*_SIZES, *_STAGES)):
@@ -90,8 +93,8 @@ def architecture_of(config: NetworkConfig) -> str | None:
 
 
 def data_of_weights(uri: str) -> str | None:
-    """What published weights were pre-trained on, as far as their file or folder says so."""
-    # Subsets of ImageNet-21k are not the whole: 21k-P has half of its classes, 12k less.
+    """The pre-training data of published weights, if the name of their file or folder tells it."""
+    # Subsets do not count as ImageNet-21k: 21k-P has about half of its classes, and 12k is another subset.
     if re.search(r"miil|in12k|21k[-_]?p(?![a-z0-9])", uri):
         return None
     if re.search(r"imagenet-?21k|in21k", uri):
@@ -100,7 +103,7 @@ def data_of_weights(uri: str) -> str | None:
 
 
 def data_of_corpus(source_kind: str | None, num_classes: int, is_view: bool) -> str | None:
-    """The public data set that a corpus is, whole; what is like JFT-300M is not JFT-300M."""
+    """The public data set that a corpus contains completely, else None. A corpus similar to JFT-300M is not JFT-300M."""
     if source_kind == "imagenet21k" and num_classes in (21_841, 21_843) and not is_view:
         return "ImageNet-21k"
     whole_1k = source_kind in ("ilsvrc2012", "imagenet") and num_classes == 1000
@@ -110,8 +113,11 @@ def data_of_corpus(source_kind: str | None, num_classes: int, is_view: bool) -> 
 def matching_row(
     architecture: str | None, data: str | None, protocol: str, columns: Collection[str]
 ) -> PublishedRow | None:
-    """The published row of this network and pre-training data with a score in one of these columns: of version 1 for a
-    protocol of version 1, of the protocol's resolution where there are several."""
+    """The published row of this network and pre-training data that has a score in one of these columns, or None.
+
+    Protocols ending in `-v1` get rows of version 1 of the paper. Of several rows, prefers the one at 384 px, unless the
+    protocol ends in `-512`.
+    """
     if architecture is None or data is None:
         return None
     rows = [
@@ -126,7 +132,7 @@ def matching_row(
 
 
 def targets_of(weights: str) -> Iterator[Target]:
-    """What is published for the weights of this file or folder."""
+    """The published scores of the weights in this file or folder."""
     for line in _TIMM.strip().splitlines():
         name, side, top1, real = line.split()
         if _names(weights, re.escape(name)) or _is_official(
@@ -145,7 +151,7 @@ def targets_of(weights: str) -> Iterator[Target]:
 def check_score(
     target: Target, corpus: str, value: float, num_examples: int, image_size_px: int | None
 ) -> PublishedCheck:
-    """Whether a score is what was published, within what preprocessing explains."""
+    """Compares our score with the published ones, within `TOLERANCE`."""
     low, high = target.scores[corpus]
     difference = value - high if value > high else min(value - low, 0.0)
     if target.image_size_px not in (None, image_size_px):
@@ -158,10 +164,10 @@ def check_score(
 
 
 def _names(weights: str, pattern: str) -> bool:
-    """Whether the name stands in the URI as a whole, not as a part of a longer one."""
+    """True if the URI contains the name as a whole, not as part of a longer name."""
     return re.search(rf"(?<![\w.+]){pattern}(?![\w+-])(?!\.(?!npz|safetensors))", weights) is not None
 
 
 def _is_official(weights: str, folder: str, name: str | None) -> bool:
-    """Whether this is the official file of that name, in its folder or with the folder's name before its own."""
+    """True if the URI ends in the official file of this name, either in its folder or with the folder's name as a prefix."""
     return name is not None and _names(weights, rf"{re.escape(folder)}[/_]{re.escape(name)}\.npz")

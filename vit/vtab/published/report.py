@@ -1,6 +1,6 @@
-"""Scores put together: what the seeds of a model say, group means, and differences to a published row, with their noise.
+"""Summarises scores: over the seeds of a model, as group means, and as differences to a published row, with noise.
 
-Numbers only, as fractions of the test split; what they look like is decided in `flows`. Imports no torch.
+The numbers are fractions of the test split; `flows` formats them. Imports no torch.
 """
 
 import math
@@ -22,26 +22,27 @@ from vit.vtab.tasks import GROUPS, VTAB_TASKS, benchmark_name, metric_group, vta
 Table = Literal["vtab", "transfer", "own", "frozen"]
 VTAB_CORPORA = tuple(task.corpus_name for task in VTAB_TASKS)
 TRANSFER_CORPORA = ("imagenet", "imagenet-real", "imagenet-v2", "cifar10", "cifar100", "pets", "flowers102")
-"""The paper's other data sets, by the names of their corpora; `cifar100` is the whole of it, `vtab-cifar100` is VTAB's."""
+"""The paper's other data sets, by name of the corpus. `cifar100` is the whole data set, `vtab-cifar100` is VTAB's task."""
 _READERS = 16
 FROZEN_METHODS = ("fewshot", "linear", "knn", "head")
 
 
 class ScoreRecord(NamedTuple):
-    """A stored score, and whose it is: the record of a control does not say which network was trained, its key does."""
+    """A stored score with its init, which is in the key only: the record of a control does not name its network."""
 
-    arm: str
+    init: str
+    """First part of the key: the model's digest, or `scratch-` and the digest of the control's network."""
     score: Score
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What the runs of one model on one task say together."""
+    """The scores of one model on one task, over its seeds."""
 
     value: float
     noise: float
     noise_of: Literal["seeds", "test images"]
-    """Standard deviation over seeds, or the binomial standard error of the test split where there is one seed."""
+    """`noise` is the standard deviation over seeds, or with one seed the binomial standard error of the test split."""
     statistic: Literal["one run", "mean", "median"]
     by_seed: Mapping[int, float]
     num_examples: int
@@ -61,7 +62,7 @@ class Mean:
 
 @dataclass(frozen=True)
 class Difference:
-    """Ours minus published, and the noise of both as far as either is known."""
+    """Our score minus the published one, and the combined noise of both as far as it is known."""
 
     value: float
     noise: float
@@ -71,76 +72,80 @@ class Difference:
 class ModelScores:
     """All scores of one model under one protocol, by corpus name."""
 
-    arm: str
-    """What is one model: the beginning of its digest, or of that of a control's network."""
+    init: str
+    """First digits of the model's digest, or `scratch-` and those of the digest of the control's network."""
     model: str | None
-    """URI; None for a control trained from scratch."""
+    """URI of the model; None for the control."""
     digest: str | None
     protocol: str
     cells: Mapping[str, Cell]
     wall_s: float
-    """Of all its trainings, those that chose a setting included."""
+    """Seconds of all trials, including those that chose a setting."""
     num_trainings: int
+    """Number of trials."""
 
     @property
     def label(self) -> str:
-        """`<name>/<version>`, what `vitline model show` takes; a control is told by the digest of its network."""
+        """`<name>/<version>`, as `vitline model show` takes it; for a control, the digest of its network."""
         if self.model is None:
-            return f"from scratch ({self.arm.removeprefix('scratch-')[:6]})"
+            return f"from scratch ({self.init.removeprefix('scratch-')[:6]})"
         return "/".join(self.model.rstrip("/").split("/")[-2:])
 
     @property
     def num_seeds(self) -> int:
-        """The most that a task was scored with."""
+        """The largest number of seeds of a task."""
         return max(len(cell.by_seed) for cell in self.cells.values())
 
 
 def table_of(protocol: str, corpus: str) -> Table:
-    """Which table a score belongs to."""
+    """The table that a score belongs to."""
     if protocol.partition("-")[0] in FROZEN_METHODS:
         return "frozen"
     return "vtab" if vtab_task(corpus) else "transfer" if corpus in TRANSFER_CORPORA else "own"
 
 
 def read_records(root: Store) -> list[ScoreRecord]:
-    """Every stored score below a root. Raises ValueError naming what is stored among them and is none."""
+    """All score records below a root. Raises ValueError naming an object below `scores/` that is no score record."""
 
     def read(key: str) -> ScoreRecord:
         try:
             score = Score.model_validate(root.read_json(key))
         except ValidationError as error:
             raise ValueError(
-                f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}); delete it, or score that task again."
+                f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}). Delete it, or score the task again."
             ) from error
         named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+(-r\d+)?\.json", key.rpartition("/")[2])
         return ScoreRecord(named[1] if named else score.model_digest or "scratch", score)
 
-    # Nineteen tasks with three seeds of thirty models are 1,710 small objects, and each costs a round trip.
+    # In threads, because each object costs a round trip: 19 tasks, 3 seeds and 30 models make 1,710 small objects.
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(read, root.list("scores/")))
 
 
 def latest_records(records: Iterable[ScoreRecord], current_digests: Collection[str]) -> tuple[list[ScoreRecord], int]:
-    """One record for every model, protocol, task and seed, and how many were left out.
+    """One record per init, protocol, task and seed, and the number of records left out.
 
-    Of several, one on a corpus that is still there holds, then the last repetition, then the one listed last.
+    Of several, prefers one on a corpus of `current_digests`, then the highest repetition, then the one listed last.
     """
     every = sorted(records, key=lambda r: (r.score.corpus_digest in current_digests, r.score.repetition))
-    chosen = {(r.arm, r.score.protocol, r.score.task, r.score.seed): r for r in every}
+    chosen = {(r.init, r.score.protocol, r.score.task, r.score.seed): r for r in every}
     return list(chosen.values()), len(every) - len(chosen)
 
 
 def scores_by_model(records: Iterable[ScoreRecord]) -> list[ModelScores]:
-    """One entry per model and protocol; several seeds are put together as the authors of the protocol do."""
+    """One entry per init and protocol. Seeds are combined as the authors of the protocol do."""
     grouped: dict[tuple[str, str], list[Score]] = {}
-    for arm, score in records:
-        grouped.setdefault((arm, score.protocol), []).append(score)
-    return [_model_scores(arm, scores) for (arm, _), scores in grouped.items()]
+    for init, score in records:
+        grouped.setdefault((init, score.protocol), []).append(score)
+    return [_model_scores(init, scores) for (init, _), scores in grouped.items()]
 
 
 def group_means(scores: Mapping[str, float]) -> dict[str, float]:
-    """Metric keys of DESIGN 3.5 from fractions by task name: a group's mean only when all of its tasks are there, the
-    overall mean as `vtab/all/top1` for 19 tasks and as `vtab/all_<n>of19/top1` for fewer."""
+    """Means of VTAB scores by metric key (docs/design.md, "Metrics"), from fractions by task name.
+
+    A group has a mean only if all its tasks are scored. The mean over all tasks is `vtab/all/top1`, or
+    `vtab/all_<n>of19/top1` if fewer than 19 are scored.
+    """
     means = {}
     for group in GROUPS:
         names = [task.name for task in VTAB_TASKS if task.group == group]
@@ -154,7 +159,7 @@ def group_means(scores: Mapping[str, float]) -> dict[str, float]:
 
 
 def vtab_means(row: ModelScores) -> dict[str, Mean]:
-    """By group and `all`, over what is scored; whoever shows one says so where tasks are missing."""
+    """Means by group and `all`, over the scored tasks. `num_tasks` tells whether tasks are missing."""
     means = {}
     for group in (*GROUPS, "all"):
         wanted = group_corpora(group)
@@ -170,7 +175,10 @@ def group_corpora(group: str) -> tuple[str, ...]:
 
 
 def published_mean(row: PublishedRow, group: str, over: Collection[str] | None = None) -> float | None:
-    """A row's mean over a group or `all`: as printed, else from its tasks; over some tasks only where `over` names them."""
+    """A row's mean over a group or `all`, as printed or else computed from its tasks.
+
+    `over` restricts it to these corpora. None if a needed score is not published.
+    """
     wanted = [corpus for corpus in group_corpora(group) if over is None or corpus in over]
     if len(wanted) == len(group_corpora(group)) and group in row.printed_means:
         return row.printed_means[group]
@@ -178,21 +186,21 @@ def published_mean(row: PublishedRow, group: str, over: Collection[str] | None =
 
 
 def published_metrics(row: PublishedRow) -> dict[str, float]:
-    """A row under the metric names that scores of ours have: `vtab/dtd/top1`, `vtab/all/top1`, `tasks/cifar10/top1`."""
+    """A row by metric key, like our own scores: `vtab/dtd/top1`, `vtab/all/top1`, `tasks/cifar10/top1`."""
     named = {f"{metric_group(corpus)}/{benchmark_name(corpus)}/top1": value for corpus, value in row.scores.items()}
     means = {f"vtab/{group}/top1": published_mean(row, group) for group in (*GROUPS, "all")}
     return named | {name: value for name, value in means.items() if value is not None}
 
 
 def difference(cell: Cell | Mean, published: float | None, deviation: float | None) -> Difference | None:
-    """Ours minus published; None where nothing is published."""
+    """Our score minus the published one; None if none is published."""
     if published is None:
         return None
     return Difference(cell.value - published, math.hypot(cell.noise, deviation or 0.0))
 
 
 def differences(row: ModelScores, beside: PublishedRow) -> dict[str, Difference]:
-    """By corpus of the row, and by group of VTAB over the tasks that are scored: like is compared with like."""
+    """Differences to a published row, by corpus and by VTAB group. Both means of a group are over the tasks that we scored."""
     found = {
         corpus: difference(cell, beside.scores.get(corpus), beside.deviations.get(corpus))
         for corpus, cell in row.cells.items()
@@ -205,19 +213,19 @@ def differences(row: ModelScores, beside: PublishedRow) -> dict[str, Difference]
 
 
 def coverage(prepared: Iterable[str]) -> str:
-    """`VTAB: 3 of 19 tasks prepared`, from names of corpora."""
+    """`VTAB: 3 of 19 tasks prepared`, from the names of the corpora."""
     names = set(prepared)
     done = sum(task.corpus_name in names for task in VTAB_TASKS)
     return f"VTAB: {done} of {len(VTAB_TASKS)} tasks prepared"
 
 
-def _model_scores(arm: str, scores: Sequence[Score]) -> ModelScores:
+def _model_scores(init: str, scores: Sequence[Score]) -> ModelScores:
     by_task: dict[str, dict[int, Score]] = {}
     for score in scores:
         by_task.setdefault(score.task, {})[score.seed] = score
     first = scores[0]
     return ModelScores(
-        arm=arm,
+        init=init,
         model=first.model,
         digest=first.model_digest,
         protocol=first.protocol,
@@ -244,7 +252,7 @@ def _cell(protocol: str, by_seed: Mapping[int, Score]) -> Cell:
 
 
 def _mean(cells: Sequence[Cell], num_wanted: int) -> Mean:
-    """Over tasks. Where all were scored with the same several seeds, its noise is that of the seeds' own means."""
+    """Mean over tasks. If all have the same two or more seeds, the noise is the deviation of the means of each seed."""
     seeds = {tuple(cell.by_seed) for cell in cells}
     if len(seeds) == 1 and len(*seeds) > 1:
         noise, noise_of = stdev(fmean(cell.by_seed[seed] for cell in cells) for seed in next(iter(seeds))), "seeds"
@@ -255,5 +263,5 @@ def _mean(cells: Sequence[Cell], num_wanted: int) -> Mean:
 
 
 def standard_error(value: float, num_examples: int) -> float:
-    """Binomial standard error of an accuracy over its test images."""
+    """Binomial standard error of an accuracy over this many test images."""
     return math.sqrt(max(value * (1 - value), 0.0) / num_examples)

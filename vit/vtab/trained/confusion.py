@@ -1,4 +1,4 @@
-"""Which classes a model takes for which: counts, two tables for spreadsheets, and a picture where there are few classes."""
+"""Confusions: counts by class and predicted class, two tables as CSV, and a figure if there are few classes."""
 
 import csv
 import io
@@ -19,23 +19,23 @@ _DPI, _CELL_PX, _MIN_SIDE_PX, _MAX_NAME = 120, 26, 260, 28
 def confusion(predictions: Predictions, num_classes: int) -> Int64[np.ndarray, "K K"]:
     """Counts of examples by class (rows) and predicted class (columns); they sum to the number of examples.
 
-    An example of several labels counts once, for the class that `Predictions.label` names.
+    An example with several labels counts once, as `Predictions.label`.
     """
     cell = predictions.label.astype(np.int64) * num_classes + predictions.predicted
     return np.bincount(cell, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 
 def confusion_csv(counts: Int64[np.ndarray, "K K"], names: Sequence[str]) -> str:
-    """K x K counts: a row for each class, a column for each prediction."""
+    """K x K counts: one row per class, one column per predicted class."""
     return _csv(
         ["class \\ predicted", *names], ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     )
 
 
 def confused_pairs_csv(predictions: Predictions, names: Sequence[str]) -> str:
-    """The at most 1,000 most frequent confusions: class, predicted, examples, share of the class's examples.
+    """The most frequent confusions, at most 1,000: class, predicted, examples, share of the examples of the class.
 
-    For so many classes that a matrix of them is neither read nor worth its memory.
+    For so many classes that nobody would read the whole matrix.
     """
     wrong = ~predictions.right
     pairs = Counter(zip(predictions.label[wrong].tolist(), predictions.predicted[wrong].tolist(), strict=True))
@@ -46,8 +46,8 @@ def confused_pairs_csv(predictions: Predictions, names: Sequence[str]) -> str:
 
 
 def per_class_csv(predictions: Predictions, names: Sequence[str]) -> str:
-    """A row for each class in order of label ids: examples, top-1 (empty where there are none), and what its examples
-    are most often taken for wrongly, how often."""
+    """One row per class in order of label ids: number of examples, top-1 (empty without examples), the wrong class that is
+    predicted most often, and how often."""
     sizes = np.bincount(predictions.label, minlength=len(names)).tolist()
     hits = np.bincount(predictions.label[predictions.right], minlength=len(names)).tolist()
     wrong = ~predictions.right
@@ -56,7 +56,7 @@ def per_class_csv(predictions: Predictions, names: Sequence[str]) -> str:
         taken.setdefault(label, Counter())[predicted] += 1
 
     def row(label: int) -> list[object]:
-        # Of equals the one with the smaller id, so that the table is a function of the predictions.
+        # Of equally frequent classes the smaller id, so that the table depends on the predictions only.
         other, times = min(taken.get(label, Counter()).items(), key=lambda item: (-item[1], item[0]), default=(None, 0))
         top1 = f"{hits[label] / sizes[label]:.4f}" if sizes[label] else ""
         return [names[label], sizes[label], top1, "" if other is None else names[other], times or ""]
@@ -65,25 +65,27 @@ def per_class_csv(predictions: Predictions, names: Sequence[str]) -> str:
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Class names; those that several classes share, as two of ImageNet's cranes do, with their label ids behind."""
+    """Class names, with the label id appended where several classes share a name (ImageNet has two classes "crane")."""
     shared = {name for name, count in Counter(names).items() if count > 1}
     return [f"{name} ({label})" if name in shared else name for label, name in enumerate(names)]
 
 
 def draw_confusion(counts: Int64[np.ndarray, "K K"], names: Sequence[str], title: str) -> bytes:
-    """The matrix as a PNG: each row is coloured by its shares, so that small classes are seen like large ones. Counts are
-    printed for up to 20 classes. For up to 50: beyond, names are no longer read."""
-    from matplotlib.figure import Figure  # a second to import; its own canvas, nothing of pyplot's global state
+    """The matrix as a PNG. Each row is coloured by its shares, so that small classes are as visible as large ones.
+
+    Counts are printed for up to 20 classes. With more than 50 classes the names would not be readable.
+    """
+    from matplotlib.figure import Figure  # takes a second to import; avoids the global state of pyplot
 
     num_classes = len(names)
     short = [name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…" for name in names]
     side = max(_CELL_PX * num_classes, _MIN_SIDE_PX) / _DPI
     figure = Figure(figsize=(side, side), dpi=_DPI)
-    axes = figure.add_axes((0, 0, 1, 1))  # what stands around it is made room for when it is saved
+    axes = figure.add_axes((0, 0, 1, 1))  # savefig adds the room for labels and title
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     places = range(num_classes)
-    # A class may be called "$x$": that is no formula.
+    # A class name such as "$x$" must not be parsed as a formula.
     axes.set_xticks(places, short, rotation=90, fontsize=7, parse_math=False)
     axes.set_yticks(places, short, fontsize=7, parse_math=False)
     axes.tick_params(length=0)
@@ -97,7 +99,7 @@ def draw_confusion(counts: Int64[np.ndarray, "K K"], names: Sequence[str], title
             axes.text(column, row, f"{counts[row, column]}", ha="center", va="center", fontsize=6, color=ink)
     file = io.BytesIO()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # of scripts that the font lacks: a box is drawn
+        warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
         figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.15, metadata={"Software": None})
     return file.getvalue()
 

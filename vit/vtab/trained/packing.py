@@ -1,4 +1,4 @@
-"""How many examples a trial may hold at a time, and how many trials share a GPU: from what a network keeps for its gradient."""
+"""The micro-batch of a trial and the number of trials per GPU, from the activations that a network keeps for its gradient."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,15 +11,15 @@ from vit.models.config import NetworkConfig
 
 _CLASSES = 1000
 _LARGEST_MICRO_BATCH = 64
-# Four trials together keep a GPU busy while each waits for its own Python; more only take each other's memory.
+# Four trials keep a GPU busy while each of them waits for Python; more would only need more memory.
 _MOST_TRIALS_PER_GPU = 4
-# Of the smallest GPU that such networks are trained on (40 GB), less what CUDA itself takes.
+# Memory of the smallest supported GPU (40 GB, rounded down), and what CUDA itself needs per process.
 _GPU_BYTES, _CONTEXT_BYTES = 38 << 30, 1 << 30
 _ACTIVATION_BYTES = {"cuda": 12 << 30, "cpu": 2 << 30}
 
 
 class Resources(NamedTuple):
-    """Of one trial, as Ray counts them; `threads` decode and augment."""
+    """The resources of one trial, as Ray counts them; `threads` decode and augment."""
 
     num_cpus: int
     num_gpus: float
@@ -27,18 +27,18 @@ class Resources(NamedTuple):
 
 
 def activation_bytes(config: NetworkConfig, num_examples: int = 1) -> int:
-    """Bytes that a training step keeps of `num_examples` for its gradient, in float32, computed without any data."""
+    """Bytes of activations that a training step keeps for `num_examples`, in float32, computed on the meta device."""
     return _saved_bytes(config, num_examples + 1) - _saved_bytes(config, 1)
 
 
 def micro_batch_size(config: NetworkConfig, device: str) -> int:
-    """The largest power of two of examples, at most 64, whose activations fit a trial's share of a device (cuda, cpu)."""
+    """The largest power of two, at most 64, of examples whose activations fit a trial's share of a device (cuda, cpu)."""
     fits = _ACTIVATION_BYTES[device] // activation_bytes(config)
     return 1 << min(max(fits, 1), _LARGEST_MICRO_BATCH).bit_length() - 1
 
 
 def trials_per_gpu(config: NetworkConfig, *, average: bool = False) -> int:
-    """How many such trials fit a GPU together: weights, gradients, momentum (and averages) and activations of each."""
+    """How many trials fit on a GPU, each with weights, gradients, momentum (and averaged weights) and activations."""
     weights = sum(p.numel() for p in meta_network(config, _CLASSES).parameters())
     copies = 3 + average
     activations = activation_bytes(config, micro_batch_size(config, "cuda"))
@@ -46,7 +46,7 @@ def trials_per_gpu(config: NetworkConfig, *, average: bool = False) -> int:
 
 
 def trial_resources(recipe: TrainRecipe, cluster: Mapping[str, float]) -> Resources:
-    """What a trial asks of a cluster with so many CPUs and GPUs: a CPU, or a share of a GPU and of the CPUs beside it."""
+    """What a trial requests on a cluster with these resources: one CPU, or a share of a GPU and of the CPUs per GPU."""
     gpus = int(cluster.get("GPU", 0))
     if not gpus:
         return Resources(1, 0, 1)

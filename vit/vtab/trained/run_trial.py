@@ -1,4 +1,4 @@
-"""Runs a trial: trains on one split, scores another once. Called on the workers of a sweep."""
+"""Runs a trial: trains on one split and scores another one once. The workers of an evaluation call it."""
 
 import functools
 import time
@@ -11,7 +11,7 @@ from data_prep.shard_format import Manifest, load_manifest
 from infra.config import replace
 from infra.storage import PreconditionFailed, open_store
 from vit.config import ExecutionConfig, TrainRecipe
-from vit.input.batches import eval_batches, train_batches
+from vit.input.batches import Loading, eval_batches, train_batches
 from vit.input.decoded_cache import DecodedCache
 from vit.published import PublishedModel, adapt, load_model
 from vit.training.evaluate import Evaluation, evaluate
@@ -23,16 +23,17 @@ from vit.vtab.trained.trial_files import write_trial_files
 from vit.vtab.trained.trials import Trial, TrialResult, finished_result
 
 EVAL_BATCH_SIZE = 128
-# A thousand pictures of 500 x 375 take 560 MB.
+# A thousand decoded images of 500 x 375 take 560 MB.
 DECODED_CACHE_BYTES = 768 << 20
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
 
 
 def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult:
-    """The stored result of this trial, or a new one, computed and stored; the first to finish is the one that stays.
+    """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
-    A final trial leaves its predictions, and what people see of them, before its result: see `trial_files`. `threads`
-    decode and augment."""
+    Before the result, a final trial stores its predictions and the files made from them (`trial_files.py`). `threads`
+    decode and augment.
+    """
     trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
@@ -51,7 +52,7 @@ def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult
 
 
 def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None] | None = None) -> TrialResult:
-    """Trains and scores in this process, on its GPU if there is one. `note` is given what the score is made of."""
+    """Trains and scores in this process, on its GPU if there is one. `note` receives the predictions of the scored split."""
     started, cpu_started = time.perf_counter(), time.process_time()
     world = World.current()
     execution = trial_execution(trial.recipe, world.device.type, threads)
@@ -59,7 +60,8 @@ def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None
     manifest = load_manifest(corpus)
     if manifest.digest != trial.corpus_digest:
         raise RuntimeError(
-            f"{corpus.uri} has digest {manifest.digest[:12]}, the sweep was planned on {trial.corpus_digest[:12]}."
+            f"{corpus.uri} has digest {manifest.digest[:12]}, but the evaluation was planned with "
+            f"{trial.corpus_digest[:12]}. The corpus was replaced; evaluate again."
         )
     state = trial_state(trial, manifest.num_classes, world)
     losses: list[tuple[int, float]] = []
@@ -76,10 +78,11 @@ def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None
         seed=trial.recipe.seed,
         num_steps=trial.recipe.total_steps,
         micro_batch_size=execution.micro_batch_size,
-        threads=execution.decode_threads,
-        cache=decoded_cache(trial, execution.decoded_cache_bytes),
+        loading=Loading(
+            threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
+        ),
     ) as batches:
-        outcome = train(state, batches, trial.recipe, execution, world, report=report, save=lambda _: None)
+        outcome = train(state, batches, trial.recipe, execution, world, report=report)
     score = score_split(state, trial, manifest, world, note)
     return TrialResult(
         key=trial.key,
@@ -100,7 +103,8 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
     source = pretrained(trial.model, str(trial.model_digest))
     if source.digest != trial.model_digest:
         raise RuntimeError(
-            f"{trial.model} has digest {source.digest[:12]}, the sweep was planned on {trial.model_digest}."
+            f"{trial.model} has digest {source.digest[:12]}, but the evaluation was planned with "
+            f"{str(trial.model_digest)[:12]}. The model was replaced; evaluate again."
         )
     torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
     network = adapt(source.network, trial.recipe.model, num_classes)
@@ -109,7 +113,7 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
 
 @functools.lru_cache(maxsize=1)
 def pretrained(uri: str, digest: str) -> PublishedModel:
-    """The model that the trials of a sweep start from, read once by each process."""
+    """The model that trials start from, loaded once per process."""
     return load_model(uri)
 
 
@@ -134,19 +138,17 @@ def score_split(
 
 
 def trial_execution(recipe: TrainRecipe, device: str, threads: int) -> ExecutionConfig:
-    """Trials are small and run many at a time: one process, no checkpoints of their own."""
-    steps = recipe.total_steps
+    """How a trial is computed: it is small and many run at once, so one process and no checkpoints."""
     return ExecutionConfig(
         micro_batch_size=micro_batch_size(recipe.model, device),
         decode_threads=threads,
         decoded_cache_bytes=DECODED_CACHE_BYTES,
-        log_every_steps=max(1, steps // 20),
-        save_every_steps=steps,
+        log_every_steps=max(1, recipe.total_steps // 20),
     )
 
 
 def decoded_cache(trial: Trial, budget_bytes: int) -> DecodedCache:
-    """Of the task that this process works at: its trials differ in settings, not in pictures."""
+    """The cache for the task that this process works on: its trials differ in settings, not in images."""
     task = (trial.corpus_digest, trial.decode_digest, budget_bytes)
     if task not in _decoded:
         _decoded.clear()

@@ -1,4 +1,4 @@
-"""The examples on which a model did worst, and those whose label looks wrong, as one page that opens without a network."""
+"""A self-contained HTML page of the examples with the highest loss, and of those whose label may be wrong."""
 
 import base64
 import html
@@ -17,10 +17,10 @@ from vit.input.order import RowGroups
 from vit.training.predictions import Predictions
 
 MAX_SHOWN = 24
-"""Pictures of each of the two kinds."""
+"""Images in each of the two lists."""
 SURE, MIN_OTHERS = 0.9, 10
 _MAX_SIDE_PX, _SMALL_PX, _MAX_NAMES = 160, 80, 5
-# Each thread holds a row group of some 8 MiB; on S3 one takes a few hundred ms.
+# Each thread holds one row group of about 8 MiB. Reading one from S3 takes a few hundred ms.
 _READ_THREADS = 4
 _STYLE = """
 :root { color-scheme: light }
@@ -41,30 +41,30 @@ b { font-weight: 600 } .soft { color: #5a6375 }
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page shows of an example, beside its prediction."""
+    """What the page shows of an example, in addition to its prediction."""
 
     example_id: str
     labels: tuple[int, ...]
-    """All that the corpus gives it."""
+    """All labels of the example in the corpus."""
     picture: str
-    """Data URI; or in plain words why there is none."""
+    """Data URI of the image, or the reason why it cannot be shown."""
     small: bool
-    """Drawn larger than it is."""
+    """True for a small image, which the page enlarges."""
 
 
 def top_losses(predictions: Predictions, most: int = MAX_SHOWN) -> np.ndarray:
-    """Places in `predictions` of the largest losses, the largest first; of equals the smaller row. NaN is largest."""
+    """Indices into `predictions` of the largest losses, largest first, ties by row. NaN counts as the largest loss."""
     loss = np.where(np.isnan(predictions.loss), np.inf, predictions.loss)
     return np.lexsort((predictions.row, -loss))[:most]
 
 
 def suspicious(predictions: Predictions, most: int = MAX_SHOWN) -> np.ndarray:
-    """Places in `predictions` of examples whose label may be wrong, the surest first.
+    """Indices into `predictions` of examples whose label may be wrong, by decreasing probability of the prediction.
 
-    The model contradicts the label with a probability of at least 0.9, and can be believed in that: there are at least
-    ten other examples that it takes for the same class with that probability, and at least nine of ten of them carry
-    that label. A weak model has no such examples. In the spirit of confident learning (arXiv:1911.00068), where the
-    threshold is each class's mean probability; ours is fixed, so that a probability means the same on every page.
+    The model predicts another class than the label, with a probability of at least 0.9, and such predictions are
+    reliable: at least ten other examples are predicted as that class with that probability, and for at least 90 % of
+    them this is correct. A weak model has no such examples. The idea is that of confident learning (arXiv:1911.00068),
+    where the threshold is the mean probability of each class; here it is fixed, so that pages are comparable.
     """
     sure, wrong = predictions.probability >= SURE, ~predictions.right
     size = int(predictions.predicted.max(initial=0)) + 1
@@ -78,9 +78,9 @@ def suspicious(predictions: Predictions, most: int = MAX_SHOWN) -> np.ndarray:
 
 
 def load_shown(corpus: Store, manifest: Manifest, split: str, rows: Iterable[int]) -> dict[int, Shown]:
-    """Ids, labels and small pictures of some rows of a split, by row; reads the row groups that hold them and no other.
+    """Ids, labels and thumbnails of some rows of a split, by row. Reads only the row groups that contain them.
 
-    Raises ShardError where a row group is not what the manifest says.
+    Raises ShardError if a row group differs from the manifest.
     """
     groups = RowGroups.of(manifest.split(split))
     wanted: dict[int, list[int]] = {}
@@ -101,9 +101,9 @@ def load_shown(corpus: Store, manifest: Manifest, split: str, rows: Iterable[int
 def top_losses_page(
     predictions: Predictions, corpus: Store, manifest: Manifest, split: str, names: Sequence[str], title: str
 ) -> str:
-    """The page: at most 24 examples of the largest loss, and at most 24 whose label may be wrong. Self-contained HTML.
+    """The page: up to 24 examples with the largest loss, and up to 24 whose label may be wrong.
 
-    `names` are the classes by label id. Raises ShardError as `load_shown`.
+    `names` are the class names by label id. Raises ShardError like `load_shown`.
     """
     worst, doubted = top_losses(predictions), suspicious(predictions)
     shown = load_shown(corpus, manifest, split, predictions.row[np.concatenate([worst, doubted])].tolist())
@@ -113,13 +113,13 @@ def top_losses_page(
 
     lead = (
         f"{len(predictions):,} examples of split {split} of {manifest.name}; "
-        f"{100 * predictions.right.mean():.2f} % of them right. Under each picture: its class, what it was taken for, "
-        "with which probability and loss (nats), and its id."
+        f"{100 * predictions.right.mean():.2f} % were classified correctly. Below each image: its class, the predicted "
+        "class with its probability, the loss in nats, and the id."
     )
     doubt = (
-        f"Taken for another class with a probability of at least {SURE:g}, where at least {MIN_OTHERS} other examples "
-        f"are taken for that class as surely and at least {100 * SURE:.0f} % of them carry its label. The surest first. "
-        "Look at them before believing the label, or the model."
+        f"Another class was predicted with a probability of at least {SURE:g}. At least {MIN_OTHERS} other examples were "
+        f"predicted as that class with such a probability, and for at least {100 * SURE:.0f} % of them it is correct. "
+        "Highest probability first. Check whether the label or the model is wrong."
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -127,7 +127,7 @@ def top_losses_page(
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; style-src '
         f"'unsafe-inline'\"><title>{_text(title)}</title><style>{_STYLE}</style></head><body>\n"
         f'<h1>{_text(title)}</h1><p class="lead">{_text(lead)}</p>\n'
-        f"<h2>Hardest</h2><p>The largest losses, right or wrong.</p><ol>{cards(worst)}</ol>\n"
+        f"<h2>Top losses</h2><p>The examples with the highest loss.</p><ol>{cards(worst)}</ol>\n"
         f"<h2>Suspicious labels</h2><p>{_text(doubt)}</p>"
         + (f"<ol>{cards(doubted)}</ol>" if len(doubted) else "<p><b>None.</b></p>")
         + "</body></html>\n"
@@ -144,7 +144,7 @@ def _card(predictions: Predictions, place: int, shown: Shown, names: Sequence[st
         picture = f'<div class="none">{_text(shown.picture)}</div>'
     predicted = names[predictions.predicted[place]]
     return (
-        f"<li>{picture}<b>{_text(classes + more)}</b><br>taken for <b>{_text(predicted)}</b>, "
+        f"<li>{picture}<b>{_text(classes + more)}</b><br>predicted <b>{_text(predicted)}</b>, "
         f"{100 * predictions.probability[place]:.1f} %<br>"
         f'<span class="soft">loss {predictions.loss[place]:.3f}<br>{_text(shown.example_id)}</span></li>'
     )
@@ -154,13 +154,13 @@ def _shown(example: dict, manifest: Manifest) -> Shown:
     try:
         pixels = decode(example["image"]["bytes"], manifest.decode_policy)
         picture, small = _thumbnail(pixels), max(pixels.shape[:2]) < _SMALL_PX
-    except ValueError as error:  # it was decoded to be scored; whatever it is, the page is not worth less for it
+    except ValueError as error:  # unlikely, as it was decoded for scoring; the page shows the reason instead
         picture, small = f"cannot be decoded: {error}", False
     return Shown(example["example_id"], tuple(example["labels"]), picture, small)
 
 
 def _thumbnail(pixels: np.ndarray) -> str:
-    """At most 160 px wide and high, as a data URI: untouched in a PNG where it is no larger, else a JPEG."""
+    """A data URI of at most 160 x 160 px: an unchanged PNG if the image is no larger, else a resized JPEG."""
     image, file = Image.fromarray(pixels), io.BytesIO()
     kind = "PNG" if max(image.size) <= _MAX_SIDE_PX else "JPEG"
     image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX), Image.Resampling.LANCZOS)

@@ -1,4 +1,4 @@
-"""What a final trial leaves beside its result, for people: predictions, confusions, a table by class, hardest examples.
+"""The files that a final trial stores beside its result: predictions, confusions, a table by class, top losses.
 
     <root>/trials/<trial key>/<12 hex of the predictions>/predictions.parquet
                                                          /per_class.csv
@@ -6,7 +6,7 @@
                                                          /confusion.png           up to 50 classes
                                                          /top_losses.html
 
-The folder is named by its content: of two workers that ran one trial at once, the result that stays names its own.
+The folder is named after its content. If two workers run the same trial at once, the stored result names its own files.
 """
 
 import logging
@@ -34,10 +34,10 @@ PREDICTIONS = "predictions.parquet"
 def write_trial_files(
     trials: Store, trial_key: str, predictions: Predictions, corpus_uri: str, split: str, title: str
 ) -> tuple[str, ...]:
-    """Writes the files; returns the keys of those written below `trials`, the predictions first.
+    """Writes the files and returns their keys below `trials`, the predictions first.
 
-    No score is lost for a table or a picture: one that cannot be made is logged and left out. That the store takes
-    nothing is raised.
+    A table or figure that cannot be made is logged and left out, so that it does not cost the score. Errors of the store
+    are raised.
     """
     folder = f"{trial_key}/{predictions.digest[:12]}"
     keys = [f"{folder}/{PREDICTIONS}"]
@@ -47,7 +47,7 @@ def write_trial_files(
         try:
             data = make()
         except Exception:
-            log.warning("%s of %s cannot be made", name, trial_key, exc_info=True)
+            log.warning("file=%s trial=%s could not be made and is left out", name, trial_key, exc_info=True)
             continue
         keys.append(f"{folder}/{name}")
         trials.write(keys[-1], data)
@@ -57,9 +57,9 @@ def write_trial_files(
 def shown_files(
     predictions: Predictions, corpus: Store, manifest: Manifest, split: str, title: str
 ) -> dict[str, Callable[[], bytes]]:
-    """What makes each file that people look at, by name. `title` says which model, on which task."""
+    """The function that makes each table and figure, by file name. `title` names model and task."""
     names = distinct(load_class_names(corpus))
-    caption = f"{title}: {len(predictions):,} of {split}, {100 * predictions.right.mean():.1f} % right"
+    caption = f"{title}: {len(predictions):,} examples of {split}, {100 * predictions.right.mean():.1f} % correct"
     files = {
         "per_class.csv": lambda: per_class_csv(predictions, names).encode(),
         "top_losses.html": lambda: top_losses_page(predictions, corpus, manifest, split, names, title).encode(),

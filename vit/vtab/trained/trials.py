@@ -1,5 +1,7 @@
-"""Fine-tuning trials: the unit of work of a sweep. A trial is a pure function of its spec and is kept under its key.
-Imports no torch."""
+"""Trials: one fine-tuning run each. The result of a trial depends only on its spec and is stored under its key.
+
+Imports no torch.
+"""
 
 from typing import Literal, Self
 
@@ -12,42 +14,40 @@ from vit.config import TrainRecipe
 
 
 class Trial(FrozenConfig):
-    """One fine-tuning: train on one split, score another once."""
+    """One fine-tuning run: train on one split, score another one once."""
 
     task: str
     """Name of the task."""
     corpus: str
-    """URI of the task's corpus."""
+    """URI of the corpus."""
     corpus_digest: str
-    """Its digest."""
     decode_digest: str
-    """Of the decode policy, which the corpus digest does not cover: other pixels are another trial."""
+    """Digest of the decode policy, which determines the pixels and is not part of the corpus digest."""
     model: str | None
-    """URI of the published model to start from; none trains from scratch."""
+    """URI of the published model to start from; None trains from scratch."""
     model_digest: str | None
-    """Its digest."""
     phase: Literal["select", "final"]
-    """Choosing a setting on validation, or the one training whose test score counts."""
+    """`select` is scored on validation, to choose a setting. `final` is scored on test."""
     train_split: str
     score_split: str
     recipe: TrainRecipe
     repetition: int = 0
-    """Trained again in spite of a result."""
+    """More than 0 if the task is scored again although there is a result."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.model is None) != (self.model_digest is None):
-            raise ValueError("model and model_digest belong together; give both, or neither to train from scratch.")
+            raise ValueError("Give both model and model_digest, or neither to train from scratch.")
         return self
 
     @property
     def title(self) -> str:
-        """For people: `digits: emoji/1`, or `digits from scratch`."""
+        """Title for pages and figures: `digits: emoji/1`, or `digits from scratch`."""
         return f"{self.task}: {model_label(self.model)}" if self.model else f"{self.task} from scratch"
 
     @property
     def key(self) -> str:
-        """`<task>-<phase>-<12 hex>`: equal trials have equal keys, wherever their inputs lie."""
+        """`<task>-<phase>-<12 hex>`: equal trials have equal keys, wherever their inputs are stored."""
         inputs = {
             "corpus": self.corpus_digest,
             "decode": self.decode_digest,
@@ -61,7 +61,7 @@ class Trial(FrozenConfig):
 
 
 class TrialResult(FrozenConfig):
-    """What a trial found on the whole scored split; see `Evaluation`."""
+    """The scores of a trial on its whole `score_split`; see `Evaluation`."""
 
     schema_version: int = 1
     key: str
@@ -70,17 +70,17 @@ class TrialResult(FrozenConfig):
     num_examples: int
     majority_fraction: float
     train_losses: tuple[tuple[int, float], ...]
-    """(step, loss of that batch), for curves."""
+    """(step, loss of its batch), for curves."""
     wall_s: float
     cpu_s: float
     diverged: bool
-    """Non-finite to the end: the score is that of the last finite weights."""
+    """True if the training ended as diverged; the score is then that of the last finite weights."""
     files: tuple[str, ...] = ()
-    """Of a final trial, keys below the trials: its predictions, then what people see of them; see `trial_files`."""
+    """Keys, below `trials`, of the files of a final trial: its predictions first; see `trial_files.py`."""
 
 
 def model_label(uri: str) -> str:
-    """`<name>/<version>` of a published model's URI: what people call it, and what `vitline model show` takes."""
+    """`<name>/<version>` from the URI of a published model, as `vitline model show` takes it."""
     return "/".join(uri.rstrip("/").split("/")[-2:])
 
 

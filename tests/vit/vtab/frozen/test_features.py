@@ -100,7 +100,7 @@ def test_only_what_is_missing_is_computed(root, source, manifest, forwarded, mon
     assert 0 < len(left) < len(parts)
     with pytest.raises(RuntimeError, match=r"more parts are missing"):
         finish_split(folder, manifest, parts)
-    with pytest.raises(RuntimeError, match=r"test.json is missing: the features of split 'test' are not whole"):
+    with pytest.raises(RuntimeError, match=r"test.json is missing: the features of split 'test' are not complete"):
         FeatureReader(open_store(root), source, ["test"])
     forwarded.clear()
     assert len(list(Extractor(root).ensure(parts))) == len(parts)
@@ -129,15 +129,15 @@ def test_the_first_of_two_writers_wins_and_a_damaged_part_is_named(root):
     write_part(folder, "part", first)
     write_part(folder, "part", second)
     torch.testing.assert_close(read_part(folder, "part", 3).values, first.values)
-    with pytest.raises(RuntimeError, match=r"/part is no part .* it holds 3 rows, not 4\. Delete the folder"):
+    with pytest.raises(RuntimeError, match=r"/part cannot be read .* it has 3 rows, expected 4\. Delete the folder"):
         read_part(folder, "part", 4)
     data = bytearray(folder.read("part"))
     data[-1] ^= 1
     folder.write("part", bytes(data))
-    with pytest.raises(RuntimeError, match=r"/part is no part .* another digest"):
+    with pytest.raises(RuntimeError, match=r"/part cannot be read .* does not match the digest"):
         read_part(folder, "part", 3)
     folder.write("part", bytes(data[:-4]))
-    with pytest.raises(RuntimeError, match=r"/part is no part"):
+    with pytest.raises(RuntimeError, match=r"/part cannot be read"):
         read_part(folder, "part", 3)
 
 
@@ -158,7 +158,7 @@ def test_features_are_known_by_model_corpus_and_decoding(source):
 def test_a_model_or_corpus_that_was_replaced_since_planning_is_refused(root, source, manifest):
     for name in ("model_digest", "corpus_digest", "decode_digest"):
         other = replace(source, **{name: "0" * 64})
-        with pytest.raises(RuntimeError, match=r"planned on 0?.*000000000000"):
+        with pytest.raises(RuntimeError, match=r"planned with 0?.*000000000000"):
             list(Extractor(root).ensure(plan_parts(other, manifest, "val")))
 
 
@@ -172,7 +172,8 @@ def test_features_that_are_not_finite_are_refused_by_row(root, source, manifest,
 
     monkeypatch.setattr(extract_features, "part_features", broken)
     with pytest.raises(
-        ValueError, match=r"not finite for row 7 of split 'val' of .*, and 0 more\. Its training diverged"
+        ValueError,
+        match=r"not finite for row 7 of split 'val' of .*, and for 0 more\. Its training has probably diverged",
     ):
         list(Extractor(root).ensure(plan_parts(source, manifest, "val")))
 

@@ -23,7 +23,7 @@ from vit.published import load_model
 from vit.run_spec import read_progress
 from vit.training.evaluate import evaluate
 from vit.vtab.evaluate import TaskRef, list_scores
-from vit.vtab.frozen import score_probes as reading_out
+from vit.vtab.frozen import score_probes as scoring
 from vit.vtab.frozen.probe_trials import ProbeSplits, plan_probe_trials, probe_splits
 
 from ..conftest import ARCHITECTURE, published, reference
@@ -92,7 +92,7 @@ def test_one_pass_over_the_corpus_serves_every_probe(models, spec_for, score, di
 
 def test_a_second_request_returns_the_record_and_reads_nothing(models, spec_for, score, root, monkeypatch):
     first = score(spec_for("fewshot", models.trained))
-    monkeypatch.setattr(reading_out, "READOUTS", {})
+    monkeypatch.setattr(scoring, "PROBE_METHODS", {})
     again = score(replace(spec_for("fewshot", models.trained), run_key="other-000000000000"))
     assert again == first
     assert sorted(s.protocol for s in list_scores(open_store(root))) == ["fewshot-10", "fewshot-25", "fewshot-5"]
@@ -170,17 +170,17 @@ def test_an_evaluation_that_was_stopped_goes_on_where_it_was(models, spec_for, s
 
 
 def test_the_control_from_scratch_is_refused(models, spec_for):
-    with pytest.raises(ValueError, match=r"'knn' reads the features of a model that is there already"):
+    with pytest.raises(ValueError, match=r"'knn' scores features of a published model, so it has no control"):
         plan_probe_trials(spec_for("knn", models.trained, None))
 
 
 def test_a_head_of_other_classes_is_refused_with_the_difference(models, spec_for, digits, root):
     network, names = VisionTransformer(ARCHITECTURE, 10), list("0123456789")
     swapped = published(root, "swapped", network, [*names[:3], "4", "3", *names[5:]])
-    with pytest.raises(ValueError, match=r"swapped/1 cannot .* class 3 is '4' of the head and '3' of the corpus"):
+    with pytest.raises(ValueError, match=r"swapped/1 cannot .* class 3 is '4' in the head and '3' in the corpus"):
         plan_probe_trials(spec_for("head", swapped))
     fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), names[:3])
-    with pytest.raises(ValueError, match=r"the head has 3 classes, the corpus 10.*take protocol 'linear'"):
+    with pytest.raises(ValueError, match=r"the head has 3 classes, the corpus 10.*use protocol 'linear'"):
         plan_probe_trials(spec_for("head", fewer))
     assert plan_probe_trials(spec_for("linear", fewer))
 
@@ -209,11 +209,13 @@ def test_splits_are_those_of_the_protocol_and_a_head_wants_test_alone(models, sp
     assert planned("knn", "train", "val", "trainval", "test").joined == ("trainval",)
     assert planned("knn", "train", "val", "train800", "val200", "train800val200", "test").joined == ("train800val200",)
     assert planned("head", "test", single_label=False).joined == ()
-    with pytest.raises(ValueError, match=r"has splits test; .* wants train800"):
+    with pytest.raises(ValueError, match=r"has splits test, but .* needs train800"):
         planned("fewshot", "test")
-    with pytest.raises(ValueError, match=r"has splits train; a head is scored on 'test', which it lacks"):
+    with pytest.raises(ValueError, match=r"has splits train, but protocol 'head' needs split 'test'"):
         planned("head", "train")
-    with pytest.raises(ValueError, match=r"may have several labels an image; protocol 'linear' learns one .* 'head'"):
+    with pytest.raises(
+        ValueError, match=r"may have several labels per image, but protocol 'linear' needs one.* 'head'"
+    ):
         planned("linear", "train", "val", "test", single_label=False)
 
 
@@ -246,8 +248,8 @@ def test_planning_needs_no_torch():
 
 
 def test_a_score_of_another_number_of_images_is_not_recorded(models, spec_for, score, root, monkeypatch):
-    short = reading_out.Counted(hits=1, num_examples=796, largest_class=1, chosen={})
-    monkeypatch.setitem(reading_out.READOUTS, "head", lambda reader: short)
-    with pytest.raises(RuntimeError, match=r"796 test images of .* were counted, the split holds 797"):
+    short = scoring.Counted(hits=1, num_examples=796, largest_class=1, chosen={})
+    monkeypatch.setitem(scoring.PROBE_METHODS, "head", lambda reader: short)
+    with pytest.raises(RuntimeError, match=r"796 test images of .* were counted, but the split has 797"):
         score(spec_for("head", models.trained))
     assert not open_store(root).list("scores/")

@@ -66,8 +66,8 @@ def test_coverage_counts_corpora_of_the_nineteen():
     assert coverage(["vtab-dtd", "vtab-patch-camelyon", "digits", "dtd"]) == "VTAB: 2 of 19 tasks prepared"
 
 
-def records(*scores, arm="arm"):
-    return [ScoreRecord(arm if s.model_digest else "scratch-0123456789ab", s) for s in scores]
+def records(*scores, init="init"):
+    return [ScoreRecord(init if s.model_digest else "scratch-0123456789ab", s) for s in scores]
 
 
 def test_seeds_of_a_model_are_put_together_and_models_kept_apart():
@@ -142,9 +142,9 @@ def test_of_two_records_of_one_seed_that_on_the_corpus_which_is_there_holds():
 
 def test_records_of_controls_are_told_apart_by_their_keys(tmp_path):
     root = open_store(tmp_path)
-    for arm in ("scratch-0123456789ab", "scratch-ba9876543210"):
-        root.write(f"scores/digits/p/{arm}-s0-abcdef.json", score("digits", 0.5).model_dump_json().encode())
-    assert sorted(record.arm for record in read_records(root)) == ["scratch-0123456789ab", "scratch-ba9876543210"]
+    for init in ("scratch-0123456789ab", "scratch-ba9876543210"):
+        root.write(f"scores/digits/p/{init}-s0-abcdef.json", score("digits", 0.5).model_dump_json().encode())
+    assert sorted(record.init for record in read_records(root)) == ["scratch-0123456789ab", "scratch-ba9876543210"]
 
 
 def test_what_is_no_score_among_the_scores_is_named(tmp_path):

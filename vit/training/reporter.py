@@ -1,0 +1,125 @@
+"""Metrics of a training run: rank 0's journal and `progress.json`, and the load of each machine."""
+
+import contextlib
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infra.runs.journal import Journal
+from infra.storage import Store
+from infra.system_metrics import SystemSampler
+from vit.training.train import Metrics
+from vit.training.world import World
+
+log = logging.getLogger(__name__)
+PROGRESS_EVERY_S = 1.0
+
+
+class Reporter:
+    """Writes metrics to the journal, and a small `progress.json` for readers of the store. Does nothing unless `active`.
+
+    A thread writes `progress.json`, always the latest one: a store that is unavailable for a while must not delay a step,
+    and a failed write must not end the training.
+    """
+
+    def __init__(self, run: Store, attempt: int, total_steps: int, active: bool, devices: str = ""):
+        self.devices = devices
+        self.run, self.total_steps = run, total_steps
+        self.folder = tempfile.TemporaryDirectory(prefix="vitline-journal-") if active else None
+        self.journal = Journal(run, attempt, Path(self.folder.name)) if self.folder else None
+        self.started, self.shown = time.monotonic(), 0.0
+        self.first_step: int | None = None
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
+        self.latest: dict[str, Any] | None = None
+        self.written: dict[str, Any] | None = None
+        self.writing: Future[None] | None = None
+
+    def __enter__(self) -> "Reporter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.shutdown()
+        self._write_progress()
+        if self.journal is not None and self.folder is not None:
+            self.journal.close()
+            self.folder.cleanup()
+
+    def record(self, step: int, metrics: Metrics) -> None:
+        if self.journal is None:
+            return
+        self.journal.record(metrics, step)
+        now = time.monotonic()
+        if self.first_step is None:
+            self.first_step, self.started = step, now
+        if "train/loss" in metrics and (now - self.shown > PROGRESS_EVERY_S or step == self.total_steps):
+            self.shown = now
+            done, loss = step - self.first_step, metrics["train/loss"]
+            self.latest = {
+                "step": step,
+                "total_steps": self.total_steps,
+                "loss": loss if math.isfinite(loss) else None,  # JSON has no NaN; the journal keeps it
+                "images_per_s": metrics["throughput/images_per_s"],
+                "devices": self.devices,
+                "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
+            }
+            if self.writing is None or self.writing.done():
+                self.writing = self.thread.submit(self._write_progress)
+
+    def _write_progress(self) -> None:
+        progress = self.latest
+        if progress is self.written:
+            return
+        try:
+            self.run.write_json("progress.json", progress)
+            self.written = progress
+        except (OSError, RuntimeError):
+            log.warning("progress.json could not be written; training continues and tries again", exc_info=True)
+
+    def seal(self) -> None:
+        if self.journal is not None:
+            self.journal.seal()
+
+
+@contextlib.contextmanager
+def system_metrics(
+    run: Store, attempt: int, world: World, journal: Journal | None, step: Callable[[], int]
+) -> Iterator[None]:
+    """Samples the load of this machine while the context is open, from one process per machine.
+
+    Rank 0's machine writes into `journal`; every other machine opens a journal of its own.
+    """
+    if world.local_rank:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        if journal is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitline-journal-"))
+            journal = Journal(run, attempt, Path(folder), writer=f"node-{world.node_rank}")
+            stack.callback(close_quietly, journal)
+        stack.enter_context(
+            SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))
+        )
+        yield
+
+
+def close_quietly(journal: Journal) -> None:
+    """Closes a journal of system metrics. An error is only logged: it must not fail a finished training."""
+    try:
+        journal.close()
+    except Exception:
+        log.warning("the last system metrics of this machine could not be written", exc_info=True)
+
+
+def gpu_memory_used_bytes(device: torch.device) -> int | None:
+    """Memory that all processes use on this GPU; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return total - free
