@@ -117,7 +117,9 @@ def test_a_refused_request_is_not_repeated(store, service):
 
 def test_a_service_that_is_away_is_named(service, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*Check that the store runs"):
+    with pytest.raises(
+        RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*Check that the store runs"
+    ):
         open_store("s3://bucket").read("a")
 
 
