@@ -432,7 +432,7 @@ def problem_text(problem: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 3 refused by a guard, 130 after Ctrl-C."""
+    """Entry point: exit codes 0 ok, 1 failed, 2 usage or invalid config, 130 after Ctrl-C."""
     try:
         stack_commands.join_stack(sys.argv[1:])
         app()

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/benchmarks/sweep_overhead.py [--rounds 5] [--rates 20]
 
-A contest of so many learning rates on the digits, on a Ray cluster of two cores that is started before the clock. Per
+A task sweep of so many learning rates on the digits, on a Ray cluster of two cores that is started before the clock. Per
 trial: (wall time of the whole drive x cores - seconds that trials say they trained and scored) / trials, so that a core
 that stands idle at the end counts as well. The first round also starts the worker processes. Bar: 2 s.
 """

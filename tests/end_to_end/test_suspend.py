@@ -1,4 +1,4 @@
-"""Suspend and Resume as the buttons of Prefect's UI do them: the job gives way with a checkpoint, and goes on from there."""
+"""Suspend and Resume, as the buttons in Prefect send them: the job writes a checkpoint and stops, and a later attempt resumes it."""
 
 from datetime import UTC, datetime, timedelta
 

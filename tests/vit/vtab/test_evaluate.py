@@ -80,7 +80,7 @@ def scored(monkeypatch):
 
 
 def hold(task_sweep, root):
-    """What the sweep does for one contest, in this process."""
+    """What the sweep does for one task sweep, in this process."""
     uri = open_store(root).uri_of("trials")
     while True:
         todo, score = next_trials(task_sweep, open_store(uri))

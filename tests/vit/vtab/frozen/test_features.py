@@ -178,7 +178,7 @@ def test_features_that_are_not_finite_are_refused_by_row(root, source, manifest,
         list(Extractor(root).ensure(plan_parts(source, manifest, "val")))
 
 
-def test_errands_are_following_parts_of_one_split_and_hold_each_once(source, manifest, monkeypatch):
+def test_work_chunks_are_consecutive_parts_of_one_split_and_hold_each_once(source, manifest, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", 10)
     parts = [part for split in ("train", "test") for part in plan_parts(source, manifest, split)]
     portions = work_chunks(parts, num_workers=3)
