@@ -132,7 +132,8 @@ class RayJobs:
     def version(self) -> str:
         """The Ray version of the cluster, such as "2.60.0"."""
         reply = self._ask("ask for its version", lambda client: client._do_request("GET", "/api/version"))
-        return reply.json()["ray_version"]
+        version: str = reply.json()["ray_version"]
+        return version
 
     def num_cpus(self) -> int:
         """The number of CPUs that the living nodes have declared to Ray."""
@@ -140,7 +141,8 @@ class RayJobs:
             "count its CPUs", lambda client: client._do_request("GET", "/api/v0/nodes?limit=10000&detail=1")
         )
         nodes = reply.json()["data"]["result"]["result"]
-        return round(sum(node["resources_total"].get("CPU", 0) for node in nodes if node["state"] == "ALIVE"))
+        cpus: float = sum(node["resources_total"].get("CPU", 0) for node in nodes if node["state"] == "ALIVE")
+        return round(cpus)
 
     def page(self, job_id: str) -> str:
         """The job's page in the Ray dashboard."""

@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import uuid
+from collections.abc import Callable
 
 from infra.stores.store import (
     Keys,
@@ -70,7 +71,7 @@ def probe_conditional_writes(store: Store) -> None:
     first = store.create(key, b"first")
     try:
         second = store.compare_and_swap(key, b"second", first)
-        refused = (
+        refused: tuple[tuple[str, Callable[[], object]], ...] = (
             ("create-if-absent of an existing object", lambda: store.create(key, b"third")),
             ("compare-and-swap with a stale tag", lambda: store.compare_and_swap(key, b"third", first)),
             (

@@ -123,7 +123,7 @@ def end_strangers(processes: Collection[psutil.Process]) -> None:
 def is_running(process: psutil.Process) -> bool:
     """Whether it still does anything; a zombie that waits for its parent does not."""
     with contextlib.suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 

@@ -70,4 +70,5 @@ def _request(config: StackConfig, method: str, data: bytes | None, timeout_s: fl
     S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(signed)
     request = urllib.request.Request(signed.url, data=data, headers=dict(signed.headers), method=method)
     with urllib.request.urlopen(request, timeout=timeout_s) as reply:
-        return reply.read()
+        answer: bytes = reply.read()
+    return answer

@@ -209,7 +209,8 @@ def _ask(url: str, body: Any = None, method: str | None = None) -> bytes:
     request = urllib.request.Request(url, data=data, method=method)
     request.add_header("Content-Type", "application/octet-stream" if isinstance(body, bytes) else "application/json")
     with urllib.request.urlopen(request, timeout=10) as reply:
-        return reply.read()
+        answer: bytes = reply.read()
+    return answer
 
 
 def _told(error: Exception) -> str:

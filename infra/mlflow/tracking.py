@@ -391,7 +391,7 @@ class Tracking:
             if not raced and "unique constraint" not in str(error).lower():
                 raise
 
-    def _folder(self, files: Mapping[str, bytes]) -> tempfile.TemporaryDirectory:
+    def _folder(self, files: Mapping[str, bytes]) -> tempfile.TemporaryDirectory[str]:
         folder = tempfile.TemporaryDirectory(prefix="vitline-tracking-")
         for name, data in files.items():
             clean = self._clean(data.decode(), None).encode() if name.endswith(_TEXT) else data
@@ -472,13 +472,14 @@ def save_served_model(
 def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]]]]) -> None:
     """Called by the code of a served model. `load` turns the artifact `model` into a function from images to predictions."""
     from mlflow.models import set_model
-    from mlflow.pyfunc import PythonModel
+    from mlflow.pyfunc.model import PythonModel
 
     class ServedModel(PythonModel):
-        def load_context(self, context):
+        def load_context(self, context: Any) -> None:
             self.answer = load(context.artifacts["model"])
 
-        def predict(self, context, model_input, params=None):  # no type hints, as MLflow would use them as a schema
+        # No type hints, as MLflow would use them as a schema.
+        def predict(self, context, model_input, params=None):
             return self.answer(list(model_input["image"]))
 
     set_model(ServedModel())

@@ -5,6 +5,7 @@ an MLflow run at once, the one whose id is stored here keeps it and the others d
 """
 
 import json
+from typing import Any
 
 from infra.redact import redact
 from infra.storage import PreconditionFailed, Store, json_bytes
@@ -31,7 +32,7 @@ class TrackingIds:
 
     def read(self) -> dict[str, str]:
         """All stored ids; empty if there are none."""
-        return self._read()[0]["servers"].get(self._server, {})
+        return self._mine(self._read()[0])
 
     def agree(self, kind: str, name: str, instead_of: str | None = None, **beside: str) -> str:
         """Stores an id and returns the one to use: `name`, or the stored one if there is one other than `instead_of`.
@@ -40,9 +41,9 @@ class TrackingIds:
         """
         while True:
             document, tag = self._read()
-            mine = document["servers"].get(self._server, {})
+            mine = self._mine(document)
             standing = mine.get(kind)
-            if standing == name or standing not in (None, instead_of):
+            if standing is not None and (standing == name or standing != instead_of):
                 return standing
             changed = ({} if kind == RUN else mine) | {kind: name, **beside}
             data = json_bytes({"schema_version": 1, "servers": document["servers"] | {self._server: changed}})
@@ -52,7 +53,11 @@ class TrackingIds:
                 continue  # somebody else wrote, or the reply of our own write was lost: read again
             return name
 
-    def _read(self) -> tuple[dict, str | None]:
+    def _mine(self, document: dict[str, Any]) -> dict[str, str]:
+        mine: dict[str, str] = document["servers"].get(self._server, {})
+        return mine
+
+    def _read(self) -> tuple[dict[str, Any], str | None]:
         try:
             data, tag = self._store.read_tagged(self._key)
         except FileNotFoundError:

@@ -115,6 +115,7 @@ def read_stop(run: Store) -> dict[str, Any] | None:
 
 def _read(run: Store, key: str) -> dict[str, Any] | None:
     try:
-        return run.read_json(key)
+        record: dict[str, Any] = run.read_json(key)
     except FileNotFoundError:
         return None
+    return record

@@ -86,7 +86,8 @@ class S3Store(Store):
         return self._get(key)
 
     def size(self, key: str) -> int:
-        return self._call("head_object", key)["ContentLength"]
+        size: int = self._call("head_object", key)["ContentLength"]
+        return size
 
     def write(self, key: str, data: bytes) -> None:
         self._call("put_object", key, Body=data)
@@ -170,7 +171,8 @@ class S3Store(Store):
 
         def request() -> tuple[bytes, str]:
             fs = self._client()
-            return fsspec.asyn.sync(fs.loop, get, fs)
+            answer: tuple[bytes, str] = fsspec.asyn.sync(fs.loop, get, fs)
+            return answer
 
         return _retried("get_object", self.uri_of(key), request)
 
@@ -179,14 +181,15 @@ class S3Store(Store):
         # this code (aiohttp repeats a PUT if a kept-alive connection breaks), so each write carries a signature.
         signature = uuid.uuid4().hex
         try:
-            return self._call("put_object", key, Body=data, Metadata={"writer": signature}, **condition)["ETag"]
+            reply = self._call("put_object", key, Body=data, Metadata={"writer": signature}, **condition)
+            return str(reply["ETag"])
         except (StoreFailed, FileNotFoundError) as error:
             if isinstance(error, StoreFailed) and error.status != 412:
                 raise
             with contextlib.suppress(FileNotFoundError):
                 there = self._call("head_object", key)
                 if there["Metadata"].get("writer") == signature:
-                    return there["ETag"]
+                    return str(there["ETag"])
             raise PreconditionFailed(f"{self.uri_of(key)} exists already, was changed or was deleted.") from error
 
 
