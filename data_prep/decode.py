@@ -232,7 +232,8 @@ def _is_tga(data: bytes) -> bool:
     name, has_map, kind, _, colours, colour_bits, _, _, width, height, bits, _ = _TGA_HEADER.unpack_from(data)
     if has_map > 1 or kind not in (1, 2, 3) or bits not in (8, 16, 24, 32) or not width * height:
         return False
-    return len(data) == _TGA_HEADER.size + name + has_map * colours * colour_bits // 8 + width * height * bits // 8
+    num_bytes: int = _TGA_HEADER.size + name + has_map * colours * colour_bits // 8 + width * height * bits // 8
+    return len(data) == num_bytes
 
 
 _PILLOW_PIXELS = re.compile(r"\((\d+) pixels\)")

@@ -44,7 +44,8 @@ def _stream(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=_OPTIONS) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    stream: bytes = sink.getvalue().to_pybytes()
+    return stream
 
 
 def read_partition(store: Store, keys: Sequence[str], bucket: int, schema: pa.Schema) -> pa.Table:

@@ -93,10 +93,11 @@ def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
     if own_s is None:
         since = time.time() - min(part["started_at"] for part in parts)
         own_s = max(_OF_EXAMINING[stage] * examine_s - since, 0.0)
-    return own_s + examine_s * sum(_OF_EXAMINING[later] for later in STAGES[STAGES.index(stage) + 1 :])
+    left_s: float = own_s + examine_s * sum(_OF_EXAMINING[later] for later in STAGES[STAGES.index(stage) + 1 :])
+    return left_s
 
 
-def preparation_progress(corpora: Sequence[Store]) -> dict | None:
+def preparation_progress(corpora: Sequence[Store]) -> dict[str, Any] | None:
     """Merge the progress files of the corpora: progress in the current stage, and the time to the end of all stages."""
     parts = []
     for corpus in corpora:

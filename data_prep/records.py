@@ -217,7 +217,8 @@ class _KeptOpen:
         self._file = file
 
     def write(self, data: Any) -> int:
-        return self._file.write(data)
+        num_bytes: int = self._file.write(data)
+        return num_bytes
 
     def flush(self) -> None:
         pass

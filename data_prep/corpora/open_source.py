@@ -25,4 +25,5 @@ def open_source(config: CorpusConfig) -> RawCorpus:
     """The source of a request; nothing is read yet. Imports only the libraries that this source needs."""
     module, _, name = _READERS[config.source.kind].rpartition(".")
     reader = getattr(importlib.import_module(f"data_prep.corpora.{module}"), name)
-    return reader(config.source, config.recipe)
+    source: RawCorpus = reader(config.source, config.recipe)
+    return source

@@ -60,7 +60,8 @@ class _SampleVerdicts:
 
     @property
     def mean_bytes(self) -> float:
-        return pc.mean(self.accepted["num_bytes"]).as_py()
+        mean: float = pc.mean(self.accepted["num_bytes"]).as_py()
+        return mean
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,8 @@ def _label_counts(observed: _Observed, expected: _Expected) -> Counter[str]:
 
 
 def _mean_pixels(accepted: pa.Table) -> float:
-    return pc.mean(pc.multiply(accepted["width_px"].cast(pa.int64()), accepted["height_px"])).as_py()
+    mean: float = pc.mean(pc.multiply(accepted["width_px"].cast(pa.int64()), accepted["height_px"])).as_py()
+    return mean
 
 
 def _verdicts(config: CorpusConfig, source: RawCorpus, records: pa.Table) -> tuple[pa.Table, pa.Table, ClassMap]:

@@ -118,7 +118,7 @@ class LeaksFound(FrozenConfig):
     """Statistics of the leaks of one file of training rows; the leaks are listed in the corpus."""
 
     corpus: str
-    stats: dict
+    stats: dict[str, Any]
 
 
 class Leaks(NamedTuple):

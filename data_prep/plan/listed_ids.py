@@ -191,4 +191,5 @@ def repeats(keys: pa.Table) -> Repeats:
 
 def _row_at(source: RawCorpus, part: Part, work: WorkFolder, position: int) -> dict[str, Any]:
     """A listed example, as a row of EXAMPLE_SCHEMA."""
-    return source.listed(part, work).slice(position, 1).to_pylist()[0]
+    row: dict[str, Any] = source.listed(part, work).slice(position, 1).to_pylist()[0]
+    return row

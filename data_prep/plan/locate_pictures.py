@@ -26,7 +26,7 @@ class PictureReader:
 
     def __init__(self, policy: DecodePolicy) -> None:
         self._policy = policy
-        self._thumbnails: OrderedDict[tuple, np.ndarray | None] = OrderedDict()
+        self._thumbnails: OrderedDict[tuple[Any, ...], np.ndarray | None] = OrderedDict()
         self._group: tuple[tuple[str, str, int], _ShardGroup] | None = None
 
     def __enter__(self) -> "PictureReader":

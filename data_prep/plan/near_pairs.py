@@ -4,6 +4,7 @@ Dropping an image makes comparisons with it unnecessary, so pairs that share an 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -120,7 +121,8 @@ def _joined(a: np.ndarray, b: np.ndarray, num_pictures: int) -> np.ndarray:
             )  # lower the roots too: otherwise a chain takes one pass per image
         least = least[least]
         if (least == before).all():
-            return least[a]
+            joined: np.ndarray = least[a]
+            return joined
 
 
 def _compare_pairs(task: _CompareTask) -> _Compared:
@@ -128,7 +130,7 @@ def _compare_pairs(task: _CompareTask) -> _Compared:
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     rows = read_partition(corpus, [_PAIRS_KEY], task.number, _LOCATED_SCHEMA).to_pylist()
-    places = dict[bytes, dict]()
+    places = dict[bytes, dict[str, Any]]()
     for row in rows:
         places[row["sha256"]] = {name: row[name] for name in LOCATOR_SCHEMA.names}
         places[row["other_sha256"]] = {name: row[f"other_{name}"] for name in LOCATOR_SCHEMA.names}

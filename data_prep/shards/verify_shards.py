@@ -3,7 +3,7 @@ the pixels of every image."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -182,7 +182,7 @@ def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
     """Auxiliary files that cannot be read, with the reason; a subset has none and relies on those of its parent."""
     if "view_of" in manifest.provenance:
         return {}
-    readers = {
+    readers: dict[str, Callable[[], object]] = {
         REJECTS_KEY: lambda: read_table(corpus, REJECTS_KEY),
         LEAKAGE_KEY: lambda: read_table(corpus, LEAKAGE_KEY),
         STATS_KEY: lambda: CorpusStats.from_json(corpus.read_json(STATS_KEY)),

@@ -134,7 +134,8 @@ def split_ranks(rows: pa.Table) -> np.ndarray:
     """Rank of the split, int8: 0 if the source names test, 1 if it names val, otherwise 2. The smaller rank stays."""
     named = pc.is_null(rows["val_fraction"])
     rank = pc.if_else(pc.equal(rows["split"], "test"), 0, pc.if_else(pc.equal(rows["split"], "val"), 1, 2))
-    return pc.if_else(named, rank, 2).cast(pa.int8()).to_numpy()
+    ranks: np.ndarray = pc.if_else(named, rank, 2).cast(pa.int8()).to_numpy()
+    return ranks
 
 
 def _drops(dropped: pa.Table, kept: pa.Table, several_labels: bool) -> pa.Table:
@@ -177,7 +178,7 @@ def drops_table(
     return pa.table(columns).select(DROPS_SCHEMA.names).cast(DROPS_SCHEMA)
 
 
-def _detail(kind: str, copy: dict, original: dict, several_labels: bool) -> str:
+def _detail(kind: str, copy: dict[str, Any], original: dict[str, Any], several_labels: bool) -> str:
     text = f"{kind.replace('_', ' ')} as {original['example_id']}"
     if original["known"]:
         text += ", which is in the corpus already"

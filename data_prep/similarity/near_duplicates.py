@@ -29,7 +29,8 @@ def as_words(hashes: Iterable[bytes]) -> np.ndarray:
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Differing bits of (..., 4) uint64 words, broadcast."""
-    return np.bitwise_count(a ^ b).sum(axis=-1, dtype=np.int16)
+    differing: np.ndarray = np.bitwise_count(a ^ b).sum(axis=-1, dtype=np.int16)
+    return differing
 
 
 class HashIndex:
@@ -161,7 +162,8 @@ def band_keys(hashes: np.ndarray, bits: int) -> np.ndarray:
     keys = np.zeros((len(own), _BANDS, 8), dtype=np.uint8)
     for band in range(_BANDS):
         keys[:, band, :width] = around[:, 2 * band : 2 * band + width]
-    return keys.view("<u8")[..., 0] | (np.arange(_BANDS, dtype=np.uint64) << np.uint64(48))
+    numbered: np.ndarray = keys.view("<u8")[..., 0] | (np.arange(_BANDS, dtype=np.uint64) << np.uint64(48))
+    return numbered
 
 
 def pairs_within(keys: np.ndarray, hashes: np.ndarray, cap: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -89,7 +89,8 @@ def _within(a: np.ndarray, b: np.ndarray, most_unlike: np.ndarray | float, worst
 
 
 def _sum(values: np.ndarray) -> np.ndarray:
-    return values.reshape(len(values), _NUM_VALUES).sum(axis=1)
+    total: np.ndarray = values.reshape(len(values), _NUM_VALUES).sum(axis=1)
+    return total
 
 
 def _deviation(image: np.ndarray) -> np.ndarray:
@@ -104,18 +105,21 @@ def _each(number: np.ndarray) -> np.ndarray:
 
 def _correlation(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     x, y = (image - _each(_sum(image) / _NUM_VALUES) for image in (a, b))
-    return _sum(x * y) / np.sqrt(_sum(x * x) * _sum(y * y) + 1e-9)
+    correlation: np.ndarray = _sum(x * y) / np.sqrt(_sum(x * x) * _sum(y * y) + 1e-9)
+    return correlation
 
 
 def _unlike(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Mean square difference of two images after matching brightness, relative to squared contrast."""
-    return np.minimum(_share(_as_light_as(a, b), b), _share(_as_light_as(b, a), a))
+    smaller: np.ndarray = np.minimum(_share(_as_light_as(a, b), b), _share(_as_light_as(b, a), a))
+    return smaller
 
 
 def _spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """The largest difference of two images in any spot, after matching brightness."""
     views = ((a, b), (_as_light_as(a, b), b), (_as_light_as(b, a), a))
-    return np.minimum.reduce([_worst_spot(*view) for view in views])
+    least: np.ndarray = np.minimum.reduce([_worst_spot(*view) for view in views])
+    return least
 
 
 def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -125,7 +129,8 @@ def _as_light_as(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         inside = (_each(factor) * a < 254) & not_white
         found = _sum(products * inside) / (_sum(squares * inside) + 1e-6)
         factor = np.where(_sum(inside) >= 30, found, factor)
-    return np.minimum(_each(factor) * a, 255)
+    scaled: np.ndarray = np.minimum(_each(factor) * a, 255)
+    return scaled
 
 
 def _share(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -142,13 +147,15 @@ def _worst_spot(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     cov = _spots(a * b) - mean_a * mean_b
     left = np.minimum(_left_over(var_a, var_b, cov), _left_over(var_b, var_a, cov))
     worst: np.ndarray = left.max(axis=(1, 2), initial=0.0)
-    return np.sqrt(worst) / (np.minimum(_deviation(a), _deviation(b)) + _NOISE)
+    relative: np.ndarray = np.sqrt(worst) / (np.minimum(_deviation(a), _deviation(b)) + _NOISE)
+    return relative
 
 
 def _left_over(var_x: np.ndarray, var_y: np.ndarray, cov: np.ndarray) -> np.ndarray:
     """Variance of y that is not explained as a multiple (0 to 1.3) of x."""
     slope = np.clip(cov / (var_x + 1), 0, 1.3)
-    return var_y - 2 * slope * cov + slope**2 * var_x
+    left: np.ndarray = var_y - 2 * slope * cov + slope**2 * var_x
+    return left
 
 
 def _spots(image: np.ndarray) -> np.ndarray:
@@ -195,7 +202,8 @@ def _moved(source: np.ndarray, target: np.ndarray, window: np.ndarray) -> np.nda
     found = np.linalg.solve(normal, design @ target.reshape(len(target), _NUM_VALUES, 1))[:, :, 0]
     contrast = np.where(np.abs(found[:, 4:5]) > 0.2, found[:, 4:5], 1.0)
     edges = window + np.clip(found[:, :4] / contrast, -0.04, 0.04)
-    return np.clip(edges, (0, 1 - _MOST_CUT, 0, 1 - _MOST_CUT), (_MOST_CUT, 1, _MOST_CUT, 1))
+    inside: np.ndarray = np.clip(edges, (0, 1 - _MOST_CUT, 0, 1 - _MOST_CUT), (_MOST_CUT, 1, _MOST_CUT, 1))
+    return inside
 
 
 def _cut(image: np.ndarray, window: np.ndarray) -> np.ndarray:
@@ -207,7 +215,8 @@ def _interpolation(edges: np.ndarray) -> np.ndarray:
     """The matrices, (..., 32, 32), that stretch the range between two edges, (..., 2), to the full side."""
     side, start, end = THUMBNAIL_PX, edges[..., :1], edges[..., 1:]
     position = np.clip((start + (np.arange(side) + 0.5) / side * (end - start)) * side - 0.5, 0, side - 1)
-    return np.maximum(1 - np.abs(position[..., None] - np.arange(side)), 0)
+    weights: np.ndarray = np.maximum(1 - np.abs(position[..., None] - np.arange(side)), 0)
+    return weights
 
 
 def _blurred(image: np.ndarray, times: int) -> np.ndarray:

@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
@@ -26,7 +26,7 @@ class _Watched(io.RawIOBase):
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file, self._gone = file, False
+        self._file, self._gone = cast(io.BufferedIOBase, file), False
         self._failed: Exception | None = None
 
     def readable(self) -> bool:
@@ -44,7 +44,7 @@ class _Watched(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if not self._gone:
             try:
-                return self._file.readinto(buffer)  # type: ignore[attr-defined]
+                return self._file.readinto(buffer)
             except Exception as error:
                 self._failed, self._gone = error.with_traceback(None), True
         buffer[:] = bytes(len(buffer))

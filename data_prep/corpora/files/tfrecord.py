@@ -181,7 +181,8 @@ def _block_tables() -> list[list[int]]:
 
 
 def _with_a_zero(states: np.ndarray) -> np.ndarray:
-    return (states >> np.uint32(8)) ^ np.array(_byte_table(), np.uint32)[states & 0xFF]
+    after: np.ndarray = (states >> np.uint32(8)) ^ np.array(_byte_table(), np.uint32)[states & 0xFF]
+    return after
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +256,8 @@ def _values(payload: bytes, kind: str, value: slice | int) -> list[Any]:
         return [value]
     if (value.stop - value.start) % 4:
         raise ValueError(f"byte {value.start}: {value.stop - value.start} bytes are not a list of floats")
-    return np.frombuffer(payload[value], "<f4").tolist()
+    floats: list[float] = np.frombuffer(payload[value], "<f4").tolist()
+    return floats
 
 
 def _signed(value: int) -> int:

@@ -111,7 +111,7 @@ def _load_positions(work: WorkFolder, split: str) -> Mapping[Key, int] | np.ndar
     """Positions by key; an array if the keys are the numbers from 0 on."""
     with work.store.open(f"positions/{split}.parquet") as file:
         table = read_parquet(file)
-    positions = table["position"].to_numpy()
+    positions: np.ndarray = table["position"].to_numpy()
     if "key" not in table.column_names:
         return positions
     return dict(zip(table["key"].to_pylist(), positions.tolist(), strict=True))

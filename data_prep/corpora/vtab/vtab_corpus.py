@@ -51,7 +51,8 @@ def open_data(task: str, store: Store, max_bytes: int) -> VtabData:
     """The reader of the data set of a task."""
     module, _, name = _READERS[data_set_of(task)].partition(".")
     reader = getattr(importlib.import_module(f"data_prep.corpora.vtab.{module}"), name)
-    return reader(store, task, max_bytes)
+    data: VtabData = reader(store, task, max_bytes)
+    return data
 
 
 def open_task(source: Vtab, recipe: CorpusRecipe) -> RawCorpus:
