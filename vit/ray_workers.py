@@ -257,7 +257,8 @@ def start_ray() -> dict[str, float]:
 
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
-    alive, most = ray.cluster_resources(), declared_resources() or {}
+    alive: dict[str, float] = ray.cluster_resources()
+    most = declared_resources() or {}
     return alive | {name: max(alive.get(name, 0), most.get(name, 0)) for name in ("CPU", "GPU") if name in alive | most}
 
 

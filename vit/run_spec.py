@@ -48,6 +48,7 @@ def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunS
 def read_progress(run: Store) -> dict[str, Any] | None:
     """The latest `progress.json`, or None if there is none yet."""
     try:
-        return json.loads(run.read("progress.json"))
+        progress: dict[str, Any] = json.loads(run.read("progress.json"))
     except FileNotFoundError:
         return None
+    return progress

@@ -9,7 +9,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,8 @@ from vit.convert.npz_names import BLOCK, Arrays, spelled_as_today
 from vit.convert.report import ConversionError, ConversionReport, Converted, check_variant, finish
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
 from vit.models.pos_embed import grid_side, resample_positions
+
+Config = TypeVar("Config", bound=NetworkConfig)
 
 
 def read_npz(
@@ -132,7 +134,7 @@ def _num_heads(arrays: Arrays, report: ConversionReport) -> int:
     for name, array in arrays.items():
         if re.search(r"Attention_0/(query|key|value)/kernel$", name) and array.shape != shape:
             raise ConversionError(f"{report.source}: {name} has shape {array.shape}, but {first} has {shape}.")
-    return shape[1]
+    return int(shape[1])
 
 
 def _grid_side(arrays: Arrays, report: ConversionReport) -> int | None:
@@ -146,7 +148,7 @@ def _grid_side(arrays: Arrays, report: ConversionReport) -> int | None:
         raise ConversionError(f"{report.source}: pos_embedding has shape {table.shape}. {error}") from error
 
 
-def _checked(kind: type[Any], report: ConversionReport, **fields: Any) -> Any:
+def _checked(kind: type[Config], report: ConversionReport, **fields: Any) -> Config:
     try:
         return kind(**fields)
     except ValueError as error:

@@ -1,11 +1,15 @@
 """Keyed randomness: every random number is a function of (seed, purpose, counters), so there is no generator state."""
 
 import hashlib
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from infra.config import canonical_json
+
+Words: TypeAlias = NDArray[np.uint64]
 
 # Constants of splitmix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -24,7 +28,7 @@ def derive_key(seed: int, *purpose: str | int) -> int:
     return int.from_bytes(hashlib.sha256(canonical_json([seed, *purpose]).encode()).digest()[:8], "big")
 
 
-def hash64(key: ArrayLike, *counters: ArrayLike) -> NDArray[np.uint64]:
+def hash64(key: ArrayLike, *counters: ArrayLike) -> Words:
     """64 random bits per element, a pure function of key and counters. All arguments broadcast as integer arrays."""
     h = _as_uint64(key)
     with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
@@ -68,7 +72,9 @@ class KeyedPermutation:
         """The indices of the given images, same shape. Raises IndexError for an image outside [0, size)."""
         return self._walk(image, self._backward)
 
-    def _walk(self, index, step) -> NDArray[np.int64]:
+    def _walk(
+        self, index: ArrayLike, step: Callable[[Words, Words, Words, Sequence[Words]], Words]
+    ) -> NDArray[np.int64]:
         given = np.asarray(index)
         shape = np.broadcast_shapes(given.shape, self._size.shape, self._round_keys[0].shape)
         size, a, b = (np.broadcast_to(v, shape).ravel() for v in (self._size, self._a, self._b))
@@ -88,7 +94,7 @@ class KeyedPermutation:
         return x.astype(np.int64).reshape(shape)
 
     @staticmethod
-    def _forward(x, a, b, keys):
+    def _forward(x: Words, a: Words, b: Words, keys: Sequence[Words]) -> Words:
         left, right = x // b, x % b
         for i, key in enumerate(keys):
             if i % 2 == 0:
@@ -98,7 +104,7 @@ class KeyedPermutation:
         return left * b + right
 
     @staticmethod
-    def _backward(x, a, b, keys):
+    def _backward(x: Words, a: Words, b: Words, keys: Sequence[Words]) -> Words:
         left, right = x // b, x % b
         for i in reversed(range(len(keys))):
             if i % 2 == 0:
@@ -108,20 +114,20 @@ class KeyedPermutation:
         return left * b + right
 
 
-def _below(key, x, bound):
+def _below(key: Words, x: Words, bound: Words) -> Words:
     """A keyed number in [0, bound) for every x; bound is less than 2^25."""
     h = _mix(key + _GOLDEN * (x + np.uint64(1)))
     return ((h >> np.uint64(32)) * bound) >> np.uint64(32)
 
 
-def _mix(x):
+def _mix(x: Words) -> Words:
     """The finaliser of splitmix64: a bijection of 64-bit words in which every input bit affects every output bit."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
 
 
-def _as_uint64(value: ArrayLike) -> NDArray[np.uint64]:
+def _as_uint64(value: ArrayLike) -> Words:
     if isinstance(value, int):  # an int of 2^63 or more does not fit into int64
         return np.array(value, dtype=np.uint64)
     return np.asarray(value).astype(np.uint64)

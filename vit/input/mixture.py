@@ -38,7 +38,8 @@ class Mixture:
         source, position = np.asarray(source), np.asarray(position, dtype=np.int64)
         block, rank = position // self.shares[source], position % self.shares[source]
         drawn = (self._stops - self.shares)[source] + rank
-        return block * self.block_slots + self._shuffle(block).inverse(drawn)
+        slots: Ints = block * self.block_slots + self._shuffle(block).inverse(drawn)
+        return slots
 
     def _shuffle(self, block: Ints) -> KeyedPermutation:
         return KeyedPermutation(self.block_slots, hash64(self._key, block))
@@ -56,7 +57,7 @@ def largest_remainder(weights: Sequence[float], total: int) -> Ints:
     if given.size > total:
         raise ValueError(f"{given.size} sources do not fit into blocks of {total} slots. Use larger blocks.")
     exact = given / given.sum() * total
-    shares = np.floor(exact).astype(np.int64)
+    shares: Ints = np.floor(exact).astype(np.int64)
     shares[np.argsort(shares - exact, kind="stable")[: total - int(shares.sum())]] += 1
     while not shares.all():
         shares[shares.argmin()] += 1

@@ -5,6 +5,7 @@ split to L lanes in turn. Inside a lane, rows are shuffled in blocks of w row gr
 lane that still has one, in turn. Epochs follow each other without a gap, and batch g is positions [g * B, (g + 1) * B).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import lru_cache
 
@@ -278,7 +279,8 @@ class _Turns:
         interval = np.searchsorted(self._first_round, lane_row, side="right") - 1
         turn = np.searchsorted(self._keys, interval * self._num_lanes + lane) - self._first_lane[interval]
         rounds = lane_row - self._first_round[interval]
-        return self._first_position[interval] + rounds * self._width[interval] + turn
+        positions: Ints = self._first_position[interval] + rounds * self._width[interval] + turn
+        return positions
 
 
 class _ShortGroups:
@@ -301,7 +303,8 @@ class _ShortGroups:
         return _Ends(self._size * window, self._lane * 2**40 + stop, self._missing)
 
     def _missing_between(self, keys: Ints, first: Ints, stop: Ints) -> Ints:
-        return self._missing[np.searchsorted(keys, stop)] - self._missing[np.searchsorted(keys, first)]
+        missing: Ints = self._missing[np.searchsorted(keys, stop)] - self._missing[np.searchsorted(keys, first)]
+        return missing
 
 
 @dataclass(frozen=True)
@@ -318,7 +321,7 @@ class _Ends:
         return (row + self.missing[before] - self.missing[lane_first]) // self.rows_per_unit
 
 
-def _by_value(values: Ints):
+def _by_value(values: Ints) -> Iterator[tuple[int, NDArray[np.bool_]]]:
     """(value, mask) for every distinct value; there are nearly always one or two."""
     for value in np.unique(values):
         yield int(value), values == value

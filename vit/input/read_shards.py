@@ -111,7 +111,8 @@ class SplitReader:
 
     def _labels(self, table: pa.Table) -> list[Label]:
         if self._single_label:
-            return table.column("label").to_pylist()
+            labels: list[Label] = table.column("label").to_pylist()
+            return labels
         lists = table.column("labels").to_pylist()
         weights = table.column("weights").to_pylist() if self._has_weights else [None] * len(lists)
         return list(zip(lists, weights, strict=True))

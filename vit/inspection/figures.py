@@ -133,14 +133,16 @@ def position_similarity(network: Transformer) -> Float[np.ndarray, "N N"] | None
     patches = tables[0, -network.config.num_patches :].double().cpu().numpy()
     length = np.linalg.norm(patches, axis=1, keepdims=True)
     unit = patches / np.maximum(length, np.finfo(np.float64).tiny)
-    return unit @ unit.T
+    similarity: np.ndarray = unit @ unit.T
+    return similarity
 
 
 def grid_distances(side: int, patch_px: float) -> Float[np.ndarray, "N N"]:
     """Euclidean distance in pixels between the patches of a side * side grid, in raster order."""
     place = np.arange(side) * float(patch_px)
     y, x = np.repeat(place, side), np.tile(place, side)
-    return np.hypot(y[:, None] - y, x[:, None] - x)
+    distances: np.ndarray = np.hypot(y[:, None] - y, x[:, None] - x)
+    return distances
 
 
 def mean_distances(weights: Float[Tensor, "B H T T"], distances: Float[Tensor, "N N"]) -> Float[Tensor, "B H"]:

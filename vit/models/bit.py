@@ -43,7 +43,8 @@ class PreActBottleneck(nn.Module):
         shortcut = x if self.conv_proj is None else self.conv_proj(branch)
         branch = self.conv1(branch)
         branch = self.conv2(F.relu(self.norm2(branch)))
-        return shortcut + self.conv3(F.relu(self.norm3(branch)))
+        total: Tensor = shortcut + self.conv3(F.relu(self.norm3(branch)))
+        return total
 
 
 class BiTResNet(Network):

@@ -166,7 +166,8 @@ class HybridConfig(TransformerConfig):
     @property
     def stride(self) -> int:
         """Pixels of the image per pixel of the feature map."""
-        return 4 * 2 ** max(0, len(self.stages) - 1)
+        stride: int = 4 * 2 ** max(0, len(self.stages) - 1)
+        return stride
 
     @property
     def feature_side(self) -> int:
@@ -208,7 +209,7 @@ AnyNetworkConfig = Annotated[
     Annotated[ViTConfig, Tag("vit")] | Annotated[HybridConfig, Tag("hybrid")] | Annotated[BiTConfig, Tag("bit")],
     Discriminator(_architecture),
 ]
-_ANY: TypeAdapter[Any] = TypeAdapter(AnyNetworkConfig)
+_ANY: TypeAdapter[ViTConfig | HybridConfig | BiTConfig] = TypeAdapter(AnyNetworkConfig)
 
 
 def network_config(tree: Any) -> ViTConfig | HybridConfig | BiTConfig:

@@ -97,7 +97,8 @@ class HybridTransformer(Transformer):
         self.init_weights()
 
     def stem(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D h w"]:
-        return self.patch_embed(self.resnet(images))
+        patches: Tensor = self.patch_embed(self.resnet(images))
+        return patches
 
     def init_weights(self) -> None:
         self.resnet.init_weights()

@@ -83,7 +83,7 @@ def patch_targets(images: Float[Tensor, "B 3 H W"], patch_size_px: int, target: 
     side = patch_size_px
     rows, columns = images.shape[2] // side, images.shape[3] // side
     pixels = (images[:, :, : rows * side, : columns * side].float() + 1) / 2
-    patches = pixels.unflatten(2, (rows, side)).unflatten(4, (columns, side))  # B 3 rows P columns P
+    patches: Tensor = pixels.unflatten(2, (rows, side)).unflatten(4, (columns, side))  # B 3 rows P columns P
     patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # B N 3 P P
     if target == "mean-color-3bit":
         return color_index(patches.mean(dim=(3, 4)))[:, :, None]
@@ -145,7 +145,8 @@ class MaskedPatchModel(nn.Module):
             x = torch.cat([self.network.cls_token.expand(len(x), -1, -1), x], dim=1)
         x = _at(self.network.encode(x)[:, -num_patches:], corruption.places)
         x = self.prediction_head(x)
-        return x if self.target == "pixels-l2" else x.unflatten(2, (-1, NUM_COLORS))
+        predictions: Tensor = x if self.target == "pixels-l2" else x.unflatten(2, (-1, NUM_COLORS))
+        return predictions
 
     def corrupted(self, embeddings: Float[Tensor, "B N D"], corruption: Corruption) -> Float[Tensor, "B N D"]:
         """The corrupted patch embeddings, before position embeddings are added."""
@@ -163,7 +164,8 @@ def masked_patch_losses(predictions: Tensor, targets: Tensor, corruption: Corrup
     if targets.is_floating_point():
         return F.mse_loss(predictions.float(), wanted, reduction="none").mean(dim=(1, 2))
     losses = F.cross_entropy(predictions.float().flatten(0, 2), wanted.flatten(), reduction="none")
-    return losses.unflatten(0, wanted.shape).mean(dim=(1, 2))
+    per_image: Tensor = losses.unflatten(0, wanted.shape).mean(dim=(1, 2))
+    return per_image
 
 
 def masked_patch_accuracy(predictions: Tensor, targets: Tensor, corruption: Corruption) -> Float[Tensor, " B"]:

@@ -21,7 +21,8 @@ class Network(nn.Module):
         raise NotImplementedError
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
-        return self.head(self.features(images))
+        logits: Tensor = self.head(self.features(images))
+        return logits
 
     def init_weights(self) -> None:
         """Draws the weights from the initial distribution of the paper's code, with torch's global generator."""

@@ -39,7 +39,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         q, k, v = self.heads(x)
         x = F.scaled_dot_product_attention(q, k, v, attn_mask=self.offset_logits(q))
-        return self.out(x.transpose(1, 2).flatten(2))
+        attended: Tensor = self.out(x.transpose(1, 2).flatten(2))
+        return attended
 
     def weights(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B H T T"]:
         """The attention weights of every head and query, for inspection. Training uses the fused function instead."""
@@ -109,7 +110,8 @@ class AttentionPool(nn.Module):
         kv = self.key_value(x).unflatten(2, (2, self.num_heads, self.head_dim))
         k, v = kv.permute(2, 0, 3, 1, 4).unbind(0)
         x = self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))[:, 0]
-        return x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate=self.approximate))
+        pooled: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm(x)), approximate=self.approximate))
+        return pooled
 
 
 class Transformer(Network):
@@ -151,7 +153,8 @@ class Transformer(Network):
 
     def stem(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B D h w"]:
         """The grid of patch embeddings."""
-        return self.patch_embed(images)
+        patches: Tensor = self.patch_embed(images)
+        return patches
 
     def positions(self) -> Float[Tensor, "n T D"] | None:
         """Position tables for the whole sequence; None if nothing is added to the tokens.
@@ -192,7 +195,8 @@ class Transformer(Network):
             if tables is not None and i > 0 and self.config.pos_embed_at != "stem":
                 x = x + tables[i if len(tables) > 1 else 0]
             x = block(x)
-        return self.norm(x)
+        tokens: Tensor = self.norm(x)
+        return tokens
 
     def pooled(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
         """The feature vector of an image from its encoded tokens, including the tanh of a pre-logits layer."""

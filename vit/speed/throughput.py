@@ -1,7 +1,7 @@
 """Images per second, MFU and the largest batch of named networks on this device, as in the paper's Figure 12."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 
@@ -51,7 +51,7 @@ class BenchSetup:
     """FLOP/s of the device; None if unknown."""
 
 
-def step_of(network: Network, images: Tensor, mode: str, precision: Precision):
+def step_of(network: Network, images: Tensor, mode: str, precision: Precision) -> Callable[[], None]:
     """A function that runs one forward pass, or one forward and backward pass."""
     device = images.device
     labels = torch.arange(len(images), device=device) % network.num_classes
@@ -69,7 +69,7 @@ def step_of(network: Network, images: Tensor, mode: str, precision: Precision):
     return run
 
 
-def seconds_of(run, device: torch.device, steps: int) -> float:
+def seconds_of(run: Callable[[], None], device: torch.device, steps: int) -> float:
     """Median seconds of `steps` calls, after one warm-up call."""
     times = []
     for _ in range(steps + 1):

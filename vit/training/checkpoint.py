@@ -235,7 +235,9 @@ def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
     return CheckpointRef(prefix, manifest)
 
 
-def read_checkpoint(run: Store, ref: CheckpointRef, wanted: Callable[[str], bool] = lambda name: True) -> dict:
+def read_checkpoint(
+    run: Store, ref: CheckpointRef, wanted: Callable[[str], bool] = lambda name: True
+) -> dict[str, Tensor]:
     """Tensors by name, each checked against its sha256. Raises CheckpointError naming file and tensor."""
     tensors: dict[str, Tensor] = {}
     for file in ref.manifest["files"]:

@@ -45,7 +45,8 @@ class Predictions:
     @property
     def right(self) -> np.ndarray:
         """bool (n,)."""
-        return self.predicted == self.label
+        right: np.ndarray = self.predicted == self.label
+        return right
 
     @classmethod
     def joined(cls, parts: "list[Predictions]") -> "Predictions":

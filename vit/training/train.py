@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from vit.training.optim import build_optimizer, lr_at, set_lr
 from vit.training.world import World
 
 Metrics = Mapping[str, float]
+T = TypeVar("T")
 BUCKET_BYTES = 32 * 2**20
 """Size of the messages in which CPU ranks sum their gradients."""
 
@@ -121,7 +124,8 @@ def forward(network: nn.Module, images: Tensor, precision: str, device: torch.de
     pixels = pixels_of(images, device)
     autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:
-        return network(pixels)
+        logits: Tensor = network(pixels)
+    return logits
 
 
 def pixels_of(images: Tensor, device: torch.device) -> Tensor:
@@ -144,7 +148,7 @@ class Clock:
     spent: dict[str, float] = field(default_factory=lambda: {"data_wait": 0.0, "step": 0.0, "hooks": 0.0})
     steps: int = 0
 
-    def measured(self, activity: str, call: Callable):
+    def measured(self, activity: str, call: Callable[[], T]) -> T:
         start = time.perf_counter()
         result = call()
         self.spent[activity] += time.perf_counter() - start
@@ -196,7 +200,7 @@ def train(
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
         micro_batches = clock.measured("data_wait", lambda: next(batches))
-        result = clock.measured("step", lambda mb=micro_batches: train_step(state, network, mb, recipe, world))
+        result = clock.measured("step", partial(train_step, state, network, micro_batches, recipe, world))
         clock.steps += 1
         nonfinite = 0 if result.applied else nonfinite + 1
         if not result.applied:
@@ -211,7 +215,7 @@ def train(
             return stop
         for hook in hooks:
             if hook.is_due(state.step, total, stopping=stop is not None):
-                clock.measured("hooks", lambda hook=hook: hook.action(state))
+                clock.measured("hooks", partial(hook.action, state))
         if stop is not None and state.step < total:
             return stop
     return "finished"

@@ -245,11 +245,12 @@ def published_digest(model: str | None) -> str | None:
     if model is None:
         return None
     try:
-        return open_store(model).read_json("config.json")["digest"]
+        digest: str = open_store(model).read_json("config.json")["digest"]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(
             f"{model} is no published model ({error}). `vitline model ls` lists the published models."
         ) from error
+    return digest
 
 
 def next_trials(task_sweep: TaskSweep, trials: Store) -> tuple[list[Trial], Score | None]:

@@ -6,6 +6,7 @@ import io
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -150,7 +151,7 @@ def _card(predictions: Predictions, place: int, shown: Shown, names: Sequence[st
     )
 
 
-def _shown(example: dict, manifest: Manifest) -> Shown:
+def _shown(example: dict[str, Any], manifest: Manifest) -> Shown:
     try:
         pixels = decode(example["image"]["bytes"], manifest.decode_policy)
         picture, small = _thumbnail(pixels), max(pixels.shape[:2]) < _SMALL_PX
