@@ -6,15 +6,14 @@ The code that does the work is imported after the form has been checked, so that
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import FlowRun as PrefectFlowRun
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause
-from prefect.states import State
 
 from flows.console import percent
 from flows.on_prefect.flow_run import FlowRun, read_request
@@ -261,7 +260,7 @@ def skip_if_late(request: PipelineRequest, this: FlowRun) -> None:
 
 
 @contextlib.contextmanager
-def one_at_a_time(engines: Engines, this: FlowRun):
+def one_at_a_time(engines: Engines, this: FlowRun) -> Iterator[None]:
     """Raises Skipped if a scheduled run would overlap with an earlier one of its deployment, or with a job that it left."""
     if not this.scheduled or this.deployment is None:
         yield

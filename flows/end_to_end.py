@@ -94,9 +94,10 @@ def pretrain_stage(plan: PipelinePlan, corpus: PreparedCorpus, engines: Engines,
         recorder.note(metrics={"val/top1": state["val_top1"]})
     where = run_store(engines.root, spec.run_key).uri
     recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
-    digest = open_store(state["model"]).read_json("config.json")["digest"]
-    recorder.note(model=state["model"], model_digest=digest, images_seen=state["images_seen"])
-    return state["model"]
+    model: str = state["model"]
+    digest = open_store(model).read_json("config.json")["digest"]
+    recorder.note(model=model, model_digest=digest, images_seen=state["images_seen"])
+    return model
 
 
 def transfer_stage(

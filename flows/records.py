@@ -113,9 +113,10 @@ def write_pipeline(root: Store, record: PipelineRecord) -> None:
 def read_json_or_none(store: Store, key: str) -> dict[str, Any] | None:
     """The JSON object of a key; None if the key does not exist."""
     try:
-        return store.read_json(key)
+        value: dict[str, Any] = store.read_json(key)
     except FileNotFoundError:
         return None
+    return value
 
 
 def list_pipeline_keys(root: Store) -> list[str]:

@@ -15,9 +15,8 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.to_thread
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.settings import get_current_settings
-from prefect.states import State
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.corpora import presets
-from data_prep.corpora.files.npm_package import FetchUnavailable
+from data_prep.corpora.raw import FetchUnavailable
 from flows import console
 from flows.catalog import list_corpora
 from flows.records import PipelineRecord, read_pipeline

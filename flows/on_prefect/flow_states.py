@@ -4,9 +4,8 @@ import logging
 import os
 import sys
 
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
-from prefect.states import State
 from pydantic import ValidationError
 from rich.console import Console
 

@@ -23,10 +23,9 @@ from prefect.artifacts import (
     update_progress_artifact,
 )
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.exceptions import Pause, TerminationSignal
 from prefect.logging import get_run_logger
-from prefect.states import State
 
 from flows.console import line
 from flows.on_prefect.flow_states import state_of

@@ -343,7 +343,8 @@ def without_null(field: dict[str, Any]) -> dict[str, Any]:
     *kinds, null = field.get("anyOf", [{}])
     if len(kinds) != 1 or null != {"type": "null"} or "enum" in kinds[0] or field.get("default") is not None:
         return field
-    return {name: value for name, value in field.items() if name not in ("anyOf", "default")} | kinds[0]
+    kind: dict[str, Any] = kinds[0]
+    return {name: value for name, value in field.items() if name not in ("anyOf", "default")} | kind
 
 
 def described(deployment: Deployment) -> str:

@@ -361,7 +361,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 def has_ended(run: SeenRun) -> bool:
     """Whether the attempt that holds the claim has written how it ended."""
     state, attempt = run.state or {"state": "running"}, run.claim.attempt if run.claim else 0
-    return state["state"] != "running" and state["attempt"] >= attempt
+    ended: bool = state["state"] != "running" and state["attempt"] >= attempt
+    return ended
 
 
 def updated_at(run: SeenRun) -> float:

@@ -106,7 +106,8 @@ def _count(url: str, deployment: dict[str, Any], **start: datetime) -> int:
         "state": {"type": {"any_": ["SCHEDULED"]}},
         "expected_start_time": {f"{bound}_": time.isoformat() for bound, time in start.items()},
     }
-    return _post(url, "flow_runs/count", {"flow_runs": wanted})
+    count: int = _post(url, "flow_runs/count", {"flow_runs": wanted})
+    return count
 
 
 def _post(url: str, path: str, form: dict[str, Any]) -> Any:

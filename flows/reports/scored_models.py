@@ -80,7 +80,7 @@ def device_days(run: Store) -> float | None:
         recorded = [record.timestamp_ms / 1000 for record in read_journal(run)]
         ends = [max((t for t in recorded if a["at"] <= t < b["at"]), default=a["at"]) for a, b in pairwise(starts)]
         ends.append(state["updated_at"])
-    used = sum(start["world_size"] * (end - start["at"]) for start, end in zip(starts, ends, strict=True))
+    used: float = sum(start["world_size"] * (end - start["at"]) for start, end in zip(starts, ends, strict=True))
     return used / DAY_S
 
 

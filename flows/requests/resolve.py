@@ -144,7 +144,8 @@ def _source(kind: str, path: str, overrides: Mapping[str, Any]) -> Source:
                     f"override (`--set source.{name}=VALUE`)."
                 )
             given[name] = overrides[f"source.{name}"]
-    return form.model_validate(given)
+    source: Source = form.model_validate(given)
+    return source
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:

@@ -280,6 +280,7 @@ def journal_name(segment: Segment) -> str:
 def shipped(run: TrackedRun) -> dict[str, Any]:
     """The record of what was sent, from a tag of the MLflow run; empty if it cannot be parsed."""
     try:
-        return json.loads(run.tags.get(SHIPPED, "{}"))
+        record: dict[str, Any] = json.loads(run.tags.get(SHIPPED, "{}"))
     except ValueError:
         return {}
+    return record

@@ -51,20 +51,22 @@ class Keeper:
         report = json.loads(answer) if child.returncode == 0 else {"left": {}}
         if report.get("sent"):
             log.info("sent the rest of %s", ", ".join(report["sent"]))
-        for key, why in report["left"].items():
+        reasons: dict[str, str] = report["left"]
+        for key, why in reasons.items():
             log.warning("%s is not sent: %s", key, why)
         for entry in due:
             tries = self._tries.get(entry, (0, 0.0))[0] + 1
             self._tries[entry] = tries, time.monotonic() + min(POLL_S * 2 ** (tries - 1), LONGEST_WAIT_S)
-        return report["left"]
+        return reasons
 
     def _answers(self) -> bool:
         """Whether MLflow answers. To find out by starting a child would cost seconds of CPU."""
         try:
             with urllib.request.urlopen(f"{self._uri.rstrip('/')}/health", timeout=5) as reply:
-                return reply.status == 200
+                status: int = reply.status
         except OSError:
             return False
+        return status == 200
 
 
 def main(argv: list[str] | None = None) -> None:

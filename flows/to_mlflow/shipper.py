@@ -105,7 +105,8 @@ class Shipper:
                 line = json.dumps({"close": max(remaining - _ANSWER_S, remaining / 2)}).encode() + b"\n"
                 try:
                     answer, _ = child.communicate(line, timeout=remaining)
-                    return json.loads(answer)["left"]
+                    left: list[str] = json.loads(answer)["left"]
+                    return left
                 except subprocess.TimeoutExpired:  # it hangs
                     child.kill()
                     child.communicate()

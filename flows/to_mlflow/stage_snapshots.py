@@ -93,7 +93,8 @@ def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> fl
     if attempts:
         return attempts[0].started_at
     if starts := run.list("starts/"):
-        return min(run.read_json(key)["at"] for key in starts)
+        first: float = min(run.read_json(key)["at"] for key in starts)
+        return first
     if segments := list_segments(run):
         return read_segments(run, segments[:1])[0][0].timestamp_ms / 1000
     return state.get("updated_at") or time.time()
