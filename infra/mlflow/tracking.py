@@ -479,7 +479,7 @@ def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]
             self.answer = load(context.artifacts["model"])
 
         # No type hints, as MLflow would use them as a schema.
-        def predict(self, context, model_input, params=None):
+        def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
             return self.answer(list(model_input["image"]))
 
     set_model(ServedModel())
