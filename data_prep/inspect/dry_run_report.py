@@ -8,9 +8,10 @@ from data_prep.config import CorpusConfig
 from data_prep.corpus_stats import CorpusStats, SampleRow
 from data_prep.examine.examine import read_located
 from data_prep.labels.classes import ClassMap
-from data_prep.report.report import formats_section, refused_section, sample_sheet, sizes_section
-from data_prep.report.report_html import duration, num_bytes, page, table, text
+from data_prep.report.report import size_plots
 from data_prep.report.report_pictures import load_pictures
+from infra.html.page import duration, num_bytes
+from infra.html.page import render as render_page
 from infra.storage import open_store
 
 _MAX_CLASSES_SHOWN = 200
@@ -33,24 +34,6 @@ class Number:
 
     def __str__(self) -> str:
         return f"{'' if self.exact else 'about '}{self.value:,.0f}"
-
-
-_PLAIN = (
-    *(
-        "name",
-        "origin",
-        "num_parts",
-        "classes_exact",
-        "splits_exact",
-        "complete",
-        "train_at_most",
-        "bytes_out",
-        "num_shards",
-        "num_sampled",
-        "mean_bytes",
-    ),
-    *("mean_pixels", "examined_per_s", "written_per_s", "hours"),
-)
 
 
 @dataclass(frozen=True)
@@ -165,7 +148,7 @@ class DryRun:
     def to_json(self) -> dict[str, Any]:
         """Everything but images, as plain JSON."""
         return {
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: value for name, value in vars(self).items() if isinstance(value, str | int | float | None)},
             **{name: vars(getattr(self, name)) for name in ("found", "source_bytes", "cores")},
             **{name: dict(getattr(self, name)) for name in ("classes", "splits", "rows_per_row_group", "requests")},
             "refused": {reason: vars(number) for reason, number in self.refused.items()},
@@ -176,30 +159,20 @@ class DryRun:
 
 def render(found: DryRun, config: CorpusConfig) -> str:
     """An HTML page with all results and a sample sheet."""
-    pictures = load_pictures(found.stats, config.recipe.decode, _load)
-    sections = [
-        ("What to expect", table(found.rows(), ("", ""))),
-        ("Classes", _classes(found)),
-        ("Sizes", sizes_section(found.stats)),
-        ("Formats", formats_section(found.stats)),
-        ("Refused in the sample", refused_section(found.stats, pictures)),
-        ("Sample images by class", sample_sheet(found.class_map, found.stats, pictures)),
-    ]
-    head = f"<h1>{text(found.name)}: dry run</h1><div class=soft>{text(found.origin)}</div>"
-    body = "".join(f"<section><h2>{heading}</h2>{content}</section>" for heading, content in sections)
-    return page(f"{found.name}, dry run", head + body)
+    classes = _by_count(found.classes)
+    return render_page(
+        "data_prep/inspect/dry_run.html.j2",
+        title=f"{found.name}: dry run",
+        found=found,
+        stats=found.stats,
+        pictures=load_pictures(found.stats, config.recipe.decode, _load),
+        classes=[(found.class_names.get(label, label), label, f"{n:,}") for label, n in classes[:_MAX_CLASSES_SHOWN]],
+        sizes=size_plots(found.stats),
+    )
 
 
 def _load(row: SampleRow) -> bytes:
     return read_located(open_store(row.base), row.key, row.offset, row.length)
-
-
-def _classes(found: DryRun) -> str:
-    shown = _by_count(found.classes)
-    rows = [(found.class_names.get(label, label), label, f"{count:,}") for label, count in shown[:_MAX_CLASSES_SHOWN]]
-    more = f"<p>{len(shown) - len(rows):,} more.</p>" if len(shown) > len(rows) else ""
-    kind = "images" if found.classes_exact else "images in the sample"
-    return table(rows, ("class", "label of the source", kind)) + more
 
 
 def _by_count(counts: Mapping[str, int]) -> Sequence[tuple[str, int]]:

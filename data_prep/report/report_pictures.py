@@ -12,7 +12,6 @@ from PIL import Image
 from data_prep.corpus_stats import CorpusStats, Findings, Leak, SampleRow
 from data_prep.decode import DecodePolicy, ImageRejected, decode
 from data_prep.examine.decode_child import Examiner
-from data_prep.report.report_html import text
 from infra.config import replace
 
 Decode = Callable[[bytes, DecodePolicy], np.ndarray]
@@ -43,12 +42,8 @@ class Pictures:
         self._found = found
 
     def show(self, row: SampleRow, reason: str = "") -> str:
-        found = self._found.get(_place(row), "")
-        name = text(row.example_id)
-        if found.startswith("data:"):
-            return f'<img class="pic" alt="{name}" title="{name}" src="{found}">'
-        why = found or (reason.replace("_", " ") if reason else "location unknown")
-        return f'<div class="pic none" title="{name}">{text(why)}</div>'
+        """A data URI or the reason; `reason` is why the example was refused."""
+        return self._found.get(_place(row)) or reason.replace("_", " ") or "location unknown"
 
 
 def _place(row: SampleRow) -> tuple[object, ...]:

@@ -17,13 +17,13 @@ from data_prep.inspect.dry_run_report import Cores
 from data_prep.labels.classes import ClassMap
 from data_prep.plan.leakage import own_splits_said
 from data_prep.plan.plan_shards import Base
-from data_prep.report.report_html import num_bytes
 from data_prep.shard_format import CLASSES_KEY, Manifest, load_manifest
 from data_prep.shards.subsets import check_take
 from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.commands.command_line import cell
 from flows.stages.prepare_corpus import leakage_said
+from infra.html.page import num_bytes
 from infra.local.paths import local_dir
 from infra.ray_jobs import RayJobs
 from infra.settings import Settings

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 from flows.console import init_text
 from flows.records import PipelineRecord
-from flows.reports.report import Curve, Plot, ReportPage, render
+from flows.reports.report import ReportPage, render
 from flows.stages.prepare_corpus import PreparedCorpus
 from flows.stages.stage import run_store
+from infra.html.plots import Plot, line_plot
 from infra.runs.journal import read_journal
 from infra.storage import Store, open_store
 from vit.vtab.evaluate import EvaluationSpec, Score, plan_task_sweeps
@@ -45,7 +46,7 @@ def write_report(
     return store.uri_of(key)
 
 
-def training_plots(run: Store) -> list[Plot]:
+def training_plots(run: Store) -> list[Plot | None]:
     """Loss, accuracy and learning rate of a run by step, from its journal."""
     points: dict[str, list[tuple[float, float]]] = {}
     for record in read_journal(run):
@@ -55,15 +56,15 @@ def training_plots(run: Store) -> list[Plot]:
         "train/top1": "Pre-training accuracy (of the batch)",
         "optim/lr": "Learning rate",
     }
-    return [Plot(title, "step", [Curve(title, points[key])]) for key, title in wanted.items() if key in points]
+    return [line_plot(title, "step", {title: points[key]}) for key, title in wanted.items() if key in points]
 
 
-def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
+def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot | None]:
     """Loss of the final trials of model and control, one plot per task."""
     if isinstance(evaluation.protocol, Probe):
         return []
     trials = root.child("trials")
-    curves: dict[str, list[Curve]] = {}
+    curves: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
     for task_sweep in plan_task_sweeps(evaluation):
         selected = [
             result for trial in task_sweep.select_trials() if (result := finished_result(trials, trial)) is not None
@@ -72,6 +73,5 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot]:
             continue  # a score of an earlier run, whose trials were deleted
         final = finished_result(trials, task_sweep.final_trial(selected))
         if final is not None:
-            name = init_text(task_sweep.model)
-            curves.setdefault(task_sweep.task.name, []).append(Curve(name, final.train_losses))
-    return [Plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]
+            curves.setdefault(task_sweep.task.name, {})[init_text(task_sweep.model)] = final.train_losses
+    return [line_plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

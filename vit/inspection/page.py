@@ -1,7 +1,6 @@
 """Draws the figures of an inspection as PNG files, and one self-contained HTML page that explains them."""
 
 import base64
-import html
 import io
 import json
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
+from infra.html.page import render
 from infra.storage import Store
 from vit.inspection.figures import Inspection
 
@@ -24,16 +24,6 @@ _FILTER_COLUMNS, _FILTER_TILE_PX = 7, 112
 _PAIRS_A_ROW, _IMAGE_TILE_PX = 4, 160
 _MAP_PX, _MAX_TICKS = 720, 16
 _DOT, _LINE, _SOFT = "#3556a8", "#c2571a", "#5a6375"
-_STYLE = """
-:root { color-scheme: light }
-* { box-sizing: border-box }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1d2330; background: #fff }
-body { max-width: 60rem; margin: 2.5rem auto; padding: 0 1.25rem }
-h1 { font-size: 1.7rem; margin: 0 0 .25rem } h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem }
-p.lead { color: #4a5365; margin-top: 0 } ul { padding-left: 1.2rem; color: #4a5365; font-size: .92rem }
-figure { margin: 0 } figcaption { font-size: .92rem; color: #4a5365; max-width: 46rem; margin-top: .6rem }
-img { max-width: 100%; height: auto; display: block }
-"""
 
 
 @dataclass(frozen=True)
@@ -226,19 +216,10 @@ def _numbers(inspection: Inspection, title: str) -> dict[str, Any]:
 
 def _page(inspection: Inspection, pictures: list[_Picture], title: str) -> str:
     seen = f"; attention on {_images(inspection.num_images)}" if inspection.num_images else ""
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in inspection.notes)
-    sections = "".join(
-        f'<h2>{html.escape(picture.heading)}</h2><figure><img alt="{html.escape(picture.heading)}" '
-        f'src="data:image/png;base64,{base64.b64encode(picture.png).decode()}">'
-        f"<figcaption>{html.escape(picture.caption)}</figcaption></figure>\n"
-        for picture in pictures
-    )
     network = inspection.network[:1].upper() + inspection.network[1:]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>\n'
-        f'<h1>{html.escape(title)}</h1><p class="lead">{html.escape(network + seen)}. Figures as in arXiv:2010.11929, '
-        f"Sec. 4.5.</p>\n{f'<ul>{notes}</ul>' if notes else ''}{sections}</body></html>\n"
+    figures = [(p.heading, p.caption, base64.b64encode(p.png).decode()) for p in pictures]
+    return render(
+        "vit/inspection/page.html.j2", title=title, lead=network + seen, notes=inspection.notes, figures=figures
     )
 
 

@@ -166,7 +166,7 @@ def test_the_page_holds_every_figure_of_the_network(config, names, says, tmp_pat
     assert keys == sorted(store.list(), key=keys.index)
     page = store.read("index.html").decode()
     assert page.count("data:image/png;base64,") == len(names)
-    assert "http" not in page
+    assert "://" not in page
     assert "A &lt;tiny&gt; network" in page
     assert says in page
     for name in names:

@@ -140,7 +140,7 @@ def test_the_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, 
     assert "<h1>digits from scratch</h1>" in page
     worst = int(predictions.row[predictions.loss.argmax()])
     assert load_shown(digits, load_manifest(digits), "test", [worst])[worst].example_id in page
-    cards = re.findall(r"<li>.*?</li>", page)
+    cards = re.findall(r"<li>.*?</li>", page, re.S)
     assert f"loss {predictions.loss.max():.3f}" in cards[0]
     assert len(re.findall("<img", page)) == len(cards) <= 2 * MAX_SHOWN
     assert len(page) < 200_000

@@ -1,7 +1,6 @@
 """A self-contained HTML page of the examples with the highest loss, and of those whose label may be wrong."""
 
 import base64
-import html
 import io
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from PIL import Image
 
 from data_prep.decode import decode
 from data_prep.shard_format import Manifest, ShardReader
+from infra.html.page import render
 from infra.storage import Store
 from vit.input.order import RowGroups
 from vit.training.predictions import Predictions
@@ -23,21 +23,6 @@ SURE, MIN_OTHERS = 0.9, 10
 _MAX_SIDE_PX, _SMALL_PX, _MAX_NAMES = 160, 80, 5
 # Each thread holds one row group of about 8 MiB. Reading one from S3 takes a few hundred ms.
 _READ_THREADS = 4
-_STYLE = """
-:root { color-scheme: light }
-* { box-sizing: border-box }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1d2330; background: #fff; max-width: 68rem; margin: 2.5rem auto;
- padding: 0 1.25rem }
-h1 { font-size: 1.7rem; margin: 0 0 .25rem; overflow-wrap: anywhere } h2 { font-size: 1.15rem; margin: 2.4rem 0 .4rem }
-p { color: #4a5365; max-width: 48rem; margin: 0 0 1rem } p.lead { margin-top: 0 }
-ol { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: 1.4rem 1.1rem; padding: 0;
- list-style: none }
-li { min-width: 0; font-size: .85rem; line-height: 1.4; overflow-wrap: anywhere }
-img, .none { width: 160px; height: 160px; object-fit: contain; background: #f4f5f8; border-radius: 4px; display: block;
- margin-bottom: .4rem }
-img.small { image-rendering: pixelated } .none { padding: .6rem; color: #4a5365 }
-b { font-weight: 600 } .soft { color: #5a6375 }
-"""
 
 
 @dataclass(frozen=True)
@@ -109,45 +94,28 @@ def top_losses_page(
     worst, doubted = top_losses(predictions), suspicious(predictions)
     shown = load_shown(corpus, manifest, split, predictions.row[np.concatenate([worst, doubted])].tolist())
 
-    def cards(places: np.ndarray) -> str:
-        return "".join(_card(predictions, place, shown[int(predictions.row[place])], names) for place in places)
+    def card(place: int) -> dict[str, Any]:
+        example = shown[int(predictions.row[place])]
+        more = f" and {len(example.labels) - _MAX_NAMES} more" if len(example.labels) > _MAX_NAMES else ""
+        return {
+            "shown": example,
+            "classes": ", ".join(names[label] for label in example.labels[:_MAX_NAMES]) + more,
+            "predicted": names[predictions.predicted[place]],
+            "probability": float(predictions.probability[place]),
+            "loss": float(predictions.loss[place]),
+        }
 
-    lead = (
-        f"{len(predictions):,} examples of split {split} of {manifest.name}; "
-        f"{100 * predictions.right.mean():.2f} % were classified correctly. Below each image: its class, the predicted "
-        "class with its probability, the loss in nats, and the id."
-    )
-    doubt = (
-        f"Another class was predicted with a probability of at least {SURE:g}. At least {MIN_OTHERS} other examples were "
-        f"predicted as that class with such a probability, and for at least {100 * SURE:.0f} % of them it is correct. "
-        "Highest probability first. Check whether the label or the model is wrong."
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; style-src '
-        f"'unsafe-inline'\"><title>{_text(title)}</title><style>{_STYLE}</style></head><body>\n"
-        f'<h1>{_text(title)}</h1><p class="lead">{_text(lead)}</p>\n'
-        f"<h2>Top losses</h2><p>The examples with the highest loss.</p><ol>{cards(worst)}</ol>\n"
-        f"<h2>Suspicious labels</h2><p>{_text(doubt)}</p>"
-        + (f"<ol>{cards(doubted)}</ol>" if len(doubted) else "<p><b>None.</b></p>")
-        + "</body></html>\n"
-    )
-
-
-def _card(predictions: Predictions, place: int, shown: Shown, names: Sequence[str]) -> str:
-    classes = ", ".join(names[label] for label in shown.labels[:_MAX_NAMES])
-    more = f" and {len(shown.labels) - _MAX_NAMES} more" if len(shown.labels) > _MAX_NAMES else ""
-    if shown.picture.startswith("data:"):
-        small = ' class="small"' if shown.small else ""
-        picture = f'<img{small} alt="{_text(shown.example_id)}" src="{shown.picture}">'
-    else:
-        picture = f'<div class="none">{_text(shown.picture)}</div>'
-    predicted = names[predictions.predicted[place]]
-    return (
-        f"<li>{picture}<b>{_text(classes + more)}</b><br>predicted <b>{_text(predicted)}</b>, "
-        f"{100 * predictions.probability[place]:.1f} %<br>"
-        f'<span class="soft">loss {predictions.loss[place]:.3f}<br>{_text(shown.example_id)}</span></li>'
+    return render(
+        "vit/vtab/trained/top_losses.html.j2",
+        title=title,
+        num_examples=len(predictions),
+        split=split,
+        corpus=manifest.name,
+        top1=float(predictions.right.mean()),
+        worst=[card(place) for place in worst.tolist()],
+        doubted=[card(place) for place in doubted.tolist()],
+        sure=SURE,
+        min_others=MIN_OTHERS,
     )
 
 
@@ -167,7 +135,3 @@ def _thumbnail(pixels: np.ndarray) -> str:
     image.thumbnail((_MAX_SIDE_PX, _MAX_SIDE_PX), Image.Resampling.LANCZOS)
     image.save(file, kind, **({"quality": 85} if kind == "JPEG" else {"optimize": True}))
     return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))

@@ -1,0 +1,67 @@
+"""HTML pages from Jinja2 templates: one file each, without scripts and without anything loaded from elsewhere."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def render(template: str, **values: Any) -> str:
+    """The page of a template, named by its path from the folder that holds the rooms.
+
+    Every value is escaped: names in corpora may contain markup. A value that is missing raises `jinja2.UndefinedError`.
+    """
+    return _environment().get_template(template).render(values)
+
+
+@functools.cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not needed by those who import a page's module
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parents[2]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "bytes": num_bytes,
+        "duration": duration,
+        "right": right_aligned,
+        "thousands": "{:,}".format,
+    }
+    return environment
+
+
+def right_aligned(rows: Sequence[Sequence[str]]) -> list[bool]:
+    """Whether each column holds numbers only. The first column holds names, even where they are digits."""
+    columns = list(zip(*rows, strict=True))
+    return [
+        i > 0 and all(not c.lstrip("+-") or c.lstrip("+-")[0].isdigit() for c in cells)
+        for i, cells in enumerate(columns)
+    ]
+
+
+def num_bytes(number: float) -> str:
+    """Formats bytes, such as 1.5 MB."""
+    return short(number, "B")
+
+
+def short(number: float, unit: str = "") -> str:
+    """Formats a number to three digits, such as 20k, or 1.5 MB with a unit."""
+    prefixes = iter(("", "k", "M", "G", "T"))
+    while (prefix := next(prefixes, "P")) != "P" and number >= 999.5:
+        number /= 1000
+    return f"{number:.3g}{' ' if unit else ''}{prefix}{unit}"
+
+
+def duration(seconds: float) -> str:
+    """Formats seconds, such as 0.8 s, 12 min or 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

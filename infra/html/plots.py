@@ -1,0 +1,80 @@
+"""Bars and lines over a pair of axes, which the macro `plot` draws. Positions are shares of an axis, from 0 to 1."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A title, and tick labels with their positions."""
+
+    title: str
+    ticks: Sequence[tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar from the bottom, with a tooltip."""
+
+    x: float
+    width: float
+    height: float
+    tooltip: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line; `colour` is a class of the style sheet: train, val, test or c1 to c3."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """`what` describes it to readers who do not see it. Two or more lines get a legend."""
+
+    what: str
+    x: Axis
+    y: Axis
+    bars: Sequence[Bar] = ()
+    lines: Sequence[Line] = ()
+
+
+def line_plot(title: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> Plot | None:
+    """Curves by name, of points with x >= 0. Values that are not finite are left out; None if none is left."""
+    finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
+    every = [point for points in finite.values() for point in points]
+    if not every:
+        return None
+    right = max(x for x, _ in every) or 1
+    x_ticks = [x for x in ticks(0, right) if x <= right]
+    y_ticks = ticks(min(y for _, y in every), max(y for _, y in every))
+    low, high = y_ticks[0], y_ticks[-1]
+    return Plot(
+        title,
+        Axis(x_title, [(x / right, f"{x:,.4g}") for x in x_ticks]),
+        Axis(title, [((y - low) / (high - low), f"{y:.4g}") for y in y_ticks]),
+        lines=[
+            Line(name, f"c{i % 3 + 1}", [(x / right, (y - low) / (high - low)) for x, y in points])
+            for i, (name, points) in enumerate(finite.items())
+        ],
+    )
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], at most about `most`."""
+    span = high - low or abs(high) or 1.0
+    step = next(s for s in _steps(span / most) if span / s <= most)
+    first = math.floor(low / step + 1e-9)
+    count = math.ceil(high / step - 1e-9) - first
+    return [(first + i) * step for i in range(max(count, 1) + 1)]
+
+
+def _steps(smallest: float) -> Iterator[float]:
+    exponent = math.floor(math.log10(smallest))
+    while True:
+        yield from (m * 10.0**exponent for m in (1, 2, 5))
+        exponent += 1
