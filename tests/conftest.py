@@ -42,13 +42,12 @@ def as_on_another_processor(request):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """What asks for the stack gets the marker `stack`, what starts a Ray of its own `servers`. Slow tests begin first."""
+    """What asks for the stack gets the marker `stack`, what starts a Ray of its own `servers`."""
     for item in items:
         if {"stack", "s3_uri"} & {*item.fixturenames} or item.get_closest_marker("s3"):
             item.add_marker("stack")
         elif "ray_jobs" in item.fixturenames:
             item.add_marker("servers")
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(scope="session")

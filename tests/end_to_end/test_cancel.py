@@ -140,6 +140,7 @@ def other_worker(stack, flows):
     with contextlib.suppress(ProcessLookupError):
         worker.kill()
     worker.wait()
+    flows.api.delete(f"/work_pools/{pool}").raise_for_status()
 
 
 def test_a_killed_worker_leaves_the_flow_which_can_still_be_cancelled(work, other_worker):
