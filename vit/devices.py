@@ -14,7 +14,7 @@ class Devices(NamedTuple):
     why: str
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """`2 GPUs`, or `1 CPU worker`."""
         return devices_text("cuda" if self.use_gpu else "cpu", self.num_workers)
 

@@ -146,10 +146,10 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     most = most_gpus(Settings().one_node_ray, alive, declared_resources())
     devices = choose_devices(config.execution.device, config.execution.num_workers, alive, most)
     workers, gpus = devices.num_workers, devices.use_gpu
-    log.info("training on %s: %s", devices.told, devices.why)
+    log.info("training on %s: %s", devices.text, devices.why)
     if gpus and alive < workers:
-        tell_waiting(
-            open_store(run_uri), config.recipe.total_steps, f"{devices.told}, of which the cluster has {alive:g}"
+        report_waiting(
+            open_store(run_uri), config.recipe.total_steps, f"{devices.text}, of which the cluster has {alive:g}"
         )
     trainer = trainer_class()(
         train_worker,
@@ -177,7 +177,7 @@ def declared_resources() -> dict[str, float] | None:
     return ask() if ask else None
 
 
-def tell_waiting(run: Store, total_steps: int, what: str) -> None:
+def report_waiting(run: Store, total_steps: int, what: str) -> None:
     """Writes into `progress.json` what the worker group waits for."""
     log.warning("waiting for %s", what)
     before = read_progress(run) or {"step": 0}

@@ -1,4 +1,4 @@
-"""HTML pages from Jinja2 templates: one file each, without scripts and without anything loaded from elsewhere."""
+"""Renders HTML pages from Jinja2 templates. Each page is one file without scripts and external resources."""
 
 import functools
 from collections.abc import Sequence
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def render(template: str, **values: Any) -> str:
-    """The page of a template, named by its path from the folder that holds the rooms.
+    """Renders a template, which is named by its path from the parent folder of `infra`.
 
-    Every value is escaped: names in corpora may contain markup. A value that is missing raises `jinja2.UndefinedError`.
+    Every value is escaped, because names in corpora may contain markup. A missing value raises `jinja2.UndefinedError`.
     """
     return _environment().get_template(template).render(values)
 
 
 @functools.cache
 def _environment() -> "Environment":
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not needed by those who import a page's module
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # imported only when a page is rendered
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parents[2]),
@@ -39,7 +39,7 @@ def _environment() -> "Environment":
 
 
 def right_aligned(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Whether each column holds numbers only. The first column holds names, even where they are digits."""
+    """True for each column that contains only numbers. The first column always counts as names."""
     columns = list(zip(*rows, strict=True))
     return [
         i > 0 and all(not c.lstrip("+-") or c.lstrip("+-")[0].isdigit() for c in cells)

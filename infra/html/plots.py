@@ -1,4 +1,4 @@
-"""Bars and lines over a pair of axes, which the macro `plot` draws. Positions are shares of an axis, from 0 to 1."""
+"""Data of bar and line plots, which the macro `plot` draws. Positions are fractions of an axis, from 0 to 1."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Line:
-    """A named line; `colour` is a class of the style sheet: train, val, test or c1 to c3."""
+    """A named line. `colour` is a class of the style sheet: train, val, test or c1 to c3."""
 
     name: str
     colour: str
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Plot:
-    """`what` describes it to readers who do not see it. Two or more lines get a legend."""
+    """A plot. `what` is its text for screen readers. Two or more lines get a legend."""
 
     what: str
     x: Axis
@@ -44,7 +44,7 @@ class Plot:
 
 
 def line_plot(title: str, x_title: str, curves: Mapping[str, Sequence[tuple[float, float]]]) -> Plot | None:
-    """Curves by name, of points with x >= 0. Values that are not finite are left out; None if none is left."""
+    """A plot of curves by name, of points with x >= 0. Values that are not finite are left out; None if no point is left."""
     finite = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()}
     every = [point for points in finite.values() for point in points]
     if not every:
@@ -65,7 +65,7 @@ def line_plot(title: str, x_title: str, curves: Mapping[str, Sequence[tuple[floa
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high], at most about `most`."""
+    """Round numbers with a step of 1, 2 or 5 times a power of ten that cover [low, high]; about `most` at most."""
     span = high - low or abs(high) or 1.0
     step = next(s for s in _steps(span / most) if span / s <= most)
     first = math.floor(low / step + 1e-9)

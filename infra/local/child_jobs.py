@@ -1,6 +1,6 @@
-"""Jobs that are child processes of this one, for work so small that starting a Ray would take most of the time.
+"""Jobs that run as child processes, for work so small that starting Ray would take most of the time.
 
-The doors are those of `RayJobs`, so that a stage claims, follows and stops such a job as any other.
+The interface is that of `RayJobs`, so a stage claims, follows and stops such a job like any other.
 """
 
 import os
@@ -16,7 +16,7 @@ from infra.ray_jobs import Job, RayJobs
 
 
 class ChildJobs(RayJobs):
-    """Jobs of this process. They get SIGTERM when it is killed; `close` ends what is at work. Logs stay in `log_dir`."""
+    """Jobs of this process. They get SIGTERM if it is killed; `close` stops running jobs. Logs stay in `log_dir`."""
 
     def __init__(self, log_dir: Path) -> None:
         self.address, self._log_dir = "", log_dir
@@ -25,7 +25,7 @@ class ChildJobs(RayJobs):
     def submit(
         self, job_id: str, entrypoint: Sequence[str], env: Mapping[str, str], metadata: Mapping[str, str]
     ) -> None:
-        """Start `entrypoint`, a command of Python, with the Python of this process."""
+        """Starts `entrypoint`, a command that begins with `python`, with the Python of this process."""
         if job_id in self._jobs:
             return
         self._log_dir.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ class ChildJobs(RayJobs):
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for this process, which then stops the job in order
+                start_new_session=True,  # Ctrl-C must reach only this process, which then stops the job in order
             )
         self._jobs[job_id] = (
             process,
@@ -47,7 +47,7 @@ class ChildJobs(RayJobs):
         )
 
     def find(self, job_id: str) -> Job | None:
-        """The job as it stands, or None if it is none of this process."""
+        """The current state of the job, or None if this process did not start it."""
         if job_id not in self._jobs:
             return None
         process, job = self._jobs[job_id]
@@ -60,16 +60,16 @@ class ChildJobs(RayJobs):
         return job
 
     def list(self, metadata: Mapping[str, str] | None = None) -> "list[Job]":
-        """The jobs of this process whose metadata hold these pairs."""
+        """The jobs of this process whose metadata contain these pairs."""
         found = [job for job_id in self._jobs if (job := self.find(job_id))]
         return [job for job in found if (metadata or {}).items() <= job.metadata.items()]
 
     def page(self, job_id: str) -> str:
-        """Its log: there is no page of it."""
+        """The URI of the job's log, as there is no web page."""
         return self._log(job_id).as_uri()
 
     def stop(self, job_id: str, wait_s: float) -> Job:
-        """SIGTERM, then SIGKILL after `wait_s`; the job once it has ended. Raises JobLost."""
+        """Stops the job by SIGTERM, then SIGKILL after `wait_s`, and returns it once it has ended. Raises JobLost."""
         self._known(job_id)
         process = self._jobs[job_id][0]
         process.terminate()
@@ -81,12 +81,12 @@ class ChildJobs(RayJobs):
         return self._known(job_id)
 
     def logs(self, job_id: str) -> str:
-        """What the job has printed so far. Raises JobLost."""
+        """The output of the job so far. Raises JobLost."""
         self._known(job_id)
         return plain(self._log(job_id).read_text(errors="replace"))
 
     def close(self, wait_s: float) -> None:
-        """Stop what is at work."""
+        """Stops all running jobs."""
         for job in self.list():
             if not job.terminal:
                 self.stop(job.id, wait_s)
@@ -96,10 +96,10 @@ class ChildJobs(RayJobs):
 
 
 def main() -> None:
-    """Becomes `python` with the arguments behind the first, which is the process id of the parent it ends with."""
+    """Runs `python` with all arguments but the first, which is the pid of the parent; ends when that parent is killed."""
     end_with_parent()
     parent, *arguments = sys.argv[1:]
-    if os.getppid() == int(parent):  # else it was killed before we asked to be told
+    if os.getppid() == int(parent):  # otherwise the parent was killed before `end_with_parent` took effect
         os.execv(sys.executable, [sys.executable, *arguments])
 
 

@@ -1,5 +1,5 @@
-"""Empty databases of MLflow and Prefect, made once per installation: making their tables takes a server's first start
-3 to 40 s, a copy takes none.
+"""Prepares empty databases of MLflow and Prefect, once per installation. Creating the tables delays the first start of a
+server by 3 to 40 s; copying a prepared database takes no time.
 
 python -m infra.local.first_start
 """
@@ -17,12 +17,12 @@ from infra.settings import NO_TELEMETRY
 
 
 def prepared_database(package: str) -> Path:
-    """Where the empty database of the installed version of `package` lies, or will."""
+    """The path of the empty database for the installed version of `package`, which may not exist yet."""
     return Path(sys.prefix) / "share" / "vitline" / f"{package}-{version(package)}.sqlite"
 
 
 def copy_database(package: str, to: Path) -> bool:
-    """Put a copy at `to`, unless there is a database already. False where none was prepared: the server makes its own."""
+    """Copies the prepared database to `to`, unless one exists there. False if none was prepared: the server creates its own."""
     if to.exists() or not (source := prepared_database(package)).exists():
         return to.exists()
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def copy_database(package: str, to: Path) -> bool:
 
 
 def make_empty_databases() -> None:
-    """Make the databases that are not there yet. Raises RuntimeError with the last lines of the program's output."""
+    """Creates the databases that do not exist yet. Raises RuntimeError with the last lines of the program's output."""
     for package in ("mlflow", "prefect"):
         path = prepared_database(package)
         if path.exists():
@@ -47,7 +47,7 @@ def make_empty_databases() -> None:
             _run(commands[package], Path(folder))
             part = path.with_name(f".{path.name}")
             part.unlink(missing_ok=True)
-            with sqlite3.connect(made) as connection:  # what is still in its write-ahead log comes along
+            with sqlite3.connect(made) as connection:  # includes data that is still in the write-ahead log
                 connection.execute("VACUUM INTO ?", (str(part),))
             connection.close()
             part.replace(path)
@@ -63,7 +63,7 @@ def _run(command: list[str], folder: Path) -> None:
     if done.returncode:
         raise RuntimeError(
             f"`{' '.join(command)}` ended with code {done.returncode}:\n{tail(folder / 'log')}\n"
-            "Look whether `make install` ended well."
+            "Run `make install` again."
         )
 
 

@@ -1,4 +1,5 @@
-"""Creates `.venv` and installs this project under its constraints; says first what that takes. Standard library only.
+"""Creates `.venv` and installs this project with its constraints, after printing download and disk sizes. Uses only the
+standard library.
 
 python3 infra/local/install.py local|dev
 """
@@ -44,11 +45,11 @@ def main() -> int:
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
-    tell_about_cuda(pip, constraints)
-    # Warnings about index settings of this machine's pip are not ours to show; errors are.
+    note_cuda_packages(pip, constraints)
+    # --quiet hides warnings about this machine's pip settings, but not errors.
     done = subprocess.run([*pip, *constraints, "--editable", f"{ROOT}[{extra}]"], check=False)
     if done.returncode:
-        print("The installation failed; pip's message is above. Next: mend it and run the same command again.")
+        print("The installation failed; pip's message is above. Next: fix the cause and run the same command again.")
         return 1
     if not prepare_databases():
         return 1
@@ -57,10 +58,12 @@ def main() -> int:
 
 
 def prepare_databases() -> bool:
-    """Tables of the servers' databases, made here once: the first start of the local stack would wait for them."""
+    """Prepares the databases of MLflow and Prefect, so that the first start of the local stack is faster."""
     made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.first_start"], cwd=ROOT, check=False)
     if made.returncode:
-        print("The databases of MLflow and Prefect could not be prepared; the reason is above. Next: the same again.")
+        print(
+            "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."
+        )
     return made.returncode == 0
 
 
@@ -69,19 +72,19 @@ def fingerprint() -> str:
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
-def tell_about_cuda(pip: list[str], constraints: list[str]) -> None:
-    """Says so when the torch that pip will take brings CUDA packages to a machine without a GPU."""
+def note_cuda_packages(pip: list[str], constraints: list[str]) -> None:
+    """Prints a note if pip will install CUDA packages with torch on a machine without a GPU."""
     if shutil.which("nvidia-smi") or os.path.exists("/dev/nvidia0"):
         return
     plan = subprocess.run([*pip, *constraints, "--dry-run", "--report", "-", "torch"], capture_output=True, text=True)
     if plan.returncode:
-        return  # the installation itself will say what is wrong
+        return  # the installation will show the error
     names = [item["metadata"]["name"] for item in json.loads(plan.stdout[plan.stdout.index("{") :])["install"]]
     cuda = [name for name in names if name.startswith(("nvidia-", "cuda-", "triton"))]
     if cuda:
         print(
-            f"Note: pip's torch brings {len(cuda)} CUDA packages (about 3 GB to download, 7 GB on disk) and this machine "
-            "shows no NVIDIA GPU. It works all the same; a CPU index of PyTorch in pip's settings would save the space."
+            f"Note: torch from this pip index needs {len(cuda)} CUDA packages (about 3 GB to download, 7 GB on disk), but "
+            "this machine has no NVIDIA GPU. It works anyway; set PyTorch's CPU index in pip's settings to save the space."
         )
 
 

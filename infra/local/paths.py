@@ -1,4 +1,4 @@
-"""Where this machine keeps what is not an artifact: logs and downloads."""
+"""The folders of this machine for logs and downloads."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from infra.storage import raising_unwritable
 
 
 def local_dir(settings: Settings) -> Path:
-    """`VITLINE_HOME`, else beside a store on this machine, else (the store is remote) `./.vitline`."""
+    """`VITLINE_HOME`, else the parent folder of a root on this machine, else (the root is remote) `./.vitline`."""
     if settings.home is not None:
         return settings.home.absolute()
     if "://" in settings.root and not settings.root.startswith("file://"):
@@ -16,12 +16,12 @@ def local_dir(settings: Settings) -> Path:
 
 
 def log_dir(settings: Settings) -> Path:
-    """The one folder of logs: Ray's and the jobs'."""
+    """The folder of all logs: of Ray, jobs and services."""
     return _made(local_dir(settings) / "logs")
 
 
 def download_dir(settings: Settings) -> Path:
-    """Cache of downloads, kept by checksum; safe to delete."""
+    """The cache of downloads, stored by checksum; safe to delete."""
     return _made(local_dir(settings) / "downloads")
 
 

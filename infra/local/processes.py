@@ -1,4 +1,4 @@
-"""Processes of our own making: they end with their owner, and no other process is ever taken for one of them."""
+"""Child processes: they end with the process that owns them, and are never confused with other processes."""
 
 import contextlib
 import ctypes
@@ -19,20 +19,22 @@ import psutil
 from infra.plain_text import plain
 from infra.settings import inherited_environment
 
-TERMINATED_S = 2.0  # for what an orderly end has left: drivers of jobs, flow runs
+TERMINATED_S = (
+    2.0  # between SIGTERM and SIGKILL, for processes that an orderly end has left, such as drivers and flow runs
+)
 KILLED_S = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of every descendant whose own parent ends, so that nothing escapes it."""
+    """Makes this process the new parent of descendants whose parent ends, so that it can end all of them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_with_parent() -> None:
-    """For `preexec_fn`: should the parent be killed, this process still ends in order.
+    """For `preexec_fn`: the child gets SIGTERM when its parent is killed.
 
-    The kernel means the thread that forked, not its process: start such children from the main thread only.
+    To the kernel the parent is the thread that forked, so start such children from the main thread only.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -40,14 +42,15 @@ def end_with_parent() -> None:
 def child_environment(
     changes: Mapping[str, str] | None = None, without: Collection[str] = (), prefixes: tuple[str, ...] = ()
 ) -> dict[str, str]:
-    """For a child process, with `changes`: `python` is this Python, and it imports this project, installed or not.
+    """The environment of a child process, in which `python` is this Python and can import this project.
 
-    Variables named in `without`, and those that start with one of `prefixes`, are left out.
+    Variables named in `without`, and those that start with one of `prefixes`, are removed; then `changes` are set.
     """
     environment = {k: v for k, v in inherited_environment(without).items() if not k.startswith(prefixes or "\0")}
     commands = [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
     root = Path(__file__).parents[2]
-    # An installed package is found anyway, and site-packages in PYTHONPATH would go before the standard library.
+    # Only for a checkout: an installed package is found anyway, and site-packages in PYTHONPATH would come before the
+    # standard library.
     packages = [str(root)] if (root / "pyproject.toml").exists() else []
     packages += [environment["PYTHONPATH"]] if environment.get("PYTHONPATH") else []
     paths = {"PATH": os.pathsep.join(commands), "PYTHONPATH": os.pathsep.join(packages)}
@@ -55,9 +58,9 @@ def child_environment(
 
 
 def reap(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
-    """Collect what has ended: the exit codes of `children` go to them, orphans that came to us just go.
+    """Collects ended processes. Sets the exit codes of `children`; adopted orphans are only removed.
 
-    Ray leaves a watcher behind after every job.
+    Ray leaves an orphan after every job.
     """
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -69,7 +72,7 @@ def reap(children: Mapping[int, subprocess.Popen[bytes]]) -> None:
 
 
 def end_children(children: Sequence[subprocess.Popen[bytes]], patience_s: float) -> None:
-    """SIGTERM to all of them, and at most `patience_s` to end in their own order."""
+    """Sends SIGTERM to all children and waits at most `patience_s` for them to end."""
     known = {child.pid: child for child in children}
     for child in children:
         if child.returncode is None:
@@ -82,7 +85,7 @@ def end_children(children: Sequence[subprocess.Popen[bytes]], patience_s: float)
 
 
 def end_descendants(children: Mapping[int, subprocess.Popen[bytes]], only: Collection[psutil.Process] = ()) -> None:
-    """End all that descends from this process, or `only` some of it: SIGTERM, SIGKILL; no zombie remains."""
+    """Ends all descendants of this process, or `only` some of them, by SIGTERM and then SIGKILL. Leaves no zombie."""
 
     group = set(only)
 
@@ -90,25 +93,25 @@ def end_descendants(children: Mapping[int, subprocess.Popen[bytes]], only: Colle
         found = set(psutil.Process().children(recursive=True))
         if not only:
             return found
-        group.update(_with_descendants(group))  # those of a parent that has ended are no longer seen below it
+        group.update(_with_descendants(group))  # now, as children of a parent that ends are no longer found below it
         return found & group | {process for process in group if is_running(process)}
 
     for number, patience_s in ((signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
         deadline = time.monotonic() + patience_s
-        told: set[psutil.Process] = set()
+        signalled: set[psutil.Process] = set()
         while (left := living()) and time.monotonic() < deadline:
-            _signal(left - told, number)  # those that were forked in the meantime, too
-            told |= left
+            _signal(left - signalled, number)  # includes processes forked meanwhile
+            signalled |= left
             reap(children)
             time.sleep(0.05)
     if left := living():
-        print(f"still there after SIGKILL: {left}", file=sys.stderr)
+        print(f"still running after SIGKILL: {left}", file=sys.stderr)
 
 
 def end_strangers(processes: Collection[psutil.Process]) -> None:
-    """End processes that are not our children, and all that descends from them: SIGTERM, SIGKILL.
+    """Ends processes that are not children of this process, and their descendants, by SIGTERM and then SIGKILL.
 
-    Raises RuntimeError naming those that even SIGKILL did not end.
+    Raises RuntimeError naming processes that SIGKILL did not end.
     """
     left = _with_descendants(processes)
     for number, patience_s in ((signal.SIGTERM, TERMINATED_S), (signal.SIGKILL, KILLED_S)):
@@ -117,19 +120,21 @@ def end_strangers(processes: Collection[psutil.Process]) -> None:
         while (left := {p for p in left if is_running(p)}) and time.monotonic() < deadline:
             time.sleep(0.05)
     if left:
-        raise RuntimeError(f"still there after SIGKILL: {sorted(p.pid for p in left)}. Look at what holds them.")
+        raise RuntimeError(
+            f"still running after SIGKILL: processes {sorted(p.pid for p in left)}. Check what they wait for."
+        )
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether it still does anything; a zombie that waits for its parent does not."""
+    """True if the process runs; False for a zombie."""
     with contextlib.suppress(psutil.Error):
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def birth_of(pid: int) -> str:
-    """What tells a process from a later one of the same number; empty where there is none."""
-    # psutil's time of creation is reckoned from the clock and moves with it, as when a laptop wakes up.
+    """A text that distinguishes a process from a later one with the same pid; empty if there is no such process."""
+    # psutil computes the time of creation from the clock, and it changes when the clock is adjusted, as after a suspend.
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
@@ -140,7 +145,7 @@ def birth_of(pid: int) -> str:
 
 
 def find_process(pid: int, birth: str) -> psutil.Process | None:
-    """The process that was recorded by number and birth, if it is still the same one and runs."""
+    """The process with this pid and birth, if it still runs."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         if birth and birth_of(pid) == birth and is_running(process):
@@ -149,8 +154,7 @@ def find_process(pid: int, birth: str) -> psutil.Process | None:
 
 
 def processes_with(name: str, value: str) -> set[psutil.Process]:
-    """Every process of this user that started with the variable `name` beginning with `value`, but not this one
-    and those that it descends from."""
+    """All processes of this user whose environment variable `name` starts with `value`, except this one and its ancestors."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -160,7 +164,7 @@ def processes_with(name: str, value: str) -> set[psutil.Process]:
 
 
 def listening_ports(pid: int) -> set[int]:
-    """TCP ports on which the process, or one that descends from it, waits for connections."""
+    """TCP ports on which the process or one of its descendants listens."""
     found = set()
     with contextlib.suppress(psutil.Error):
         for process in _with_descendants([psutil.Process(pid)]):
@@ -171,10 +175,10 @@ def listening_ports(pid: int) -> set[int]:
 
 
 def is_free(port: int, hosts: Iterable[str] = ("", "127.0.0.1")) -> bool:
-    """Whether a server could listen on `port` now."""
+    """True if a server could listen on `port` now."""
     for host in hosts:
         with socket.socket() as probe:
-            # As servers do: what remains of closed connections does not hold a port.
+            # As servers do, so that recently closed connections do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
@@ -184,8 +188,10 @@ def is_free(port: int, hosts: Iterable[str] = ("", "127.0.0.1")) -> bool:
 
 
 def free_ports(count: int, twin: int = 0) -> list[int]:
-    """Free ports, whose twins `twin` higher are free, too; all below those that the system gives to outgoing
-    connections, which could be taken before a server starts."""
+    """Free ports for which the port `twin` higher is free as well.
+
+    They are below the range for outgoing connections, where another process could take them before a server starts.
+    """
     ports: list[int] = []
     while len(ports) < count:
         port = random.randrange(12_000 if twin else 20_000, 32_000 - twin)
@@ -205,13 +211,13 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def short_base() -> str:
-    """Where folders with short paths go: servers make Unix sockets there, and their paths have at most 107 bytes."""
+    """The parent of folders that need short paths: servers create Unix sockets in them, whose paths have at most 107 bytes."""
     base = tempfile.gettempdir()
     return base if len(base) <= 16 else "/tmp"
 
 
 def tail(log: Path, num_lines: int = 20) -> str:
-    """The last lines of a log that say something, without colours."""
+    """The last non-empty lines of a log, without colours."""
     with contextlib.suppress(OSError):
         lines = plain(log.read_text(errors="replace")).splitlines()
         return "\n".join([line for line in lines if line.strip()][-num_lines:])
@@ -224,8 +230,7 @@ def load() -> str:
 
 
 def is_busy() -> bool:
-    """Whether, over the last minute, clearly more processes wanted to run than there are CPUs: what is slow then need not
-    be broken."""
+    """True if the load of the last minute is clearly higher than the number of CPUs, so that a slow start is no failure."""
     return os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
 
 
@@ -244,6 +249,6 @@ def _signal(processes: Collection[psutil.Process], number: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    # Linux only; elsewhere the process tree still shows all that did not cut itself loose.
+    # Linux only. Elsewhere the process tree still shows descendants that have not detached themselves.
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)

@@ -1,8 +1,8 @@
-"""A one-node Ray for this machine, in processes of its own, gone when its owner is gone.
+"""A one-node Ray on this machine that ends with the process that started it.
 
-`LocalRay` starts a supervisor (this module as a program), and the supervisor starts Ray. It is the subreaper of all
-that Ray starts, so nothing escapes it, and it watches its parent: it ends everything at the exit of the context,
-after Ctrl-C, and also when the parent was killed. It never looks at, or stops, another Ray on the machine.
+`LocalRay` starts a supervisor (this module as a program), which starts Ray. The supervisor is the subreaper of all
+processes of Ray, so it can end all of them. It does so when the context ends, after Ctrl-C, and when its parent was
+killed. It does not touch any other Ray on the machine.
 """
 
 import argparse
@@ -40,13 +40,16 @@ from infra.plain_text import last_words
 from infra.ray_jobs import ONE_TRAINING
 
 OBJECT_STORE_BYTES = 512 * 1024 * 1024
-ORDERLY_S = 5.0  # Ray needs about 1 s. A job that is to write a checkpoint must be stopped before
+ORDERLY_S = 5.0  # Ray needs about 1 s; jobs that should write a checkpoint must be stopped before
 _START_TIMEOUT_S, _BUSY_START_TIMEOUT_S = 90.0, 600.0
 _MAX_TRIES = 5
 _GAVE_UP_AFTER_S = 20.0
-"""`ray start` waits 30 s for its own processes, which nobody can lengthen; what ends sooner has another reason."""
-_LOG, _SUPERVISOR_LOG = "local-ray.log", "local-ray-supervisor.log"  # the stack may keep its logs in the same folder
-# What would attach our Ray, or its drivers, to something else.
+"""`ray start` waits a fixed 30 s for its own processes. If it ends sooner than this, the machine was not too busy."""
+_LOG, _SUPERVISOR_LOG = (
+    "local-ray.log",
+    "local-ray-supervisor.log",
+)  # other names than the stack's logs in the same folder
+# Variables that would connect this Ray, or its drivers, to something else.
 FOREIGN_TO_RAY = (
     "RAY_ADDRESS",
     "RAY_API_SERVER_ADDRESS",
@@ -59,14 +62,14 @@ FOREIGN_TO_RAY = (
 
 
 class LocalRay:
-    """Context: a Ray cluster of one node, with all CPUs (or `num_cpus`) and the GPUs that Ray finds.
+    """Context manager: a one-node Ray cluster with all CPUs (or `num_cpus`) and the GPUs that Ray finds.
 
-    `env` is what clients set to use it: RAY_ADDRESS (the http URL of the job server, also `.address`) and the token.
-    The dashboard listens on 127.0.0.1. Ray's own ports listen on all addresses of the machine, some on its own address
-    only, and cannot be told otherwise. All want the token; without it they tell counters (for Prometheus) and signs of
-    life. At exit every process is ended, running jobs included (stop those that are to write a checkpoint before), and
-    Ray's logs are in `log_dir`. A start that a busy machine holds up is waited for, and tried again; raises RuntimeError
-    with the last error of the log if Ray does not start.
+    `env` has the variables for its clients: RAY_ADDRESS (the http URL of the job server, also `.address`) and the token.
+    The dashboard listens on 127.0.0.1. Ray's other ports listen on all addresses of the machine, or on its own address,
+    which cannot be changed. All require the token; without it they only give counters (for Prometheus) and health
+    checks. At the end of the context all processes are ended, including running jobs (stop jobs that should write a
+    checkpoint before), and Ray's logs are copied to `log_dir`. On a busy machine the start waits longer and is tried
+    again. Raises RuntimeError with the last error of the log if Ray does not start.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class LocalRay:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for the parent, which then ends the supervisor in order
+                start_new_session=True,  # Ctrl-C must reach only the parent, which then ends the supervisor
             )
         try:
             self._read_answer()
@@ -109,7 +112,7 @@ class LocalRay:
             else {"error": f"its supervisor died: {last_words(tail(self._log_dir / _SUPERVISOR_LOG))}"}
         )
         if "error" in answer:
-            raise RuntimeError(f"Ray did not start: {answer['error'].rstrip('.')}. More in {self._log_dir / _LOG}.")
+            raise RuntimeError(f"Ray did not start: {answer['error'].rstrip('.')}. See {self._log_dir / _LOG}.")
         self.env = answer["env"]
         self.address = self.env["RAY_ADDRESS"]
 
@@ -119,7 +122,7 @@ class LocalRay:
             self._supervisor.wait(ORDERLY_S + TERMINATED_S + KILLED_S + 10)
         except subprocess.TimeoutExpired as error:
             raise RuntimeError(
-                f"the supervisor of Ray, process {self._supervisor.pid}, has not ended; see {self._log_dir}."
+                f"the supervisor of Ray, process {self._supervisor.pid}, did not end. See {self._log_dir}."
             ) from error
         finally:
             assert self._supervisor.stdout
@@ -127,7 +130,7 @@ class LocalRay:
 
 
 def main() -> None:
-    """The supervisor: start Ray, answer with one line of JSON, wait for the end, leave nothing behind."""
+    """The supervisor: starts Ray, prints one line of JSON, waits for the end, and ends all processes of Ray."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--log-dir", type=Path, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -153,8 +156,10 @@ def main() -> None:
 
 
 def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str, bool]:
-    """Start Ray, keep it until it is over, leave nothing behind. Empty, or why it did not start, and whether it may help
-    to try again."""
+    """Runs Ray until `over()`, then ends all its processes.
+
+    Returns the reason if it did not start, else an empty text, and whether another try may help.
+    """
     with temporary_folder() as folder:
         token = folder / "token"
         make_token(token)
@@ -167,7 +172,7 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # Should the supervisor itself be killed, Ray's head still ends in order.
+                # If the supervisor itself is killed, Ray's head still ends in order.
                 preexec_fn=end_with_parent,
             )
         children = {process.pid: process}
@@ -194,7 +199,7 @@ def _answer(line: dict[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class RayHead:
-    """A head node that is yet to be started: its folder (short path), token file and port of the job server."""
+    """The settings of a head node: its folder (with a short path), token file and port of the job server."""
 
     folder: Path
     token: Path
@@ -203,13 +208,13 @@ class RayHead:
     object_store_bytes: int = OBJECT_STORE_BYTES
 
     def command(self) -> list[str]:
-        """Starts it, in the foreground. Other ports than the job server's are taken from those that are free now."""
+        """The command that runs it in the foreground. Ports other than that of the job server are free ones."""
         options = {
             "port": 0,
             "min-worker-port": 0,
             "max-worker-port": 0,
             "dashboard-agent-listen-port": 0,
-            "ray-client-server-port": free_ports(1)[0],  # not used, but Ray cannot be told to leave it out
+            "ray-client-server-port": free_ports(1)[0],  # not used, but Ray always opens it
             "dashboard-host": "127.0.0.1",
             "dashboard-port": self.dashboard_port,
             "temp-dir": self.folder,
@@ -228,20 +233,20 @@ class RayHead:
         ]
 
     def environment(self) -> dict[str, str]:
-        """For its own processes, on top of what they inherit; FOREIGN_TO_RAY must not be among that."""
+        """Variables for its processes, in addition to the inherited ones, from which FOREIGN_TO_RAY must be removed."""
         return {
-            "DASHBOARD_METRIC_PORT": str(free_ports(1)[0]),  # a fixed number by default, taken by the first stack
-            # 30 and 60 s by default, after which a start on a busy machine ends.
+            "DASHBOARD_METRIC_PORT": str(free_ports(1)[0]),  # by default a fixed port, which the first stack occupies
+            # The defaults are 30 and 60 s, which are too short on a busy machine.
             "RAY_gcs_server_port_wait_time_s": "300",
             "RAY_DASHBOARD_STARTUP_TIMEOUT_S": "300",
-            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run` every driver would copy the working directory
+            "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # otherwise every driver copies the working directory under `uv run`
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
-            "VITLINE_ONE_NODE_RAY": "1",  # jobs need not wait for GPUs that no other node will bring
+            "VITLINE_ONE_NODE_RAY": "1",  # tells jobs not to wait for GPUs of further nodes
         }
 
     def client_environment(self) -> dict[str, str]:
-        """What a process needs to use it."""
+        """The variables with which a process can use it."""
         return {
             "RAY_ADDRESS": f"http://127.0.0.1:{self.dashboard_port}",
             "RAY_AUTH_MODE": "token",
@@ -249,11 +254,11 @@ class RayHead:
         }
 
     def problem(self, timeout_s: float = 5.0) -> str:
-        """Empty when the job server knows a living node."""
+        """Empty if the job server shows a living node, else what is wrong."""
         address = self.client_environment()["RAY_ADDRESS"]
         request = urllib.request.Request(f"{address}/api/v0/nodes")
         request.add_header("Authorization", f"Bearer {self.token.read_text()}")
-        # The job server answers seconds before there is a node, and also where there will never be one.
+        # The job server answers seconds before there is a node, and even if there will never be one.
         try:
             with urllib.request.urlopen(request, timeout=timeout_s) as reply:
                 nodes = json.load(reply)["data"]["result"]["result"]
@@ -262,23 +267,24 @@ class RayHead:
         return "" if any(n["state"] == "ALIVE" for n in nodes) else f"its job server {address} shows no living node"
 
     def keep_logs(self, log_dir: Path) -> None:
-        """Copy the logs of Ray's own processes, and those of drivers, out of its folder."""
+        """Copies the logs of Ray's processes and of drivers to `log_dir`."""
         for logs in self.folder.glob("session_2*/logs"):
             shutil.copytree(logs, log_dir / logs.parent.name, symlinks=True, dirs_exist_ok=True)
 
 
 def make_token(path: Path) -> None:
-    """A new secret for Ray, readable by its owner only."""
+    """Writes a new secret token for Ray, readable by its owner only."""
     path.touch(mode=0o600)
     path.write_text(secrets.token_hex(32))
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Callable[[], bool]) -> str:
-    """Empty once the job server knows a living node, else what went wrong. A busy machine is given more time."""
+    """Waits until the job server shows a living node. Returns what went wrong, or an empty text. Waits longer on a busy
+    machine."""
     began, problem = time.monotonic(), ""
     while True:
         if over():
-            return "it was asked to end before it was ready"
+            return "it was stopped before it was ready"
         if process.poll() is not None:
             return f"`ray start` ended with code {process.returncode}"
         if not (problem := head.problem()):

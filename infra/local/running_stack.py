@@ -1,4 +1,4 @@
-"""The local stack of a folder, as every process that is started there finds it: commands, and Python that loads a model."""
+"""Finds the local stack that belongs to the current folder, for commands and for Python code that loads a model."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,18 +11,20 @@ from infra.settings import Settings, joined_environment
 if TYPE_CHECKING:
     from infra.local.stack_config import StackConfig
 
-# What a process has of another store, or another cluster, would not open this one.
+# Variables with these prefixes may belong to another store or cluster, and would not open those of the stack.
 FOREIGN = ("AWS_", "RAY_AUTH_")
 
 
 def stack_dir(settings: Settings) -> Path:
-    """Where the stack of this folder keeps its things."""
+    """The folder of the local stack."""
     return local_dir(settings) / "stack"
 
 
 def find_running_stack(settings: Settings) -> Path | None:
-    """The folder of the local stack, running or not, that this process is to use; None where the environment names a
-    cluster or a store that the stack does not serve, and where there never was a stack."""
+    """The folder of the local stack, running or not, that this process should use.
+
+    None if there never was a stack, or if the environment names a cluster or a store that the stack does not serve.
+    """
     directory = stack_dir(settings)
     if "ray_address" in settings.model_fields_set or not (directory / "place.json").exists():
         return None
@@ -35,21 +37,24 @@ def find_running_stack(settings: Settings) -> Path | None:
 
 
 def foreign_to(config: "StackConfig | None") -> tuple[str, ...]:
-    """How variables begin that would not open this stack: but for a store that it only serves, credentials are in them."""
+    """Prefixes of variables to remove before the environment of the stack is set.
+
+    A stack that serves an existing store uses its credentials from the environment, so AWS variables stay.
+    """
     return ("RAY_AUTH_",) if config and config.root else FOREIGN
 
 
 def stopped_message(directory: Path) -> str:
-    """What to say of a stack whose store cannot be read."""
-    return f"the local stack in {directory} is down, and its store cannot be seen; `vitline stack up` starts it"
+    """The message for a stack that is down, so that its store cannot be read."""
+    return f"the local stack in {directory} is down, so its store cannot be read; `vitline stack up` starts it"
 
 
 @contextlib.contextmanager
 def local_store() -> Iterator[tuple[str, str]]:
-    """The root that this process is to read, and what to add where something is missing there (empty, or that the stack is
-    down).
+    """The root that this process should read, and text to append to an error if something is missing there.
 
-    Inside, the environment has the credentials of the stack's store; afterwards it is as it was.
+    The text is empty, or says that the stack is down. While the context is open, the environment has the credentials of
+    the stack's store; afterwards it is restored.
     """
     settings = Settings()
     directory = find_running_stack(settings)
@@ -61,7 +66,7 @@ def local_store() -> Iterator[tuple[str, str]]:
 
     config = load_stack_config(directory)
     if config is None or (config.object_store and not find_stack(directory)):
-        yield settings.root, f" And {stopped_message(directory)}."
+        yield settings.root, f" Note that {stopped_message(directory)}."
         return
     with joined_environment(config.environment(), instead_of=foreign_to(config)):
         yield Settings().root, ""

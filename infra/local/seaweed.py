@@ -1,4 +1,4 @@
-"""SeaweedFS as the S3 of this machine: how it is started, and how one sees that it serves."""
+"""SeaweedFS as the S3 service of the local stack: its command, and the check that it works."""
 
 import secrets
 import urllib.request
@@ -11,7 +11,7 @@ _KEY = f"{BUCKET}/.stack/sentinel"
 
 
 def command(config: StackConfig) -> list[str]:
-    """Everything on loopback, nothing sent home, and S3's own rules about buckets."""
+    """The command: all ports on loopback, no telemetry, and bucket rules as on AWS."""
     ports = {name.removeprefix("s3."): config.ports[name] for name in S3_INTERNAL}
     return [
         str(weed()),
@@ -26,8 +26,8 @@ def command(config: StackConfig) -> list[str]:
         "-s3.port.lance=0",
         "-webdav=false",
         "-admin.ui=false",
-        "-master.telemetry=false",  # on by default: it reports to an outside server
-        "-s3.autoCreateBucket=false",  # a PUT to a mistyped bucket would make it
+        "-master.telemetry=false",  # on by default, and sent to an external server
+        "-s3.autoCreateBucket=false",  # otherwise a PUT to a misspelt bucket would create it
         "-s3.allowDeleteBucketNotEmpty=false",
         f"-filer.localSocket={config.folder / 'filer.sock'}",
         f"-s3.localSocket={config.folder / 's3.sock'}",
@@ -35,32 +35,34 @@ def command(config: StackConfig) -> list[str]:
     ]
 
 
-ENVIRONMENT = {"GOMEMLIMIT": "300MiB"}  # without it: 840-930 MB while 64 MiB objects are uploaded
+ENVIRONMENT = {"GOMEMLIMIT": "300MiB"}  # without the limit it uses 840-930 MB while 64 MiB objects are uploaded
 
 
 def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
-    """Empty when an object that was stored once can be read. After a restart the port, and even listings, answer
-    before objects do."""
+    """Empty if a stored object can be read, else what is wrong. After a restart the port and even listings work before
+    objects can be read."""
     try:
         if not config.sentinel.exists():
-            told = secrets.token_bytes(16)
-            _request(config, "PUT", told, timeout_s)
-            config.sentinel.write_bytes(told)
+            content = secrets.token_bytes(16)
+            _request(config, "PUT", content, timeout_s)
+            config.sentinel.write_bytes(content)
         found = _request(config, "GET", None, timeout_s)
-    except OSError as error:  # those of urllib are OSErrors
+    except OSError as error:  # errors of urllib are OSErrors
         return f"an object cannot be read at {config.url('s3')} ({error})"
-    return "" if found == config.sentinel.read_bytes() else f"an object at {config.url('s3')} is not as it was stored"
+    return (
+        "" if found == config.sentinel.read_bytes() else f"an object at {config.url('s3')} differs from what was stored"
+    )
 
 
 def remove_sockets(config: StackConfig) -> None:
-    """What it leaves in the temporary folder, named after its second ports."""
+    """Removes the sockets that SeaweedFS leaves in the temporary folder, which are named after its second ports."""
     for name in ("s3", *S3_INTERNAL):
         for path in _TEMPORARY.glob(f"seaweedfs-*-{config.ports[name] + TWIN}.sock"):
             path.unlink(missing_ok=True)
 
 
 def _request(config: StackConfig, method: str, data: bytes | None, timeout_s: float) -> bytes:
-    from botocore.auth import S3SigV4Auth  # a tenth of a second, which most commands need not spend
+    from botocore.auth import S3SigV4Auth  # takes 0.1 s to import, and most commands do not need it
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 

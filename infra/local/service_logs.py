@@ -1,4 +1,4 @@
-"""Errors that the logs of services hold: what a server that answers, but does not do its work, says of itself."""
+"""Finds errors in the logs of services: some servers answer although they do not work."""
 
 import re
 from collections.abc import Iterator
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPEATED = 3
-"""An error that a log holds this often is no accident."""
+"""An error that occurs this often is reported."""
 RECENT = timedelta(hours=1)
 KNOWN = (
-    # Prefect's own background tasks meet each other in SQLite, and Prefect tries them again (its issue 23051).
+    # Prefect's background tasks block each other in SQLite, and Prefect retries them (its issue 23051).
     "database is locked",
 )
-"""Tracebacks of other people's programs that heal by themselves."""
+"""Texts of tracebacks of other programs that need no action."""
 _TAIL_BYTES = 2_000_000
 _TIME = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 # "19:34:30.465 | ERROR   | name - text" of Prefect, "E1122 19:34:30" of SeaweedFS, "ERROR:    text" of uvicorn.
@@ -21,24 +21,26 @@ _ERROR = re.compile(r"\| (?:ERROR|CRITICAL) +\| |^[EF]\d{4} \d\d:|\b(?:ERROR|CRI
 _BEGINS = re.compile(r"^\s*(?:\+ )?(?:Exception Group )?Traceback \(most recent call last\):")
 _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
-# What differs between two occurrences of one error: times, ids, addresses, durations.
+# The parts that differ between two occurrences of the same error: times, ids, addresses, durations.
 _PARTICULAR = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|0x[0-9a-f]+|\d+")
 
 
 class LoggedError(NamedTuple):
-    """An error as a log holds it."""
+    """An error in a log."""
 
     text: str
-    """The last line of its traceback, or the line that was logged."""
+    """The last line of its traceback, or the logged line."""
     times: int
     last: datetime | None
-    """When it was logged last; None where the log gives no dates."""
+    """The time of its last occurrence; None if the log has no dates."""
     traceback: bool
 
 
 def logged_errors(log: Path) -> list[LoggedError]:
-    """The different errors in the last 2 MB of a log, in the order of their first occurrence; occurrences that differ in
-    numbers and ids only are one. A log that is not there holds none."""
+    """The different errors in the last 2 MB of a log, in the order of their first occurrence.
+
+    Occurrences that differ only in numbers and ids count as one error. A missing log has no errors.
+    """
     found: dict[str, LoggedError] = {}
     for text, when, traceback in _occurrences(_tail(log)):
         kind = _PARTICULAR.sub("#", text)
@@ -48,13 +50,13 @@ def logged_errors(log: Path) -> list[LoggedError]:
 
 
 def repeated_errors(log: Path, now: datetime | None = None) -> list[LoggedError]:
-    """Those that a log holds at least `REPEATED` times, the last time within the last hour."""
+    """The errors that occur at least `REPEATED` times, the last time within the last hour."""
     since = (now or datetime.now(UTC)) - RECENT
     return [e for e in logged_errors(log) if e.times >= REPEATED and (e.last is None or e.last >= since)]
 
 
 def unexplained_tracebacks(folder: Path) -> list[str]:
-    """A line for each traceback in the logs of `folder` that is not one of `KNOWN`."""
+    """One line for each traceback in the logs of `folder` that matches none of `KNOWN`."""
     return [
         f"{log.name}: {error.times} x {error.text}"
         for log in sorted(folder.glob("*.log*"))
@@ -64,10 +66,10 @@ def unexplained_tracebacks(folder: Path) -> list[str]:
 
 
 def _occurrences(text: str) -> Iterator[tuple[str, datetime | None, bool]]:
-    """Text, time and kind of each error; chained tracebacks are one error, that of the last."""
+    """Text, time, and whether it has a traceback, of each error. Chained tracebacks count as one error, the last."""
     when: datetime | None = None
-    announced: str | None = None  # a line that says ERROR; a traceback right below it belongs to it
-    ended: str | None = None  # the last line of a traceback that may be the cause of the next
+    announced: str | None = None  # a line with ERROR; a traceback directly below it belongs to it
+    ended: str | None = None  # the last line of a traceback that may be the cause of the next one
     inside = group = False
     for line in text.splitlines():
         if found := _TIME.search(line):
@@ -80,7 +82,7 @@ def _occurrences(text: str) -> Iterator[tuple[str, datetime | None, bool]]:
         if inside:
             bare = line.strip(" |+-")
             if line.startswith((" ", "|", "+")) or not bare:
-                # In a group of exceptions every line is indented; the innermost exception stands last.
+                # In an exception group every line is indented; the innermost exception comes last.
                 ended = bare if group and _EXCEPTION.match(bare) else ended
                 continue
             inside, ended = False, ended if group else bare

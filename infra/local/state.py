@@ -1,4 +1,4 @@
-"""What a running stack says of itself: stack.json, the list of its processes, and requests to it."""
+"""Files about a running stack: its state (stack.json), its processes, and restart requests."""
 
 import contextlib
 import json
@@ -18,41 +18,41 @@ class Service(FrozenConfig):
 
     name: str
     url: str | None
-    """Where it is reached; None for one that does not listen."""
+    """URL of the service; None if it does not listen."""
     ports: tuple[int, ...]
-    """Fixed ports, the first of them that of the url."""
+    """Fixed ports; the first is the port of the url."""
     pid: int | None
     birth: str = ""
-    """Tells its process from a later one of the same number."""
+    """Distinguishes its process from a later one with the same pid."""
     log: str
     state: Literal["starting", "up", "down", "failed"]
-    """`down` is started again, `failed` was left alone after it had died too often."""
+    """`down` will be started again; `failed` died too often and will not."""
     restarts: int
     problem: str
-    """What is wrong, or of what it died: exit code and the last error of the log, in one line."""
+    """What is wrong, or why it died: exit code and the last error of the log, in one line."""
 
 
 class StackState(FrozenConfig):
-    """`stack.json`: there while the supervisor is, and without a secret."""
+    """`stack.json`. It exists as long as the supervisor, and contains no secret."""
 
     schema_version: int = 1
     supervisor_pid: int
     supervisor_birth: str
-    """Tells the supervisor from a later process of the same number."""
+    """Distinguishes the supervisor from a later process with the same pid."""
     services: tuple[Service, ...]
     env: dict[str, str]
-    """The part of `stack_environment` that is no secret."""
+    """The part of `stack_environment` without secrets."""
 
 
 def read_state(directory: Path) -> StackState | None:
-    """None where nothing was written, or nothing that this version understands."""
+    """The content of `stack.json`; None if there is none, or none of this version."""
     with contextlib.suppress(OSError, ValueError):
         return StackState.model_validate_json((directory / "stack.json").read_text())
     return None
 
 
 def as_it_stands(state: StackState) -> StackState:
-    """The written state, where a service whose process has ended since is `down`: its supervisor notices a little later."""
+    """The written state, with services `down` whose process has ended since; the supervisor notices that a little later."""
     services = (
         replace(service, state="down", problem=f"process {service.pid} has ended")
         if service.pid and service.birth and not find_process(service.pid, service.birth)
@@ -63,7 +63,7 @@ def as_it_stands(state: StackState) -> StackState:
 
 
 def write_processes(directory: Path, processes: Sequence[psutil.Process]) -> None:
-    """Number and birth of each, so that they can be ended if the supervisor cannot do it, and nothing else is."""
+    """Records pid and birth of each process, so that exactly these can be ended if the supervisor is killed."""
     path, text = directory / "processes.json", json.dumps({p.pid: birth_of(p.pid) for p in processes})
     with contextlib.suppress(OSError):
         if path.read_text() == text:
@@ -72,7 +72,7 @@ def write_processes(directory: Path, processes: Sequence[psutil.Process]) -> Non
 
 
 def read_processes(directory: Path) -> set[psutil.Process]:
-    """Those of the written processes that still run."""
+    """The recorded processes that still run."""
     with contextlib.suppress(OSError, ValueError):
         known: dict[str, str] = json.loads((directory / "processes.json").read_text())
         return {p for pid, birth in known.items() if (p := find_process(int(pid), birth))}
@@ -80,5 +80,5 @@ def read_processes(directory: Path) -> set[psutil.Process]:
 
 
 def restart_request(directory: Path, service: str) -> Path:
-    """The file whose existence asks the supervisor to restart a service; it removes it once it has begun."""
+    """The file that asks the supervisor to restart a service. The supervisor removes it once the restart has begun."""
     return directory / f"restart-{service}"

@@ -1,5 +1,5 @@
-"""The process that keeps a local stack: it starts the services side by side, sees that each works, says which one
-died and of what, starts it again, and leaves nothing behind when it is told to end.
+"""The process that runs a local stack: it starts all services at once, checks that they work, logs which one died and why,
+starts it again, and ends all processes when it is stopped.
 
 python -m infra.local.supervisor --directory DIR --log-dir DIR --parent PID --services NAME,NAME
 """
@@ -39,16 +39,16 @@ from infra.local.state import Service, StackState, restart_request, write_proces
 from infra.plain_text import last_words
 
 START_TIMEOUT_S, BUSY_START_TIMEOUT_S = 180.0, 600.0
-ORDERLY_S = 5.0  # MLflow and Ray need about 1 s, SeaweedFS 2 to 3
+ORDERLY_S = 5.0  # time to end after SIGTERM: MLflow and Ray need about 1 s, SeaweedFS 2 to 3
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MAX_DEATHS, _DEATHS_WITHIN_S = 7, 600.0
-_LOOK_EVERY_S, _RECORD_EVERY_S = 1.0, 5.0  # what ends is seen at once; looking takes CPU while nothing happens
+_LOOK_EVERY_S, _RECORD_EVERY_S = 1.0, 5.0  # signals report ended processes at once, so polling can be slow to save CPU
 _END_ORDER = (("prefect-worker",), ("shipper",), ("ray", "mlflow", "prefect"), ("s3",))
 
 
 @dataclass
 class Running:
-    """A service as it stands."""
+    """A service and its current process."""
 
     program: Program
     log: Path
@@ -56,15 +56,15 @@ class Running:
     state: str = "starting"
     birth: str = ""
     began: float = 0.0
-    """Unix time at which this process of it was started."""
+    """Unix time at which the current process was started."""
     restarts: int = 0
     problem: str = ""
     deaths: list[float] = field(default_factory=list)
     try_again_at: float = 0.0
     family: set[psutil.Process] = field(default_factory=set)
-    """All that was seen below its process and still runs."""
+    """The running descendants of its process that were seen so far."""
     healthy: subprocess.Popen[bytes] | None = None
-    """The process that was seen to work; the thread that checks sets this and `problem`, and nothing else."""
+    """The process whose check succeeded. The checking thread sets only this field and `problem`."""
 
 
 def main() -> None:
@@ -74,10 +74,12 @@ def main() -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--services", required=True)
     parser.add_argument("--num-cpus", type=int)
-    parser.add_argument("--ends-with-parent", action="store_true", help="also once everything is up")
+    parser.add_argument(
+        "--ends-with-parent", action="store_true", help="end with the parent also once everything is up"
+    )
     arguments = parser.parse_args()
     config = load_stack_config(arguments.directory)
-    assert config, "start_stack settles the place first"
+    assert config, "start_stack writes the stack config first"
     supervisor = Supervisor(config, arguments.log_dir, arguments.services.split(","), arguments.num_cpus)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: supervisor.asked_to_end.append(number))
@@ -87,14 +89,14 @@ def main() -> None:
         problem = supervisor.start(arguments.parent)
         answer({"error": problem} if problem else {"ready": True})
         if not problem:
-            # By default it is on its own only now: until here the end of who started it was the end of the stack.
+            # Until here the stack ends with the process that started it. From now on only with --ends-with-parent.
             supervisor.keep(arguments.parent if arguments.ends_with_parent else None)
     finally:
         supervisor.end()
 
 
 def answer(line: dict[str, object]) -> None:
-    """To who started the stack, as long as it listens."""
+    """Prints a line of JSON for the process that started the stack, if it still reads."""
     with contextlib.suppress(OSError):
         print(json.dumps(line), flush=True)
 
@@ -104,7 +106,7 @@ def say(text: str) -> None:
 
 
 class Supervisor:
-    """Everything happens in the main thread; only the checks of services that start run beside it."""
+    """Starts, watches and ends the services. Only the checks of starting services run outside of the main thread."""
 
     def __init__(self, config: StackConfig, log_dir: Path, names: Sequence[str], num_cpus: int | None) -> None:
         self.config, self.log_dir, self.asked_to_end = config, log_dir, list[int]()
@@ -115,7 +117,7 @@ class Supervisor:
         self._recorded_at = 0.0
 
     def wake_at_signals(self) -> None:
-        """A child that ends, and a request to end, cut a rest short."""
+        """Makes signals interrupt `_rest`: the end of a child, and requests to end."""
         signal.signal(signal.SIGCHLD, lambda number, _: None)
         self._woken, wake = os.pipe()
         for end in (self._woken, wake):
@@ -129,17 +131,17 @@ class Supervisor:
             os.read(self._woken, 4096)
 
     def start(self, parent: int) -> str:
-        """Start everything; empty once all of it works, else what did not. Ends early when `parent` is gone."""
+        """Starts all services. Returns an empty text once all work, else what failed. Stops when `parent` has ended."""
         self.config.folder.mkdir(mode=0o700)
-        began, told = time.monotonic(), set[str]()
+        began, announced = time.monotonic(), set[str]()
         while True:
             self._step(first=True)
             for running in self.running.values():
-                if running.state == "up" and running.program.name not in told:
-                    told.add(running.program.name)
+                if running.state == "up" and running.program.name not in announced:
+                    announced.add(running.program.name)
                     answer({"up": running.program.name, "seconds": round(time.monotonic() - began, 1)})
             if self.asked_to_end or os.getppid() != parent:
-                return "it was told to end before it was ready."
+                return "it was stopped before it was ready."
             if failed := [r for r in self.running.values() if r.state == "failed"]:
                 return f"{failed[0].program.name} {failed[0].problem}"
             waiting = [r for r in self.running.values() if r.state != "up"]
@@ -152,20 +154,20 @@ class Supervisor:
             self._rest(0.05)
 
     def keep(self, parent: int | None) -> None:
-        """Watch until told to end, or until `parent` is gone."""
+        """Watches the services until a request to end, or until `parent` has ended."""
         say("all services are up")
         while not self.asked_to_end and (parent is None or os.getppid() == parent):
             if not (self.config.directory / "place.json").exists():
-                say(f"{self.config.directory} was removed, so nobody could find this stack any more")
+                say(f"{self.config.directory} was removed, so this stack could not be found any more")
                 return
             try:
                 self._step(first=False)
-            except OSError as error:  # a full disk is no reason to end what runs
-                say(f"could not keep {self.config.directory} up to date: {error}")
+            except OSError as error:  # such as a full disk, which should not end running services
+                say(f"could not update the files in {self.config.directory}: {error}")
             self._rest(_LOOK_EVERY_S)
 
     def end(self) -> None:
-        """End everything: flow runs while they can still say so, and the store last."""
+        """Ends all services: the worker with its flow runs first, so that they can report their end, and the store last."""
         say("ending")
         self._note_families(psutil.Process().children(recursive=True))
         children = self._children()
@@ -183,13 +185,16 @@ class Supervisor:
         say("ended")
 
     def _step(self, first: bool) -> None:
-        """One look at everything; at the first start, what dies is given up sooner, and there are no requests."""
+        """Checks all services once and acts on changes.
+
+        During the `first` start a service fails after fewer deaths, and there are no restart requests.
+        """
         reap(self._children())
         for running in self.running.values():
             if running.process and running.process.returncode is not None:
-                told = tail(running.log)
-                say(f"the last lines of {running.log}:\n{told}")
-                self._died(running, f"ended with code {running.process.returncode}: {last_words(told)}", first)
+                last_lines = tail(running.log)
+                say(f"the last lines of {running.log}:\n{last_lines}")
+                self._died(running, f"ended with code {running.process.returncode}: {last_words(last_lines)}", first)
             elif running.process and running.state == "starting" and running.healthy is running.process:
                 running.state = "up"
             elif running.process is None and running.state != "failed" and time.monotonic() >= running.try_again_at:
@@ -204,7 +209,7 @@ class Supervisor:
         try:
             running.process = self._popen(running)
             running.birth = birth_of(running.process.pid)
-        except OSError as error:  # a full disk, a folder that cannot be written
+        except OSError as error:  # such as a full disk, or a folder that cannot be written
             self._died(running, f"could not be started: {error}", first)
             return
         running.family = set()
@@ -219,7 +224,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # some end their whole process group
+                start_new_session=True,  # because some services end their whole process group
                 preexec_fn=end_with_parent,
             )
 
@@ -234,13 +239,15 @@ class Supervisor:
             time.sleep(0.1)
 
     def _answers_elsewhere(self, running: Running, process: subprocess.Popen[bytes]) -> str:
-        """Empty when it is `process`, or one below it, that listens on the port of the service: what an earlier one has
-        left, or a stranger, may answer there as well, and will not stay."""
+        """Empty if `process` or a descendant listens on the port of the service, else what is wrong.
+
+        Another process may answer there too, such as one that an earlier service has left.
+        """
         name = running.program.name
         port = self.config.ports.get(name)
         if port is None or port in listening_ports(process.pid):
             return ""
-        return f"another process than {name}'s answers on port {port}"
+        return f"a process that does not belong to {name} answers on port {port}"
 
     def _died(self, running: Running, problem: str, first: bool) -> None:
         name = running.program.name
@@ -252,14 +259,14 @@ class Supervisor:
         slow_start = running.program.first_tries > 1 and is_busy()
         if len(running.deaths) >= (running.program.first_tries if first and not slow_start else _MAX_DEATHS):
             running.state = "failed"
-            say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is left alone")
+            say(f"{name} died {len(running.deaths)} times in {_DEATHS_WITHIN_S:g} s and is not started again")
             return
         wait_s = min(_FIRST_WAIT_S * 2 ** (len(running.deaths) - 1), _LONGEST_WAIT_S)
         running.try_again_at, running.restarts = now + wait_s, running.restarts + 1
-        say(f"{name} is started again in {wait_s:g} s")
+        say(f"{name} will be started again in {wait_s:g} s")
 
     def _restart(self, running: Running) -> None:
-        say(f"{running.program.name} is restarted, as asked")
+        say(f"{running.program.name} is restarted on request")
         if running.process:
             end_children([running.process], ORDERLY_S)
         self._clear(running)
@@ -270,7 +277,7 @@ class Supervisor:
         restart_request(self.config.directory, running.program.name).unlink(missing_ok=True)
 
     def _clear(self, running: Running) -> None:
-        """End what a service has left, so that its next process finds its ports free."""
+        """Ends all processes of a service, so that its ports are free for the next process."""
         children = self._children()
         family = {*running.family, *self._orphans_of(running.program.name)}
         if running.process and running.process.returncode is None:
@@ -284,7 +291,7 @@ class Supervisor:
         try:
             running.program.after(self.config, self.log_dir)
         except OSError as error:
-            say(f"could not clear up after {running.program.name}: {error}")
+            say(f"could not clean up after {running.program.name}: {error}")
 
     def _orphans_of(self, name: str) -> set[psutil.Process]:
         found = set()
@@ -298,7 +305,7 @@ class Supervisor:
         return {r.process.pid: r.process for r in self.running.values() if r.process}
 
     def _record(self, now: bool = False) -> None:
-        """Keep stack.json true; and, so that nothing is left even if this process is killed, who descends from it."""
+        """Updates stack.json, and the list of all descendants, so that they can be ended even if this process is killed."""
         services = tuple(self._service(running) for running in self.running.values())
         if services != self._recorded or now:
             me = os.getpid()
@@ -312,12 +319,12 @@ class Supervisor:
             self._recorded = services
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY_S or now:
             self._recorded_at = time.monotonic()
-            everyone = psutil.Process().children(recursive=True)  # reads all of /proc, so once
+            everyone = psutil.Process().children(recursive=True)  # called once, as it reads all of /proc
             self._note_families(everyone)
             write_processes(self.config.directory, [psutil.Process(), *everyone])
 
     def _note_families(self, everyone: Sequence[psutil.Process]) -> None:
-        """Whose each process is; one whose parent has ended stays where it was seen."""
+        """Assigns each process to its service. A process whose parent has ended stays assigned."""
         owners = {r.process.pid: r for r in self.running.values() if r.process}
         tops = set(owners)
         for running in self.running.values():
@@ -340,7 +347,7 @@ class Supervisor:
             log=str(running.log),
             state=running.state,
             restarts=running.restarts,
-            problem="" if running.state == "up" else running.problem,  # of the last death, until it works again
+            problem="" if running.state == "up" else running.problem,  # the last problem, until the service works again
         )
 
 

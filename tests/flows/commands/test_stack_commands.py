@@ -49,13 +49,13 @@ def test_without_a_stack(run):
     assert (code, json.loads(out)["was_up"]) == (0, False)
     code, _, err = run("stack", "restart", "ray")
     assert code == 1
-    assert "`vitline stack up` starts it" in err
+    assert "Start it with `vitline stack up`" in err
     code, _, err = run("stack", "restart", "minio")
     assert code == 2
-    assert "'minio' is no service of the stack; those are s3, mlflow" in err
+    assert "'minio' is no service of the stack. The services are s3, mlflow" in err
     code, _, err = run("stack", "up", "--s3-port", "80")
     assert code == 2
-    assert "--s3-port=80: a port from 1024 to 55535 is wanted" in err
+    assert "--s3-port=80: must be from 1024 to 55535" in err
     code, _, err = run("data", "ls")
     assert "down" not in err
 
@@ -66,11 +66,11 @@ def run_folder(run):
 
 def test_commands_that_would_use_a_stopped_stack_mention_it(run, tmp_path):
     settle(tmp_path / ".vitline" / "stack", {})
-    told = f"the local stack in {tmp_path}/.vitline/stack is down, and its store cannot be seen; `vitline stack up` starts it\n"
+    told = f"the local stack in {tmp_path}/.vitline/stack is down, so its store cannot be read; `vitline stack up` starts it\n"
     assert run("data", "ls", "--json") == (0, '{\n "corpora": []\n}\n', told)
     for quiet in (("data", "ls", "--root", "elsewhere"), ("data", "--help"), ("stack", "status")):
-        assert "cannot be seen" not in run(*quiet)[2]
-    assert "cannot be seen" not in run("data", "ls", VITLINE_ROOT="elsewhere")[2]
+        assert "cannot be read" not in run(*quiet)[2]
+    assert "cannot be read" not in run("data", "ls", VITLINE_ROOT="elsewhere")[2]
 
 
 def test_status_shows_services_addresses_and_ports(run, joined):

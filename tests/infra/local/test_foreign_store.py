@@ -54,23 +54,25 @@ def test_a_folder_is_served_as_well_and_a_stack_stays_with_its_store(tmp_path, m
     directory, root = tmp_path / "stack", tmp_path / "data" / "store"
     config, notes = settle(directory, {}, f"file://{root}/")
     assert (config.root, config.artifacts, config.object_store) == (str(root), f"{root}/mlflow-artifacts", False)
-    assert f"serves the store {root}, with the credentials of this environment" in notes
+    assert f"using the store {root} with the credentials of this environment" in notes
     assert not (directory / "credentials.json").exists()
     monkeypatch.chdir(tmp_path)
     for again in (None, "data/store", str(root)):
         assert settle(directory, {}, again)[0].root == str(root)
     with pytest.raises(
-        ValueError, match=r"VITLINE_ROOT is s3://other, but the stack in .* serves .*/data/store.*VITLINE_HOME"
+        ValueError, match=r"VITLINE_ROOT is s3://other, but the stack in .* uses .*/data/store.*VITLINE_HOME"
     ):
         settle(directory, {}, "s3://other")
-    with pytest.raises(ValueError, match=r"--s3-port=4000: this stack serves .*/data/store and has no S3 of its own"):
+    with pytest.raises(
+        ValueError, match=r"--s3-port=4000: this stack uses .*/data/store and has no S3 service of its own"
+    ):
         settle(directory, {"s3": 4000}, None)
 
 
 def test_a_stack_with_a_store_of_its_own_keeps_it(tmp_path, monkeypatch):
     own, _ = settle(tmp_path / "own", {})
     with pytest.raises(
-        ValueError, match=r"serves .*, a store of its own, and its runs are of that. Unset VITLINE_ROOT"
+        ValueError, match=r"uses .*, a store of its own, and its runs are stored there. Unset VITLINE_ROOT"
     ):
         settle(tmp_path / "own", {}, str(tmp_path / "other"))
     for name, value in own.environment().items():

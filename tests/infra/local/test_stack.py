@@ -133,7 +133,7 @@ def test_a_second_start_finds_the_first(stack):
     said = []
     before = find_stack(stack.directory)
     assert start_stack(stack.directory, log_dir=stack.log_dir, announce=said.append) == before
-    assert said == ["the stack is up already"]
+    assert said == ["the stack is already up"]
     with pytest.raises(RuntimeError, match=re.compile(r"mlflow runs on port \d+, not 1234.*`vitline stack down`")):
         start_stack(stack.directory, log_dir=stack.log_dir, ports={"mlflow": 1234}, announce=said.append)
 
@@ -173,7 +173,7 @@ def test_a_service_is_restarted_on_request(own):
     assert after.ports == before.ports
     assert check_services(directory) == {"s3": ""}
     assert (directory / "sentinel").read_bytes() == sentinel
-    with pytest.raises(ValueError, match="'s4' is no service of the stack; those are s3, mlflow"):
+    with pytest.raises(ValueError, match=r"'s4' is no service of the stack\. The services are s3, mlflow"):
         restart_service(directory, "s4")
     with pytest.raises(RuntimeError, match="ray is not part of the stack"):
         restart_service(directory, "ray")
@@ -267,7 +267,9 @@ def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path):
     config, _ = settle(tmp_path / "stack", {})
     (config.directory / "mlflow").mkdir()
     (config.directory / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(RuntimeError, match=r"(?s)mlflow ended with code 1:.*file is not a database.*More in .*logs"):
+    with pytest.raises(
+        RuntimeError, match=r"(?s)mlflow ended with code 1:.*file is not a database.*See the logs in .*logs"
+    ):
         start_stack(config.directory, log_dir=tmp_path / "logs", services=("s3", "mlflow"), announce=lambda text: None)
     assert processes_of(config.directory) == set()
 
@@ -304,9 +306,10 @@ def test_a_service_is_up_when_a_process_of_its_own_answers(tmp_path):
         [sys.executable, "-c", HELD, str(tmp_path / "s")], capture_output=True, text=True, timeout=120
     )
     told = done.stdout.splitlines()
-    assert [line.split(" on port")[0] for line in told] == ["starting another process than mlflow's answers", "up"], (
-        done
-    )
+    assert [line.split(" on port")[0] for line in told] == [
+        "starting a process that does not belong to mlflow answers",
+        "up",
+    ], done
 
 
 HOPELESS = """
@@ -344,10 +347,10 @@ def test_a_port_that_is_taken(tmp_path):
         taken.listen()
         after, notes = settle(tmp_path, {})
         assert {k for k in after.ports if after.ports[k] != before.ports[k]} == {"mlflow"}
-        assert f"mlflow: port {before.ports['mlflow']} is taken, so it listens on {after.ports['mlflow']}" in notes
-        with pytest.raises(ValueError, match=r"--ray-port=\d+: that port is taken\. Name another, or none"):
+        assert f"mlflow: port {before.ports['mlflow']} is in use, so it listens on {after.ports['mlflow']}" in notes
+        with pytest.raises(ValueError, match=r"--ray-port=\d+: that port is in use\. Choose another one"):
             settle(tmp_path, {"ray": before.ports["mlflow"]})
-    with pytest.raises(ValueError, match="--s3-port=60000: a port from 1024 to 55535 is wanted"):
+    with pytest.raises(ValueError, match="--s3-port=60000: must be from 1024 to 55535"):
         settle(tmp_path, {"s3": 60_000})
 
 
@@ -358,5 +361,5 @@ def test_a_folder_without_a_stack(tmp_path):
     with pytest.raises(RuntimeError, match=r"there is no stack in .*none.*`vitline stack up`"):
         stack_environment(tmp_path / "none")
     Path(tmp_path / "place.json").write_text("{}")
-    with pytest.raises(RuntimeError, match=r"place\.json is not what this version writes"):
+    with pytest.raises(RuntimeError, match=r"place\.json does not fit this version"):
         stack_environment(tmp_path)
