@@ -73,7 +73,7 @@ class Repeats(NamedTuple):
 
 def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[Shard], executor: Executor) -> None:
     """Check for repeated ids and save the list of merged examples. Does nothing if the source cannot list ids without reading
-    images, or if an earlier attempt has done it. Raises ValueError if different examples have one id."""
+    images, or if an earlier attempt or a concurrent preparation has done it. Raises ValueError if different examples have one id."""
     chunks, source = Chunks(corpus, config), open_source(config)
     if not source.lists_ids or chunks.num_merged() is not None:
         return
@@ -90,11 +90,13 @@ def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[
     run = executor if len(tasks) > 2 else in_process
     for _ in run(deal_ids, tasks):
         pass
-    found = list(run(find_repeats, tasks))
-    for task in tasks:
-        corpus.delete(task.key)
+    found = [each for each in run(find_repeats, tasks) if each]
+    if len(found) < len(tasks):
+        return
     check_repeats(source, found, chunks.part, chunks.work_folder(root))
     chunks.save_merged(pa.concat_tables([each.merged for each in found]), len(sizes))
+    for task in tasks:
+        corpus.delete(task.key)
 
 
 def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[int], Part], work: WorkFolder) -> None:
@@ -129,10 +131,15 @@ def known_keys(shards: Iterable[Shard]) -> Iterator[pa.Table]:
         yield _keys(ids, [b""] * len(ids), _KNOWN, np.arange(len(ids)))
 
 
-def find_repeats(task: IdTask) -> Repeats:
-    """Repeated ids of one bucket."""
-    files = [_file(number) for number in range(task.num_tasks)]
-    return repeats(read_partition(open_store(task.corpus), files, task.number, _KEYS_SCHEMA))
+def find_repeats(task: IdTask) -> Repeats | None:
+    """Repeated ids of one bucket; None if another preparation of the same corpus has saved its result and deleted the files."""
+    corpus, files = open_store(task.corpus), [_file(number) for number in range(task.num_tasks)]
+    try:
+        return repeats(read_partition(corpus, files, task.number, _KEYS_SCHEMA))
+    except FileNotFoundError:
+        if Chunks(corpus, CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))).num_merged() is None:
+            raise
+        return None
 
 
 def _file(number: int) -> str:

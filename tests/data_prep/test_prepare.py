@@ -15,6 +15,7 @@ from data_prep.config import CorpusConfig, CorpusRecipe, LabelTable, ShardingCon
 from data_prep.examine import examine
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store, corpus_version, find_corpus
+from data_prep.plan import listed_ids
 from data_prep.records import Chunks
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from data_prep.shards import write_shards
@@ -242,6 +243,22 @@ def test_two_concurrent_preparations_give_the_same_corpus(folder, request_for, m
     assert len(manifests) == 3
     assert len({manifest.digest for manifest in manifests}) == 1
     assert len(rows_of(corpus_store(open_store(memory_root), request))) == 75
+
+
+def test_a_preparation_is_overtaken_while_it_checks_ids(folder, request_for, memory_root, monkeypatch):
+    """The faster one has deleted the files that the slower one is about to read."""
+    request, find_repeats = request_for(folder), listed_ids.find_repeats
+    faster = []
+
+    def overtaken(task):
+        if not faster:
+            monkeypatch.setattr(listed_ids, "find_repeats", find_repeats)
+            faster.extend(prepare.prepare([request], memory_root))
+        return find_repeats(task)
+
+    monkeypatch.setattr(listed_ids, "find_repeats", overtaken)
+    slower = prepare.prepare([request], memory_root)
+    assert [manifest.digest for manifest in slower] == [manifest.digest for manifest in faster]
 
 
 def test_above_the_limit_nothing_is_published_and_the_first_are_listed(folder, picture, request_for, memory_root):
