@@ -6,12 +6,8 @@ The run's config.json is a PrepareSpec. Several corpora share one Ray Data execu
 seconds. Work that a killed attempt had finished is reused: records of examined chunks, and whole shards.
 """
 
-import argparse
 import logging
-import os
 import pickle
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -48,17 +44,13 @@ from data_prep.shards.verify_shards import ShardSpec
 from data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
 from data_prep.small_work import is_small
 from infra.config import FrozenConfig
-from infra.provenance import differing_versions
-from infra.redact import cleaned
-from infra.runs.claims import ClaimHolder
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, write_state
-from infra.runs.stopping import StopPoller, handlers_kept, stop_on_signals
+from infra.runs.driver import Ending, driver_main, run_attempt
+from infra.runs.stopping import StopPoller, handlers_kept
 from infra.storage import Store, open_store
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_GRACE_S = 5.0
 _MOST_THREADS = 16
 _LEAST_SHARE = 0.1  # of the chunks: from fewer than this share the time of all of them is not extrapolated
 _MAX_BLOCKS = 4096  # per execution; with more tasks, several share a block
@@ -321,42 +313,21 @@ class PrepareSpec(FrozenConfig):
     """Whether the work is small enough to need no Ray, if the submitter has checked that; None: the driver checks."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The job driver: prepares the corpora of the run's `config.json` while it holds the run's claim, and writes `state.json`.
-    Small work is done in this process, without Ray.
-
-    Invalid input ends the attempt in state `failed`, with a sentence that says what to change.
-    """
-    parser = argparse.ArgumentParser(prog="python -m data_prep.prepare", description="Prepare corpora with Ray Data.")
-    parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
-    parser.add_argument("--attempt", required=True, type=int)
-    options = parser.parse_args(arguments)
-    sys.exit(drive(open_store(options.run), options.attempt))
-
-
 def drive(run: Store, attempt: int) -> int:
-    """Run one attempt to its end and return the exit code. After a stop, finished chunks and shards are kept."""
+    """Run one attempt of the job driver to its end and return the exit code. Small work is done in this process, without Ray.
+
+    Invalid input ends the attempt in state `failed`, with a sentence that says what to change. After a stop, finished chunks
+    and shards are kept.
+    """
     spec = PrepareSpec.model_validate(run.read_json("config.json"))
-    with ClaimHolder(run, attempt) as claim:
-        write_state(run, "running", attempt)
-        stop_on_signals(run.uri, attempt, grace_s=_GRACE_S)
-        leave_when_stopped(run, attempt, claim)
-        try:
-            if differ := differing_versions():
-                raise RuntimeError(differ)
-            small = spec.small if spec.small is not None else _is_small(spec)
-            executor = Threads(most=_MOST_THREADS) if small else _started_ray()
-            corpora = prepare(spec.requests, spec.root, executor, spec.take)
-        except (ValueError, RuntimeError, OSError) as error:
-            reason = cleaned(" ".join(f"{type(error).__name__}: {error}".split()))
-            print(f"error: {reason}", file=sys.stderr)
-            claim.check()
-            write_state(run, "failed", attempt, reason=reason)
-            return OUTCOMES["failed"].exit_code
-        claim.check()
-        prepared = {m.name: {"version": m.version, "digest": m.digest} for m in corpora}
-        write_state(run, "finished", attempt, corpora=prepared)
-    return OUTCOMES["finished"].exit_code
+
+    def work(_: StopPoller) -> Ending:
+        small = spec.small if spec.small is not None else _is_small(spec)
+        executor = Threads(most=_MOST_THREADS) if small else _started_ray()
+        corpora = prepare(spec.requests, spec.root, executor, spec.take)
+        return "finished", {"corpora": {m.name: {"version": m.version, "digest": m.digest} for m in corpora}}
+
+    return run_attempt(run, attempt, work, expected=(ValueError, RuntimeError, OSError))
 
 
 def _is_small(spec: PrepareSpec) -> bool:
@@ -375,21 +346,5 @@ def _started_ray() -> Executor:
     return ray_data
 
 
-def leave_when_stopped(run: Store, attempt: int, claim: ClaimHolder) -> None:
-    """End this process and its tasks when a stop is requested or another attempt has taken the claim."""
-
-    def watch() -> None:
-        with StopPoller(run, attempt) as stop:
-            while stop.asked() is None and not claim.lost:
-                time.sleep(0.5)
-        if claim.lost:
-            os._exit(CLAIM_LOST_EXIT_CODE)
-        reason = stop.asked() or "preempted"
-        write_state(run, reason, attempt, reason=stop.by)
-        os._exit(OUTCOMES[reason].exit_code)
-
-    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
-
-
 if __name__ == "__main__":
-    main()
+    driver_main(__doc__, drive)

@@ -6,21 +6,16 @@ Ray Train receives neither checkpoints nor metrics. A restarted worker group fin
 the outcome is `state.json`, which determines the exit code of the driver.
 """
 
-import argparse
 import logging
-import os
-import sys
 import tempfile
-import threading
 import time
 from typing import Any
 
-from infra.provenance import compared_versions, differing_versions
 from infra.ray_jobs import ONE_TRAINING
-from infra.redact import cleaned, log_to_stderr
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, read_state, write_state
-from infra.runs.stopping import StopPoller, handlers_kept, stop_on_signals
+from infra.redact import cleaned
+from infra.runs.claims import ClaimLost
+from infra.runs.driver import Ending, driver_main, run_attempt
+from infra.runs.stopping import StopPoller, handlers_kept
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
@@ -34,100 +29,32 @@ BACKENDS = {True: "nccl", False: "gloo"}
 """Backend of torch.distributed, by whether workers have GPUs."""
 
 
-def main(argv: list[str] | None = None) -> None:
-    """The job driver. It ends by os._exit, so that no handler of Ray changes the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
-    parser.add_argument("--attempt", required=True, type=int)
-    args = parser.parse_args(argv)
-    log_to_stderr()
-    log.info("python=%s versions=%s", sys.executable, compared_versions())
-    code = drive(args.run, args.attempt)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def drive(run_uri: str, attempt: int) -> int:
+def drive(run: Store, attempt: int) -> int:
     """Runs one attempt to its end and returns the exit code. This process writes the heartbeat of the claim."""
-    run = open_store(run_uri)
     config = RunSpec.model_validate(run.read_json("config.json")).config
-    with ClaimHolder(run, attempt) as claim, tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
-        stop_on_signals(
-            run_uri, attempt, config.execution.grace_s, saves_on_cancel=config.execution.on_cancel == "checkpoint"
-        )
-        if differ := differing_versions():
-            return conclude(run, attempt, claim, differ)
-        leave_when_lost(claim)
-        leave_when_stopped_before_work(run, attempt, claim)
+    execution = config.execution
+
+    def work(_: StopPoller) -> Ending:
         try:
-            fit(run_uri, attempt, config, folder)
-        except Exception as error:  # `conclude` prefers the state that the workers wrote, if any
+            with tempfile.TemporaryDirectory(prefix="vitline-train-") as folder:
+                fit(run.uri, attempt, config, folder)
+        except Exception as error:
             log.exception("the worker group failed")
             # Ray Train raises this, in a paragraph about its own settings, if it could not place the workers in time.
             if no_room := "worker group startup timed out" in str(error):
                 reason = (
-                    f"the cluster had no room for {config.execution.num_workers} workers within "
-                    f"execution.queue_timeout_s={config.execution.queue_timeout_s:g}{resources()}"
+                    f"the cluster had no room for {execution.num_workers} workers within "
+                    f"execution.queue_timeout_s={execution.queue_timeout_s:g}{resources()}"
                 )
             else:
                 reason = f"{type(error).__name__}: {str(error)[:2000]}{resources()}"
-            return conclude(run, attempt, claim, reason, no_room=no_room)
-        return conclude(run, attempt, claim, "the workers ended without a result")
+            return "failed", {"reason": reason, "no_room": no_room}
+        return "failed", {"reason": "the workers ended without a result"}
 
-
-def leave_when_lost(claim: ClaimHolder) -> None:
-    """Ends this process, and with it the workers, once a heartbeat finds that another attempt holds the claim."""
-
-    def watch() -> None:
-        while not claim.lost:
-            time.sleep(1.0)
-        log.warning("another attempt holds the claim; this one stops")
-        os._exit(CLAIM_LOST_EXIT_CODE)
-
-    threading.Thread(target=watch, name="claim-watch", daemon=True).start()
-
-
-def leave_when_stopped_before_work(run: Store, attempt: int, claim: ClaimHolder) -> None:
-    """Ends this process in the requested state if a stop request arrives while no worker runs, as no worker would read it.
-
-    Running workers follow the request themselves.
-    """
-
-    def watch() -> None:
-        with StopPoller(run, attempt) as stop:
-            while (reason := stop.asked()) is None or is_at_work(run, attempt):
-                time.sleep(0.5)
-        claim.check()
-        write_state(run, reason, attempt, reason=stop.by)
-        log.info("run=%s attempt=%d state=%s before the workers started: %s", run.uri, attempt, reason, stop.by)
-        os._exit(OUTCOMES[reason].exit_code)
-
-    threading.Thread(target=watch, name="stop-watch", daemon=True).start()
-
-
-def is_at_work(run: Store, attempt: int) -> bool:
-    """True once workers of this attempt have written a state. They also write the state that it ends in."""
-    state = read_state(run)
-    return state is not None and state["attempt"] == attempt
-
-
-def conclude(run: Store, attempt: int, claim: ClaimHolder, reason: str, **detail: Any) -> int:
-    """The exit code for the state that the workers wrote. If they wrote none, the run is marked failed for `reason`.
-
-    An attempt that has lost its claim writes nothing.
-    """
-    try:
-        claim.check()
-    except ClaimLost as lost:
-        log.warning("run=%s attempt=%d: %s", run.uri, attempt, lost)
-        return CLAIM_LOST_EXIT_CODE
-    state = read_state(run)
-    if state is None or state["state"] == "running" or state["attempt"] != attempt:
-        write_state(run, "failed", attempt, reason=reason, **detail)
-        return OUTCOMES["failed"].exit_code
-    log.info("run=%s attempt=%d state=%s", run.uri, attempt, state["state"])
-    return OUTCOMES[state["state"]].exit_code
+    saves_on_cancel = execution.on_cancel == "checkpoint"
+    return run_attempt(
+        run, attempt, work, grace_s=execution.grace_s, saves_on_cancel=saves_on_cancel, workers_write_state=True
+    )
 
 
 def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
@@ -240,4 +167,4 @@ def train_worker(job: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    driver_main(__doc__, drive)

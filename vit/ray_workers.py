@@ -3,22 +3,16 @@
 python -m vit.ray_workers --run URI --attempt N
 """
 
-import argparse
 import logging
-import os
 import pickle
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from infra.provenance import differing_versions
-from infra.redact import log_to_stderr
-from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, write_state
-from infra.runs.stopping import StopPoller, handlers_kept, stop_on_signals
+from infra.runs.driver import Ending, driver_main, run_attempt
+from infra.runs.stopping import StopPoller, handlers_kept
 from infra.storage import Store, open_store
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
@@ -41,56 +35,21 @@ from vit.vtab.trained.run_trial import ensure_trial
 from vit.vtab.trained.trials import Trial
 
 log = logging.getLogger(__name__)
-GRACE_S = 5.0
-
-
-def main(argv: list[str] | None = None) -> None:
-    """The job driver. The process exits with the exit code of the state that the evaluation ended in."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", required=True, help="URI of the evaluation: <root>/runs/<run key>")
-    parser.add_argument("--attempt", required=True, type=int)
-    args = parser.parse_args(argv)
-    log_to_stderr()
-    code = drive(open_store(args.run), args.attempt)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def drive(run: Store, attempt: int) -> int:
     """Runs one attempt to its end and returns the exit code. A stop loses only the trials that are running."""
     spec = EvaluationSpec.model_validate(run.read_json("config.json"))
-    with ClaimHolder(run, attempt) as claim:
-        write_state(run, "running", attempt)
-        stop_on_signals(run.uri, attempt, grace_s=GRACE_S)
-        state, detail = outcome(run, attempt, spec)
-        try:
-            claim.check()
-        except ClaimLost:
-            log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
-            return CLAIM_LOST_EXIT_CODE
-        write_state(run, state, attempt, **detail)
-    return OUTCOMES[state].exit_code
 
+    def work(stop: StopPoller) -> Ending:
+        frozen = isinstance(spec.protocol, Probe)
+        on_ray = (features_on_ray, probe_trials_on_ray)
+        scores = frozen_scores(run, spec, stop, *on_ray) if frozen else Sweep(run, spec, stop).execute()
+        if scores is None:
+            return stop.asked() or "preempted", {"reason": stop.by}
+        return "finished", {"scores": [score.model_dump(mode="json") for score in scores]}
 
-def outcome(run: Store, attempt: int, spec: EvaluationSpec) -> tuple[RunState, dict[str, Any]]:
-    """The state that the evaluation ended in, with the scores or the reason."""
-    if differ := differing_versions():
-        return "failed", {"reason": differ}
-    try:
-        with StopPoller(run, attempt) as stop:
-            frozen = isinstance(spec.protocol, Probe)
-            on_ray = (features_on_ray, probe_trials_on_ray)
-            scores = frozen_scores(run, spec, stop, *on_ray) if frozen else Sweep(run, spec, stop).execute()
-            reason = stop.asked()
-    except Exception as error:
-        log.exception("the evaluation failed")
-        # Ray raises an error whose text is the worker's traceback; its cause is the original exception, with a readable message.
-        cause = getattr(error, "cause", None) or error
-        return "failed", {"reason": f"{type(cause).__name__}: {str(cause)[:2000]}"}
-    if scores is None:
-        return reason or "preempted", {"reason": stop.by}
-    return "finished", {"scores": [score.model_dump(mode="json") for score in scores]}
+    return run_attempt(run, attempt, work, ends_when_stopped=False)
 
 
 class Sweep:
@@ -263,4 +222,4 @@ def start_ray() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    main()
+    driver_main(__doc__, drive)

@@ -69,6 +69,12 @@ def read_state(run: Store) -> dict[str, Any] | None:
     return state if ended_itself else {**(state or {}), **reconciled}
 
 
+def state_of(run: Store, attempt: int) -> RunState | None:
+    """The current state of a run if it is that of `attempt`, else None."""
+    state = read_state(run)
+    return state["state"] if state is not None and state["attempt"] == attempt else None
+
+
 def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
     """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray."""
     reconciled = {

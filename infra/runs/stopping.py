@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-from infra.runs.run_state import OUTCOMES, StopReason, read_state, read_stop, request_stop, write_state
+from infra.runs.run_state import OUTCOMES, StopReason, read_stop, request_stop, state_of, write_state
 from infra.storage import Store, open_store
 
 _POLL_S = 1.0
@@ -28,8 +28,7 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
         stop = read_stop(run)
         if stop is None or (stop["attempt"], stop["reason"]) != (attempt, "cancelled"):
             return
-        state = read_state(run)
-        own_state = state["state"] if state is not None and state["attempt"] == attempt else None
+        own_state = state_of(run, attempt)
         if own_state == "running" and saves_on_cancel:
             return
         if own_state in (None, "running"):

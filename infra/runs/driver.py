@@ -1,0 +1,131 @@
+"""What every Ray job driver does around its work: `python -m MODULE --run URI --attempt N`.
+
+A driver holds the claim of its run, works until it is done or stopped, writes `state.json`, and exits with the exit code of
+that state. An attempt that has lost its claim writes nothing and exits with CLAIM_LOST_EXIT_CODE.
+"""
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+from infra.provenance import compared_versions, differing_versions
+from infra.redact import cleaned, log_to_stderr
+from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
+from infra.runs.stopping import StopPoller, stop_on_signals
+from infra.storage import Store, open_store
+
+log = logging.getLogger(__name__)
+_WATCH_S = 0.5
+_MOST_CHARACTERS = 2000
+
+Ending = tuple[RunState, dict[str, Any]]
+"""The state that an attempt ends in, and the detail for `state.json`."""
+
+
+def driver_main(description: str | None, drive: Callable[[Store, int], int]) -> NoReturn:
+    """Parses the command line, calls `drive(run, attempt)`, and ends the process with the exit code that it returns."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--run", required=True, help="URI of the run: <root>/runs/<run key>")
+    parser.add_argument("--attempt", required=True, type=int)
+    options = parser.parse_args()
+    log_to_stderr()
+    log.info("python=%s versions=%s", sys.executable, compared_versions())
+    _leave(drive(open_store(options.run), options.attempt))
+
+
+def run_attempt(
+    run: Store,
+    attempt: int,
+    work: Callable[[StopPoller], Ending],
+    *,
+    grace_s: float = 5.0,
+    saves_on_cancel: bool = False,
+    ends_when_stopped: bool = True,
+    workers_write_state: bool = False,
+    expected: tuple[type[Exception], ...] = (),
+) -> int:
+    """Runs one attempt to its end and returns the exit code. If `work` raises, the attempt has failed.
+
+    `grace_s`, `saves_on_cancel`: see `stop_on_signals`.
+    `ends_when_stopped`: a stop request ends this process at once; otherwise `work` must follow the request.
+    `workers_write_state`: other processes write the states of this attempt, and then follow stop requests themselves. What
+    `work` returns counts only if they wrote no end state.
+    `expected`: errors whose message says enough, so that the log needs no traceback.
+    """
+
+    def may_leave() -> bool:
+        return ends_when_stopped and not (workers_write_state and state_of(run, attempt))
+
+    try:
+        with ClaimHolder(run, attempt) as claim:
+            if not workers_write_state:
+                write_state(run, "running", attempt)
+            stop_on_signals(run.uri, attempt, grace_s, saves_on_cancel=saves_on_cancel)
+            with StopPoller(run, attempt) as stop, _watch(run, attempt, claim, stop, may_leave):
+                state, detail = _ending(work, stop, expected)
+            claim.check()
+            written = state_of(run, attempt) if workers_write_state else None
+            if written and written != "running":
+                state = written
+            else:
+                write_state(run, state, attempt, **detail)
+    except ClaimLost as lost:
+        log.warning("run=%s attempt=%d: %s", run.uri, attempt, lost)
+        return CLAIM_LOST_EXIT_CODE
+    log.info("run=%s attempt=%d state=%s", run.uri, attempt, state)
+    return OUTCOMES[state].exit_code
+
+
+def _ending(work: Callable[[StopPoller], Ending], stop: StopPoller, expected: tuple[type[Exception], ...]) -> Ending:
+    if differ := differing_versions():
+        return "failed", {"reason": differ}
+    try:
+        return work(stop)
+    except Exception as error:
+        # The text of an error of Ray may be a worker's traceback; its cause is the original exception.
+        cause = getattr(error, "cause", None) or error
+        reason = cleaned(" ".join(f"{type(cause).__name__}: {cause}".split()))[:_MOST_CHARACTERS]
+        log.error("%s", reason, exc_info=not isinstance(error, expected))
+        return "failed", {"reason": reason}
+
+
+@contextlib.contextmanager
+def _watch(
+    run: Store, attempt: int, claim: ClaimHolder, stop: StopPoller, may_leave: Callable[[], bool]
+) -> Iterator[None]:
+    """Until the context is closed: ends this process once the claim is lost, or in the state of a stop request."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not claim.lost:
+            with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the claim was lost just now
+                if (reason := stop.asked()) and may_leave():
+                    claim.check()
+                    write_state(run, reason, attempt, reason=stop.by)
+                    log.info("run=%s attempt=%d state=%s: %s", run.uri, attempt, reason, stop.by)
+                    _leave(OUTCOMES[reason].exit_code)
+            if over.wait(_WATCH_S):
+                return
+        log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
+        _leave(CLAIM_LOST_EXIT_CODE)
+
+    thread = threading.Thread(target=watch, name="driver-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends this process at once, so that no handler of Ray changes the exit code and no thread is waited for."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

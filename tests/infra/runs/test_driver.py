@@ -1,0 +1,207 @@
+"""The frame of every job driver: real claims and states in a folder; what ends a process is tested with real processes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from infra.runs.claims import take_claim
+from infra.runs.driver import run_attempt
+from infra.runs.run_state import read_state, request_stop, write_state
+from infra.runs.stopping import handlers_kept
+from infra.storage import open_store
+
+JOB = """
+import atexit, functools, os, sys, time
+from infra.runs import driver
+from infra.runs.run_state import write_state
+
+driver.ClaimHolder = functools.partial(driver.ClaimHolder, every_s={every_s})
+atexit.register(os._exit, 9)  # a handler that would change the exit code
+
+def drive(run, attempt):
+    def work(stop):
+        print("working", flush=True)
+{work}
+    return driver.run_attempt(run, attempt, work{options})
+
+driver.driver_main("A job.", drive)
+"""
+FOR_EVER = "        time.sleep(120)"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return open_store(tmp_path / "run")
+
+
+def take(run):
+    return take_claim(run, "job-abc", job_state=lambda job: "failed", owner="test").attempt
+
+
+@pytest.fixture
+def attempted(run):
+    """attempted(work): the exit code and the state of one attempt in this process."""
+
+    def go(work, **options):
+        with handlers_kept():
+            code = run_attempt(run, take(run), work, **options)
+        return code, read_state(run)
+
+    return go
+
+
+@pytest.fixture
+def started(run):
+    """started(work): a driver process that has begun to work."""
+    processes = []
+
+    def start(work=FOR_EVER, options="", every_s=10):
+        code = JOB.format(work=work, options=options, every_s=every_s)
+        command = [sys.executable, "-c", code, "--run", run.uri, "--attempt", str(take(run))]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        assert processes[-1].stdout.readline() == "working\n"
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_an_attempt_is_running_and_then_ends_as_its_work_says(run, attempted):
+    seen = []
+
+    def work(stop):
+        seen.append(read_state(run)["state"])
+        return "diverged", {"step": 7}
+
+    code, state = attempted(work)
+    assert (seen, code) == (["running"], 3)
+    assert {key: state[key] for key in ("state", "attempt", "step")} == {"state": "diverged", "attempt": 1, "step": 7}
+
+
+@pytest.mark.parametrize("expected", [(), (ValueError,)])
+def test_an_error_becomes_one_sentence_and_a_traceback_unless_it_is_expected(attempted, caplog, monkeypatch, expected):
+    monkeypatch.setenv("VITLINE_S3_SECRET_KEY", "my-own-secret")
+
+    def work(stop):
+        raise ValueError("two\n  lines, my-own-secret")
+
+    code, state = attempted(work, expected=expected)
+    assert (code, state["state"], state["reason"]) == (1, "failed", "ValueError: two lines, ***")
+    assert ("Traceback" in caplog.text) == (not expected)
+
+
+def test_an_error_of_ray_is_told_by_its_cause(attempted):
+    def work(stop):
+        error = RuntimeError("a traceback of many lines")
+        error.cause = MemoryError("no memory for 3 GiB")
+        raise error
+
+    assert attempted(work)[1]["reason"] == "MemoryError: no memory for 3 GiB"
+
+
+def test_other_versions_than_the_submitters_fail_before_any_work(attempted, monkeypatch):
+    monkeypatch.setenv("VITLINE_SUBMITTED_FROM", json.dumps({"python": "2.7"}))
+    code, state = attempted(lambda stop: pytest.fail("it worked"))
+    assert (code, state["state"]) == (1, "failed")
+    assert "submitted from python 2.7" in state["reason"]
+
+
+def test_work_that_follows_a_stop_request_itself_chooses_the_state(run, attempted):
+    def work(stop):
+        request_stop(run, "out_of_time", by="the deadline", attempt=1)
+        stop.read()
+        return stop.asked(), {"reason": stop.by}
+
+    code, state = attempted(work, ends_when_stopped=False)
+    assert (code, state["state"], state["reason"]) == (1, "out_of_time", "the deadline")
+
+
+def test_an_attempt_that_never_had_the_claim_writes_nothing(run, caplog):
+    take(run)
+    with handlers_kept():
+        assert run_attempt(run, 2, lambda stop: pytest.fail("it worked")) == 3
+    assert run.list() == ["claim.json"]
+    assert "attempt 2 lost the claim" in caplog.text
+
+
+@pytest.mark.parametrize("error", [None, ValueError("late")])
+def test_an_attempt_that_loses_its_claim_during_its_work_writes_nothing_more(run, attempted, error):
+    def work(stop):
+        write_state(run, "running", take(run))
+        if error:
+            raise error
+        return "finished", {}
+
+    code, state = attempted(work)
+    assert code == 3
+    assert (state["state"], state["attempt"]) == ("running", 2)
+
+
+@pytest.mark.parametrize(
+    ("written", "attempt", "ended"),
+    [(None, 1, "failed"), ("running", 1, "failed"), ("finished", 1, "finished"), ("finished", 9, "failed")],
+)
+def test_the_end_that_workers_wrote_counts_more_than_what_the_driver_found(run, attempted, written, attempt, ended):
+    def work(stop):
+        assert read_state(run) is None
+        if written:
+            write_state(run, written, attempt)
+        return "failed", {"reason": "the workers ended without a result"}
+
+    code, state = attempted(work, workers_write_state=True)
+    assert (code, state["state"], state["attempt"]) == (0 if ended == "finished" else 1, ended, 1)
+    assert ("reason" in state) == (ended == "failed")
+
+
+def test_the_process_ends_with_the_code_of_the_state_whatever_handlers_wait(run, started):
+    assert started("        return 'finished', {'answer': 42}").wait(30) == 0
+    assert read_state(run)["answer"] == 42
+
+
+@pytest.mark.parametrize("options", ["", ", workers_write_state=True"])
+@pytest.mark.parametrize(("reason", "code"), [("preempted", 75), ("cancelled", 143)])
+def test_a_stop_request_ends_the_process_at_once(run, started, options, reason, code):
+    job = started(options=options)
+    request_stop(run, reason, by="someone", attempt=1)
+    assert job.wait(30) == code
+    state = read_state(run)
+    assert (state["state"], state["attempt"], state["reason"]) == (reason, 1, "someone")
+
+
+def test_sigterm_preempts(run, started):
+    job = started()
+    job.terminate()
+    assert job.wait(30) == 75
+    assert (read_state(run)["state"], read_state(run)["reason"]) == ("preempted", "SIGTERM")
+
+
+def test_workers_that_are_at_work_follow_the_stop_request_themselves(run, started):
+    work = """
+        write_state(run, "running", attempt)
+        while not stop.asked():
+            time.sleep(0.05)
+        time.sleep(1.5)  # in which a driver would have ended that does not leave it to its workers
+        write_state(run, "cancelled", attempt, step=3)
+        return "failed", {}
+"""
+    job = started(work, ", workers_write_state=True")
+    request_stop(run, "cancelled", by="someone", attempt=1)
+    assert job.wait(30) == 143
+    assert read_state(run)["step"] == 3
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_process_whose_claim_was_taken_ends_and_writes_nothing(run, started, stopped):
+    """Its next heartbeat finds the loss, or the check before it writes the state that a stop request asks for."""
+    job = started(every_s=120 if stopped else 0.2)
+    before = read_state(run)
+    assert take(run) == 2
+    if stopped:
+        request_stop(run, "preempted", by="someone", attempt=1)
+    assert job.wait(30) == 3
+    assert read_state(run) == before
