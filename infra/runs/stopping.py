@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
+from infra.runs.claims import read_claim
 from infra.runs.run_state import OUTCOMES, StopReason, read_stop, request_stop, state_of, write_state
 from infra.storage import Store, open_store
 
@@ -18,8 +19,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_cancel: bool = False) -> None:
     """Makes SIGTERM and SIGINT request the attempt to stop as preempted. The process exits after `grace_s` in any case.
 
-    If the attempt was requested to stop as cancelled, the process writes that state and exits at once. With
-    `saves_on_cancel`, an attempt whose state is running gets `grace_s` to save first.
+    If the attempt was requested to stop as cancelled, the process writes that state, unless another attempt holds the claim,
+    and exits at once. With `saves_on_cancel`, an attempt whose state is running gets `grace_s` to save first.
     """
 
     def request(by: str) -> None:
@@ -31,7 +32,8 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
         own_state = state_of(run, attempt)
         if own_state == "running" and saves_on_cancel:
             return
-        if own_state in (None, "running"):
+        claim = read_claim(run)
+        if own_state in (None, "running") and claim is not None and claim.attempt == attempt:
             write_state(run, "cancelled", attempt, reason=stop["by"])
         os._exit(OUTCOMES["cancelled"].exit_code)
 

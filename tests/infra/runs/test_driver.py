@@ -205,3 +205,14 @@ def test_a_process_whose_claim_was_taken_ends_and_writes_nothing(run, started, s
         request_stop(run, "preempted", by="someone", attempt=1)
     assert job.wait(30) == 3
     assert read_state(run) == before
+
+
+@pytest.mark.parametrize(("taken", "ended"), [(False, ("cancelled", 1)), (True, ("running", 2))])
+def test_a_cancelled_process_that_gets_sigterm_writes_its_state_unless_its_claim_was_taken(run, started, taken, ended):
+    job = started(options=", ends_when_stopped=False", every_s=120)
+    if taken:
+        write_state(run, "running", take(run))
+    request_stop(run, "cancelled", by="someone", attempt=1)
+    job.terminate()
+    assert job.wait(30) == 143
+    assert (read_state(run)["state"], read_state(run)["attempt"]) == ended
