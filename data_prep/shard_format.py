@@ -198,6 +198,11 @@ class Manifest(FrozenConfig):
             raise ValueError(f"{self.name}/{self.version} has no split {name!r}; it has {', '.join(self.splits)}.")
         return self.splits[name]
 
+    def mean_row_group_bytes(self, split: str) -> int:
+        """Mean size of the encoded images of a row group of this split, rounded up."""
+        rows = self.split(split).rows_per_row_group
+        return -(-self.counts.num_bytes * rows // self.counts.num_accepted)
+
 
 def shard_key(split: str, segment: str, index: int, count: int) -> str:
     """Key of a shard within its corpus; `split` is the one that owns the segment."""

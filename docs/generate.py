@@ -28,7 +28,7 @@ from flows.cli import app
 from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from flows.reports.protocol_rows import protocol_rows
 from flows.requests import forms
-from flows.requests.resolve import SOURCES
+from flows.requests.prepare_config import SOURCES
 from infra.settings import Settings
 from infra.storage import open_store
 from infra.system_metrics import SystemSampler

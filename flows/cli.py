@@ -117,9 +117,9 @@ def pretrain_plan(
     Example: `vitline pretrain plan --corpus birds --recipe vit-s16-i21k --set execution.num_workers=8`
     """
     from flows.commands.training import requested_training
-    from flows.requests.plan_training import plan_training
+    from flows.requests.training_cost import training_cost
 
-    show_one(plan_training(requested_training(settings(root).root, corpus, recipe, set_ or [])), json)
+    show_one(training_cost(requested_training(settings(root).root, corpus, recipe, set_ or [])), json)
 
 
 @pretrain_app.command("recipes")
@@ -179,9 +179,9 @@ def finetune_run(
     Example: `vitline finetune run --model birds --corpus flowers --steps 500 --lr 0.03`
     """
     from flows.commands.training import train_and_show
+    from flows.requests.finetune_config import resolve_finetune
     from flows.requests.forms import FinetuneRequest
     from flows.requests.overrides import parse_overrides
-    from flows.requests.resolve import resolve_finetune
 
     fields: dict[str, Any] = {"model": model, "corpus": corpus, "protocol": protocol, "steps": steps, "peak_lr": lr}
     fields |= {"global_batch_size": batch, "image_size_px": image_size, "overrides": parse_overrides(set_ or [])}

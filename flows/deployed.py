@@ -20,6 +20,8 @@ from flows.on_prefect.flow_run import FlowRun, read_request
 from flows.on_prefect.flow_states import outlive_the_worker, state_of, told_once
 from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
 from flows.on_prefect.run_names import given_name, telling_name
+from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import (
     CollectGarbageRequest,
     CompareRequest,
@@ -30,14 +32,9 @@ from flows.requests.forms import (
     PretrainRequest,
     ReconcileRequest,
 )
-from flows.requests.resolve import (
-    resolve_evaluate,
-    resolve_finetune,
-    resolve_pipeline,
-    resolve_prepare,
-    resolve_pretrain,
-    tasks_text,
-)
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.prepare_config import resolve_prepare
+from flows.requests.training_config import resolve_pretrain
 from flows.stages.engines import Engines, Suspended, open_engines
 from flows.stages.heartbeat import beating
 from flows.stages.pretrain import train_model
@@ -150,8 +147,8 @@ def evaluate(request: EvaluateRequest) -> State:
         from flows.reports.score_tables import score_tables_markdown
         from flows.stages.evaluate_tasks import SCORE_COLUMNS, evaluate_tasks, score_cells
 
-        if missing := tasks_text(engines.root, request.tasks):
-            engines.observer.say(missing)
+        if plan.note:
+            engines.observer.say(plan.note)
         _, result, scores = evaluate_tasks("scores", plan, engines)
         rows = [score_cells(score) for score in scores]
         show(engines, "settings", f"Protocol {request.protocol}", SCORE_COLUMNS, rows)
@@ -174,8 +171,8 @@ def pretrain_then_transfer_flow(request: PipelineRequest) -> State:
         from flows.requests.budget import check_deadline
 
         engines.observer.say(f"pipeline {plan.key}: {check_deadline(engines.root, plan)}")
-        if missing := tasks_text(engines.root, request.tasks):
-            engines.observer.say(missing)
+        if plan.note:
+            engines.observer.say(plan.note)
         with one_at_a_time(engines, this):
             if request.deadline_hours is not None and isinstance(engines.observer, PrefectObserver):
                 engines.observer.deadline = time.monotonic() + 3600 * request.deadline_hours
@@ -240,10 +237,10 @@ def show_findings(engines: Engines, key: str, findings: "list[Inconsistency]") -
 
 def run_training(config: TrainConfig, engines: Engines) -> str:
     """Trains and returns URI and score of the model."""
-    from flows.requests.plan_training import plan_training
+    from flows.requests.training_cost import training_cost
 
-    plan = plan_training(config)  # raises for lanes, workers or a batch that do not fit the corpus
-    engines.observer.say(f"{plan['images']:,} images in {plan['steps']:,} steps, {plan['epochs']:.1f} epochs")
+    cost = training_cost(config)  # raises for lanes, workers or a batch that do not fit the corpus
+    engines.observer.say(f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs")
     spec, result = train_model(config, engines)
     state = result.state
     rows = [[field, str(state[field])] for field in ("step", "images_seen", "val_top1", "model") if field in state]

@@ -14,7 +14,9 @@ from data_prep.config import CorpusConfig
 from data_prep.shard_format import load_manifest
 from flows.records import PipelineRecord, StageRecord, write_pipeline
 from flows.reports.pipeline_report import write_report
-from flows.requests.resolve import EvaluationPlan, PipelinePlan, on_corpus
+from flows.requests.evaluation_plan import EvaluationPlan
+from flows.requests.pipeline_plan import PipelinePlan
+from flows.requests.training_config import on_corpus
 from flows.stages.engines import Engines
 from flows.stages.evaluate_tasks import evaluate_tasks
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora

@@ -25,7 +25,11 @@ from flows.on_prefect.flow_run import read_request
 from flows.on_prefect.flow_states import state_of
 from flows.on_prefect.run_names import given_name, telling_name
 from flows.reports.compare_runs import compare_newest
-from flows.requests import forms, resolve
+from flows.requests import forms
+from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.prepare_config import resolve_prepare
+from flows.requests.training_config import resolve_pretrain
 from infra.config import FrozenConfig
 from infra.settings import Settings, inherited_environment
 
@@ -33,15 +37,15 @@ _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the re
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
 CHECKS: Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]] = {
-    "prepare-corpus": (forms.PrepareRequest, resolve.resolve_prepare),
-    "pretrain": (forms.PretrainRequest, resolve.resolve_pretrain),
+    "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
+    "pretrain": (forms.PretrainRequest, resolve_pretrain),
     # `resolve_finetune` imports torch
     "finetune": (
         forms.FinetuneRequest,
         lambda root, request: (find_model(root, request.model), find_corpus(root, request.corpus)),
     ),
-    "evaluate": (forms.EvaluateRequest, resolve.resolve_evaluate),
-    "pretrain-then-transfer": (forms.PipelineRequest, resolve.resolve_pipeline),
+    "evaluate": (forms.EvaluateRequest, resolve_evaluate),
+    "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),
     "compare-runs": (forms.CompareRequest, lambda root, request: compare_newest(root, request.runs, request.newest)),
 }
 """By flow name: the form, and a function that raises ValueError if anything that it names does not exist or fit."""

@@ -18,7 +18,7 @@ from flows.records import PipelineRecord, read_pipeline
 from flows.reports.recorded_scores import outside
 from flows.reports.report import SCORE_COLUMNS, score_rows, stage_time, standard_error
 from flows.requests.forms import PipelineRequest
-from flows.requests.resolve import resolve_pipeline
+from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.prepare_corpus import fetch_sources
 from flows.stages.stage import run_store
 from infra.local.paths import local_dir

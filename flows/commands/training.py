@@ -7,8 +7,8 @@ from flows import console
 from flows.commands.command_line import show_one
 from flows.requests.forms import PretrainRequest
 from flows.requests.overrides import parse_overrides
-from flows.requests.plan_training import plan_training
-from flows.requests.resolve import resolve_pretrain
+from flows.requests.training_config import resolve_pretrain
+from flows.requests.training_cost import training_cost
 from flows.stages.engines import open_engines
 from flows.stages.pretrain import train_model
 from infra.settings import Settings
@@ -27,7 +27,7 @@ def requested_training(root: str, corpus: str, recipe: str, overrides: Sequence[
 
 def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:
     """Runs a training to its end and prints its final state."""
-    plan_training(config)  # raises for lanes, workers or a batch that do not fit, before a cluster is started
+    training_cost(config)  # raises for lanes, workers or a batch that do not fit, before a cluster is started
     with open_engines(settings) as engines:
         spec, result = train_model(config, engines)
     shown = {"run": spec.run_key, "reused": result.reused, "wall_s": round(result.wall_s, 1), **result.state}

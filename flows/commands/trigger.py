@@ -17,13 +17,11 @@ from flows import console
 from flows.on_prefect.deployments import Deployment, deployment_named
 from flows.on_prefect.flow_run import read_request
 from flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
-from flows.requests.resolve import (
-    resolve_evaluate,
-    resolve_finetune,
-    resolve_pipeline,
-    resolve_prepare,
-    resolve_pretrain,
-)
+from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.finetune_config import resolve_finetune
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.prepare_config import resolve_prepare
+from flows.requests.training_config import resolve_pretrain
 from infra.config import FrozenConfig
 from infra.settings import Settings
 

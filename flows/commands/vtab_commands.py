@@ -125,7 +125,7 @@ def vtab_plan(
 
     Example: `vitline vtab plan --model birds --task vtab --tflops 150 --usd-per-hour 2.5`
     """
-    from flows.requests.plan_evaluation import plan_and_show
+    from flows.commands.evaluation import plan_and_show
 
     request = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)
     plan_and_show(settings(root), request, tflops=tflops, usd_per_hour=usd_per_hour, as_json=json)
@@ -150,7 +150,7 @@ def vtab_run(
 
     Example: `vitline vtab run --model birds --task digits --protocol small-images --control`
     """
-    from flows.stages.evaluate_tasks import score_and_show
+    from flows.commands.evaluation import score_and_show
     from infra.config import replace
 
     request = evaluation(settings(root).root, model, task, protocol, seed, num_seeds, control, set_)

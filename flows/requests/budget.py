@@ -3,7 +3,7 @@
 import statistics
 
 from flows.catalog import list_runs
-from flows.requests.resolve import PipelinePlan
+from flows.requests.pipeline_plan import PipelinePlan
 from infra.runs.journal import read_journal
 from infra.storage import open_store
 from vit.config import TrainConfig

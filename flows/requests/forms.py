@@ -1,7 +1,7 @@
 """The forms that start flows, from the Prefect UI, its API or `vitline flows trigger` (docs/design.md, "Prefect").
 
 Each flow has one model with at most 12 fields, and the docstring of a field is its help text. The Prefect API checks what a
-JSON schema can express; `flows/requests/resolve.py` checks the rest before anything is started. Imports no engine.
+JSON schema can express; the `resolve_*` function of each form checks the rest before anything is started. Imports no engine.
 """
 
 from typing import Annotated, Literal

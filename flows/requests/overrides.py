@@ -1,7 +1,7 @@
-"""Overrides: fields by their dotted names, in forms and as options of commands. Parses them and lists all that exist."""
+"""Overrides: fields by their dotted names, in forms and as options of commands. Parses, refuses and lists them."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from infra.config import flatten
@@ -24,6 +24,12 @@ def parse_assignments(items: Sequence[str], option: str, form: str) -> dict[str,
         except json.JSONDecodeError:
             assigned[name] = text
     return assigned
+
+
+def refuse_form_fields(paths: Collection[str]) -> None:
+    """Raises ValueError if overrides name fields that the form itself has."""
+    if paths:
+        raise ValueError(f"{min(paths)!r} cannot be overridden: the form's own fields determine it.")
 
 
 def override_paths(flow: str) -> list[str]:

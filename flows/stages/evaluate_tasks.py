@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 from flows import console
-from flows.requests.forms import EvaluateRequest
-from flows.requests.resolve import EvaluationPlan, resolve_evaluate, tasks_text
-from flows.stages.engines import Engines, open_engines
+from flows.requests.evaluation_plan import EvaluationPlan
+from flows.stages.engines import Engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.config import digest_of, replace
 from infra.keys import run_key
-from infra.settings import Settings
 from infra.storage import open_store
 from vit.run_spec import read_progress
 from vit.vtab.evaluate import EvaluationSpec, Score, TaskSweep, plan_task_sweeps
@@ -74,25 +72,6 @@ def next_repetition(spec: EvaluationSpec) -> EvaluationSpec:
 
 
 SCORE_COLUMNS = ["task", "init", "top-1", "test images", "chosen", "majority class"]
-
-
-def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: bool) -> None:
-    """Evaluates one published model on tasks and prints the scores."""
-    plan = resolve_evaluate(settings.root, request)
-    if missing := tasks_text(settings.root, request.tasks):
-        console.say(missing)
-    with open_engines(settings) as engines:
-        _, result, scores = evaluate_tasks("scores", plan, engines)
-    if as_json:
-        console.emit({"reused": result.reused, "scores": [score.model_dump(mode="json") for score in scores]})
-        return
-    seeds = (
-        f"seeds {request.seed} to {request.seed + request.num_seeds - 1}"
-        if request.num_seeds > 1
-        else f"seed {request.seed}"
-    )
-    title = f"Protocol {plan.protocol.name}, {seeds}"
-    console.table(title, SCORE_COLUMNS, [score_cells(score) for score in scores], right=(2, 3, 5))
 
 
 def score_cells(score: Score) -> list[str]:

@@ -25,7 +25,7 @@ from data_prep.small_work import is_small
 from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.requests.forms import PrepareRequest
-from flows.requests.resolve import resolve_prepare
+from flows.requests.prepare_config import resolve_prepare
 from flows.stages.engines import Engines, Here, open_engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.config import digest_of

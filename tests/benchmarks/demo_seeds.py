@@ -26,7 +26,7 @@ from flows.commands.stack_commands import join_stack
 from flows.end_to_end import pretrain_then_transfer
 from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, init_of, measurements
 from flows.requests.forms import PipelineRequest
-from flows.requests.resolve import resolve_pipeline
+from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.engines import open_engines
 from infra.provenance import versions
 from infra.settings import Settings

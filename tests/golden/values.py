@@ -23,7 +23,10 @@ from data_prep.prepare import prepare
 from data_prep.shard_format import Manifest, shard_schema
 from flows.on_prefect.deployments import DEPLOYMENTS
 from flows.requests import forms
-from flows.requests.resolve import resolve_evaluate, resolve_finetune, resolve_pipeline, resolve_pretrain
+from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.finetune_config import resolve_finetune
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.training_config import resolve_pretrain
 from flows.stages.evaluate_tasks import evaluation_spec
 from flows.stages.prepare_corpus import preparation_key, source_request
 from infra.config import digest_of

@@ -12,7 +12,8 @@ from flows.on_prefect.flow_run import read_request
 from flows.requests import forms
 from flows.requests.forms import PipelineRequest, PrepareRequest, PretrainRequest
 from flows.requests.overrides import override_paths
-from flows.requests.resolve import SOURCES, resolve_pipeline
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.prepare_config import SOURCES
 from infra.config import FrozenConfig
 from vit.recipes import RECIPES
 from vit.vtab.protocols import Protocol, known_protocols, protocol_named

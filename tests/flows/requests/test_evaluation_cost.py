@@ -1,4 +1,4 @@
-"""The plan of an evaluation, and the model that it evaluates."""
+"""What an evaluation will take, and the model that it evaluates."""
 
 import json
 
@@ -10,9 +10,9 @@ from data_prep.decode import DecodePolicy
 from data_prep.shard_format import load_manifest
 from flows.cli import app
 from flows.commands.models import published_uri
+from flows.requests.evaluation_cost import task_costs
+from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.forms import EvaluateRequest
-from flows.requests.plan_evaluation import plan_tasks
-from flows.requests.resolve import resolve_evaluate
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
@@ -40,7 +40,7 @@ def plan(root, model, digits):
 
 
 def test_a_plan_counts_the_remaining_work(root, plan, digits):
-    pretrained, scratch = plan_tasks(root, plan)
+    pretrained, scratch = task_costs(root, plan)
     splits = load_manifest(digits).splits
     assert (pretrained.start, scratch.start) == ("pre-trained", "from scratch")
     assert (pretrained.trainings, pretrained.finished) == (4, 0)
@@ -49,14 +49,14 @@ def test_a_plan_counts_the_remaining_work(root, plan, digits):
     flop = forward_flops(pretrained.network, 10)
     assert pretrained.flop == flop * (3 * pretrained.trained_images + pretrained.scored_images)
 
-    spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump(exclude={"rescore"}))
+    spec = EvaluationSpec(run_key="plan", root=root, **plan.model_dump(exclude={"rescore", "note"}))
     done = plan_task_sweeps(spec)[0].select_trials()[1]
     result = TrialResult(
         key=done.key, top1=0.5, loss=1.0, num_examples=200, majority_fraction=0.1, train_losses=(), wall_s=1.0, cpu_s=1.0,
         diverged=False,
     )  # fmt: skip
     open_store(root).child("trials").create(f"{done.key}.json", result.model_dump_json().encode())
-    again, _ = plan_tasks(root, plan)
+    again, _ = task_costs(root, plan)
     assert (again.trainings, again.finished, again.trained_images) == (4, 1, 3 * 100 * 64)
 
 
@@ -75,7 +75,7 @@ def test_the_command_estimates_hours_and_cost(root, model, digits):
 
 
 def test_a_probe_needs_one_pass_over_the_splits_that_it_reads(root, model, digits):
-    (task,) = plan_tasks(
+    (task,) = task_costs(
         root, resolve_evaluate(root, EvaluateRequest(model=model, tasks=(digits.uri,), protocol="linear"))
     )
     splits = load_manifest(digits).splits

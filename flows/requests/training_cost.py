@@ -1,21 +1,19 @@
-"""The plan of a training: steps, epochs, compute and memory, before it starts. No mathematics of its own."""
+"""What a training will take: steps, epochs, compute and memory, before it starts. No mathematics of its own."""
 
 from math import ceil
 from typing import Any
 
-from flows.requests.resolve import mean_row_group_bytes
 from infra.storage import open_store
 from vit.config import TrainConfig
 
-Plan = dict[str, Any]
-DEVICE_PLANS = {
+DEVICES = {
     "auto": "auto: a GPU for each worker if the cluster has GPUs or its autoscaler can add some, else a CPU",
     "cuda": "cuda: a GPU for each worker; waits for GPUs",
     "cpu": "cpu",
 }
 
 
-def plan_training(config: TrainConfig) -> Plan:
+def training_cost(config: TrainConfig) -> dict[str, Any]:
     """Steps, epochs, compute, reading and memory of a training, before it starts.
 
     Raises ValueError for lanes, workers or batch that do not fit the corpus.
@@ -36,7 +34,7 @@ def plan_training(config: TrainConfig) -> Plan:
         shuffle_window=recipe.input.shuffle_window,
     )
     reading = plan_order(
-        order, world_size=config.execution.num_workers, mean_row_group_bytes=mean_row_group_bytes(manifest)
+        order, world_size=config.execution.num_workers, mean_row_group_bytes=manifest.mean_row_group_bytes("train")
     )
     images = recipe.total_steps * recipe.input.global_batch_size
     flops = forward_flops(recipe.model, manifest.num_classes)
@@ -54,7 +52,7 @@ def plan_training(config: TrainConfig) -> Plan:
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
-        "device": DEVICE_PLANS[config.execution.device],
+        "device": DEVICES[config.execution.device],
         "micro_batches_per_step": ceil(
             recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
         ),

@@ -1,0 +1,95 @@
+"""A form for a fine-tuning -> its config, or a refusal in one sentence (ValueError). Starts nothing."""
+
+from typing import Any
+
+from data_prep.shard_format import Manifest, load_manifest
+from flows.catalog import find_corpus, find_model
+from flows.requests.forms import FinetuneRequest
+from flows.requests.training_draft import training_name, with_steps
+from infra.config import replace
+from infra.storage import Store, open_store
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
+from vit.input.plan import propose_num_lanes
+from vit.models.config import NetworkConfig, network_config
+from vit.vtab.evaluate import task_facts
+from vit.vtab.protocols import Protocol, protocol_named
+from vit.vtab.tasks import TaskSplits
+
+
+def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
+    """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1)."""
+    from vit.input.image_contract import ImageContract
+
+    model = find_model(root, request.model)
+    published = open_store(model).read_json("config.json")
+    contract = ImageContract.model_validate(open_store(model).read_json("image_contract.json"))
+    architecture = network_config(published["model"])
+    store = find_corpus(root, request.corpus)
+    manifest = load_manifest(store)
+    if request.protocol is None:
+        recipe = _finetune_recipe(request, architecture, contract.evaluation, manifest)
+    else:
+        recipe = _protocol_recipe(request, architecture, store, manifest)
+    config = TrainConfig(
+        name=training_name(manifest.name, "finetune"),
+        stage="finetune",
+        corpus=store.uri,
+        val_split="val" if "val" in manifest.splits else None,
+        init_model=model,
+        recipe=recipe,
+        execution=ExecutionConfig(
+            num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
+        ),
+    )
+    return replace(config, **request.overrides)
+
+
+def _finetune_recipe(
+    request: FinetuneRequest, architecture: NetworkConfig, evaluation: AugmentConfig, manifest: Manifest
+) -> TrainRecipe:
+    """The recipe without a protocol: steps as requested, images as in the model's own evaluation."""
+    size, batch, steps = request.image_size_px, request.global_batch_size or 512, request.steps or 500
+    network = network_config(architecture.for_transfer(size))
+    lanes = propose_num_lanes(
+        manifest.split("train"),
+        global_batch_size=batch,
+        shuffle_window=4,
+        mean_row_group_bytes=manifest.mean_row_group_bytes("train"),
+    )
+    augment = replace(evaluation, image_size_px=network.image_size_px)
+    return TrainRecipe(
+        model=network,
+        input=InputConfig(global_batch_size=batch, num_lanes=lanes, augment=augment),
+        optim=OptimConfig(optimizer="sgd", peak_lr=request.peak_lr or 0.03, warmup_steps=min(500, steps // 5)),
+        total_steps=steps,
+        seed=request.seed,
+    )
+
+
+def _protocol_recipe(
+    request: FinetuneRequest, architecture: NetworkConfig, store: Store, manifest: Manifest
+) -> TrainRecipe:
+    """The recipe of a protocol for a corpus of this size; fields of the request replace those of the protocol."""
+    protocol = protocol_named(str(request.protocol))
+    assert isinstance(protocol, Protocol)
+    fields = ("image_size_px", "global_batch_size")
+    given = {field: value for field in fields if (value := getattr(request, field)) is not None}
+    whole = TaskSplits(train="train", val="val", joined="train")
+    settings = replace(protocol, **given).settings(architecture, task_facts(store, manifest, whole), request.seed)
+    rates = list(dict.fromkeys(setting.optim.peak_lr for setting in settings))
+    if len(rates) > 1 and request.peak_lr is None:
+        raise ValueError(
+            f"{protocol.name} chooses among the learning rates {', '.join(map(str, rates))}: set peak_lr to one of them, "
+            "or try all of them with an evaluation (`vitline vtab run`)."
+        )
+    lengths = list(dict.fromkeys(setting.total_steps for setting in settings))
+    if len(lengths) > 1 and request.steps is None:
+        raise ValueError(
+            f"{protocol.name} chooses among {', '.join(f'{steps:,}' for steps in lengths)} steps: set steps to one of "
+            "them, or try all of them with an evaluation (`vitline vtab run`)."
+        )
+    changes: dict[str, Any] = {} if request.peak_lr is None else {"optim.peak_lr": request.peak_lr}
+    if request.steps is not None:
+        changes |= with_steps(settings[0], request.steps)
+    return replace(settings[0], **changes)

@@ -1,0 +1,45 @@
+"""The config of a pre-training whose corpus is not known yet, and the rules that all configs of trainings share."""
+
+import re
+from typing import Any
+
+from flows.requests.forms import PipelineRequest, PretrainRequest
+from flows.requests.overrides import refuse_form_fields
+from infra.config import replace
+from vit.config import TrainConfig, TrainRecipe
+from vit.recipes import recipe_named
+
+
+def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> TrainConfig:
+    """The config of a pre-training whose corpus is not known yet; refuses what would be wrong with any corpus."""
+    recipe, execution = recipe_named(request.recipe).make()
+    if request.num_workers is not None:
+        execution = replace(execution, num_workers=request.num_workers)
+    changes: dict[str, Any] = {"seed": request.seed}
+    if request.train_images is not None:
+        steps = request.train_images // recipe.input.global_batch_size
+        if steps < 1:
+            raise ValueError(
+                f"train_images={request.train_images:,} is less than one batch of {recipe.input.global_batch_size:,} images. "
+                "Set it to at least that number."
+            )
+        changes |= with_steps(recipe, steps)
+    config = TrainConfig(name=name, corpus="not prepared yet", recipe=replace(recipe, **changes), execution=execution)
+    overrides: dict[str, Any] = dict(request.overrides)
+    if isinstance(request, PipelineRequest):
+        overrides = {k: v for k, v in overrides.items() if not k.startswith("protocol.")}
+    elif request.peak_lr is not None:
+        overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
+    refuse_form_fields({"corpus", "name", "stage"} & overrides.keys())
+    return replace(config, **overrides)
+
+
+def with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:
+    """The changes for another number of steps: warmup is shortened in proportion, and never lengthened."""
+    warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
+    return {"total_steps": steps, "optim.warmup_steps": warmup}
+
+
+def training_name(corpus: str, what: str) -> str:
+    """A valid name for a training: names of corpora may also hold dots and underscores."""
+    return f"{re.sub('[._]', '-', corpus)}-{what}"[:63]

@@ -1,0 +1,53 @@
+"""Forms of fine-tunings resolved to configs: fields of a protocol, steps and warmup, overrides."""
+
+import pytest
+
+from flows.requests.finetune_config import resolve_finetune
+from flows.requests.forms import FinetuneRequest
+
+
+def test_the_model_must_exist(digits_root):
+    with pytest.raises(ValueError, match=r"'emoji' is no published model .*none yet"):
+        resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
+
+
+def test_a_finetuning_takes_the_fields_of_a_protocol_that_the_request_leaves_out(digits_root, tiny):
+    def recipe(**fields):
+        return resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
+
+    own = recipe()
+    assert (own.total_steps, own.optim.peak_lr, own.input.global_batch_size, own.model.image_size_px) == (
+        500, 0.03, 512, 8
+    )  # fmt: skip
+    paper = recipe(protocol="vit-paper-transfer", peak_lr=0.01)
+    assert (paper.total_steps, paper.optim.peak_lr, paper.model.image_size_px) == (500, 0.01, 384)
+    assert paper.input.augment.train_resize_px == 448
+    changed = recipe(protocol="vit-paper", steps=700, image_size_px=16, global_batch_size=64)
+    assert (changed.total_steps, changed.model.image_size_px, changed.input.global_batch_size) == (700, 16, 64)
+    assert changed.input.augment.train_resize_px == 19
+    with pytest.raises(ValueError, match=r"chooses among the learning rates 0\.001, 0\.003, 0\.01, 0\.03: set peak_lr"):
+        recipe(protocol="vit-paper-transfer")
+    with pytest.raises(ValueError, match=r"chooses among 1,000, 10,000 steps: set steps to one"):
+        recipe(protocol="vit-paper-v1", peak_lr=0.01)
+
+
+def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precedence(digits_root, tiny):
+    def plan(protocol, steps, **overrides):
+        fields = {"protocol": protocol, "steps": steps, "peak_lr": 0.01, "image_size_px": 16, "overrides": overrides}
+        recipe = resolve_finetune(digits_root, FinetuneRequest(model=tiny, corpus="digits", **fields)).recipe
+        return recipe.total_steps, recipe.optim.warmup_steps
+
+    for protocol, steps, warmup in [
+        ("vit-paper-transfer", 500, 100),  # its own
+        ("vit-paper-transfer", 499, 99),
+        ("vit-paper-transfer", 100, 20),  # as many steps as the protocol's own warmup
+        ("vit-paper-transfer", 1, 0),
+        ("vit-paper-transfer", 5000, 100),
+        ("vit-paper-v1", 500, 100),  # chooses between 1,000 and 10,000 steps, with 200 of warmup
+        ("vtab-sweep", 10, 0),
+    ]:
+        assert plan(protocol, steps) == (steps, warmup)
+    assert plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 99}) == (100, 99)
+    assert plan("vit-paper-transfer", 100, **{"recipe.total_steps": 10, "recipe.optim.warmup_steps": 9}) == (10, 9)
+    with pytest.raises(ValueError, match=r"optim\.warmup_steps=100 must be less than total_steps=100"):
+        plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 100})
