@@ -186,12 +186,12 @@ def options_table(command: Any) -> str:
 
 def option_row(parameter: Any, kind: Any) -> list[str]:
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    told = parameter.help or ""
+    help_text = parameter.help or ""
     notes = [
-        text(told),
+        text(help_text),
         "Required." if parameter.required else "",
         f"Default: `{parameter.default}`." if shows_default(parameter) else "",
-        "Repeatable." if parameter.multiple and "epeatable" not in told else "",
+        "Repeatable." if parameter.multiple and "epeatable" not in help_text else "",
     ]
     shown = f"`{parameter.metavar}`" if parameter.metavar else kind_text(kind)
     return [names, shown, " ".join(filter(None, notes))]

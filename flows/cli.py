@@ -261,9 +261,9 @@ def runs_sync(
     if json:
         console.emit(report._asdict())
     else:
-        console.tell(f"{len(report.sent)} sent, {len(report.unchanged)} already in MLflow.")
+        console.print_result(f"{len(report.sent)} sent, {len(report.unchanged)} already in MLflow.")
         if report.deleted:
-            console.tell(f"Deleted in MLflow by a user and not sent again: {', '.join(report.deleted)}.")
+            console.print_result(f"Deleted in MLflow by a user and not sent again: {', '.join(report.deleted)}.")
         for why in dict.fromkeys(report.left.values()):
             console.say(f"not sent: {', '.join(key for key, reason in report.left.items() if reason == why)}: {why}")
     if report.left:
@@ -304,7 +304,7 @@ def flows_deploy(
         console.emit({"deployments": [deployment.row for deployment in done]})
     else:
         for text in registration_lines(done):
-            console.tell(text)
+            console.print_result(text)
     if any(deployment.problem for deployment in done):
         raise typer.Exit(1)
 
@@ -418,11 +418,11 @@ def ops_preempt(
     show_one(preempt(settings(root).root, key), json)
 
 
-def problem_text(problem: Mapping[str, Any]) -> str:
+def problem_and_option(problem: Mapping[str, Any]) -> str:
     """A validation error of a config as a sentence: field, expectation, value, and how to change it."""
     from flows.requests import refusals
 
-    where, text = refusals.settable_path(problem["loc"]), refusals.told(problem)
+    where, text = refusals.settable_path(problem["loc"]), refusals.problem_text(problem)
     if where.startswith(("source.", "recipe", "execution")) or (len(problem["loc"]) > 1 and where == "source"):
         rule_between_fields = isinstance(problem.get("input"), Mapping)
         # An element of a list cannot be set by itself.
@@ -443,7 +443,9 @@ def main() -> None:
     except ValueError as error:
         from pydantic import ValidationError
 
-        problems = [problem_text(p) for p in error.errors()] if isinstance(error, ValidationError) else [str(error)]
+        problems = (
+            [problem_and_option(p) for p in error.errors()] if isinstance(error, ValidationError) else [str(error)]
+        )
         for problem in problems:
             console.say(f"error: {problem}")
         sys.exit(2)

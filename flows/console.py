@@ -50,7 +50,7 @@ def say(text: str) -> None:
     err().print(_lines(text), soft_wrap=True, markup=False)
 
 
-def tell(text: str) -> None:
+def print_result(text: str) -> None:
     """Prints a line of the result on stdout."""
     out().print(_lines(text), soft_wrap=True, markup=False)
 

@@ -17,9 +17,9 @@ from prefect.exceptions import Pause
 
 from flows.console import percent
 from flows.on_prefect.flow_run import FlowRun, read_request
-from flows.on_prefect.flow_states import outlive_the_worker, state_of, told_once
+from flows.on_prefect.flow_states import filter_engine_log, outlive_the_worker, state_of
 from flows.on_prefect.prefect_observer import PrefectObserver, suspended_state
-from flows.on_prefect.run_names import given_name, telling_name
+from flows.on_prefect.run_names import descriptive_name, given_name
 from flows.requests.evaluation_plan import resolve_evaluate
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import (
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=FrozenConfig)
 FLOW_NAMES: list[str] = []
 """Names of all flows below; their subflows have the same names."""
-told_once()
+filter_engine_log()
 outlive_the_worker()
 
 
@@ -61,7 +61,7 @@ def run_name() -> str:
     if given := given_name(runtime.flow_run.name):
         return given
     request = runtime.flow_run.parameters.get("request") or {}
-    return telling_name(str(runtime.flow_run.flow_name), request, datetime.now(UTC))
+    return descriptive_name(str(runtime.flow_run.flow_name), request, datetime.now(UTC))
 
 
 def stop_jobs(flow: Any, flow_run: PrefectFlowRun, state: State) -> None:

@@ -23,7 +23,7 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 from flows.catalog import find_corpus, find_model
 from flows.on_prefect.flow_run import read_request
 from flows.on_prefect.flow_states import state_of
-from flows.on_prefect.run_names import given_name, telling_name
+from flows.on_prefect.run_names import descriptive_name, given_name
 from flows.reports.compare_runs import compare_newest
 from flows.requests import forms
 from flows.requests.evaluation_plan import resolve_evaluate
@@ -106,7 +106,7 @@ class RefusingWorker(ProcessWorker, ABC):  # ABC keeps it from replacing Prefect
             )
         if refused and not given_name(run.name):
             request = run.parameters.get("request") or {}
-            await self.client.update_flow_run(run.id, name=telling_name(flow, request, datetime.now(UTC)))
+            await self.client.update_flow_run(run.id, name=descriptive_name(flow, request, datetime.now(UTC)))
         return refused
 
 

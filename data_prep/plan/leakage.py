@@ -316,7 +316,7 @@ def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) 
                 yield pa.table(columns).cast(EVALUATION_SCHEMA)
 
 
-def own_splits_said(manifest: Manifest) -> str:
+def own_splits_text(manifest: Manifest) -> str:
     """A sentence on whether the splits of a corpus were compared with each other; empty if it has only one split."""
     if len([name for name, split in manifest.splits.items() if any(s.split == name for s in split.segments)]) < 2:
         return ""

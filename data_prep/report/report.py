@@ -19,7 +19,7 @@ from data_prep.corpus_stats import (
 )
 from data_prep.labels.classes import ClassMap
 from data_prep.plan.check_refused import loss_text
-from data_prep.plan.leakage import own_splits_said
+from data_prep.plan.leakage import own_splits_text
 from data_prep.report.report_pictures import leaks_by_size, load_pictures
 from data_prep.shard_format import Manifest, SegmentInfo
 from infra.html.page import duration, num_bytes, render, short
@@ -65,7 +65,7 @@ def render_report(
         num_leaked=sum(found.count - found.num_left_out for found in stats.leakage.values()),
         mean_labels=float(labels @ np.arange(len(labels))) / max(1, int(labels.sum())),
         clean=sorted(stats.compared - {(leak.corpus, leak.corpus_split) for leak in stats.leakage}),
-        own_splits=own_splits_said(manifest),
+        own_splits=own_splits_text(manifest),
         splits=_splits(manifest, stats),
         by_split=by_split,
         largest_first=order.tolist(),

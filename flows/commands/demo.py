@@ -112,27 +112,29 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.table("Stages", ["stage", "what", "where", "time"], rows, right=(3,))
     console.table("Scores: top-1 on test, read once", list(SCORE_COLUMNS), score_rows(scores), right=tuple(range(1, 8)))
     if note:
-        console.tell(note)
+        console.print_result(note)
     elif "overrides" not in record.request or not record.request["overrides"]:  # the pipeline that was recorded
         for sentence in outside(scores):
-            console.tell(f"warning: {sentence} Please report the processor and the versions of torch and vitline.")
+            console.print_result(
+                f"warning: {sentence} Please report the processor and the versions of torch and vitline."
+            )
     errors = max(standard_error(score) for score in scores)
-    console.tell(
+    console.print_result(
         f"One run: a score's standard error is up to {100 * errors:.1f} points; three seeds are in the README."
     )
     names = [row["name"] for row in list_corpora(settings.root)]
-    console.tell(
+    console.print_result(
         f"{coverage(names)}: `vitline vtab report` shows the published rows; any corpus with a test split is a task."
     )
     reused = [s.stage for s in record.stages if s.reused]
     if reused:
-        console.tell(f"Reused from an earlier run: {', '.join(reused)}.")
-    console.tell(f"Model: {record.model}")
-    console.tell(f"Report: {local_copy(settings, record)}")
-    console.tell(f"Prefect: {page}")
+        console.print_result(f"Reused from an earlier run: {', '.join(reused)}.")
+    console.print_result(f"Model: {record.model}")
+    console.print_result(f"Report: {local_copy(settings, record)}")
+    console.print_result(f"Prefect: {page}")
     if settings.mlflow_tracking_uri:
-        console.tell(f"MLflow: {settings.mlflow_tracking_uri}")
-    console.tell(f"Whole run: {console.duration(wall_s)}. The stack stays up; `make down` stops it.")
+        console.print_result(f"MLflow: {settings.mlflow_tracking_uri}")
+    console.print_result(f"Whole run: {console.duration(wall_s)}. The stack stays up; `make down` stops it.")
 
 
 def local_copy(settings: Settings, record: PipelineRecord) -> Path:

@@ -59,7 +59,7 @@ def plan_and_show(
         return
     hours = [task.flop / rate / 3600 if rate else 0.0 for task in tasks]
     console.table(f"Protocol {plan.protocol.name}", _COLUMNS, _cells(tasks, hours), right=(2, 3, 4, 5, 6, 7))
-    console.tell(_sentence(total, rate, measured=tflops is None))
+    console.print_result(_sentence(total, rate, measured=tflops is None))
 
 
 _COLUMNS = ["task", "init", "seed", "trainings", "finished", "images to train on", "to evaluate", "device hours"]

@@ -15,14 +15,14 @@ from data_prep.inspect.diff_stats import CorpusFacts, StatDifference, diff_stats
 from data_prep.inspect.dry_run import dry_run
 from data_prep.inspect.dry_run_report import Cores
 from data_prep.labels.classes import ClassMap
-from data_prep.plan.leakage import own_splits_said
+from data_prep.plan.leakage import own_splits_text
 from data_prep.plan.plan_shards import Base
 from data_prep.shard_format import CLASSES_KEY, Manifest, load_manifest
 from data_prep.shards.subsets import check_take
 from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.commands.command_line import cell
-from flows.stages.prepare_corpus import leakage_said
+from flows.stages.prepare_corpus import leakage_text
 from infra.html.page import num_bytes
 from infra.local.paths import local_dir
 from infra.ray_jobs import RayJobs
@@ -80,8 +80,8 @@ def stats_rows(facts: CorpusFacts) -> Iterator[tuple[str, str]]:
     yield "formats", _counted(stats.kinds)
     yield "refused", _counted({reason: found.count for reason, found in stats.refused.items()})
     yield "duplicates", _counted({kind.replace("_", " "): found.count for kind, found in stats.duplicates.items()})
-    yield "leakage", leakage_said(stats)
-    if own := own_splits_said(facts.manifest):
+    yield "leakage", leakage_text(stats)
+    if own := own_splits_text(facts.manifest):
         yield "own splits", own
 
 
@@ -117,7 +117,7 @@ def show_diff(settings: Settings, first: str, second: str, *, as_json: bool) -> 
         if title != of:
             console.say(f"{title} is a subset: formats, refused examples and other statistics are those of {of}")
     if not corpora:
-        console.tell(f"{titles[0]} and {titles[1]} are equal.")
+        console.print_result(f"{titles[0]} and {titles[1]} are equal.")
         return
     console.table("Corpora", ["", *titles], [[row.what, cell(row.a), cell(row.b)] for row in corpora])
     rows = [[_CHANGES[kind], f"{changes.count:,}"] for kind, changes in examples.changes.items()]
@@ -169,7 +169,7 @@ def show_dry_run(settings: Settings, request: CorpusConfig, *, take_rows: int | 
         written = {"sample_sheet": None if problem else str(sheet), "sample_sheet_problem": problem}
         console.emit({**found.to_json(), **written})
     else:
-        console.tell(problem or f"sample sheet: {sheet}")
+        console.print_result(problem or f"sample sheet: {sheet}")
     if found.train_at_most is not None:
         check_take(request.name, take_rows, found.train_at_most)
 

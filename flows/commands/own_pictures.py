@@ -66,7 +66,9 @@ def run_own_pictures(
         rows.append(["majority class", console.percent(state["val_majority_fraction"])])
     rows.append(["model", state["model"]])
     console.table(name, ["", ""], rows)
-    console.tell(f"To use it, in Python in this folder:\n\n{example_of_use(state['model'], corpus, source, settings)}")
+    console.print_result(
+        f"To use it, in Python in this folder:\n\n{example_of_use(state['model'], corpus, source, settings)}"
+    )
 
 
 def example_of_use(model: str, corpus: PreparedCorpus, source: Path, settings: Settings) -> str:

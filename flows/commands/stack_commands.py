@@ -56,7 +56,7 @@ def stack_down(json: Json = False) -> None:
     if json:
         console.emit({"was_up": ended, "directory": str(directory)})
     else:
-        console.tell(f"The stack in {directory} is down." if ended else f"No stack was running in {directory}.")
+        console.print_result(f"The stack in {directory} is down." if ended else f"No stack was running in {directory}.")
 
 
 @app.command("status")
@@ -83,7 +83,7 @@ def stack_restart(
     if json:
         console.emit(service.model_dump() if service else {})
     else:
-        console.tell(f"{name} is up again{f' at {service.url}' if service and service.url else ''}.")
+        console.print_result(f"{name} is up again{f' at {service.url}' if service and service.url else ''}.")
 
 
 def start_and_join(settings: "Settings", ports: dict[str, int] | None = None) -> "Settings":
@@ -182,7 +182,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
         if as_json:
             console.emit(report)
         else:
-            console.tell(f"No stack is running in {directory}; `vitline stack up` starts it.")
+            console.print_result(f"No stack is running in {directory}; `vitline stack up` starts it.")
         return False
     found, memory, links = problems_of(directory, state), memory_bytes(directory), stack_links(directory)
     open_ports, root = listeners(directory), state.env["VITLINE_ROOT"]
@@ -204,13 +204,13 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     console.table("Local stack", ["service", "state", "address", "memory", "restarts"], rows, right=(3, 4))
     for service in services:
         if service["problem"]:
-            console.tell(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
+            console.print_result(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
     for what, url in {"Store": root, **links}.items():
-        console.tell(f"{what:<14} {url}")
+        console.print_result(f"{what:<14} {url}")
     for line in port_lines(open_ports):
-        console.tell(line)
-    console.tell(f"{'Logs':<14} {Path(state.services[0].log).parent}")
-    console.tell(f"{'Stop with':<14} vitline stack down")
+        console.print_result(line)
+    console.print_result(f"{'Logs':<14} {Path(state.services[0].log).parent}")
+    console.print_result(f"{'Stop with':<14} vitline stack down")
     return works
 
 

@@ -105,9 +105,9 @@ def show_files(tasks: Sequence[str], *, as_json: bool) -> None:
         homes = dict.fromkeys((row["from"], row["terms"]) for row in own)
         for home, terms in homes:
             files = [row["file"] for row in own if row["from"] == home]
-            console.tell(f"  {', '.join(files) + ': ' if len(homes) > 1 else ''}{home} ({terms})")
-        console.tell("")
-    console.tell(
+            console.print_result(f"  {', '.join(files) + ': ' if len(homes) > 1 else ''}{home} ({terms})")
+        console.print_result("")
+    console.print_result(
         "A folder may instead hold the data set as TensorFlow Datasets has prepared it. vitline does not download these files."
     )
 
@@ -146,7 +146,7 @@ def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, a
         console.emit({"tasks": [state._asdict() for state in states], "coverage": coverage(names)})
     else:
         console.table("", list(TaskState._fields), [list(state) for state in states])
-        console.tell(coverage(names))
+        console.print_result(coverage(names))
     return all(state.state != "failed" for state in states)
 
 

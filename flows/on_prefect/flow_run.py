@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from flows.on_prefect.prefect_observer import client
 from flows.on_prefect.run_names import given_name
 from flows.records import Origin
-from flows.requests.refusals import told
+from flows.requests.refusals import problem_text
 from infra.config import FrozenConfig
 
 R = TypeVar("R", bound=FrozenConfig)
@@ -77,4 +77,4 @@ def read_request(model: type[R], given: Mapping[str, Any], defaults: Mapping[str
     try:
         return model.model_validate({**defaults, **given})
     except ValidationError as error:
-        raise ValueError("; ".join(told(problem, model.model_fields) for problem in error.errors())) from error
+        raise ValueError("; ".join(problem_text(problem, model.model_fields) for problem in error.errors())) from error

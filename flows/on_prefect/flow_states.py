@@ -9,7 +9,7 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 from pydantic import ValidationError
 from rich.console import Console
 
-from flows.requests.refusals import told
+from flows.requests.refusals import problem_text
 from flows.stages.engines import StopRequested
 from flows.stages.stage import Skipped, StageFailed
 from infra.redact import cleaned
@@ -34,14 +34,14 @@ def state_of(error: BaseException) -> State | None:
     if isinstance(error, StageFailed):
         return prefect_state(error.state, str(error))
     if isinstance(error, ValidationError):
-        return prefect_state("failed", "; ".join(told(problem) for problem in error.errors()))
+        return prefect_state("failed", "; ".join(problem_text(problem) for problem in error.errors()))
     if isinstance(error, EXPECTED):
         return prefect_state("failed", str(error))
     return None
 
 
-def told_once() -> None:
-    """Stops Prefect's engine from logging, after the final message of a flow, a traceback of its own code or an outdated
+def filter_engine_log() -> None:
+    """Keeps Prefect's engine from logging, after the final message of a flow, a traceback of its own code or an outdated
     state."""
     for name in ("prefect.flow_runs", "prefect.engine"):
         logging.getLogger(name).addFilter(_is_news)

@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 from flows.on_prefect.deployments import DEPLOYMENTS, Deployment
 from flows.on_prefect.prefect_observer import client
 from flows.requests.overrides import override_paths
-from flows.requests.refusals import told
+from flows.requests.refusals import problem_text
 from infra.config import FrozenConfig
 from infra.names import there_are
 from infra.settings import Settings
@@ -234,7 +234,7 @@ def fill_form(
         deployment.model.model_validate(filled)
     except ValidationError as error:
         if known.enforce_parameter_schema:
-            why = "; ".join(told(problem, deployment.model.model_fields) for problem in error.errors())
+            why = "; ".join(problem_text(problem, deployment.model.model_fields) for problem in error.errors())
             done.problem = (
                 f"keeps its old form, because the new one rejects the values of this deployment ({why}). Edit its parameters "
                 "on its page, then run `vitline flows deploy` again."

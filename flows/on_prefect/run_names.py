@@ -23,7 +23,7 @@ def given_name(name: str | None) -> str | None:
     return name
 
 
-def telling_name(flow: str, request: Mapping[str, Any], now: datetime) -> str:
+def descriptive_name(flow: str, request: Mapping[str, Any], now: datetime) -> str:
     """`emoji-noto-emoji-s0-1121-030000`: name, recipe, corpus, model and preset of the request, seed, and UTC time."""
     parts = [str(request.get(field)) for field in ("name", "recipe", "corpus", "model", "preset") if request.get(field)]
     what = "-".join(dict.fromkeys(part.rsplit("/", 1)[-1] for part in parts))[:60] or flow

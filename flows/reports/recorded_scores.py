@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
+from flows.console import init_text
 from infra.config import FrozenConfig
 from vit.vtab.evaluate import Score
 
@@ -62,18 +63,15 @@ def spread(task: str, init: str) -> Spread | None:
     return Spread(min(values), max(values), statistics.stdev(values), len(values)) if len(values) > 1 else None
 
 
-def init_of(score: Score) -> str:
-    return "from scratch" if score.model_digest is None else "pre-trained"
-
-
 def outside(scores: Iterable[Score]) -> list[str]:
     """A sentence for each score that lies outside the recorded spread of its task."""
     found = []
     for score in scores:
-        known = spread(score.task, init_of(score))
+        init = init_text(score.model_digest)
+        known = spread(score.task, init)
         if known and not known.low - known.margin <= score.value <= known.high + known.margin:
             found.append(
-                f"{score.task}, {init_of(score)}: {100 * score.value:.1f} % lies outside the recorded "
+                f"{score.task}, {init}: {100 * score.value:.1f} % lies outside the recorded "
                 f"{100 * known.low:.1f} to {100 * known.high:.1f} % of {known.num_runs} runs."
             )
     return found

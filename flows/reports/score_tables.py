@@ -36,9 +36,9 @@ def show_scores(
     for table in text_tables(report, "every" if every else "usual"):
         draw(table)
     if not report.models:
-        console.tell(NO_SCORES)
+        console.print_result(NO_SCORES)
     if report.num_left_out:
-        console.tell(left_out(report))
+        console.print_result(left_out(report))
     if page is not None:
         console.say(f"written: {page}")
 
@@ -63,11 +63,11 @@ def draw(table: TextTable) -> None:
             if any(cells) or line.kind == "heading":
                 drawn.add_row(escape(line.label), *map(escape, cells), style=STYLES[line.kind])
         console.out().print(drawn)
-        console.tell("")
+        console.print_result("")
     for note in (table.legend, *table.notes):
         if note:
-            console.tell(note)
-    console.tell("")
+            console.print_result(note)
+    console.print_result("")
 
 
 def pieces(table: TextTable, width: int) -> Iterator[tuple[int, int]]:

@@ -39,7 +39,7 @@ def settable_path(loc: Sequence[str | int]) -> str:
     return field_path([part for i, part in enumerate(loc) if not (i == 1 and loc[0] == "source")])
 
 
-def told(problem: Mapping[str, Any], fields: Iterable[str] = ()) -> str:
+def problem_text(problem: Mapping[str, Any], fields: Iterable[str] = ()) -> str:
     """A validation error of a pydantic model as a sentence without a full stop: field, expectation, value. `fields` are those
     of the outermost model, to suggest one for an unknown name."""
     where, given = settable_path(problem["loc"]), problem.get("input")

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from flows.requests.overrides import refuse_form_fields
-from flows.requests.refusals import told
+from flows.requests.refusals import problem_text
 from infra.config import digest_of, replace
 from infra.names import did_you_mean
 from vit.vtab.probes import Probe
@@ -41,5 +41,5 @@ def requested_protocol(name: str, overrides: Mapping[str, Any], from_scratch: bo
     try:
         return replace(protocol, name=changed_name, **changes)
     except ValidationError as error:
-        problems = [told({**problem, "loc": ("protocol", *problem["loc"])}) for problem in error.errors()]
+        problems = [problem_text({**problem, "loc": ("protocol", *problem["loc"])}) for problem in error.errors()]
         raise ValueError("; ".join(problems) + ".") from error

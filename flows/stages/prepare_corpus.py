@@ -15,7 +15,7 @@ from data_prep.corpus_stats import CorpusStats, Findings, Leak
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
 from data_prep.plan.check_refused import check_reused, loss_text
-from data_prep.plan.leakage import own_splits_said
+from data_prep.plan.leakage import own_splits_text
 from data_prep.prepare import PrepareSpec
 from data_prep.progress import preparation_progress
 from data_prep.shard_format import MANIFEST_KEY, REJECTS_KEY, REPORT_KEY, Manifest, load_manifest
@@ -175,9 +175,9 @@ def prepare_and_show(
         rows = [*corpus_rows(corpus), ["time", console.duration(time.monotonic() - started)]]
         console.table(corpus.manifest.name, ["", ""], rows)
         for line in refusals(corpus, limit=20):
-            console.tell(f"  {console.visible(line)}")
+            console.print_result(f"  {console.visible(line)}")
     for subset in subsets:
-        console.tell(subset_text(subset))
+        console.print_result(subset_text(subset))
 
 
 def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, as_json: bool) -> None:
@@ -187,7 +187,7 @@ def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, a
     if as_json:
         console.emit({"uri": f"{corpus.uri.rpartition('/')[0]}/{subset.version}", **subset.model_dump(mode="json")})
     else:
-        console.tell(subset_text(subset))
+        console.print_result(subset_text(subset))
 
 
 def subset_text(subset: Manifest) -> str:
@@ -206,14 +206,14 @@ def corpus_rows(corpus: PreparedCorpus) -> list[list[str]]:
     counts = corpus.manifest.counts
     splits = ", ".join(f"{name} {split.num_rows:,}" for name, split in corpus.manifest.splits.items())
     left = corpus.manifest.provenance.get("leak_pairs_not_compared", 0)
-    found, own = corpus_stats(open_store(corpus.uri)), own_splits_said(corpus.manifest)
+    found, own = corpus_stats(open_store(corpus.uri)), own_splits_text(corpus.manifest)
     return [
         ["corpus", f"{corpus.uri}{' (reused)' if corpus.reused else ''}"],
         ["images", f"{counts.num_accepted:,} of {counts.num_found:,} in {corpus.manifest.num_classes:,} classes"],
         ["splits", splits],
         *([["merged rows", f"{counts.num_merged:,} exact repetitions of other rows"]] if counts.num_merged else []),
         ["refused", ", ".join(f"{reason} {n:,}" for reason, n in counts.refused.items()) or "none"],
-        ["leakage", leakage_said(found.stats if found else None, left)],
+        ["leakage", leakage_text(found.stats if found else None, left)],
         *([["own splits", own]] if own else []),
         ["digest", corpus.manifest.digest],
         ["report", f"{corpus.uri}/{REPORT_KEY}"],
@@ -228,7 +228,7 @@ def leaks_of(uri: str) -> list[str] | None:
     return leak_lines(found.stats)
 
 
-def leakage_said(stats: CorpusStats | None, num_left: int = 0) -> str:
+def leakage_text(stats: CorpusStats | None, num_left: int = 0) -> str:
     """Leakage of a corpus in one line; `num_left` pairs were too many to compare."""
     if stats is None or not stats.compared:
         return (
@@ -291,9 +291,9 @@ def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: boo
         console.emit(report.model_dump(mode="json"))
     else:
         for uri, problem in (report.problems | report.beside).items():
-            console.tell(console.visible(f"{uri} {problem}"))
+            console.print_result(console.visible(f"{uri} {problem}"))
             for example_id, wrong in report.pictures.get(uri, {}).items():
-                console.tell(console.visible(f"  {example_id} {wrong}"))
+                console.print_result(console.visible(f"  {example_id} {wrong}"))
     if report.problems.keys() - report.pictures.keys():
         raise RuntimeError(
             f"{corpus.uri} has {len(report.problems)} files that differ from what was written; do not train on it."
@@ -307,7 +307,7 @@ def verify_and_show(settings: Settings, name: str, *, pixels: bool, as_json: boo
         rows = f"{report.num_rows_read:,} rows"
         if report.num_rows < report.num_rows_read:
             rows += f", of which this subset has {report.num_rows:,},"
-        console.tell(
+        console.print_result(
             f"{corpus.uri}: {report.num_shards:,} shards with {rows} are as written{', and every image is intact' * pixels}."
         )
     if report.beside:

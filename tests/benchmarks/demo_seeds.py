@@ -23,8 +23,9 @@ from sklearn.linear_model import LogisticRegression
 from data_prep.decode import decode
 from data_prep.shard_format import ShardReader, load_manifest
 from flows.commands.stack_commands import join_stack
+from flows.console import init_text
 from flows.end_to_end import pretrain_then_transfer
-from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, init_of, measurements
+from flows.reports.recorded_scores import RECORDS, Measurement, RecordedScore, measurements
 from flows.requests.forms import PipelineRequest
 from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.engines import open_engines
@@ -77,7 +78,9 @@ def record(scores: list[Score], baselines: dict[str, float]) -> Measurement:
         date=datetime.now(UTC).date().isoformat(),
         machine=machine(),
         scores=tuple(
-            RecordedScore(task=s.task, seed=s.seed, init=init_of(s), top1=s.value, peak_lr=s.chosen["peak_lr"])
+            RecordedScore(
+                task=s.task, seed=s.seed, init=init_text(s.model_digest), top1=s.value, peak_lr=s.chosen["peak_lr"]
+            )
             for s in sorted(scores, key=lambda s: (s.task, s.seed, s.model_digest is None))
         ),
         baselines=baselines,

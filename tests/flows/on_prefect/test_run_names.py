@@ -5,7 +5,7 @@ from datetime import datetime
 import pytest
 from prefect.utilities.names import generate_slug
 
-from flows.on_prefect.run_names import given_name, telling_name
+from flows.on_prefect.run_names import descriptive_name, given_name
 from flows.records import Origin
 from flows.to_mlflow.stage_snapshots import origin_tags
 
@@ -24,15 +24,15 @@ def test_a_name_that_the_page_suggests_is_replaced(name):
 
 def test_names_that_the_server_or_vitline_generates_are_replaced():
     assert [name for name in (generate_slug(2) for _ in range(500)) if given_name(name)] == []
-    assert given_name(telling_name("pretrain", {"recipe": "emoji", "seed": 0}, NOW)) is None
+    assert given_name(descriptive_name("pretrain", {"recipe": "emoji", "seed": 0}, NOW)) is None
 
 
 def test_a_generated_name_describes_recipe_corpus_and_seed():
     names = [
-        telling_name("pretrain", {"recipe": "emoji", "corpus": "noto-emoji", "seed": seed}, NOW) for seed in (0, 1)
+        descriptive_name("pretrain", {"recipe": "emoji", "corpus": "noto-emoji", "seed": seed}, NOW) for seed in (0, 1)
     ]
     assert names == ["emoji-noto-emoji-s0-1121-030000", "emoji-noto-emoji-s1-1121-030000"]
-    assert telling_name("reconcile", {}, NOW) == "reconcile-1121-030000"
+    assert descriptive_name("reconcile", {}, NOW) == "reconcile-1121-030000"
 
 
 def test_a_typed_name_is_a_tag_of_the_runs_in_mlflow():
