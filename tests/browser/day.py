@@ -86,8 +86,8 @@ class Day:
 
     def nonsense_is_refused(self) -> str:
         assert self.prefect.submit(PIPELINE, Train_Images=-5) is None
-        told = self.prefect.refusal
-        assert "-5 is less than the minimum of 1" in told, told
+        refusal = self.prefect.refusal
+        assert "-5 is less than the minimum of 1" in refusal, refusal
         began = time.monotonic()
         run = self.prefect.submit(PIPELINE, Corpus="no-such-corpus")
         assert run
@@ -95,7 +95,9 @@ class Day:
         seconds = time.monotonic() - began
         assert "no-such-corpus" in ended["state"]["message"]
         assert "Traceback" not in "\n".join(self.prefect.lines(run))
-        return f"page: {told.partition('reason: ')[2]}; flow after {seconds:.0f} s: {ended['state']['message'][:140]}"
+        return (
+            f"page: {refusal.partition('reason: ')[2]}; flow after {seconds:.0f} s: {ended['state']['message'][:140]}"
+        )
 
     def a_cancelled_run_goes_on_when_submitted_again(self) -> str:
         form = {"Name": "cancelled", "Tasks": TASKS, "Overrides": LONG, **DIGITS}
@@ -150,12 +152,12 @@ class Day:
         before = edits()
         assert ("mine", "30 4 * * *", True) in before[0], before
         assert before[1]["request"]["name"] == "my-night"
-        told = self.vitline("flows", "deploy")
+        output = self.vitline("flows", "deploy")
         assert edits() == before
-        assert "kept as edited" in told, told
+        assert "kept as edited" in output, output
         self.prefect.open_deployment(nightly)
         self.prefect.picture("schedules")
-        return next(line for line in told.splitlines() if "nightly: kept" in line)[:160]
+        return next(line for line in output.splitlines() if "nightly: kept" in line)[:160]
 
     def a_night_starts_by_itself(self) -> str:
         """The switch of the page turns its schedule on; its time is moved to the next minutes by the API."""
@@ -230,8 +232,8 @@ class Day:
         return f"classes {row['classes']}, probabilities {[round(p, 2) for p in row['probabilities']]}"
 
     def own_pictures_become_a_model(self) -> str:
-        told = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")
-        text = told.stdout + told.stderr
+        done = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")
+        text = done.stdout + done.stderr
         lines = text[text.index("from vit.published") :].splitlines()
         code = "\n".join(line for line in lines[: 1 + next(i for i, line in enumerate(lines) if "predict" in line)])
         pasted = self.command(BIN / "python", "-c", code)

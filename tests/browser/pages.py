@@ -83,8 +83,8 @@ class Prefect:
         self.page.get_by_role("button", name="Submit").click()
         deadline = time.monotonic() + 20
         while not (new := self._ids(wanted) - known):
-            if (told := self._toast()) or time.monotonic() > deadline:
-                self.refusal = told
+            if (shown := self._toast()) or time.monotonic() > deadline:
+                self.refusal = shown
                 return None
             self.page.wait_for_timeout(200)
         return new.pop()

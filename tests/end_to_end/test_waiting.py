@@ -1,4 +1,4 @@
-"""Runs that wait while another training is at work: how long, what they tell, and what lets them go first."""
+"""Runs that wait while another training is at work: how long, what they report, and what lets them go first."""
 
 import secrets
 
@@ -32,11 +32,11 @@ def test_a_run_with_a_deadline_waits_until_the_training_in_its_way_is_preempted(
     }
     run = work.start("pretrain-then-transfer/tiny", name="waits", overrides=overrides, deadline_hours=1)
     key = work.key(run)
-    told = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
+    expected = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
     training = work.eventually(lambda: work.flows.parts(run)[1:])[0]["id"]
-    work.eventually(lambda: any(told in line for line in work.flows.lines(training)))
+    work.eventually(lambda: any(expected in line for line in work.flows.lines(training)))
     pages = work.flows.artifacts(training).values()
-    assert any(told in page["description"] for page in pages), pages
+    assert any(expected in page["description"] for page in pages), pages
     assert read_state(work.run(key)) is None
     assert work.flows.find(run)["state_name"] == "Running"
 

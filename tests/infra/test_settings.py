@@ -16,7 +16,7 @@ def test_only_documented_names_are_read(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     assert (Settings().root, Settings().home) == (f"{tmp_path}/.vitline/store", None)
     for name in documented:
-        monkeypatch.setenv(name, "/told")
+        monkeypatch.setenv(name, "/here")
     read = Settings()
-    assert (read.root, read.home, read.ray_address) == ("/told", Path("/told"), "/told")
-    assert read.mlflow_tracking_uri == "/told"
+    assert (read.root, read.home, read.ray_address) == ("/here", Path("/here"), "/here")
+    assert read.mlflow_tracking_uri == "/here"

@@ -286,8 +286,8 @@ def test_threads_have_a_child_each():
 @pytest.mark.parametrize("busy", [False, True])
 def test_no_orphan_survives_a_killed_parent(hostile, tmp_path, busy):
     """An idle child notices the end of its input; a child in an endless loop is ended by the kernel."""
-    told = tmp_path / "pid"
-    image = f"pid:{told}".encode() if busy else picture(0)
+    pid_file = tmp_path / "pid"
+    image = f"pid:{pid_file}".encode() if busy else picture(0)
     program = f"""
 import sys, time
 sys.path.insert(0, {str(tmp_path)!r})
@@ -296,12 +296,12 @@ from data_prep.examine.decode_child import Examiner
 if __name__ == "__main__":
     with Examiner(DecodePolicy(), timeout_s=600, memory_bytes={MEMORY}, function={hostile!r}) as examiner:
         for _ in examiner.run([(0, {image!r})]):
-            open({str(told)!r}, "w").write(str(examiner._child._process.pid))
+            open({str(pid_file)!r}, "w").write(str(examiner._child._process.pid))
             time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parents[3])
     try:
-        child = int(until(lambda: told.exists() and told.read_text()))
+        child = int(until(lambda: pid_file.exists() and pid_file.read_text()))
         assert not gone(child)
     finally:
         parent.kill()

@@ -113,12 +113,12 @@ def test_too_many_refused_images_are_an_error_with_reasons_list_and_option(
     request = request_for(folder)
     with pytest.raises(ValueError, match="nothing is published") as raised:
         prepare.prepare([request], memory_root)
-    told = str(raised.value)
-    assert "12 of 36 images are refused (empty 6, not_an_image 6)" in told
-    assert "empty (" in told
-    assert "not_an_image (" in told
-    assert "--set execution.max_refused_fraction=0.34" in told
-    where = told.partition("All are listed in ")[2].partition("/*.parquet")[0]
+    message = str(raised.value)
+    assert "12 of 36 images are refused (empty 6, not_an_image 6)" in message
+    assert "empty (" in message
+    assert "not_an_image (" in message
+    assert "--set execution.max_refused_fraction=0.34" in message
+    where = message.partition("All are listed in ")[2].partition("/*.parquet")[0]
     listed = [key for key in open_store(where).list() if key.endswith(".parquet")]
     assert sum(len(pq.read_table(open_store(where).open(key))) for key in listed) == 12
 

@@ -111,8 +111,10 @@ def test_an_image_with_several_labels_gets_those_of_its_copies(table, tmp_path, 
         (row,) = [row for row in rows_of(corpus, "train") + rows_of(corpus, "val") if row["example_id"] == "40.jpg"]
         assert (row["labels"], row["weights"]) == ([3, 2, 4], [0.75, 0.5, 0.125])
         assert manifest.counts.refused == {"duplicate": 2}
-        told = {row["example_id"]: row["detail"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()}
-        assert "labelled ['d', 'c'] (this copy: ['e', 'd'], which are merged into it)" in told["41.jpg"]
+        details = {
+            row["example_id"]: row["detail"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()
+        }
+        assert "labelled ['d', 'c'] (this copy: ['e', 'd'], which are merged into it)" in details["41.jpg"]
         digests.append(manifest.digest)
     assert digests[0] == digests[1]
 

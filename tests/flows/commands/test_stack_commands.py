@@ -66,8 +66,8 @@ def run_folder(run):
 
 def test_commands_that_would_use_a_stopped_stack_mention_it(run, tmp_path):
     settle(tmp_path / ".vitline" / "stack", {})
-    told = f"the local stack in {tmp_path}/.vitline/stack is down, so its store cannot be read; `vitline stack up` starts it\n"
-    assert run("data", "ls", "--json") == (0, '{\n "corpora": []\n}\n', told)
+    expected = f"the local stack in {tmp_path}/.vitline/stack is down, so its store cannot be read; `vitline stack up` starts it\n"
+    assert run("data", "ls", "--json") == (0, '{\n "corpora": []\n}\n', expected)
     for quiet in (("data", "ls", "--root", "elsewhere"), ("data", "--help"), ("stack", "status")):
         assert "cannot be read" not in run(*quiet)[2]
     assert "cannot be read" not in run("data", "ls", VITLINE_ROOT="elsewhere")[2]
@@ -118,11 +118,11 @@ def test_a_stack_with_an_existing_store_starts_the_other_services(run, s3_uri, t
         assert f"below {s3_uri}" in run("data", "ls", **keys)[2]
     finally:
         assert run("stack", "down")[0] == 0
-    told = (
+    expected = (
         f"the local stack in {tmp_path}/.vitline/stack is down; `vitline stack up` starts it. Its store is {s3_uri}\n"
     )
     code, out, err = run("data", "ls", **keys)
-    assert (code, err.startswith(told), f"below {s3_uri}" in err) == (0, True, True)
+    assert (code, err.startswith(expected), f"below {s3_uri}" in err) == (0, True, True)
     code, _, err = run("stack", "up", VITLINE_ROOT=s3_uri, AWS_ENDPOINT_URL="http://127.0.0.1:9")
     assert code == 1
     assert f"The store {s3_uri} of VITLINE_ROOT cannot be used" in err

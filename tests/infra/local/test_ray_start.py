@@ -13,8 +13,8 @@ from infra.local import processes, ray_node
 folder, busy = pathlib.Path(sys.argv[1]), sys.argv[2] == "busy"
 ray_node.is_busy = lambda: busy
 words = "Traceback (most recent call last):\\\\nException: \\\\x1b[31mThe current node timed out during startup.\\\\x1b[0m"
-told = f"import pathlib; open('{folder}/tries', 'a').write('x'); print('{words}'); raise SystemExit(1)"
-ray_node.RayHead.command = lambda self: [sys.executable, "-c", told]
+script = f"import pathlib; open('{folder}/tries', 'a').write('x'); print('{words}'); raise SystemExit(1)"
+ray_node.RayHead.command = lambda self: [sys.executable, "-c", script]
 sys.argv[1:] = ["--log-dir", str(folder), "--parent", str(os.getppid()), "--object-store-bytes", "100000000"]
 ray_node.main()
 """

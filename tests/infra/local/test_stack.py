@@ -305,8 +305,8 @@ def test_a_service_is_up_when_a_process_of_its_own_answers(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", HELD, str(tmp_path / "s")], capture_output=True, text=True, timeout=120
     )
-    told = done.stdout.splitlines()
-    assert [line.split(" on port")[0] for line in told] == [
+    lines = done.stdout.splitlines()
+    assert [line.split(" on port")[0] for line in lines] == [
         "starting a process that does not belong to mlflow answers",
         "up",
     ], done

@@ -176,9 +176,9 @@ def test_the_candidate_is_the_model_that_was_finished_last_whatever_is_sent_last
     found = client.search_model_versions(f"name = '{name}'")
     assert len(found) == 3
     # Why it is the candidate stands on that version alone, and once.
-    told = {v.version: (v.description, v.tags.get(CANDIDATE_BY)) for v in found}
-    assert told.pop(versions[300.0])[0].count("because its training ended last") == 1
-    assert set(told.values()) == {("summary", None)}
+    described = {v.version: (v.description, v.tags.get(CANDIDATE_BY)) for v in found}
+    assert described.pop(versions[300.0])[0].count("because its training ended last") == 1
+    assert set(described.values()) == {("summary", None)}
 
 
 def test_shippers_of_one_model_at_once_leave_one(uri, start, client):
