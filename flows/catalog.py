@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from data_prep.find_corpus import prepared_corpora
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_class_names, load_manifest
 from flows import console
-from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_json_or_none, read_pipeline
+from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
 from flows.run_standing import AT_WORK, PROGRESS, attempts_of, standing
 from infra.names import there_are
 from infra.runs.journal import read_journal
@@ -116,7 +116,7 @@ def corpus_stats(corpus: Store) -> FoundStats | None:
     while origin := manifest.provenance.get("view_of"):
         corpus = open_store(f"{corpus.uri.rpartition('/')[0]}/{origin['version']}")
         manifest = load_manifest(corpus)
-    found = read_json_or_none(corpus, STATS_KEY)
+    found = corpus.read_json_or_none(STATS_KEY)
     return FoundStats(CorpusStats.from_json(found), f"{manifest.name}/{manifest.version}") if found else None
 
 

@@ -110,15 +110,6 @@ def write_pipeline(root: Store, record: PipelineRecord) -> None:
     root.write_json(f"pipelines/{record.key}.json", record.model_dump(mode="json"))
 
 
-def read_json_or_none(store: Store, key: str) -> dict[str, Any] | None:
-    """The JSON object of a key; None if the key does not exist."""
-    try:
-        value: dict[str, Any] = store.read_json(key)
-    except FileNotFoundError:
-        return None
-    return value
-
-
 def list_pipeline_keys(root: Store) -> list[str]:
     """Keys of all pipelines below a root."""
     keys = [key.removeprefix("pipelines/") for key in root.list("pipelines/")]

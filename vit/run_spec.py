@@ -1,6 +1,5 @@
 """The spec, run key and progress of a training run. Imports no torch, so that flows start fast."""
 
-import json
 from datetime import date
 from typing import Any
 
@@ -47,8 +46,5 @@ def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunS
 
 def read_progress(run: Store) -> dict[str, Any] | None:
     """The latest `progress.json`, or None if there is none yet."""
-    try:
-        progress: dict[str, Any] = json.loads(run.read("progress.json"))
-    except FileNotFoundError:
-        return None
+    progress: dict[str, Any] | None = run.read_json_or_none("progress.json")
     return progress

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from flows.console import first_of, utc
-from flows.records import list_pipeline_keys, list_run_keys, read_json_or_none, read_pipeline, write_pipeline
+from flows.records import list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
 from flows.requests.forms import ReconcileRequest
 from flows.stages.engines import Engines
 from flows.stages.heartbeat import beats, forget
@@ -351,7 +351,7 @@ class Reconciler:
             return list(pool.map(read, keys))
 
     def _synced_until(self) -> float:
-        synced = read_json_or_none(self.root, SYNCED)
+        synced = self.root.read_json_or_none(SYNCED)
         return float(synced["until"]) if synced else 0.0
 
 

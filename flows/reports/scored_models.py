@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from flows.records import read_json_or_none
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
@@ -37,7 +36,7 @@ class ModelFacts:
 
 def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
     """Facts from the config of a published model, and from the runs and corpora that it names."""
-    config = read_json_or_none(open_store(model), "config.json") if model and depth else None
+    config = open_store(model).read_json_or_none("config.json") if model and depth else None
     if config is None:
         return ModelFacts()
     network, provenance = network_config(config["model"]), config.get("provenance", {})
@@ -48,13 +47,13 @@ def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
         data = data_of_weights(weights)
     elif key := provenance.get("run_key"):
         run = open_store(root).child(f"runs/{key}")
-        training = (read_json_or_none(run, "config.json") or {}).get("config", {})
+        training = (run.read_json_or_none("config.json") or {}).get("config", {})
         own_days = device_days(run)
         if init := training.get("init_model"):
             origin = model_facts(root, init, depth - 1)
             data = origin.data
         elif corpus := training.get("corpus"):
-            data = _data_of(read_json_or_none(open_store(corpus), "manifest.json") or {})
+            data = _data_of(open_store(corpus).read_json_or_none("manifest.json") or {})
     return ModelFacts(
         architecture=architecture_of(network),
         data=data,

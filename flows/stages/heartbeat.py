@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Iterator
 
-from flows.records import read_json_or_none
 from infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ def beating(root: Store, flow_run_id: str) -> Iterator[None]:
 
 def beat_of(root: Store, flow_run_id: str) -> float | None:
     """Unix seconds of the last heartbeat of a flow run; None if it has ended properly or not started."""
-    found = read_json_or_none(root, f"{PREFIX}{flow_run_id}.json")
+    found = root.read_json_or_none(f"{PREFIX}{flow_run_id}.json")
     return float(found["heartbeat"]) if found else None
 
 

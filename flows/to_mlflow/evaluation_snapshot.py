@@ -7,7 +7,6 @@ the files about its predictions (`vit/vtab/trained/trial_files.py`). Imports no 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from flows.records import read_json_or_none
 from flows.to_mlflow.run_snapshot import (
     JSON,
     MODEL_PARAMS,
@@ -46,7 +45,7 @@ Values = dict[str, tuple[float, int]]
 def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
     """Scores on tasks: a metric for each task and model, group means where all tasks are scored, and the children."""
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
-    configs = {model: read_json_or_none(open_store(model), "config.json") or {} for model in models}
+    configs = {model: open_store(model).read_json_or_none("config.json") or {} for model in models}
     snapshot.params = {
         **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
         **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
@@ -63,7 +62,7 @@ def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, 
         "mlflow.source.name": "vitline evaluate",
     }
     corpora = dict.fromkeys(task["corpus"] for task in spec["tasks"])
-    manifests = {uri: read_json_or_none(open_store(uri), "manifest.json") or {} for uri in corpora}
+    manifests = {uri: open_store(uri).read_json_or_none("manifest.json") or {} for uri in corpora}
     snapshot.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
     if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
         snapshot.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
@@ -192,7 +191,7 @@ def scores_by_name(scores: Sequence[Score]) -> dict[str, Score]:
 
 def final_trial(root: Store, score: Score) -> TrialResult | None:
     """The result of the final trial; None for a probe, or if the result was deleted."""
-    found = read_json_or_none(root, f"trials/{score.trials[-1]}.json") if score.trials else None
+    found = root.read_json_or_none(f"trials/{score.trials[-1]}.json") if score.trials else None
     return TrialResult.model_validate(found) if found else None
 
 

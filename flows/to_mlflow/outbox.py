@@ -9,7 +9,7 @@ import time
 import uuid
 from typing import Literal, NamedTuple
 
-from flows.records import read_json_or_none, read_pipeline
+from flows.records import read_pipeline
 from infra.runs.run_state import read_state
 from infra.storage import Store, json_bytes
 
@@ -32,7 +32,7 @@ def put(root: Store, entry: OutboxEntry) -> None:
 
 def mark_of(root: Store, entry: OutboxEntry) -> str | None:
     """The mark that `clear` needs; read it before the run is read. None if there is no entry."""
-    found = read_json_or_none(root, _path(entry))
+    found = root.read_json_or_none(_path(entry))
     return found["nonce"] if found else None
 
 

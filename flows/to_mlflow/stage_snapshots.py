@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Sequence
 
-from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_json_or_none, read_pipeline
+from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
 from flows.to_mlflow.evaluation_snapshot import show_evaluation
 from flows.to_mlflow.run_snapshot import JSON, MODEL_PARAMS, Published, RunSnapshot, corpus_use, makers, plain
 from infra.config import canonical_json, digest_of, flatten
@@ -58,7 +58,7 @@ MAX_REQUEST_PARAMS = 20
 def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     """The run snapshot of a run in its present state; None before its first attempt."""
     run = root.child(f"runs/{key}")
-    config, state, attempts = read_json_or_none(run, "config.json"), read_state(run), attempt_records(run)
+    config, state, attempts = run.read_json_or_none("config.json"), read_state(run), attempt_records(run)
     if config is None or (state is None and not attempts):
         return None
     state = state or {"state": "running"}
@@ -139,7 +139,7 @@ def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, st
     """A pre-training or fine-tuning: recipe, corpus, length of the curves and published model."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
-    manifest = read_json_or_none(open_store(config["corpus"]), "manifest.json") or {}
+    manifest = open_store(config["corpus"]).read_json_or_none("manifest.json") or {}
     snapshot.total_steps = recipe["total_steps"]
     snapshot.params = training_params(config, manifest)
     snapshot.tags |= {
@@ -158,7 +158,7 @@ def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, st
         if split in manifest.get("splits", {})
     ]
     if config["init_model"]:
-        snapshot.model_inputs = makers([read_json_or_none(open_store(config["init_model"]), "config.json")])
+        snapshot.model_inputs = makers([open_store(config["init_model"]).read_json_or_none("config.json")])
     if run.exists("inputs.png"):
         snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
     # Figures and their page; their numbers are large and stay in the store.
@@ -192,7 +192,7 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
 def published(state: JSON, snapshot: RunSnapshot) -> Published | None:
     """The published model of a finished training; None if it was deleted."""
     store = open_store(state["model"])
-    config = read_json_or_none(store, "config.json")
+    config = store.read_json_or_none("config.json")
     if config is None:
         return None
     name, version = store.uri.rstrip("/").split("/")[-2:]
@@ -232,7 +232,7 @@ def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON,
     made = {
         name: root.uri_of(f"corpora/{name}/{corpus['version']}") for name, corpus in state.get("corpora", {}).items()
     }
-    manifests = {uri: m for uri in made.values() if (m := read_json_or_none(open_store(uri), "manifest.json"))}
+    manifests = {uri: m for uri in made.values() if (m := open_store(uri).read_json_or_none("manifest.json"))}
     if not manifests:
         return
     snapshot.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
@@ -347,11 +347,11 @@ def user_of(root: Store, record: PipelineRecord) -> str | None:
 
 def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -> None:
     """Adds the params of a stage to the parent: those of the pre-training by name, those of other stages with a prefix."""
-    config = read_json_or_none(root.child(f"runs/{key}"), "config.json") if key else None
+    config = root.child(f"runs/{key}").read_json_or_none("config.json") if key else None
     if config is None:
         return
     if training := config.get("config"):
-        manifest = read_json_or_none(open_store(training["corpus"]), "manifest.json") or {}
+        manifest = open_store(training["corpus"]).read_json_or_none("manifest.json") or {}
         prefix = "" if stage == "pretrain" else f"{stage}."
         snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
         if stage == "pretrain":

@@ -62,7 +62,8 @@ def read_state(run: Store) -> dict[str, Any] | None:
     The reconciled state counts if it is for the same or a later attempt than `state.json`, unless that attempt itself has
     written how it ended.
     """
-    state, reconciled = _read(run, "state.json"), _read(run, "verdict.json")
+    state: dict[str, Any] | None = run.read_json_or_none("state.json")
+    reconciled: dict[str, Any] | None = run.read_json_or_none("verdict.json")
     if reconciled is None or (state is not None and state["attempt"] > reconciled["attempt"]):
         return state
     ended_itself = state is not None and state["attempt"] == reconciled["attempt"] and state["state"] != "running"
@@ -116,12 +117,5 @@ def read_stop(run: Store) -> dict[str, Any] | None:
 
     A request to an earlier attempt has no effect: the caller must compare `attempt`.
     """
-    return _read(run, "stop.json")
-
-
-def _read(run: Store, key: str) -> dict[str, Any] | None:
-    try:
-        record: dict[str, Any] = run.read_json(key)
-    except FileNotFoundError:
-        return None
-    return record
+    request: dict[str, Any] | None = run.read_json_or_none("stop.json")
+    return request

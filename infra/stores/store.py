@@ -188,6 +188,13 @@ class Store(ABC):
                 f"{self.uri_of(key)} is not JSON: {error}. vitline did not write it; restore or delete it."
             ) from error
 
+    def read_json_or_none(self, key: str) -> Any:
+        """As `read_json`, but None if the object does not exist."""
+        try:
+            return self.read_json(key)
+        except FileNotFoundError:
+            return None
+
     def write_json(self, key: str, value: Any) -> None:
         """Writes a value as sorted, indented JSON; equal values give equal bytes. NaN and infinities raise ValueError."""
         self.write(key, json_bytes(value))
