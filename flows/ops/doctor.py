@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import defaultdict
@@ -24,7 +23,7 @@ from flows.ops import schedule_checks, service_checks
 from flows.ops.check import Check
 from flows.ops.service_checks import BUSY_ADVICE, installed, patience
 from infra.local.paths import local_dir
-from infra.local.processes import is_busy, is_free, load
+from infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
 from infra.local.stack import find_stack, listeners, reached_ports
 from infra.local.stack_config import WELL_KNOWN, weed
 from infra.settings import Settings
@@ -182,13 +181,14 @@ def _holder(port: int) -> str:
 
 
 def check_ray(settings: Settings) -> Check:
-    """The configured job server. If none is configured: that the paths of Ray's sockets fit below the temporary folder."""
+    """The configured job server. If none is configured: that a folder with a short path can hold Ray's sockets."""
     if settings.ray_address is not None:
         return service_checks.check_ray(settings)
-    length = len(str(Path(tempfile.gettempdir()).resolve()))
-    ok = length < 40
-    advice = "" if ok else "Ray's socket names would be too long: set TMPDIR to a short path such as /tmp."
-    return Check("ray", ok, "no RAY_ADDRESS: commands start their own one-node Ray", advice)
+    found, folder = "no RAY_ADDRESS: commands start their own one-node Ray", short_base()
+    if os.access(folder, os.W_OK | os.X_OK):
+        return Check("ray", True, found)
+    advice = f"Make {folder} writable, or set TMPDIR to a folder whose path has at most {MAX_BASE_LENGTH} characters."
+    return Check("ray", False, f"{found}, but its sockets need a short path, and {folder} cannot be written to", advice)
 
 
 def check_accelerator() -> Check:

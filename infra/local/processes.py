@@ -23,6 +23,9 @@ TERMINATED_S = (
     2.0  # between SIGTERM and SIGKILL, for processes that an orderly end has left, such as drivers and flow runs
 )
 KILLED_S = 10.0
+# Ray and the stack's servers create Unix sockets below it, whose paths have at most 107 bytes.
+MAX_BASE_LENGTH = 16
+SHORT_FALLBACK = "/tmp"
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -211,9 +214,9 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def short_base() -> str:
-    """The parent of folders that need short paths: servers create Unix sockets in them, whose paths have at most 107 bytes."""
+    """The parent of folders with Unix sockets, which need short paths: the temporary folder if its path is short, else /tmp."""
     base = tempfile.gettempdir()
-    return base if len(base) <= 16 else "/tmp"
+    return base if len(base) <= MAX_BASE_LENGTH else SHORT_FALLBACK
 
 
 def tail(log: Path, num_lines: int = 20) -> str:

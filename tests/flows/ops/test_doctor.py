@@ -12,6 +12,7 @@ import pytest
 
 from flows.ops import doctor, service_checks
 from flows.ops.doctor import examine
+from infra.local import processes
 from infra.local.stack import Listener, find_stack, listeners
 from infra.local.stack_config import ALL
 from infra.settings import Settings
@@ -49,7 +50,7 @@ def settings_of(monkeypatch, tmp_path):
     for field in Settings.model_fields.values():
         for name in field.validation_alias.choices:
             monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/tmp")
+    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: "/tmp")
 
     def make(root=None, **changes) -> Settings:
         return Settings(root=str(root or tmp_path / "store"), **changes)
@@ -371,7 +372,10 @@ def test_a_package_that_is_missing_or_too_old_is_named(monkeypatch):
     assert "make install" in check.advice
 
 
-def test_a_temporary_folder_that_is_too_deep_for_sockets_is_found(settings_of, monkeypatch):
+def test_sockets_need_a_folder_with_a_short_path_and_the_fallback_will_do(settings_of, monkeypatch, tmp_path):
     settings = settings_of()
-    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/" + "deep/" * 20)
-    failure(by_name(settings)["ray"], "", "TMPDIR")
+    monkeypatch.setattr(processes.tempfile, "gettempdir", lambda: "/" + "deep/" * 20)
+    check = doctor.check_ray(settings)
+    assert (check.ok, check.advice) == (True, "")
+    monkeypatch.setattr(processes, "SHORT_FALLBACK", f"{tmp_path}/absent")
+    failure(doctor.check_ray(settings), f"{tmp_path}/absent cannot be written to", "TMPDIR")
