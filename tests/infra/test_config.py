@@ -32,36 +32,36 @@ def shuffled(value):
 
 
 @given(JSON)
-def test_equal_values_have_equal_digests_whatever_their_order(value):
+def test_digest_does_not_depend_on_key_order(value):
     assert digest_of(value) == digest_of(shuffled(value))
     assert len(digest_of(value)) == 64
 
 
-def test_the_digest_of_a_known_value():
+def test_digest_of_a_known_value_is_unchanged():
     # printf '%s' '{"a":[1,{"ü":null}],"b":0.1}' | sha256sum
     assert digest_of({"b": 0.1, "a": (1, {"ü": None})}).startswith("e27dacdf64a1")
 
 
-def test_a_config_is_its_fields():
+def test_config_and_its_fields_have_the_same_digest():
     assert canonical_json(Outer()) == '{"inner":{"kind":"a","width":3},"names":["x","y"]}'
     assert digest_of({"recipe": Outer()}) == digest_of({"recipe": Outer().model_dump(mode="json")})
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_without_json_are_refused(value):
+def test_nan_and_infinity_are_refused(value):
     with pytest.raises(ValueError, match="not JSON compliant"):
         digest_of({"a": [value]})
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["a", "b"]))
-def test_replace_changes_what_it_names_and_nothing_else(width, kind):
+def test_replace_changes_only_the_named_fields(width, kind):
     changed = replace(Outer(), **{"inner.width": width, "inner.kind": kind})
     assert changed == Outer(inner=Inner(width=width, kind=kind))
     assert replace(changed, inner=Inner()) == Outer()
     assert replace(Outer()) == Outer()
 
 
-def test_replace_validates_again():
+def test_replace_validates_the_new_values():
     with pytest.raises(ValueError, match="greater than 0"):
         replace(Outer(), **{"inner.width": -1})
     with pytest.raises(ValueError, match=r"no field 'inner\.depth'; available fields: kind, width"):
@@ -70,12 +70,12 @@ def test_replace_validates_again():
         replace(Outer(), **{"names.width": 1})
 
 
-def test_a_config_cannot_be_changed_or_misspelt():
+def test_config_is_frozen_and_refuses_unknown_fields():
     with pytest.raises(ValueError, match="frozen"):
         Inner().width = 4  # type: ignore[misc]
     with pytest.raises(ValueError, match="Extra inputs"):
         Inner(widht=4)  # type: ignore[call-arg]
 
 
-def test_digests_are_those_of_sha256():
+def test_digest_is_the_sha256_of_the_json():
     assert digest_of("") == hashlib.sha256(b'""').hexdigest()

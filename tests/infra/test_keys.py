@@ -6,7 +6,7 @@ from infra.keys import run_key
 from infra.result_versions import RESULT_VERSIONS
 
 
-def test_keys_of_known_inputs():
+def test_run_keys_of_known_inputs_are_unchanged():
     # First 12 digits of `printf '%s' JSON | sha256sum`, JSON being
     # {"config_digest":"dd","inputs":{"a":"1","b":"2"},"night":"2026-01-31","semantics":1,"stage":"pretrain"} and
     # {"config_digest":"dd","inputs":{},"night":null,"semantics":1,"stage":"pretrain"}.
@@ -16,7 +16,7 @@ def test_keys_of_known_inputs():
     assert run_key("vit-b16", "pretrain", "dd", {}) == "vit-b16-6c7d70d1f485"
 
 
-def test_the_key_changes_with_everything_that_changes_results(monkeypatch):
+def test_run_key_depends_on_everything_that_changes_results(monkeypatch):
     def key(**changes):
         given = {"name": "n", "stage": "pretrain", "config_digest": "d", "inputs": {"corpus": "c"}, "night": None}
         return run_key(**(given | changes))
@@ -34,7 +34,7 @@ def test_the_key_changes_with_everything_that_changes_results(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["", "Vit", "a/b", "-a", "a b", "a" * 81])
-def test_a_name_that_is_no_folder_name_is_refused(name):
+def test_invalid_run_name_is_refused(name):
     with pytest.raises(ValueError, match="cannot name a run"):
         run_key(name, "pretrain", "dd", {})
 

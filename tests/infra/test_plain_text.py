@@ -1,16 +1,16 @@
-"""What other programs write for terminals, as lines for tables and messages."""
+"""Terminal output of other programs, cleaned for tables and messages."""
 
 from infra.plain_text import last_words, plain
 
 
-def test_colours_titles_and_what_was_overwritten_are_gone():
+def test_plain_removes_escape_sequences_and_overwritten_text():
     assert plain(
         "\x1b[36m(f pid=7)\x1b[0m a\x1b]0;title\x07b\n 10%\r100%\r\nc\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
     ) == ("(f pid=7) ab\n100%\nclink")
     assert plain("no [escape] 1;31m") == "no [escape] 1;31m"
 
 
-def test_the_last_error_of_a_log_says_why():
+def test_last_words_returns_the_last_error_of_a_log():
     log = """Traceback (most recent call last):
   File "a.py", line 1, in <module>
     raise ValueError("x")

@@ -1,5 +1,5 @@
-"""What RayJobs makes of the job server's answers, by a client that answers from a script, and at the end by the stack's
-Ray; more of a real one is in local/test_ray_node.py."""
+"""How RayJobs handles replies of the job server: of a scripted client, and in the last tests of the stack's Ray; more tests
+with a real Ray are in local/test_ray_node.py."""
 
 import importlib.metadata
 import time
@@ -30,7 +30,7 @@ def info(status, exit_code=None):
 
 
 class Scripted:
-    """Answers every method from one list; an exception is raised."""
+    """A client whose method calls return the answers in turn; an exception is raised."""
 
     def __init__(self, *answers):
         self.answers, self.calls = list(answers), []
@@ -59,7 +59,7 @@ def jobs_of(monkeypatch):
     return make
 
 
-def test_a_job_asks_for_no_resources_and_replaces_its_shell(jobs_of):
+def test_submit_requests_no_resources_and_execs_the_command(jobs_of):
     jobs, client = jobs_of("a")
     jobs.submit("a", ["python", "-c", "print('x y')"], {"VITLINE_X": "1"}, {"corpus": "c"})
     assert client.calls == [
@@ -76,19 +76,19 @@ def test_a_job_asks_for_no_resources_and_replaces_its_shell(jobs_of):
     ]
 
 
-def test_a_submit_whose_reply_was_lost_is_a_submit(jobs_of):
+def test_submit_succeeds_if_its_reply_is_lost(jobs_of):
     jobs, client = jobs_of(AWAY, EXISTS)
     jobs.submit("a", ["true"], {}, {})
     assert not client.answers
 
 
-def test_a_refused_submit_is_an_error(jobs_of):
+def test_rejected_submit_is_an_error(jobs_of):
     jobs, _ = jobs_of(RuntimeError("Request failed with status code 400: bad runtime_env"))
     with pytest.raises(RuntimeError, match="bad runtime_env"):
         jobs.submit("a", ["true"], {}, {})
 
 
-def test_unknown_is_not_away(jobs_of):
+def test_unknown_job_is_not_taken_for_an_unreachable_server(jobs_of):
     jobs, _ = jobs_of(ERROR_500, UNKNOWN)
     assert jobs.find("a") is None
     for ask in (lambda j: j.logs("a"), lambda j: j.stop("a", 1), lambda j: j.follow("a", print)):
@@ -96,7 +96,7 @@ def test_unknown_is_not_away(jobs_of):
             ask(jobs_of(UNKNOWN)[0])
 
 
-def test_following_outlasts_a_server_that_is_away_for_a_while(jobs_of):
+def test_follow_continues_after_an_outage_of_the_server(jobs_of):
     jobs, _ = jobs_of(info("PENDING"), AWAY, ERROR_500, AWAY, info("RUNNING"), info("FAILED", 75))
     seen = []
     job = jobs.follow("a", lambda job: seen.append(job.state))
@@ -105,13 +105,13 @@ def test_following_outlasts_a_server_that_is_away_for_a_while(jobs_of):
     assert (job.started_at, job.ended_at, job.metadata) == (1.5, None, {})
 
 
-def test_a_server_that_stays_away_is_named(jobs_of):
+def test_follow_fails_if_the_server_stays_unreachable(jobs_of):
     jobs, _ = jobs_of(AWAY, AWAY, away_s=-1)
     with pytest.raises(JobServerAway, match=r"could not find a: http://ray has not answered .*connection refused"):
         jobs.follow("a", lambda job: None)
 
 
-def test_stop_waits_for_the_end_and_says_when_there_is_none(jobs_of):
+def test_stop_waits_for_the_job_to_end_or_times_out(jobs_of):
     jobs, client = jobs_of(info("RUNNING"), True, info("RUNNING"), info("STOPPED"))
     assert jobs.stop("a", wait_s=60).state == "stopped"
     assert [name for name, *_ in client.calls].count("stop_job") == 1
@@ -141,7 +141,7 @@ def test_only_listed_variables_are_sent():
         checked_env({"PYTHONPATH": "/x"})
 
 
-def test_jobs_are_found_by_what_they_were_given_and_show_their_times(stack):
+def test_jobs_are_listed_by_metadata_with_their_times(stack):
     jobs = RayJobs(stack.env["RAY_ADDRESS"], stack.env["RAY_AUTH_TOKEN_PATH"])
     mark, before = uuid.uuid4().hex, time.time()
     for number in "1", "2":
@@ -160,7 +160,7 @@ def test_jobs_are_found_by_what_they_were_given_and_show_their_times(stack):
     assert {second.id, f"list-{mark}-1"} <= {job.id for job in jobs.list()}
 
 
-def test_the_page_of_a_job_is_the_dashboards_and_the_version_is_that_of_the_cluster(stack):
+def test_cluster_reports_version_and_cpus_and_job_pages_open_the_dashboard(stack):
     jobs = RayJobs(stack.env["RAY_ADDRESS"], stack.env["RAY_AUTH_TOKEN_PATH"])
     assert jobs.version() == importlib.metadata.version("ray")
     assert jobs.num_cpus() == 2

@@ -1,4 +1,4 @@
-"""No secret gets into records: not by a URI, not by an error that quotes one."""
+"""Secrets are not recorded: neither those in URIs nor those that an error quotes."""
 
 import io
 import logging
@@ -22,7 +22,7 @@ from infra.storage import open_store
         ("train/loss at step 7: 12 s", "train/loss at step 7: 12 s"),
     ],
 )
-def test_secrets_are_taken_out_and_nothing_else(text, clean, monkeypatch):
+def test_redact_removes_secrets_and_nothing_else(text, clean, monkeypatch):
     planted = {"PLANTED_SECRET": "hunter2hunter2", "RAY_AUTH_MODE": "token-of-mode", "X_TOKEN_PATH": "/a@b/c-and-more"}
     for name, value in planted.items():
         monkeypatch.setenv(name, value)
@@ -31,7 +31,7 @@ def test_secrets_are_taken_out_and_nothing_else(text, clean, monkeypatch):
 
 
 @pytest.mark.parametrize("uri", ["s3://AKIA:hunter2hunter2@bucket/x", "https://host/x?X-Amz-Signature=hunter2hunter2"])
-def test_forms_take_no_uri_with_credentials(uri):
+def test_forms_refuse_uris_with_credentials(uri):
     assert holds_credentials(uri)
     for form, given in ((PrepareRequest, {"source": uri}), (PipelineRequest, {"tasks": [uri]})):
         with pytest.raises(ValueError, match="must be a URI without user, password or signature"):
@@ -41,7 +41,7 @@ def test_forms_take_no_uri_with_credentials(uri):
         assert PipelineRequest(corpus=uri).corpus == uri
 
 
-def test_an_error_that_quotes_a_secret_is_kept_without_it(monkeypatch, root):
+def test_secrets_are_removed_from_stored_reasons_and_logged_errors(monkeypatch, root):
     monkeypatch.setenv("STORE_PASSWORD", "hunter2hunter2")
     run = open_store(root).child("runs/r")
     write_state(run, "failed", 1, reason="denied for hunter2hunter2")

@@ -1,4 +1,4 @@
-"""What the environment may say: the documented names, and no other that happens to be a field's."""
+"""Settings are read from the documented environment variables, not from others that are named like a field."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from infra.settings import Settings
 
 
-def test_only_documented_names_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_documented_environment_variables_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in Settings.model_fields:  # $HOME is on every machine, $ROOT on some
         monkeypatch.setenv(name.upper(), "/somewhere/else")
     documented = ("VITLINE_ROOT", "VITLINE_HOME", "RAY_ADDRESS", "AWS_ENDPOINT_URL", "MLFLOW_TRACKING_URI")
@@ -16,7 +16,7 @@ def test_only_documented_names_are_read(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     assert (Settings().root, Settings().home) == (f"{tmp_path}/.vitline/store", None)
     for name in documented:
-        monkeypatch.setenv(name, "/here")
+        monkeypatch.setenv(name, "/given")
     read = Settings()
-    assert (read.root, read.home, read.ray_address) == ("/here", Path("/here"), "/here")
-    assert read.mlflow_tracking_uri == "/here"
+    assert (read.root, read.home, read.ray_address) == ("/given", Path("/given"), "/given")
+    assert read.mlflow_tracking_uri == "/given"

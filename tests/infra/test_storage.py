@@ -1,4 +1,4 @@
-"""The six operations keep the same promises on every backend (docs/design.md, "Stores")."""
+"""The six operations of a store behave alike on every backend (docs/design.md, "Stores")."""
 
 import errno
 import io
@@ -36,7 +36,7 @@ def store(request, tmp_path):
         opened.delete(key)
 
 
-def test_what_is_written_is_read(store):
+def test_read_returns_what_was_written(store):
     store.write("a/b c/ü+%&.bin", b"0123456789")
     assert store.read("a/b c/ü+%&.bin") == b"0123456789"
     ranges = {(2, 5): b"234", (8, None): b"89", (8, 99): b"89", (10, None): b"", (99, 120): b"", (4, 4): b""}
@@ -53,7 +53,7 @@ def test_what_is_written_is_read(store):
     assert not store.exists("a/b c/ü+%&.bin")
 
 
-def test_an_absent_object_is_named(store):
+def test_reading_a_missing_object_names_its_key(store):
     for read in (store.read, store.read_tagged, store.size, store.open, store.read_json):
         with pytest.raises(FileNotFoundError, match="nothing/here"):
             read("nothing/here")
@@ -63,7 +63,7 @@ def test_an_absent_object_is_named(store):
         store.read("folder")
 
 
-def test_list_takes_a_flat_prefix_and_shows_objects_only(store):
+def test_list_matches_key_prefixes_and_returns_finished_objects_only(store):
     keys = ["runs/a/state.json", "runs/a/step-1", "runs/ab/step-2", "top"]
     for key in reversed(keys):
         store.create(key, b"{}")
@@ -84,7 +84,7 @@ def test_list_takes_a_flat_prefix_and_shows_objects_only(store):
         ]
 
 
-def test_scan_gives_another_tag_for_a_replaced_object(store):
+def test_scan_returns_a_new_tag_for_a_replaced_object(store):
     for key in ("d/b", "d-b", "d.b", "da"):
         store.write(key, b"1")
     before = {found.key: found.tag for found in store.scan()}
@@ -93,7 +93,7 @@ def test_scan_gives_another_tag_for_a_replaced_object(store):
     assert {key for key in before if before[key] != after[key]} == {"d-b"}
 
 
-def test_a_writer_shows_nothing_before_a_clean_exit(store):
+def test_writer_creates_the_object_only_on_a_clean_exit(store):
     def fail_half_way():
         with store.writer("streamed") as file:
             file.write(b"half" * 3_000_000)
@@ -123,14 +123,14 @@ def test_pyarrow_writes_and_reads_through_the_store(store):
         assert file.read() == b"PAR1"
 
 
-def test_a_created_object_is_not_created_again(store):
+def test_create_fails_if_the_object_exists(store):
     store.create("claim", b"mine")
     with pytest.raises(PreconditionFailed, match="claim"):
         store.create("claim", b"yours")
     assert store.read("claim") == b"mine"
 
 
-def test_a_swap_wants_the_object_that_was_read(store):
+def test_compare_and_swap_fails_if_the_object_changed(store):
     tag = store.create("claim", b"1")
     assert store.read_tagged("claim") == (b"1", tag)
     second = store.compare_and_swap("claim", b"2", tag)
@@ -146,7 +146,7 @@ def test_a_swap_wants_the_object_that_was_read(store):
     assert store.list() == []
 
 
-def test_of_many_creators_one_wins(store):
+def test_exactly_one_of_concurrent_creates_succeeds(store):
     def create(n):
         try:
             store.create("claim", str(n).encode())
@@ -171,7 +171,7 @@ def count_up(uri, times):
 
 
 @pytest.mark.parametrize("store", [BACKENDS[0], BACKENDS[2]], indirect=True)
-def test_no_increment_of_racing_processes_is_lost(store):
+def test_concurrent_increments_by_compare_and_swap_are_not_lost(store):
     store.create("counter", b"0")
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=count_up, args=(store.uri, 10)) for _ in range(4)]
@@ -185,7 +185,7 @@ def test_no_increment_of_racing_processes_is_lost(store):
 @pytest.mark.parametrize(
     "key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\0b", "a/.tmp-1", ".lock-a"]
 )
-def test_a_key_cannot_leave_the_store(store, key):
+def test_invalid_keys_are_refused(store, key):
     for operation in (store.read, store.size, store.delete, store.open):
         with pytest.raises(ValueError, match="no key"):
             operation(key)
@@ -196,7 +196,7 @@ def test_a_key_cannot_leave_the_store(store, key):
         pass
 
 
-def test_json_is_sorted_and_refuses_nan(store):
+def test_write_json_sorts_keys_and_refuses_nan(store):
     store.write_json("state.json", {"b": (1, 2), "a": "ü"})
     assert store.read("state.json").decode() == '{\n "a": "ü",\n "b": [\n  1,\n  2\n ]\n}\n'
     assert store.read_json("state.json") == {"a": "ü", "b": [1, 2]}
@@ -207,7 +207,7 @@ def test_json_is_sorted_and_refuses_nan(store):
         store.read_json("state.json")
 
 
-def test_a_store_travels_by_its_uri(store):
+def test_store_can_be_pickled(store):
     child = store.child("runs/x")
     child.write("state", b"1")
     again = pickle.loads(pickle.dumps(child))
@@ -216,23 +216,23 @@ def test_a_store_travels_by_its_uri(store):
     assert store.uri_of("runs/x/state") == child.uri_of("state") == f"{store.uri}/runs/x/state"
 
 
-def test_the_probe_passes_an_honest_store_and_names_a_dishonest_one(store, monkeypatch):
+def test_probe_detects_a_store_that_ignores_write_conditions(store, monkeypatch):
     probe_conditional_writes(store)
     assert store.list() == []
-    if store.uri.startswith("file://"):  # asked at every start of a stage: it must not fill the folder
+    if store.uri.startswith("file://"):  # every start of a stage probes: files must not pile up
         assert list(Path(store.uri.removeprefix("file://")).glob(".*probe*")) == []
 
-    def swap_blindly(key, data, tag):
+    def swap_unconditionally(key, data, tag):
         store.write(key, data)
         return "tag"
 
-    monkeypatch.setattr(store, "compare_and_swap", swap_blindly)
+    monkeypatch.setattr(store, "compare_and_swap", swap_unconditionally)
     with pytest.raises(RuntimeError, match="compare-and-swap with a stale tag"):
         probe_conditional_writes(store)
     assert store.list() == []
 
 
-def test_what_a_killed_writer_left_is_found_once_it_is_old(store, tmp_path):
+def test_leftovers_of_a_killed_writer_are_found_when_old_enough(store, tmp_path):
     store.write("runs/a/state.json", b"{}")
     assert store.leftovers(older_than_s=-60) == []
     if store.uri.startswith("file://"):
@@ -245,7 +245,7 @@ def test_what_a_killed_writer_left_is_found_once_it_is_old(store, tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["gs://bucket/x", "s3://", "s3:///x", "memory://", "file://", ""])
-def test_an_unknown_uri_is_refused(uri):
+def test_invalid_store_uri_is_refused(uri):
     with pytest.raises(ValueError, match="is no store"):
         open_store(uri)
 
@@ -255,7 +255,7 @@ def test_file_uris_are_absolute(tmp_path, monkeypatch):
     assert open_store("store").uri == open_store(tmp_path / "store/").uri == f"file://{tmp_path}/store"
 
 
-def test_a_place_that_cannot_be_written_says_what_names_it(tmp_path):
+def test_error_of_an_unwritable_root_names_the_settings_that_choose_it(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(Unwritable, match=r"file cannot be written: .*--root or \$VITLINE_ROOT for corpora") as refused:
         open_store(tmp_path / "file").write("runs/a.json", b"{}")

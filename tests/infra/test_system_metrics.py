@@ -1,4 +1,4 @@
-"""The load of a machine beside a training: what a sample holds, and that it can do no harm."""
+"""Samples of a machine's load during a training: their content, and that a failure does not disturb the training."""
 
 import threading
 
@@ -8,7 +8,7 @@ import pytest
 from infra.system_metrics import SystemSampler
 
 
-def test_a_sample_is_of_this_machine_under_its_number():
+def test_sample_describes_this_machine_under_its_node_number():
     recorded = []
     with SystemSampler(lambda values, step: recorded.append((values, step)), node=3, step=lambda: 7):
         pass  # shorter than the interval: one sample at the end
@@ -27,7 +27,7 @@ def test_a_sample_is_of_this_machine_under_its_number():
     assert values["system/node3/memory_used_bytes"] <= psutil.virtual_memory().total
 
 
-def test_samples_come_while_the_context_is_open_with_the_step_of_their_moment():
+def test_samples_have_the_current_step_and_end_with_the_context():
     steps, seen, enough = iter(range(100)), [], threading.Event()
 
     def record(values, step):
@@ -43,7 +43,7 @@ def test_samples_come_while_the_context_is_open_with_the_step_of_their_moment():
 
 
 @pytest.mark.parametrize("broken", ["record", "step"])
-def test_what_goes_wrong_stays_here(broken, caplog):
+def test_failure_of_sampling_is_logged_but_not_raised(broken, caplog):
     def fail(*_):
         raise OSError("disk full")
 

@@ -1,4 +1,4 @@
-"""A stack beside a store of somebody else: what is missing is started, and the store stays the only one."""
+"""A stack that uses an existing store: only the missing services are started, and no second store."""
 
 import os
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.servers
 
 @pytest.fixture
 def start(tmp_path):
-    """start(root) gives the folder of a stack with MLflow only that serves `root`."""
+    """start(root) starts a stack that uses the store `root` and runs MLflow only, and returns its folder."""
     directory = tmp_path / "stack"
     wanted = dict(zip(("mlflow", "prefect", "ray"), free_ports(3), strict=True))
 
@@ -34,7 +34,7 @@ def start(tmp_path):
     stop_stack(directory)
 
 
-def test_mlflow_keeps_its_artifacts_in_the_store_that_is_there(start, s3_uri):
+def test_mlflow_stores_its_artifacts_in_the_existing_store(start, s3_uri):
     directory = start(s3_uri)
     assert [service.name for service in find_stack(directory).services] == ["mlflow"]
     assert check_services(directory) == {"mlflow": ""}
@@ -50,7 +50,7 @@ def test_mlflow_keeps_its_artifacts_in_the_store_that_is_there(start, s3_uri):
     assert not [path for path in written if secret in path.read_bytes()]
 
 
-def test_a_folder_is_served_as_well_and_a_stack_stays_with_its_store(tmp_path, monkeypatch):
+def test_stack_can_use_an_existing_folder_and_refuses_another_store(tmp_path, monkeypatch):
     directory, root = tmp_path / "stack", tmp_path / "data" / "store"
     config, notes = settle(directory, {}, f"file://{root}/")
     assert (config.root, config.artifacts, config.object_store) == (str(root), f"{root}/mlflow-artifacts", False)
@@ -69,7 +69,7 @@ def test_a_folder_is_served_as_well_and_a_stack_stays_with_its_store(tmp_path, m
         settle(directory, {"s3": 4000}, None)
 
 
-def test_a_stack_with_a_store_of_its_own_keeps_it(tmp_path, monkeypatch):
+def test_stack_with_a_store_of_its_own_refuses_another_root(tmp_path, monkeypatch):
     own, _ = settle(tmp_path / "own", {})
     with pytest.raises(
         ValueError, match=r"uses .*, a store of its own, and its runs are stored there. Unset VITLINE_ROOT"

@@ -1,4 +1,4 @@
-"""A real one-node Ray: jobs under our ids, and nothing left behind however its owner ends."""
+"""A real one-node Ray: jobs with ids of our choice, and no process left over however its owner ends."""
 
 import json
 import os
@@ -16,16 +16,16 @@ from infra.ray_jobs import RayJobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
-# A driver that does not want to end: deaf to SIGTERM, with a child in a session of its own that is deaf, too.
+# A driver that ignores SIGTERM, with a child in a session of its own that ignores it, too.
 STUBBORN = """
 import os, signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-os.write(1, b"deaf\\n")  # in one piece: print writes the end of the line by itself, and two processes write here
+os.write(1, b"deaf\\n")  # one write: print writes the line end separately, and two processes write here
 time.sleep(1000)
 """
-# A shell that starts a program in the background has it ignore Ctrl-C, and programs inherit that.
+# A shell makes background programs ignore Ctrl-C, and their child processes inherit that.
 OWNER = """
 import json, pathlib, signal, sys, time
 from infra.local.processes import processes_with
@@ -42,7 +42,7 @@ def jobs_of(env):
 
 
 def processes_of(env):
-    """Everything that inherited the token of a stack, whoever is its parent now."""
+    """All processes that inherited the token of a stack, whatever their parent is now."""
     return processes_with("RAY_AUTH_TOKEN_PATH", env["RAY_AUTH_TOKEN_PATH"])
 
 
@@ -68,7 +68,7 @@ def ray(tmp_path_factory):
         yield started
 
 
-def test_jobs_by_id(ray):
+def test_submitting_a_job_id_again_runs_nothing(ray):
     jobs = jobs_of(ray.env)
     assert jobs.find("a") is None
     script = "import os, sys, infra; print(os.environ['VITLINE_X'], infra.__name__); sys.exit(75)"
@@ -83,7 +83,7 @@ def test_jobs_by_id(ray):
     assert jobs.find("a") == job
 
 
-def test_a_job_is_stopped_and_may_take_the_time_that_it_was_given(ray):
+def test_stopped_job_gets_its_grace_period(ray):
     jobs = jobs_of(ray.env)
     script = """
 import signal, sys, time
@@ -108,7 +108,7 @@ def test_a_wrong_token_is_refused(ray, tmp_path):
         RayJobs(ray.address, tmp_path / "token").find("a")
 
 
-def test_nothing_is_left_after_the_context(ray, tmp_path):
+def test_no_process_is_left_after_the_context(ray, tmp_path):
     with LocalRay(tmp_path, num_cpus=1) as second:  # beside the first one
         start_stubborn_job(second.env)
         assert jobs_of(ray.env).find("stubborn") is None
@@ -120,7 +120,7 @@ def test_nothing_is_left_after_the_context(ray, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_after_the_owner_was_killed(ray, tmp_path, number):
+def test_no_process_is_left_after_the_owner_was_killed(ray, tmp_path, number):
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE)
     try:
         env = json.loads(owner.stdout.readline())
@@ -130,13 +130,13 @@ def test_nothing_is_left_after_the_owner_was_killed(ray, tmp_path, number):
         owner.wait()
         owner.stdout.close()
     folder = Path(env["RAY_AUTH_TOKEN_PATH"]).parent
-    wait_for(lambda: not folder.exists(), "the supervisor has not ended")  # its last deed
+    wait_for(lambda: not folder.exists(), "the supervisor has not ended")  # the last thing it removes
     assert not processes_of(env)
     assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
     assert jobs_of(ray.env).find("none") is None
 
 
-def test_a_failed_start_is_told_in_one_sentence(tmp_path):
+def test_failed_start_raises_a_one_line_error(tmp_path):
     wanted = r"^Ray did not start: `ray start` ended with code 1: ValueError: [^\n\x1b]*minimum allowed[^\n\x1b]*local-ray\.log\.$"
     with pytest.raises(RuntimeError, match=wanted), LocalRay(tmp_path, object_store_bytes=-1):
         pass

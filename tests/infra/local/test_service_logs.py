@@ -1,4 +1,4 @@
-"""Errors in logs of services, as the real services write them."""
+"""Finding errors in the logs of services, in the formats of the real services."""
 
 from datetime import UTC, datetime
 
@@ -49,7 +49,7 @@ def log(tmp_path):
     return lambda text: path.write_text(text) and path
 
 
-def test_a_traceback_once_a_minute_is_one_repeating_error(log):
+def test_traceback_once_a_minute_is_one_repeated_error(log):
     path = log("Check out the dashboard\n" + "".join(TICK.format(minute=minute) for minute in range(40, 51)))
     (error,) = repeated_errors(path, now=datetime(2026, 11, 22, 20, 0, tzinfo=UTC))
     assert error.text.startswith("sqlalchemy.exc.InvalidRequestError: Can't evaluate bulk DML")
@@ -58,7 +58,7 @@ def test_a_traceback_once_a_minute_is_one_repeating_error(log):
     assert repeated_errors(path, now=datetime(2026, 11, 23, 20, 0, tzinfo=UTC)) == []
 
 
-def test_a_chain_of_tracebacks_is_one_error_with_the_last_as_its_name(log):
+def test_chained_tracebacks_are_one_error_named_after_the_last(log):
     (error,) = logged_errors(log(CHAINED))
     assert error.text == "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) database is locked"
     assert (error.times, error.traceback) == (1, True)
@@ -66,7 +66,7 @@ def test_a_chain_of_tracebacks_is_one_error_with_the_last_as_its_name(log):
     assert [e.times for e in repeated_errors(log(3 * CHAINED), now=error.last)] == [3]
 
 
-def test_lines_of_every_service_that_say_error_are_found_and_others_are_not(log):
+def test_error_lines_of_every_service_are_found_and_others_ignored(log):
     lines = (
         "2026-11-22 19:33:16 INFO:     127.0.0.1:58446 - GET /errors/ERRORS 200 OK",
         "E1122 19:34:30.123456 filer.go:12 volume 3 is full",
@@ -82,12 +82,12 @@ def test_lines_of_every_service_that_say_error_are_found_and_others_are_not(log)
     ]
 
 
-def test_tracebacks_without_a_line_between_them_are_several(log):
+def test_tracebacks_without_a_line_between_them_are_counted_separately(log):
     path = log(4 * 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: no\n')
     assert [(error.text, error.times) for error in repeated_errors(path)] == [("ValueError: no", 4)]
 
 
-def test_groups_of_exceptions_count_and_a_log_that_is_not_there_holds_nothing(log, tmp_path):
+def test_exception_groups_are_errors_and_a_missing_log_has_none(log, tmp_path):
     for rest in ("", "Worker stopped!\n"):
         (error,) = logged_errors(log(GROUP + rest))
         assert (error.text, error.traceback) == ("httpx.ConnectError: All connection attempts failed", True)

@@ -1,4 +1,4 @@
-"""The local stack with its real servers: what it promises while it runs, when something is killed, and at its end."""
+"""The local stack with its real servers: while it runs, when a process is killed, and when it stops."""
 
 import json
 import os
@@ -51,8 +51,8 @@ def processes_of(directory):
 
 
 @pytest.fixture
-def own(tmp_path):
-    """start(services) gives the folder of a stack of this test's own, with the store only unless said otherwise."""
+def start_services(tmp_path):
+    """start(services) starts a stack for this test alone, by default with the store only, and returns its folder."""
     directory = tmp_path / "stack"
     wanted = dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True))
 
@@ -71,12 +71,12 @@ def own(tmp_path):
     stop_stack(directory)
 
 
-def test_everything_is_up_and_only_ray_listens_beyond_loopback(stack):
+def test_all_services_are_up_and_only_ray_listens_beyond_loopback(stack):
     state = find_stack(stack.directory)
     assert {s.name: (s.state, s.problem) for s in state.services} == {name: ("up", "") for name in ALL}
     found = listeners(stack.directory)
     assert {listener.service for listener in found if not listener.loopback} <= {"ray"}
-    # As READMEs say, where this machine has an address beside loopback.
+    # As the READMEs state, if this machine has an address other than loopback.
     assert {listener.reach for listener in found} <= {"loopback", "all addresses", *addresses_of_this_machine()}
     assert {r for r in ("loopback", "all addresses")} <= {x.reach for x in found if x.service == "ray"}
     there = {listener.port for listener in found}
@@ -88,32 +88,32 @@ def addresses_of_this_machine():
     return {a.address.partition("%")[0] for every in psutil.net_if_addrs().values() for a in every}
 
 
-def reached(stack) -> set[tuple[str, int]]:
+def reachable_ports(stack) -> set[tuple[str, int]]:
     return {(x.address, x.port) for x in listeners(stack.directory) if not x.loopback}
 
 
-def test_what_others_can_reach_of_ray_wants_the_token(stack):
-    """Without it, HTTP gives counters or 401; the rest speaks gRPC, and answers a call of Ray's with UNAUTHENTICATED."""
+def test_ray_ports_beyond_loopback_require_the_token(stack):
+    """Without it, HTTP returns counters or 401; the other ports speak gRPC, and answer calls of Ray with UNAUTHENTICATED."""
     calls = ("NodeInfoGcsService/GetAllNodeInfo", "NodeManagerService/GetNodeStats", "ObjectManagerService/Push")
     calls += ("ReporterService/GetTraceback", "RayletDriver/ClusterInfo", "CoreWorkerService/GetCoreWorkerStats")
-    for address, port in reached(stack):
+    for address, port in reachable_ports(stack):
         host = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(address, address.removeprefix("::ffff:"))
         try:
             reply = httpx.get(f"http://{host}:{port}/api/version", timeout=60)
         except httpx.ConnectError:
-            assert (address, port) not in reached(stack)
+            assert (address, port) not in reachable_ports(stack)
         except httpx.RemoteProtocolError:
             with grpc.insecure_channel(f"{host}:{port}") as channel:
                 answers = [channel.unary_unary(f"/ray.rpc.{call}").future(b"").exception(60) for call in calls]
             codes = [answer and answer.code().name for answer in answers]
-            if (address, port) not in reached(stack):
-                continue  # of a worker that has ended since
+            if (address, port) not in reachable_ports(stack):
+                continue  # the port of a worker that has ended since
             assert set(codes) == {"UNAUTHENTICATED", "UNIMPLEMENTED"}, (address, port, codes)
         else:
             assert reply.status_code == 401 or reply.text.startswith("# HELP"), (address, port, reply.text[:100])
 
 
-def test_secrets_are_in_files_of_their_own_and_nowhere_else(stack):
+def test_secrets_are_stored_in_private_files_only(stack):
     token = (stack.directory / "ray-token").read_text()
     secrets = [token, stack.env["AWS_SECRET_ACCESS_KEY"]]
     kept = {stack.directory / "ray-token", stack.directory / "credentials.json"}
@@ -129,7 +129,7 @@ def test_secrets_are_in_files_of_their_own_and_nowhere_else(stack):
     assert not any(secret in json.dumps(find_stack(stack.directory).model_dump()) for secret in secrets)
 
 
-def test_a_second_start_finds_the_first(stack):
+def test_starting_a_running_stack_returns_its_state(stack):
     said = []
     before = find_stack(stack.directory)
     assert start_stack(stack.directory, log_dir=stack.log_dir, announce=said.append) == before
@@ -138,8 +138,8 @@ def test_a_second_start_finds_the_first(stack):
         start_stack(stack.directory, log_dir=stack.log_dir, ports={"mlflow": 1234}, announce=said.append)
 
 
-def test_a_service_that_is_killed_is_named_and_comes_back_with_its_data(stack):
-    """MLflow is two processes: the one that listens outlives the one that is killed, and holds the port."""
+def test_killed_service_is_reported_and_restarted_with_its_data(stack):
+    """MLflow consists of two processes: the one that listens survives the one that is killed, and keeps the port."""
 
     def ask(path, body):
         request = urllib.request.Request(f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/{path}")
@@ -153,9 +153,9 @@ def test_a_service_that_is_killed_is_named_and_comes_back_with_its_data(stack):
     listening = {process for process in top.children(recursive=True) if process.net_connections("tcp")}
     assert listening
     os.kill(before.pid, signal.SIGKILL)
-    wait_for(lambda: not is_running(top), "it was not killed")
-    assert service(stack.directory, "mlflow").state != "up"  # at once, not when the supervisor has looked
-    wait_for(lambda: service(stack.directory, "mlflow").state == "up", "it did not come back")
+    wait_for(lambda: not is_running(top), "MLflow was not killed")
+    assert service(stack.directory, "mlflow").state != "up"  # at once, not only after the next check of the supervisor
+    wait_for(lambda: service(stack.directory, "mlflow").state == "up", "MLflow was not restarted")
     assert not [process for process in listening if is_running(process)]
     after = service(stack.directory, "mlflow")
     assert (after.restarts, after.ports, after.url) == (before.restarts + 1, before.ports, before.url)
@@ -164,8 +164,8 @@ def test_a_service_that_is_killed_is_named_and_comes_back_with_its_data(stack):
     assert check_services(stack.directory) == dict.fromkeys(ALL, "")
 
 
-def test_a_service_is_restarted_on_request(own):
-    directory = own()
+def test_restart_service_keeps_ports_and_data(start_services):
+    directory = start_services()
     before, sentinel = service(directory, "s3"), (directory / "sentinel").read_bytes()
     restart_service(directory, "s3")
     after = service(directory, "s3")
@@ -179,45 +179,45 @@ def test_a_service_is_restarted_on_request(own):
         restart_service(directory, "ray")
 
 
-def test_down_and_up_again_keeps_ports_secrets_and_data(own):
-    directory = own()
+def test_stop_and_start_keep_ports_secrets_and_data(start_services):
+    directory = start_services()
     env = stack_environment(directory)
     assert stop_stack(directory)
     assert processes_of(directory) == set()
     assert find_stack(directory) is None
     assert not stop_stack(directory)
-    assert stack_environment(own()) == env
-    assert check_services(directory) == {"s3": ""}  # it reads what was stored before
+    assert stack_environment(start_services()) == env
+    assert check_services(directory) == {"s3": ""}  # the check reads what was stored before
 
 
-def test_a_stack_whose_folder_is_removed_ends(own):
-    directory = own()
+def test_stack_ends_when_its_folder_is_removed(start_services):
+    directory = start_services()
     left = processes_of(directory)
     assert left
     shutil.rmtree(directory)
-    wait_for(lambda: not any(is_running(process) for process in left), "it still runs, and nobody can find it")
+    wait_for(lambda: not any(is_running(process) for process in left), "the stack still runs without its folder")
 
 
-def test_nothing_is_left_after_the_supervisor_was_killed(own):
-    directory = own()
+def test_stop_removes_everything_after_the_supervisor_was_killed(start_services):
+    directory = start_services()
     config, state, store = load_stack_config(directory), find_stack(directory), service(directory, "s3")
     os.kill(store.pid, signal.SIGSTOP)  # so that it cannot end by itself
     os.kill(state.supervisor_pid, signal.SIGKILL)
-    wait_for(lambda: find_stack(directory) is None, "the stack is still taken for a living one")
-    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+    wait_for(lambda: find_stack(directory) is None, "the stack is still reported as running")
+    unrelated = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
     try:
-        # The number of a process that ended long ago may be another's now.
+        # The process id of an ended process may belong to another one by now.
         recorded = json.loads((directory / "processes.json").read_text())
-        recorded[str(stranger.pid)] = birth_of(os.getpid())
+        recorded[str(unrelated.pid)] = birth_of(os.getpid())
         (directory / "processes.json").write_text(json.dumps(recorded))
         assert stop_stack(directory)
         assert not psutil.pid_exists(store.pid) or psutil.Process(store.pid).status() == psutil.STATUS_ZOMBIE
         assert processes_of(directory) == set()
         assert not config.folder.exists()
-        assert stranger.poll() is None
+        assert unrelated.poll() is None
     finally:
-        stranger.kill()
-        stranger.wait()
+        unrelated.kill()
+        unrelated.wait()
 
 
 STARTER = """
@@ -238,32 +238,32 @@ os._exit(0)
 """
 
 
-def test_a_stack_that_ends_with_its_owner(tmp_path):
+def test_stack_ends_with_the_process_that_started_it(tmp_path):
     subprocess.run([sys.executable, "-c", OWNER, str(tmp_path)], check=True, stdout=subprocess.DEVNULL)
-    wait_for(lambda: not processes_of(tmp_path / "stack"), "it outlives its owner")
+    wait_for(lambda: not processes_of(tmp_path / "stack"), "the stack outlives the process that started it")
     assert not (tmp_path / "stack" / "stack.json").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_nothing_is_left_when_a_start_is_broken_off(tmp_path, number):
+def test_interrupted_start_leaves_nothing_running(tmp_path, number):
     with subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as starter:
         while "s3 is up" not in starter.stdout.readline():
             assert starter.poll() is None
         starter.send_signal(number)
-    wait_for(lambda: not processes_of(tmp_path / "stack"), "something is left")
+    wait_for(lambda: not processes_of(tmp_path / "stack"), "processes of the stack are left")
     assert not (tmp_path / "stack" / "stack.json").exists()
     assert not load_stack_config(tmp_path / "stack").folder.exists()
 
 
-def test_two_starts_at_once_make_one_stack(own):
+def test_concurrent_starts_create_one_stack(start_services):
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: own(), range(2)))
-    named = [p.cmdline() for p in processes_of(own())]
+        list(pool.map(lambda _: start_services(), range(2)))
+    named = [p.cmdline() for p in processes_of(start_services())]
     assert len([words for words in named if "infra.local.supervisor" in words]) == 1
 
 
-def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path):
+def test_error_of_a_service_that_does_not_start_quotes_its_log(tmp_path):
     config, _ = settle(tmp_path / "stack", {})
     (config.directory / "mlflow").mkdir()
     (config.directory / "mlflow" / "mlflow.db").write_bytes(b"no database" * 1000)
@@ -274,7 +274,7 @@ def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path):
     assert processes_of(config.directory) == set()
 
 
-HELD = """
+HELD_PORT = """
 import pathlib, socket, sys, time
 from infra.local import supervisor
 from infra.local.stack_config import settle
@@ -286,7 +286,7 @@ listen = "import socket, time; held = socket.create_server(('127.0.0.1', %d)); t
 command = [sys.executable, "-c", "import time; time.sleep(1000)"]
 running = keeper.running["mlflow"]
 running.program = Program("mlflow", lambda place: command, lambda place, since: "", lambda place: {})
-with socket.create_server(("127.0.0.1", place.ports["mlflow"])):  # as what an earlier process has left would
+with socket.create_server(("127.0.0.1", place.ports["mlflow"])):  # as a process left over from an earlier start would
     keeper._step(first=False)
     while running.problem == "starting":
         time.sleep(0.01)
@@ -301,9 +301,9 @@ keeper._clear(running)
 """
 
 
-def test_a_service_is_up_when_a_process_of_its_own_answers(tmp_path):
+def test_service_is_up_only_if_its_own_process_answers(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", HELD, str(tmp_path / "s")], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", HELD_PORT, str(tmp_path / "s")], capture_output=True, text=True, timeout=120
     )
     lines = done.stdout.splitlines()
     assert [line.split(" on port")[0] for line in lines] == [
@@ -312,7 +312,7 @@ def test_a_service_is_up_when_a_process_of_its_own_answers(tmp_path):
     ], done
 
 
-HOPELESS = """
+ALWAYS_FAILING = """
 import sys, pathlib
 from infra.local import supervisor
 from infra.local.stack_config import settle
@@ -321,7 +321,7 @@ from infra.local.services import Program
 supervisor._FIRST_WAIT_S = 0.01
 place, _ = settle(pathlib.Path(sys.argv[1]), {})
 keeper = supervisor.Supervisor(place, place.directory, ["s3"], None)
-command = [sys.executable, "-c", "print('out of paper'); raise SystemExit(3)"]
+command = [sys.executable, "-c", "print('out of space'); raise SystemExit(3)"]
 running = keeper.running["s3"]
 running.program = Program("s3", lambda place: command, lambda place, since: "not yet", lambda place: {})
 while running.state != "failed":
@@ -330,15 +330,15 @@ print(running.restarts, running.problem)
 """
 
 
-def test_a_service_that_dies_again_and_again_is_left_alone(tmp_path):
+def test_service_that_keeps_failing_is_not_restarted_any_more(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", HOPELESS, str(tmp_path / "s")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", ALWAYS_FAILING, str(tmp_path / "s")], capture_output=True, text=True, timeout=60
     )
-    assert done.stdout.startswith("6 ended with code 3: out of paper\n"), done.stderr
+    assert done.stdout.startswith("6 ended with code 3: out of space\n"), done.stderr
     assert "died 7 times" in done.stderr
 
 
-def test_a_port_that_is_taken(tmp_path):
+def test_port_in_use_is_replaced_or_refused_if_requested(tmp_path):
     # Not the well-known ports, which another stack on this machine may take in the meantime.
     settle(tmp_path, dict(zip(("s3", "mlflow", "prefect", "ray"), free_ports(4, twin=10_000), strict=True)))
     before = load_stack_config(tmp_path)
@@ -354,7 +354,7 @@ def test_a_port_that_is_taken(tmp_path):
         settle(tmp_path, {"s3": 60_000})
 
 
-def test_a_folder_without_a_stack(tmp_path):
+def test_folder_without_a_stack_is_reported_and_left_unchanged(tmp_path):
     assert find_stack(tmp_path / "none") is None
     assert not stop_stack(tmp_path / "none")
     assert not (tmp_path / "none").exists()

@@ -1,4 +1,4 @@
-"""The saved view of an experiment, from the side of whoever changes it in MLflow's page."""
+"""The saved view of an experiment, and changes that users make to it in the MLflow UI."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ def columns(tags):
     return json.loads(zlib.decompress(base64.b64decode(packed)))["selectedColumns"][1:]
 
 
-def test_later_metrics_join_and_nothing_is_sent_twice():
+def test_new_metrics_are_added_to_the_view_and_nothing_is_sent_twice():
     tags = changed_tags({}, ["tasks/pets/top1", "val/top1", "time/prepare_s"], 1)
     assert columns(tags) == ["metrics.`val/top1`", "metrics.`tasks/pets/top1`"]
     assert changed_tags(tags, ["val/top1"], 2) == {}
@@ -26,7 +26,7 @@ def test_later_metrics_join_and_nothing_is_sent_twice():
     assert changed_tags({}, ["time/prepare_s"], 4) == {}
 
 
-def test_what_a_person_changed_or_deleted_stays_as_it_is():
+def test_view_that_a_user_changed_or_deleted_is_left_alone():
     tags = changed_tags({}, ["val/top1"], 1)
     renamed = tags | {TAG: tags[TAG].replace(NAME, "mine")}
     assert changed_tags(renamed, ["tasks/pets/top1"], 2) == {}
@@ -34,14 +34,14 @@ def test_what_a_person_changed_or_deleted_stays_as_it_is():
     assert changed_tags({name: value for name, value in tags.items() if name != TAG}, ["val/top1"], 2) == {}
 
 
-def test_many_tasks_are_one_tag_that_mlflow_takes_and_settle():
+def test_view_of_many_tasks_fits_one_tag_and_is_stable():
     metrics = [f"tasks/{i}-{hashlib.sha256(bytes([i])).hexdigest()}/top1_from_scratch" for i in range(99)]
     tags = changed_tags({}, metrics, 1)
     assert len(tags[TAG]) <= 20_000
     assert changed_tags(tags, metrics, 2) == {}
 
 
-def test_a_start_that_was_cut_off_in_the_middle_is_no_deletion():
+def test_interrupted_first_write_is_not_taken_for_a_deletion():
     tags = changed_tags({}, ["val/top1"], 1)
     view = {TAG: tags[TAG]}
     assert list(tags) == [TAG, *changed_tags(view, ["val/top1"], 2)]

@@ -1,4 +1,4 @@
-"""The door to MLflow, against a real server: sent twice is sent once, by however many shippers (docs/design.md, "MLflow")."""
+"""The client of MLflow, against a real server: sending twice changes nothing, with any number of shippers (docs/design.md, "MLflow")."""
 
 import math
 import sqlite3
@@ -35,7 +35,7 @@ def tracking(uri) -> Tracking:
 
 @pytest.fixture
 def rows(stack):
-    """rows(query, *values): what MLflow's own database holds."""
+    """rows(query, *values): rows of MLflow's own database."""
 
     def ask(query, *values):
         with sqlite3.connect(f"file:{stack.directory}/mlflow/mlflow.db?mode=ro", uri=True, timeout=60) as database:
@@ -46,7 +46,7 @@ def rows(stack):
 
 @pytest.fixture
 def start(tracking, root):
-    """start(): a new MLflow run of a run key nobody had, its store and what was agreed upon."""
+    """start(): an MLflow run, by default of a new run key, with its tracking ids and its run key."""
 
     def make(key=None, where=tracking):
         key = key or f"k-{uuid.uuid4().hex[:12]}"
@@ -57,7 +57,7 @@ def start(tracking, root):
     return make
 
 
-def test_shippers_that_start_at_once_make_one_run(uri, start, client):
+def test_concurrent_shippers_create_one_run(uri, start, client):
     for _ in range(4):
         key, at_once = f"race-{uuid.uuid4().hex[:12]}", threading.Barrier(4)
 
@@ -70,12 +70,12 @@ def test_shippers_that_start_at_once_make_one_run(uri, start, client):
         with ThreadPoolExecutor(4) as pool:
             found = set(pool.map(ship, range(4)))
         experiment = client.get_experiment_by_name("vitline/test").experiment_id
-        living = client.search_runs([experiment], f"tags.`vitline.run_key` = '{key}'")
-        assert {run.info.run_id for run in living} == found
+        active = client.search_runs([experiment], f"tags.`vitline.run_key` = '{key}'")
+        assert {run.info.run_id for run in active} == found
         assert len(found) == 1
 
 
-def test_a_rebuilt_server_is_searched_before_a_run_is_made_and_its_models_are_forgotten(start, root, tracking):
+def test_run_with_an_unknown_id_is_found_by_its_key_and_old_model_ids_are_dropped(start, root, tracking):
     run, _, key = start()
     other = TrackingIds(open_store(root).child("other"), tracking.uri)
     other.agree("run", "0" * 32, url="nowhere")
@@ -85,18 +85,18 @@ def test_a_rebuilt_server_is_searched_before_a_run_is_made_and_its_models_are_fo
     assert found is not None
     assert found.run_id == run.run_id
     assert other.read() == {"run": run.run_id, "url": run.url}
-    elsewhere = tracking.run(TrackingIds(open_store(root), tracking.uri), "vitline/test", key, "file:///else", 0, {})
-    assert elsewhere is not None
-    assert elsewhere.run_id != run.run_id  # a root of somebody else, with the same recipe and corpus
+    another = tracking.run(TrackingIds(open_store(root), tracking.uri), "vitline/test", key, "file:///else", 0, {})
+    assert another is not None
+    assert another.run_id != run.run_id  # another root with the same recipe and corpus
 
 
-def test_a_run_that_somebody_deleted_is_not_made_again(start, client):
+def test_deleted_run_is_not_recreated(start, client):
     run, _, key = start()
     client.delete_run(run.run_id)
     assert start(key)[0] is None
 
 
-def test_times_and_states_are_those_of_the_store(start, tracking, client):
+def test_times_and_status_of_a_run_come_from_the_store(start, tracking, client):
     run, _, key = start()
     for status, end_ms in (("KILLED", 1_700_000_050_000), ("RUNNING", None), ("FINISHED", 1_700_000_100_000)):
         tracking.put_status(run, status, end_ms)
@@ -107,7 +107,7 @@ def test_times_and_states_are_those_of_the_store(start, tracking, client):
     assert (info.start_time, info.end_time) == (1_700_000_000_000, 1_700_000_100_000)
 
 
-def test_params_that_changed_become_tags_and_long_ones_are_cut(start, tracking, client):
+def test_changed_params_become_tags_and_long_params_are_truncated(start, tracking, client):
     run, _, key = start()
     tracking.put_params(run, {"seed": 0, "tasks": "x" * 9000})
     tracking.put_params(start(key)[0], {"seed": 1, "tasks": "x" * 9000, "new": None})
@@ -118,7 +118,7 @@ def test_params_that_changed_become_tags_and_long_ones_are_cut(start, tracking, 
     assert len(data.params["tasks"]) == 500
 
 
-def test_points_sent_again_change_nothing_and_keep_their_time_nan_included(start, tracking, rows):
+def test_sending_points_again_changes_nothing_even_for_nan(start, tracking, rows):
     run, _, _ = start()
     values = [0.5, math.nan, math.inf, -math.inf]
     points = [Point("train/loss", value, step, 1_700_000_000_000 + step) for step, value in enumerate(values * 600)]
@@ -132,7 +132,7 @@ def test_points_sent_again_change_nothing_and_keep_their_time_nan_included(start
     assert found[-1] == (5_000, 5, 9.0, 0)
 
 
-def test_corpora_are_inputs_by_digest_and_use(start, tracking, client):
+def test_corpora_are_logged_as_dataset_inputs_with_digest_and_context(start, tracking, client):
     run, _, _ = start()
     names = {"c": "train", "c/val": "val"}
     uses = [DataUse(name, "ab" * 32, "s3://u:secret@b/c", context, {"num_rows": 5}) for name, context in names.items()]
@@ -164,7 +164,7 @@ def model(name: str, finished_at: float, digest: str) -> Model:
     )
 
 
-def test_the_candidate_is_the_model_that_was_finished_last_whatever_is_sent_last(start, tracking, client):
+def test_candidate_alias_points_to_the_model_that_finished_last_in_any_sending_order(start, tracking, client):
     name, versions = f"m-{uuid.uuid4().hex[:8]}", {}
     for finished_at in (200.0, 300.0, 100.0):
         run, ids, _ = start()
@@ -175,13 +175,13 @@ def test_the_candidate_is_the_model_that_was_finished_last_whatever_is_sent_last
         assert client.get_model_version_by_alias(name, CANDIDATE).version == str(versions[max(versions)])
     found = client.search_model_versions(f"name = '{name}'")
     assert len(found) == 3
-    # Why it is the candidate stands on that version alone, and once.
-    described = {v.version: (v.description, v.tags.get(CANDIDATE_BY)) for v in found}
-    assert described.pop(versions[300.0])[0].count("because its training ended last") == 1
-    assert set(described.values()) == {("summary", None)}
+    # The reason is in the description of the candidate only, and there once.
+    descriptions = {v.version: (v.description, v.tags.get(CANDIDATE_BY)) for v in found}
+    assert descriptions.pop(versions[300.0])[0].count("because its training ended last") == 1
+    assert set(descriptions.values()) == {("summary", None)}
 
 
-def test_shippers_of_one_model_at_once_leave_one(uri, start, client):
+def test_concurrent_shippers_register_a_model_once(uri, start, client):
     name, digest = f"m-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex * 2
     _, _, key = start()
 
@@ -202,7 +202,7 @@ def test_shippers_of_one_model_at_once_leave_one(uri, start, client):
 
 
 @given(st.integers(1, 10_000_000), st.integers(1, 5_000), st.lists(st.integers(0, 400), max_size=5))
-def test_thinned_curves_are_short_whole_and_the_same_however_they_arrive(total, every, cuts):
+def test_thinned_curves_are_bounded_keep_both_ends_and_do_not_depend_on_batches(total, every, cuts):
     every = max(every, total // 20_000 + 1)
     steps = sorted({*range(0, total, every), total})
     points = [Point("a", 0.0, step, 0) for step in steps]

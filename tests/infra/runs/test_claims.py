@@ -27,7 +27,7 @@ def test_the_first_claim_is_attempt_1(run):
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
-def test_a_living_job_keeps_its_claim_however_old_the_heartbeat(run, state):
+def test_running_job_keeps_its_claim_however_old_the_heartbeat(run, state):
     first = take(run)
     with pytest.raises(ClaimHeld, match=f"job vit-abc-a1 is {state}") as held:
         take(run, {"vit-abc-a1": state}, claim_timeout_s=-1)
@@ -35,20 +35,20 @@ def test_a_living_job_keeps_its_claim_however_old_the_heartbeat(run, state):
 
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "stopped"])
-def test_an_ended_job_is_followed_by_the_next_attempt_at_once(run, state):
+def test_claim_of_an_ended_job_can_be_taken_at_once(run, state):
     take(run)
     claim = take(run, {"vit-abc-a1": state})
     assert (claim.attempt, claim.job_id, claim.counter) == (2, "vit-abc-a2", 1)
 
 
-def test_a_crash_between_claim_and_submit_costs_the_time_out(run):
+def test_claim_without_a_job_can_be_taken_after_the_timeout(run):
     take(run)
     with pytest.raises(ClaimHeld, match="Ray does not know job vit-abc-a1, but its heartbeat is 0 s old"):
         take(run, claim_timeout_s=60)
     assert take(run, claim_timeout_s=-1).attempt == 2
 
 
-def test_a_heartbeat_keeps_a_job_that_ray_does_not_know(run, monkeypatch):
+def test_heartbeat_keeps_the_claim_of_a_job_unknown_to_ray(run, monkeypatch):
     take(run)
     clock = time.time()
     monkeypatch.setattr(claims.time, "time", lambda: clock + 50)
@@ -60,7 +60,7 @@ def test_a_heartbeat_keeps_a_job_that_ray_does_not_know(run, monkeypatch):
     assert take(run, claim_timeout_s=60).attempt == 2
 
 
-def test_a_job_server_that_does_not_answer_proves_nothing(run):
+def test_claim_is_not_taken_if_the_job_server_is_unreachable(run):
     take(run)
 
     def away(job_id):
@@ -72,7 +72,7 @@ def test_a_job_server_that_does_not_answer_proves_nothing(run):
 
 
 @pytest.mark.parametrize("before", [None, "failed"])
-def test_of_racing_claimants_one_wins(run, before):
+def test_exactly_one_of_concurrent_claims_succeeds(run, before):
     states = {}
     if before:
         states[take(run).job_id] = before
@@ -92,7 +92,7 @@ def test_of_racing_claimants_one_wins(run, before):
     assert {result for result in results if isinstance(result, str)} == {winners[0].owner}
 
 
-def test_an_attempt_that_lost_its_claim_can_neither_check_nor_beat(run):
+def test_attempt_that_lost_its_claim_fails_to_check_and_to_send_heartbeats(run):
     first = take(run)
     holder = ClaimHolder(run, 1)
     assert holder.check() == first
@@ -106,7 +106,7 @@ def test_an_attempt_that_lost_its_claim_can_neither_check_nor_beat(run):
         ClaimHolder(open_store(f"{run.uri}/other"), 1).check()
 
 
-def test_a_takeover_between_read_and_write_of_a_heartbeat_wins(run, monkeypatch):
+def test_takeover_between_read_and_write_of_a_heartbeat_wins(run, monkeypatch):
     first = take(run)
     compare_and_swap = run.compare_and_swap
 
@@ -122,7 +122,7 @@ def test_a_takeover_between_read_and_write_of_a_heartbeat_wins(run, monkeypatch)
 
 
 @pytest.mark.parametrize("operation", ["create", "compare_and_swap"])
-def test_a_refused_write_that_had_arrived_is_a_win(run, monkeypatch, operation):
+def test_claim_succeeds_if_its_own_write_was_stored_but_reported_as_refused(run, monkeypatch, operation):
     states = {}
     if operation == "compare_and_swap":
         states[take(run).job_id] = "failed"
@@ -130,7 +130,7 @@ def test_a_refused_write_that_had_arrived_is_a_win(run, monkeypatch, operation):
 
     def lose_the_reply(*arguments):
         write(*arguments)
-        raise PreconditionFailed("the retry met its own object")
+        raise PreconditionFailed("the retry found its own object")
 
     monkeypatch.setattr(run, operation, lose_the_reply)
     claim = take(run, states, owner="the other flow")
@@ -138,13 +138,13 @@ def test_a_refused_write_that_had_arrived_is_a_win(run, monkeypatch, operation):
     assert claim.owner == "the other flow"
 
 
-def test_the_holder_beats_until_it_leaves_and_notices_a_takeover(run):
+def test_holder_sends_heartbeats_until_it_exits_and_detects_a_takeover(run):
     first = take(run)
     with ClaimHolder(run, 1, every_s=0.01):
         while read_claim(run).counter < 3:
             time.sleep(0.01)
-    resting = read_claim(run)
-    assert resting.heartbeat > first.heartbeat
+    after_exit = read_claim(run)
+    assert after_exit.heartbeat > first.heartbeat
     with ClaimHolder(run, 1, every_s=0.01) as holder:
         while take_over(run) is None:
             pass
@@ -157,7 +157,7 @@ def take_over(run):
     return take(run, {"vit-abc-a1": "failed"})
 
 
-def test_a_heartbeat_outlives_a_store_that_is_away(run, monkeypatch):
+def test_heartbeats_continue_after_an_outage_of_the_store(run, monkeypatch):
     take(run)
     compare_and_swap, failures = run.compare_and_swap, iter([OSError("away"), OSError("away")])
 

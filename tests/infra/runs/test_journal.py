@@ -1,4 +1,4 @@
-"""Journals keep each (key, step) once, whatever is killed and resumed (docs/design.md, "Journal")."""
+"""Journals keep each (key, step) once, whatever is killed or resumed (docs/design.md, "Journal")."""
 
 import math
 import tempfile
@@ -16,7 +16,7 @@ from infra.stores.memory_store import MemoryStore
 
 
 class Flaky(MemoryStore):
-    """A store whose next conditional write fails, before or after it arrives."""
+    """A store whose next `create` fails, before or after the object is written."""
 
     fails: str | None = None
 
@@ -39,7 +39,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(OPERATIONS)
-def test_each_key_and_step_is_kept_once_and_the_first_sealed_wins(operations):
+def test_journal_keeps_the_value_sealed_first_for_each_key_and_step(operations):
     run, attempt, values = Flaky(uuid.uuid4().hex), 1, iter(range(1000))
     sealed: dict[tuple[str, int], float] = {}
     pending: dict[tuple[str, int], float] = {}
@@ -59,16 +59,16 @@ def test_each_key_and_step_is_kept_once_and_the_first_sealed_wins(operations):
                     run.fails = operation.removeprefix("fail ")
                     try:
                         journal.seal()
-                        sealed, pending = sealed | pending, {}  # what it had to write had arrived before
+                        sealed, pending = sealed | pending, {}  # an earlier seal that failed had written it
                     except ConnectionError:
-                        if operation == "fail after":  # the journal does not know it, yet it has happened
+                        if operation == "fail after":  # written, although the journal got an error
                             sealed |= pending
                     run.fails = None
                 case "close":
                     journal.close()
                     sealed, pending = sealed | pending, {}
                     journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
-                case "restart" | "resume":  # after a kill: nobody closes the journal
+                case "restart" | "resume":  # after a kill: the journal is not closed
                     attempt += operation == "resume"
                     pending = {}
                     journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
@@ -76,7 +76,7 @@ def test_each_key_and_step_is_kept_once_and_the_first_sealed_wins(operations):
         assert {(r.key, r.step): r.value for r in records} == sealed
         assert len(records) == len(sealed)
         written = [line for key in run.list("journal/") for line in run.read(key).splitlines()]
-        assert len(written) == len(sealed)  # dropped when recorded: a shipper of single segments sends nothing twice
+        assert len(written) == len(sealed)  # duplicates are dropped when recorded, so a shipper sends none
         assert [r.seq for r in records] == sorted({r.seq for r in records})
 
 
@@ -110,7 +110,7 @@ def test_segments_are_numbered_json_lines_and_records_keep_their_values(run, tmp
     assert not list((tmp_path / "local").iterdir())
 
 
-def test_attempts_are_read_in_the_order_of_their_numbers(run, tmp_path):
+def test_attempts_are_read_in_numeric_order(run, tmp_path):
     for attempt in (2, 10):
         journal = Journal(run, attempt, tmp_path)
         journal.record({"a": attempt}, attempt)
@@ -118,7 +118,7 @@ def test_attempts_are_read_in_the_order_of_their_numbers(run, tmp_path):
     assert [record.value for record in read_journal(run)] == [2.0, 10.0]
 
 
-def test_a_replaced_worker_of_the_same_attempt_does_not_double_points(run, tmp_path):
+def test_replaced_worker_of_the_same_attempt_does_not_duplicate_points(run, tmp_path):
     old, new = Journal(run, 1, tmp_path / "old"), Journal(run, 1, tmp_path / "new")
     old.record({"a": 1.0, "b": 1.0}, 0)
     old.seal()
@@ -129,8 +129,8 @@ def test_a_replaced_worker_of_the_same_attempt_does_not_double_points(run, tmp_p
     assert b'"b"' not in run.read("journal/a1/segment-000001.jsonl")
 
 
-def test_writers_have_folders_of_their_own_and_are_read_as_one(run, tmp_path):
-    """A resumed attempt of a machine beside rank 0 repeats no (key, step) either."""
+def test_writers_have_separate_folders_and_are_read_together(run, tmp_path):
+    """The writer of another machine than rank 0's does not repeat a (key, step) in a resumed attempt either."""
     for attempt in (1, 2):
         first, other = Journal(run, attempt, tmp_path), Journal(run, attempt, tmp_path, writer="node-1")
         for step in range(attempt, attempt + 2):
@@ -155,7 +155,7 @@ def test_writers_have_folders_of_their_own_and_are_read_as_one(run, tmp_path):
     assert not list(tmp_path.glob("journal-*"))
 
 
-def test_the_thread_seals_and_survives_a_store_that_is_away(tmp_path):
+def test_sealing_thread_retries_after_a_failed_write(tmp_path):
     run = Flaky(uuid.uuid4().hex)
     run.fails = "before"
     journal = Journal(run, 1, tmp_path, seal_every_s=0.01)
@@ -166,7 +166,7 @@ def test_the_thread_seals_and_survives_a_store_that_is_away(tmp_path):
     assert [record.value for record in read_journal(run)] == [1.0]
 
 
-def test_a_segment_that_is_none_is_named(run, tmp_path):
+def test_error_of_an_invalid_segment_names_it(run, tmp_path):
     run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
     with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is no valid journal segment"):
         Journal(run, 2, tmp_path)

@@ -11,7 +11,7 @@ def run(tmp_path):
     return open_store(tmp_path / "run")
 
 
-def test_every_state_has_one_outcome_that_prefect_and_mlflow_know():
+def test_every_run_state_has_an_outcome_known_to_prefect_and_mlflow():
     prefect = {"RUNNING", "COMPLETED", "FAILED", "CANCELLED", "CRASHED"}
     assert set(OUTCOMES) == set(get_args(RunState))
     assert {outcome.prefect_type for outcome in OUTCOMES.values()} == prefect
@@ -20,7 +20,7 @@ def test_every_state_has_one_outcome_that_prefect_and_mlflow_know():
     assert [state for state, outcome in OUTCOMES.items() if outcome.exit_code == 0] == ["finished"]
 
 
-def test_the_state_is_what_was_written_last(run):
+def test_read_state_returns_the_state_written_last(run):
     assert read_state(run) is None
     write_state(run, "running", 1, step=0)
     write_state(run, "finished", 2, step=20, model="s3://m")
@@ -44,7 +44,7 @@ def test_the_state_is_what_was_written_last(run):
         (("preempted", 2), ("cancelled", 1), ("preempted", 2)),
     ],
 )
-def test_the_stronger_request_to_the_newest_attempt_stands(run, first, second, standing):
+def test_strongest_stop_request_to_the_newest_attempt_is_kept(run, first, second, standing):
     assert read_stop(run) is None
     for reason, attempt in (first, second):
         request_stop(run, reason, "someone", attempt)
@@ -52,7 +52,7 @@ def test_the_stronger_request_to_the_newest_attempt_stands(run, first, second, s
     assert (stop["reason"], stop["attempt"], stop["by"]) == (*standing, "someone")
 
 
-def test_a_request_that_loses_a_race_looks_again(run, monkeypatch):
+def test_stop_request_that_loses_a_race_keeps_the_stronger_request(run, monkeypatch):
     create = run.create
 
     def cancelled_in_between(key, data):

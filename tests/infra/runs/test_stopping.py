@@ -1,4 +1,4 @@
-"""Signals of a real process become a request in the store; the process leaves in time even if nothing heeds it."""
+"""A signal to a real process becomes a stop request in the store; the process exits in time even if nothing reacts to it."""
 
 import signal
 import subprocess
@@ -11,7 +11,7 @@ from infra.runs.run_state import read_stop, request_stop
 from infra.runs.stopping import StopPoller
 from infra.storage import open_store
 
-DEAF_JOB = """
+UNRESPONSIVE_JOB = """
 import sys, time
 from infra.runs.stopping import handlers_kept, stop_on_signals
 import signal
@@ -24,9 +24,9 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_written_down_and_ends_a_deaf_job_with_75(tmp_path, number):
+def test_signal_is_stored_as_a_stop_request_and_ends_an_unresponsive_job_with_75(tmp_path, number):
     run = open_store(str(tmp_path))
-    job = subprocess.Popen([sys.executable, "-c", DEAF_JOB, run.uri], stdout=subprocess.PIPE, text=True)
+    job = subprocess.Popen([sys.executable, "-c", UNRESPONSIVE_JOB, run.uri], stdout=subprocess.PIPE, text=True)
     assert job.stdout.readline() == "ready\n"
     job.send_signal(number)
     assert job.wait(30) == 75
@@ -35,7 +35,7 @@ def test_a_signal_is_written_down_and_ends_a_deaf_job_with_75(tmp_path, number):
     job.stdout.close()
 
 
-def test_a_watch_answers_for_its_own_attempt(tmp_path):
+def test_stop_poller_reports_requests_to_its_own_attempt_only(tmp_path):
     run = open_store(str(tmp_path))
     with StopPoller(run, 1) as first, StopPoller(run, 2) as second:
         request_stop(run, "cancelled", by="test", attempt=2)

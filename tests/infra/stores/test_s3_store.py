@@ -1,4 +1,4 @@
-"""What s3:// does when replies are lost and services fail; the promises themselves are in test_storage.py."""
+"""How s3:// stores handle lost replies and failing services; test_storage.py tests what all stores promise."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from infra.stores import s3_store
 
 
 class Service(ThreadingHTTPServer):
-    """Just enough of S3 to fail: `faults` are used up one a request, and then it works."""
+    """A minimal S3 server: each request uses up one of `faults`; with none left, requests succeed."""
 
     daemon_threads = True
 
@@ -93,7 +93,7 @@ def store(service):
 
 
 @pytest.mark.parametrize("faults", [[500, 503], ["reply lost"], [429, "reply lost", 503]])
-def test_passing_faults_are_sat_out(store, service, faults):
+def test_transient_faults_are_retried(store, service, faults):
     service.faults = list(faults)
     store.write("a", b"1")
     service.faults = list(faults)
@@ -101,21 +101,21 @@ def test_passing_faults_are_sat_out(store, service, faults):
     assert service.requests == ["PUT"] * (len(faults) + 1) + ["GET"] * (len(faults) + 1)
 
 
-def test_a_lasting_fault_names_operation_object_and_attempts(store, service):
+def test_error_of_a_permanent_fault_names_operation_object_and_attempts(store, service):
     service.faults = [503] * 20
     with pytest.raises(RuntimeError, match=r"put_object of s3://bucket/runs/a failed at attempt 9, after \d+ s: .*"):
         store.write("a", b"1")
     assert len(service.requests) == 9
 
 
-def test_a_refused_request_is_not_repeated(store, service):
+def test_forbidden_request_is_not_retried(store, service):
     service.faults = [403]
     with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/runs/a failed at attempt 1.*credentials"):
         store.read("a")
     assert service.requests == ["GET"]
 
 
-def test_a_service_that_is_away_is_named(service, monkeypatch):
+def test_error_of_an_unreachable_service_names_object_and_next_step(service, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(
         RuntimeError, match=r"get_object of s3://bucket/a failed at attempt 9.*Check that the store runs"
@@ -123,7 +123,7 @@ def test_a_service_that_is_away_is_named(service, monkeypatch):
         open_store("s3://bucket").read("a")
 
 
-def test_a_conditional_write_whose_reply_was_lost_has_won(store, service):
+def test_conditional_write_succeeds_if_its_reply_is_lost(store, service):
     service.faults = ["reply lost"]
     tag = store.create("claim", b"nonce 1")
     assert store.read_tagged("claim") == (b"nonce 1", tag)
@@ -133,42 +133,42 @@ def test_a_conditional_write_whose_reply_was_lost_has_won(store, service):
 
 
 @pytest.mark.parametrize("operation", ["create", "compare_and_swap"])
-def test_a_repeated_write_that_someone_else_won_is_lost(store, service, operation):
+def test_retried_conditional_write_fails_if_another_writer_was_first(store, service, operation):
     before = store.create("compare_and_swap", b"before")
 
-    def someone_else_wins():
+    def another_writer_wins():
         service.objects[f"/bucket/runs/{operation}"] = b"someone else"
         service.writers[f"/bucket/runs/{operation}"] = "someone else"
 
-    service.faults = [503, someone_else_wins]
+    service.faults = [503, another_writer_wins]
     with pytest.raises(PreconditionFailed):
         store.create("create", b"mine") if operation == "create" else store.compare_and_swap(operation, b"mine", before)
     assert store.read(operation) == b"someone else"
 
 
-def test_equal_bytes_of_another_writer_are_no_victory(store):
+def test_create_fails_if_another_writer_wrote_equal_bytes(store):
     store.create("claim", b"same")
     with pytest.raises(PreconditionFailed):
         store.create("claim", b"same")
 
 
-def test_two_conditional_writes_at_one_moment_are_decided_by_the_next_try(store, service):
+def test_conditional_write_is_retried_after_a_conflict(store, service):
     service.faults = [409]
     store.create("claim", b"1")
     assert service.requests == ["PUT", "PUT"]
 
 
-def test_a_service_that_takes_a_request_and_says_nothing_is_asked_again(service, monkeypatch):
+def test_request_without_a_reply_is_retried_after_a_timeout(service, monkeypatch):
     monkeypatch.setattr(s3_store, "_SILENCE_S", 0.2)
     s3_store._filesystem.cache_clear()
-    service.faults = [threading.Event().wait] * 2  # for ever
+    service.faults = [threading.Event().wait] * 2  # forever
     store = open_store("s3://bucket/runs")
     store.write("a", b"1")
     assert store.read("a") == b"1"
     s3_store._filesystem.cache_clear()
 
 
-def test_a_failure_says_what_the_service_answered_and_travels_between_processes(store, service):
+def test_store_failure_keeps_status_and_code_when_pickled(store, service):
     service.faults = [403]
     with pytest.raises(StoreFailed) as failed:
         store.read("a")
@@ -177,7 +177,7 @@ def test_a_failure_says_what_the_service_answered_and_travels_between_processes(
 
 
 @pytest.mark.s3
-def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(s3_uri, monkeypatch):
+def test_large_objects_are_uploaded_in_parts_and_an_aborted_upload_leaves_nothing(s3_uri, monkeypatch):
     monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
     store = open_store(s3_uri)
     data = os.urandom(1024 * 1024) * 23
@@ -199,7 +199,7 @@ def test_large_objects_go_in_parts_and_nothing_is_left_of_an_abandoned_one(s3_ur
 
 
 @pytest.mark.s3
-def test_a_finished_upload_whose_reply_was_lost_is_finished(s3_uri, monkeypatch):
+def test_multipart_upload_succeeds_if_the_reply_to_its_completion_is_lost(s3_uri, monkeypatch):
     monkeypatch.setattr(s3_store, "_PART_BYTES", 5 * 1024 * 1024)
     store = open_store(s3_uri)
     call = store._call
@@ -228,7 +228,7 @@ with open_store(sys.argv[1]).writer("runs/half ü") as file:
 
 
 @pytest.mark.s3
-def test_an_upload_whose_writer_was_killed_is_found_and_ended(s3_uri):
+def test_upload_of_a_killed_writer_is_found_and_discarded(s3_uri):
     store = open_store(s3_uri)
     subprocess.run([sys.executable, "-c", KILLED_WRITER, s3_uri])
     assert store.list() == []
