@@ -1,4 +1,4 @@
-"""Copies of an image do not affect its split: it is in val and test as often as others, and adding a copy moves nothing."""
+"""Copies of an image do not affect its split: it is in val and test as often as others, and a new copy moves no image."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def table(tmp_path, picture):
 
 
 @pytest.mark.parametrize("duplicates", ["drop", "keep"])
-def test_copies_change_no_split(table, memory_root, duplicates):
+def test_copies_do_not_change_splits(table, memory_root, duplicates):
     alone = splits_of(table(lambda i: 0, duplicates), f"{memory_root}-alone")
     bound = 4 * math.sqrt(NUM_PICTURES * FRACTION * (1 - FRACTION))
     for k in COPIES:
@@ -74,7 +74,7 @@ def test_an_image_of_many_rows_stays_in_train(table, memory_root):
     assert len(found) == NUM_PICTURES
 
 
-def test_a_copy_in_a_segment_is_dropped_for_the_existing_one(table, memory_root):
+def test_copy_in_a_new_segment_is_dropped_and_the_existing_image_kept(table, memory_root):
     first = table(lambda i: 0)
     before = splits_of(first, memory_root)
     version = load_manifest(corpus_store(open_store(memory_root), first)).version
@@ -97,7 +97,7 @@ def test_val_per_class_counts_distinct_images(table, memory_root):
     assert sum(splits == {"val"} for splits in found[0].values()) == 30
 
 
-def test_copies_in_several_groups_stay_in_one_and_follow_it(table, memory_root):
+def test_copies_in_several_groups_join_the_first_group_and_its_split(table, memory_root):
     """Fifteen groups share each image with a neighbour: an image stays in the group that sorts first, in its split."""
     request = table(lambda i: 1, group="x")
     path = Path(request.source.path)

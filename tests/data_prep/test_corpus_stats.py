@@ -1,4 +1,4 @@
-"""Merged statistics of parts equal those of the whole, and the whole equals what was counted by hand."""
+"""Merged statistics of parts equal those of the whole, and the whole equals hand-counted values."""
 
 import functools
 import json
@@ -109,7 +109,7 @@ def stats_of(accepted, rejects, pairs=None, compared=()):
 
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), num_rows=st.integers(0, 60), num_parts=st.integers(1, 5))
-def test_statistics_do_not_depend_on_how_rows_were_partitioned(data, num_rows, num_parts):
+def test_merged_statistics_do_not_depend_on_how_rows_were_partitioned(data, num_rows, num_parts):
     tables = drawn(num_rows, num_rows)
     whole = stats_of(*tables, [("pets/1", "test")])
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -122,7 +122,7 @@ def test_statistics_do_not_depend_on_how_rows_were_partitioned(data, num_rows, n
         ]
         parts.append(stats_of(*mine, [("pets/1", "test")]))
     assert functools.reduce(merged, parts).to_json() == whole.to_json()
-    # the other way round and the other bracket
+    # in reverse order
     assert functools.reduce(lambda a, b: merged(b, a), parts).to_json() == whole.to_json()
 
 
@@ -155,7 +155,7 @@ def test_counts_of_five_images():
     sides = dict(zip(SIDE_PX.edges, stats.side_px, strict=False))
     assert {edge: n for edge, n in sides.items() if n} == {1.0: 1, 64.0: 3, SIDE_PX.edges[89]: 1}
     assert stats.aspect_ratio[len(stats.aspect_ratio) // 2] == 4  # squares have a bin around 1
-    # the smallest order keys first; a picture of two classes stands in both
+    # the smallest order keys first; an image of two classes is listed in both
     assert [row.example_id for row in stats.sheet[0]] == ["e", "b", "a"]
     assert [row.example_id for row in stats.sheet[39]] == ["d", "c", "b"]
     assert stats.refused["empty"].count == 2
@@ -169,7 +169,7 @@ def test_duplicates_and_leaks_are_counted_by_kind_and_split():
             ("b", "near", False, None, "test", True),
             ("c", "near", True, "pets/1", "test", False),
             ("d", "same_pixels", False, "pets/1", "test", False),
-            ("d", "near", False, "pets/1", "test", False),  # one picture that matches two is one leaked picture
+            ("d", "near", False, "pets/1", "test", False),  # an image that matches two others counts once as leaked
         ]
     )
     stats = stats_of(
@@ -191,12 +191,12 @@ def test_pairs_without_locations_keep_their_ids():
     assert set(pairs.column_names) < set(PAIRS_SCHEMA.names)
 
 
-def test_size_is_bounded():
+def test_statistics_have_a_bounded_size():
     small, large = (len(pickle.dumps(stats_of(*drawn(2, n)))) for n in (300, 3000))
     assert large < 1.1 * small
 
 
-def test_bins_have_the_documented_edges():
+def test_histogram_bins_have_the_documented_edges():
     assert SIDE_PX.count(np.array([0.1, 1.0, 1e9]))[[0, -1]].tolist() == [2, 1]
     assert ASPECT_RATIO.count(np.array([1.0, 1.04, 0.96])).max() == 3
     values = np.repeat([100.0, 1000.0], [90, 10])

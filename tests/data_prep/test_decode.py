@@ -1,4 +1,4 @@
-"""The decoder: agreement with Pillow, an image for every unusual feature, and hostile headers that cost nothing."""
+"""The decoder: agreement with Pillow, an image for every unusual feature, and cheap refusal of hostile headers."""
 
 import io
 import struct
@@ -21,7 +21,7 @@ def encoded(image, file_format, **options):
 
 
 def png(samples, bits, colour_type, **chunks):
-    """A PNG file of samples (height, width, channels), written as Pillow cannot; extra chunks stand before the data."""
+    """A PNG file of samples (height, width, channels), in forms that Pillow cannot write; extra chunks come before the data."""
 
     def chunk(kind, body):
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -70,16 +70,16 @@ def test_photographs_decode_as_pillow_decodes_them(photos, options):
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM", "JPEG2000", "AVIF"])
-def test_every_format_is_known_by_its_content(photos, file_format):
+def test_format_is_detected_from_content(photos, file_format):
     decoded = decode_image(encoded(photos[0], file_format))
     assert decoded.format == file_format
     difference = np.abs(decoded.pixels.astype(int) - np.asarray(photos[0]))
-    assert difference.mean() < 12  # 256 colours of a GIF are the farthest
+    assert difference.mean() < 12  # GIF, with 256 colours, differs most
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_rotates_the_image(orientation):
-    # Top left red, top right blue, in an image of 8 x 16; where they end up is the definition of the tag.
+    # Top left red, top right blue, in an image of 8 x 16; the tag defines where they end up.
     image = Image.new("RGB", (16, 8), WHITE)
     image.paste(RED, (0, 0, 8, 4))
     image.paste(BLUE, (8, 0, 16, 4))
@@ -131,7 +131,7 @@ def test_transparent_pixels_show_the_background():
     assert decode(encoded(grey, "PNG")).tolist() == [[[255, 255, 255]]]
 
 
-def test_palettes_with_and_without_transparency():
+def test_palette_images_decode_with_and_without_transparency():
     image = Image.new("P", (2, 1))
     image.putpalette([*RED, *BLUE])
     image.putpixel((1, 0), 1)
@@ -143,7 +143,7 @@ def test_palettes_with_and_without_transparency():
     assert decode(encoded(named, "PNG", transparency=RED)).tolist() == [[list(WHITE), list(BLUE)]]
 
 
-def test_one_bit_and_sixteen_bits():
+def test_one_bit_and_sixteen_bit_samples_become_eight_bits():
     assert decode(encoded(Image.new("1", (1, 1), 1), "PNG")).tolist() == [[[255, 255, 255]]]
     deep = Image.fromarray(np.array([[0, 255, 256, 65535]], dtype=np.uint16))
     for file_format in ("PNG", "TIFF"):
@@ -152,7 +152,7 @@ def test_one_bit_and_sixteen_bits():
     assert reason_of(encoded(Image.new("F", (4, 4)), "TIFF")) == "unsupported_mode"
 
 
-# Where pixel (row, column) of the stored image belongs, by the table of the EXIF standard.
+# How each EXIF orientation turns the stored image, by the table of the standard.
 TURNED = {
     1: lambda a: a,
     2: lambda a: a[:, ::-1],
@@ -170,7 +170,7 @@ def on_white(rgb, alpha):
 
 
 def from_cmyk(cmyk):
-    """Ink on white paper: each colour is what its own ink and black let through."""
+    """Ink on white paper: each colour channel is the light that its ink and the black ink let through."""
     light = 255 - cmyk.astype(float)
     return light[..., :3] * light[..., 3:] / 255
 
@@ -182,7 +182,7 @@ def as_ycck(cmyk):
     return np.stack([y, 128 + (blue - y) / 1.772, 128 + (red - y) / 1.402, cmyk[..., 3]], 2).round().clip(0, 255)
 
 
-def oddities(photos):
+def unusual_files(photos):
     """Name -> (file, correct pixels, largest error allowed), for every unusual feature of files, from real photographs."""
     first, second = (np.asarray(photo)[100:196, 200:328] for photo in photos)
     photo, other = Image.fromarray(first), Image.fromarray(second)
@@ -203,7 +203,7 @@ def oddities(photos):
     best = {"quality": 100, "subsampling": 0}
     yield "CMYK TIFF", encoded(Image.fromarray(cmyk, "CMYK"), "TIFF"), from_cmyk(cmyk), 1
     yield "CMYK JPEG", encoded(Image.fromarray(cmyk, "CMYK"), "JPEG", **best), from_cmyk(cmyk), 6
-    # Pillow writes the four channels inverted, as Adobe does, and says in Adobe's marker that they are CMYK (0).
+    # Pillow writes the four channels inverted, as Adobe does, and its Adobe marker declares them as CMYK (0).
     channels = as_ycck(cmyk)
     channels[..., :3] = 255 - channels[..., :3]
     ycck = encoded(Image.fromarray(channels.astype(np.uint8), "CMYK"), "JPEG", **best)
@@ -265,16 +265,16 @@ def oddities(photos):
     yield "progressive JPEG", progressive, np.asarray(Image.open(io.BytesIO(progressive))), 0
 
 
-def test_unusual_features_of_real_photographs(photos):
-    for name, data, right, tolerance in oddities(photos):
+def test_unusual_features_decode_to_the_correct_pixels(photos):
+    for name, data, right, tolerance in unusual_files(photos):
         pixels = decode(data)
         assert (pixels.shape, pixels.dtype) == (right.shape, np.uint8), name
         assert np.abs(pixels - right.astype(float)).max() <= tolerance, name
 
 
-def test_unusual_features_that_a_policy_refuses(photos):
-    """Refused by content, whichever way it is read; a camera's MPO is no animation, a rotated TIFF stays as stored."""
-    files = {name: data for name, data, _, _ in oddities(photos)}
+def test_policy_refuses_unusual_features(photos):
+    """The content decides, not the reader that decodes it; an MPO file is no animation, and a rotated TIFF stays as stored."""
+    files = {name: data for name, data, _, _ in unusual_files(photos)}
     for name, data in files.items():
         if "16-bit" in name:
             assert reason_of(data, sixteen_bit="reject") == "refused_by_policy", name
@@ -295,22 +295,22 @@ def test_unusual_features_that_a_policy_refuses(photos):
 
 
 @pytest.mark.parametrize("error", [MemoryError("48 GB"), OSError("out of memory error when reading image file")])
-def test_lack_of_memory_is_not_blamed_on_the_file(jpeg, photos, monkeypatch, error):
-    def fails(*_, **__):
+def test_lack_of_memory_is_an_error_and_no_refusal(jpeg, photos, monkeypatch, error):
+    def raise_error(*_, **__):
         raise error
 
     bitmap = encoded(photos[0], "BMP")
-    monkeypatch.setattr(Image.Image, "load", fails)
+    monkeypatch.setattr(Image.Image, "load", raise_error)
     with pytest.raises(MemoryError, match=str(error)):
         decode(bitmap)
-    monkeypatch.setattr("data_prep.decode.simplejpeg.decode_jpeg", fails)
+    monkeypatch.setattr("data_prep.decode.simplejpeg.decode_jpeg", raise_error)
     error = ValueError("Insufficient memory (case 4)")
     with pytest.raises(MemoryError, match="Insufficient"):
         decode(jpeg)
 
 
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG", "TIFF"])
-def test_the_first_frame_of_an_animation(file_format):
+def test_animation_decodes_to_its_first_frame(file_format):
     frames = [Image.new("RGB", (8, 8), colour) for colour in (RED, BLUE)]
     options = {"lossless": True} if file_format == "WEBP" else {}
     data = encoded(frames[0], file_format, save_all=True, append_images=frames[1:], **options)
@@ -318,7 +318,7 @@ def test_the_first_frame_of_an_animation(file_format):
     assert reason_of(data, animation="reject") == "refused_by_policy"
 
 
-def test_a_decompression_bomb_costs_nothing(jpeg):
+def test_decompression_bomb_is_refused_without_allocating_its_pixels(jpeg):
     frame = jpeg.index(b"\xff\xc0")
     huge_jpeg = jpeg[: frame + 5] + struct.pack(">HH", 65_000, 65_000) + jpeg[frame + 9 :]
     tracemalloc.start()
@@ -350,17 +350,17 @@ def test_files_that_are_not_images_are_refused():
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "BMP"])
-def test_a_format_that_the_policy_leaves_out_is_refused_by_policy(file_format):
+def test_format_not_in_the_policy_is_refused_with_the_accepted_formats(file_format):
     data = encoded(Image.new("RGB", (2, 2)), file_format)
     with pytest.raises(ImageRejected, match=f"{file_format} is not an accepted format; accepted formats: GIF, WEBP"):
         decode(data, DecodePolicy(formats=("GIF", "WEBP")))
 
 
-def test_formats_that_no_policy_accepts_are_named_with_the_accepted_ones():
+def test_unsupported_formats_are_refused_by_name_with_the_accepted_formats():
     files = {name: encoded(Image.new("RGB", (32, 32), RED), name) for name in ("ICO", "TGA", "ICNS", "DDS")}
     files["SVG"] = b'<?xml version="1.0"?>\n<!-- drawn -->\n<svg xmlns="http://www.w3.org/2000/svg"/>'
     files["HEIF"] = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
-    files["TGA"] = files["TGA"][:-26]  # as before version 2, without a footer
+    files["TGA"] = files["TGA"][:-26]  # without the footer that version 2 of the format added
     for name, data in files.items():
         with pytest.raises(
             ImageRejected,
@@ -369,7 +369,7 @@ def test_formats_that_no_policy_accepts_are_named_with_the_accepted_ones():
             decode(data)
 
 
-def test_a_refusal_quotes_no_content_of_the_file():
+def test_refusal_does_not_quote_the_content_of_the_file():
     """A link or a row of a table may lead to a private file, and the reason of a refusal is stored with the corpus."""
     secret = b"root:x:0:0:root:/root:/bin/bash"
     for start in (
@@ -389,7 +389,7 @@ def test_a_refusal_quotes_no_content_of_the_file():
         assert not any(word in caught.value.detail for word in ("root", "bash", "x:0")), caught.value.detail
 
 
-def test_a_bomb_that_pillow_itself_refuses_names_our_limit():
+def test_bomb_that_pillow_refuses_is_reported_with_the_limit_of_the_policy():
     with pytest.raises(ImageRejected, match="too_many_pixels: 620,000,000 pixels, limit 89,000,000"):
         decode(png_header(20_000, 31_000))
 
@@ -408,7 +408,7 @@ def test_truncated_files_are_refused(photos, file_format):
 
 @pytest.mark.parametrize("exif_orientation", ["apply", "ignore"])
 def test_missing_data_in_a_png_is_refused(photos, exif_orientation):
-    """Independent of what is read first: Pillow loads a PNG to find its EXIF, and returns black if that failed."""
+    """Also if EXIF is read first: Pillow loads a PNG to find its EXIF, and returns black pixels if that failed."""
     exif = Image.Exif()
     exif[0x0112] = 6
     for options in ({}, {"exif": exif}):
@@ -421,7 +421,7 @@ def test_missing_data_in_a_png_is_refused(photos, exif_orientation):
 def test_damage_after_the_first_frame_is_refused_if_frames_are_counted():
     frames = [Image.effect_noise((40, 40), sigma) for sigma in (20, 90, 60)]
     data = encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:])
-    second = struct.unpack("<I", data[4:8])[0]  # where the first directory stands; its last four bytes name the next
+    second = struct.unpack("<I", data[4:8])[0]  # offset of the first directory; it ends with that of the next
     num_tags = struct.unpack("<H", data[second : second + 2])[0]
     link = second + 2 + 12 * num_tags
     broken = data[:link] + struct.pack("<I", len(data) - 1) + data[link + 4 :]
@@ -429,7 +429,7 @@ def test_damage_after_the_first_frame_is_refused_if_frames_are_counted():
     assert reason_of(broken, animation="reject") in ("refused_by_policy", "corrupt", "truncated")
 
 
-def test_missing_data_in_a_jpeg_is_refused_and_padding_is_not(jpeg):
+def test_jpeg_with_missing_data_is_refused_but_padding_is_accepted(jpeg):
     middle = len(jpeg) // 2
     assert reason_of(jpeg[:middle] + bytes(500) + jpeg[middle + 500 :]) == "corrupt"
     np.testing.assert_array_equal(decode(jpeg[:-2] + b"\1\2\3" + jpeg[-2:]), decode(jpeg))

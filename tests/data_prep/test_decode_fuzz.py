@@ -1,4 +1,4 @@
-"""Damaged files of every format: each gives a verdict, and none ends the job. Files that Pillow refuses are refused."""
+"""Damaged files of every format: each is accepted or refused, and none stops the job. Files that Pillow refuses are refused."""
 
 import functools
 import io
@@ -16,14 +16,14 @@ from data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected, 
 from data_prep.examine.decode_child import Examiner
 from data_prep.images import Examined, examine_image
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # what Pillow finds odd in metadata
-POLICY = DecodePolicy(max_pixels=100_000)  # whoever claims more pixels is refused by the header
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's warnings about metadata
+POLICY = DecodePolicy(max_pixels=100_000)  # files that claim more pixels are refused by their header
 HUGE = (0, 1, 0x7FFF, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
 
 
 @functools.cache
 def originals():
-    """Intact files of a small photograph by name: every format, and its unusual features. TGA has no magic number, and is
+    """Intact files of a small photograph by name: every format with its unusual features. TGA has no magic number, and is
     accepted only if a policy names it."""
     photos = pytest.importorskip("sklearn.datasets").load_sample_images().images
     photo, other = (Image.fromarray(array).resize((40, 32)) for array in photos)
@@ -58,7 +58,7 @@ def originals():
     for file_format, variants in wanted.items():
         for number, (image, options) in enumerate(variants if file_format in Image.SAVE else ()):
             file = io.BytesIO()
-            # Pillow leaves in an image how it was saved, and trips over it at the next format.
+            # Pillow stores save options in the image, and fails on them in the next format: save a copy.
             copies = {key: [one.copy() for one in value] for key, value in options.items() if key == "append_images"}
             image.copy().save(file, file_format, **options | copies)
             files[f"{file_format} {number}"] = file.getvalue()
@@ -109,17 +109,17 @@ def check(verdict):
 
 @pytest.mark.parametrize("name", ["JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"])
 def test_intact_files_are_accepted(name):
-    """Otherwise the damaged files would prove little."""
+    """Otherwise refusals of the damaged files would prove nothing."""
     files = [data for key, data in originals().items() if name in key.split()]
     assert files
     for data in files:
         check(examine_image(data, POLICY))
 
 
-# The same cases at every run: this one is in the process of the tests.
+# The same cases in every run, decoded in the process of the tests.
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(damaged())
-def test_damaged_files_give_a_verdict(data):
+def test_damaged_file_is_accepted_or_refused_with_a_reason(data):
     try:
         check(examine_image(data, POLICY))
     except ImageRejected as rejected:
@@ -148,46 +148,46 @@ def pillow_refuses(data, formats):
         with Image.open(io.BytesIO(data), formats=formats) as image:
             image.load()
         return False
-    except Exception:  # whatever it is: the picture is not whole
+    except Exception:  # any error means that the image is damaged
         return True
 
 
-def is_taken(data, policy):
+def is_accepted(data, policy):
     try:
         return decode(data, policy).size > 0
     except ImageRejected:
         return False
 
 
-def refused_by_pillow_and_taken(seeds):
+def refused_by_pillow_but_accepted(seeds):
     files = originals()
     names = sorted(files)
-    taken, num_refused = [], 0
+    accepted, num_refused = [], 0
     for seed in seeds:
         rng, name = random.Random(seed), names[seed % len(names)]
         policy = POLICY.model_copy(update={"formats": get_args(Format) if "TGA" in name else POLICY.formats})
         data = mutated(files[name], rng)
         if pillow_refuses(data, policy.formats):
             num_refused += 1
-            taken += [(name, seed)] if is_taken(data, policy) else []
-    assert num_refused > len(seeds) / 4  # else the law would say little
-    return taken
+            accepted += [(name, seed)] if is_accepted(data, policy) else []
+    assert num_refused > len(seeds) / 4  # otherwise the test would prove little
+    return accepted
 
 
 def test_files_that_pillow_refuses_are_refused():
-    assert refused_by_pillow_and_taken(range(1_000)) == []
+    assert refused_by_pillow_but_accepted(range(1_000)) == []
 
 
 @pytest.mark.slow
 def test_files_that_pillow_refuses_are_refused_in_ten_thousand_mutations():
-    assert refused_by_pillow_and_taken(range(1_000, 11_000)) == []
+    assert refused_by_pillow_but_accepted(range(1_000, 11_000)) == []
 
 
 @pytest.mark.slow
 @settings(max_examples=600, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(st.lists(damaged(), min_size=20, max_size=20))
-def test_thousands_of_damaged_files_give_a_verdict_each(files):
-    """12,000 cases, new ones at every run, through the process that decodes."""
+def test_thousands_of_damaged_files_give_one_verdict_each(files):
+    """12,000 cases, new in every run, decoded by the decoding process."""
     with Examiner(POLICY, timeout_s=60, memory_bytes=2 << 30) as examiner:
         verdicts = list(examiner.run(enumerate(files)))
     assert [tag for tag, _ in verdicts] == list(range(len(files)))

@@ -35,7 +35,7 @@ def test_the_mirror_hash_is_the_hash_of_the_mirror_image(photos):
         assert distance(plain, mirror) > MAX_DISTANCE
 
 
-def test_near_copies_have_near_hashes_and_others_have_not(photos):
+def test_near_copies_have_near_hashes_and_unrelated_images_do_not(photos):
     first, second = (perceptual_hashes(pixels)[0] for pixels in photos)
     assert distance(first, second) > 2 * MAX_DISTANCE  # unrelated: about 95
     half = np.asarray(Image.fromarray(photos[0]).resize((320, 213)))
@@ -46,7 +46,7 @@ def test_near_copies_have_near_hashes_and_others_have_not(photos):
 
 
 def test_a_symmetrical_drawing_keeps_its_hash():
-    """Half of its coefficients are zero but for rounding; their signs would be noise."""
+    """Half of its coefficients are zero except for rounding, and their signs would be noise."""
     y, x = np.mgrid[-60:61, -60:61]
     ring = np.where(abs(np.hypot(x, y) - 40) < 8, 20, 250).astype(np.uint8)[..., None].repeat(3, axis=2)
     plain, mirror = perceptual_hashes(ring)
@@ -70,13 +70,13 @@ def test_an_image_has_the_same_hash_on_every_machine():
     assert mirror.hex() == "df007f48f380ff40fd00b710f708ee00ffc07a11df20fe80f12cf6817d00fd00"
 
 
-def test_hash_bits_of_mirror_images_are_those_of_mirrored_waves():
-    """By the definition: cosine waves over the picture, their sums by numpy, quarter and whole of the mean size."""
+def test_hash_bits_of_a_cosine_wave_and_its_mirror_image_match_the_definition():
+    """One cosine wave has one large coefficient, whose sign changes when the image is mirrored."""
     wave = np.cos(np.pi * 3 * (np.arange(32) + 0.5) / 32)  # horizontal frequency 3, odd
     grey = np.round(127 + 100 * wave).astype(np.uint8)
     pixels = np.broadcast_to(grey[None, :, None], (32, 32, 3)).copy()
     plain, mirror = perceptual_hashes(pixels)
-    # One coefficient of 64 is large: above all four thresholds, or, mirrored, below all; the others are between.
+    # One coefficient of 64 is large: above all four thresholds, or below all if mirrored; the others are between.
     assert distance(plain, mirror) == 4
     assert int.from_bytes(plain, "big").bit_count() == 2 * 63 + 4
     assert int.from_bytes(mirror, "big").bit_count() == 2 * 63
@@ -88,5 +88,5 @@ def test_pixels_have_the_same_hash_in_every_lossless_format(photos):
     assert png.sha256 != bmp.sha256
     assert (png.width_px, png.height_px, png.format, png.mode) == (640, 427, "PNG", "RGB")
     assert len(png.phash) == len(png.phash_mirror) == len(png.sha256) == 32
-    # The same values in another shape are another picture.
+    # The same values in another shape are another image.
     assert pixel_sha256(photos[0]) != pixel_sha256(photos[0].reshape(640, 427, 3))

@@ -1,4 +1,4 @@
-"""Other tools open our shards: Hugging Face datasets, DuckDB, Polars and Ray Data."""
+"""Other tools read the shards: Hugging Face datasets, DuckDB, Polars and Ray Data."""
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -24,7 +24,7 @@ def shards(fill_folder, prepared, tmp_path):
 
 @pytest.fixture
 def without_images(shards, tmp_path):
-    """The same shards with every byte of the image column overwritten: reading the column is detected."""
+    """The same shards with every byte of the image column overwritten, so that reading the column fails."""
     spoiled = []
     for path in shards:
         with open(path, "rb") as file:
@@ -48,7 +48,7 @@ def expected(shards):
     return [row for table in tables for row in table.to_pylist()]
 
 
-def test_hugging_face_datasets_show_images(shards, tmp_path, monkeypatch):
+def test_hugging_face_datasets_read_shards_and_decode_images(shards, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     import datasets
@@ -82,7 +82,7 @@ def rows_by_split(corpus):
     return rows
 
 
-def test_the_folder_of_a_corpus_is_a_dataset_with_named_classes(
+def test_load_dataset_reads_a_corpus_folder_with_its_class_names(
     fill_folder, prepared, request_for, tmp_path, load_dataset
 ):
     names = ("cat", "bird: owl", '"dog" é', "#5 \\ fox")
@@ -148,7 +148,7 @@ def test_polars_queries_columns_without_images(shards, without_images):
 
 
 @pytest.fixture
-def a_ray():
+def local_ray():
     import ray
 
     ray.init(address="local", num_cpus=1, object_store_memory=100_000_000, include_dashboard=False)
@@ -157,7 +157,7 @@ def a_ray():
 
 
 @pytest.mark.slow
-def test_ray_data_reads_them(shards, a_ray):
+def test_ray_data_reads_shards(shards, local_ray):
     import ray.data
 
     rows = ray.data.read_parquet(shards).take_all()

@@ -14,7 +14,7 @@ keys_of_files = st.lists(st.lists(st.integers(0, 2**64 - 1), max_size=8), min_si
 
 @settings(deadline=None)
 @given(files=keys_of_files, num_buckets=st.integers(1, 5))
-def test_every_row_is_in_one_bucket_and_buckets_in_order_are_the_keys_in_order(files, num_buckets):
+def test_every_row_is_in_one_bucket_and_buckets_are_ordered_by_key(files, num_buckets):
     store, names = open_store("memory://partitions"), []
     for i, keys in enumerate(files):
         table = pa.table([pa.array(keys, pa.uint64()), pa.array([f"{i} {key}" for key in keys], pa.string())], SCHEMA)
@@ -27,7 +27,7 @@ def test_every_row_is_in_one_bucket_and_buckets_in_order_are_the_keys_in_order(f
     assert texts == {f"{i} {key}" for i, keys in enumerate(files) for key in keys}
 
 
-def test_the_first_eight_bytes_of_a_hash_are_a_big_endian_number():
+def test_hash_prefix_is_the_first_eight_bytes_as_a_big_endian_number():
     hashes = pa.chunked_array([pa.array([bytes([1] + [0] * 31), bytes([0] * 7 + [2] + [9] * 24)])])
     assert hash_prefixes(hashes).tolist() == [2**56, 2]
     assert bucket_of(np.array([0, 2**63, 2**64 - 1], np.uint64), 4).tolist() == [0, 2, 3]

@@ -1,4 +1,4 @@
-"""Laws of preparation: every example once, one digest however it is computed, and a killed job resumes."""
+"""Properties of preparation: every example once, one digest however it is computed, and a killed job resumes."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from infra.stores import s3_store
 
 
 def own_splits(manifest):
-    """The splits that hold shards; joined splits list those of others again."""
+    """The splits with shards of their own; joined splits list the shards of other splits."""
     return [name for name, split in manifest.splits.items() if all(s.split == name for s in split.segments)]
 
 
@@ -48,7 +48,7 @@ def folder(fill_folder, tmp_path):
     return fill_folder(tmp_path / "pictures", per_class=25)
 
 
-def spoil(folder, picture):
+def add_bad_files(folder, picture):
     """Six files that cannot be read as images, and two that are not images by name."""
     whole = picture(9999, size=(200, 200))
     bad = {
@@ -67,7 +67,7 @@ def spoil(folder, picture):
 
 
 def test_every_file_is_in_one_shard_or_refused_with_its_reason(folder, picture, prepared, memory_root):
-    reasons = spoil(folder, picture)
+    reasons = add_bad_files(folder, picture)
     (folder / "cat/odd name ü.JPEG").write_bytes(picture(3, kind="PNG"))
     corpus = prepared(folder, memory_root)
     rows, rejects = rows_of(corpus), rejects_of(corpus)
@@ -91,10 +91,10 @@ def test_rows_of_a_segment_are_in_hash_order_for_any_source_order(folder, prepar
     assert ids != sorted(ids)
     other = prepared(folder, memory_root, order_seed=1)
     assert load_manifest(other).digest != load_manifest(corpus).digest
-    assert sorted(ids) == sorted(row["example_id"] for row in rows_of(other, "train"))  # splits know no seed
+    assert sorted(ids) == sorted(row["example_id"] for row in rows_of(other, "train"))  # the same splits
 
 
-def backwards(work, tasks):
+def in_reverse_order(work, tasks):
     return iter([work(task) for task in reversed(tasks)])
 
 
@@ -102,9 +102,9 @@ def test_the_digest_does_not_depend_on_chunks_buckets_parallelism_or_store(folde
     digests, files = set(), set()
     for root, chunk, sort_bytes, executor in (
         (memory_root, 16, 1 << 20, prepare.in_process),
-        (f"{memory_root}-2", 1, 30_000, backwards),
+        (f"{memory_root}-2", 1, 30_000, in_reverse_order),
         (f"file://{tmp_path}/store", 1000, 1, prepare.in_process),
-        (str(tmp_path / "other store"), 7, 1, backwards),
+        (str(tmp_path / "other store"), 7, 1, in_reverse_order),
         (f"{memory_root}-3", 2, 1 << 20, in_threads),
     ):
         request = request_for(folder, examples_per_chunk=chunk, sort_bytes=sort_bytes)
@@ -126,12 +126,12 @@ def test_several_corpora_share_one_execution_per_stage(folder, fill_folder, requ
     assert first == again != second
     assert len(passes) == 2
     assert prepare.prepare(requests, memory_root, counting) == [first, second, again]
-    assert len(passes) == 2  # what is finished is only looked up
+    assert len(passes) == 2  # finished corpora are only looked up
     assert find_corpus(open_store(memory_root), requests[1]) == second
 
 
 class Killed(BaseException):
-    """As good as kill -9: nothing of ours catches it."""
+    """Simulates kill -9: no code under test catches this exception."""
 
 
 def killed_after(num_tasks):
@@ -175,7 +175,7 @@ def test_a_killed_job_redoes_only_what_was_not_finished(folder, request_for, mem
     assert num_shards >= 4
 
     work.clear()
-    for kill_after in (3, 4, 2, 1):  # of 8 chunks, in the middle of them, then of the shards
+    for kill_after in (3, 4, 2, 1):  # first among the 8 chunks, then among the shards
         with pytest.raises(Killed):
             prepare.prepare([request], memory_root, killed_after(kill_after))
         assert find_corpus(open_store(memory_root), request) is None
@@ -245,8 +245,8 @@ def test_two_concurrent_preparations_give_the_same_corpus(folder, request_for, m
     assert len(rows_of(corpus_store(open_store(memory_root), request))) == 75
 
 
-def test_a_preparation_is_overtaken_while_it_checks_ids(folder, request_for, memory_root, monkeypatch):
-    """The faster one has deleted the files that the slower one is about to read."""
+def test_preparation_overtaken_by_another_one_gives_the_same_corpus(folder, request_for, memory_root, monkeypatch):
+    """The faster preparation has deleted the files that the slower one is about to read."""
     request, find_repeats = request_for(folder), listed_ids.find_repeats
     faster = []
 
@@ -261,15 +261,15 @@ def test_a_preparation_is_overtaken_while_it_checks_ids(folder, request_for, mem
     assert [manifest.digest for manifest in slower] == [manifest.digest for manifest in faster]
 
 
-def test_above_the_limit_nothing_is_published_and_the_first_are_listed(folder, picture, request_for, memory_root):
-    spoil(folder, picture)
+def test_too_many_refused_images_stop_publication_and_the_first_are_listed(folder, picture, request_for, memory_root):
+    add_bad_files(folder, picture)
     strict = request_for(folder, max_refused_fraction=0.05)
     with pytest.raises(ValueError, match=r"6 of 81 images are refused.*cat/empty\.jpg: empty"):
         prepare.prepare([strict], memory_root)
     corpus = corpus_store(open_store(memory_root), strict)
     assert all(key.startswith("_work/") for key in corpus.list())
     (manifest,) = prepare.prepare([request_for(folder, max_refused_fraction=0.08)], memory_root)
-    assert manifest.counts.num_accepted == 75  # the limit is no part of the version: what was examined stays
+    assert manifest.counts.num_accepted == 75  # the limit does not affect the version: examined images are kept
 
 
 def test_small_classes_are_left_out(folder, picture, prepared, memory_root):
@@ -284,7 +284,7 @@ def test_small_classes_are_left_out(folder, picture, prepared, memory_root):
     assert len(load_class_names(prepared(folder, memory_root, min_images_per_class=3))) == 4
 
 
-def test_one_of_equal_images_stays(fill_folder, picture, prepared, tmp_path, memory_root):
+def test_one_of_equal_images_is_kept(fill_folder, picture, prepared, tmp_path, memory_root):
     folder = fill_folder(tmp_path / "splits/train", per_class=10).parent
     same, pixels = picture(77, kind="PNG"), picture(77, kind="BMP")
     (folder / "test/cat").mkdir(parents=True)
@@ -300,7 +300,7 @@ def test_one_of_equal_images_stays(fill_folder, picture, prepared, tmp_path, mem
     assert kept == dict.fromkeys(["train/cat/a.png", "train/cat/b.png", "train/dog/c.bmp"], "test/cat/d.png")
     details = {row["example_id"]: row["detail"] for row in rejects_of(corpus)}
     assert "labelled ['cat'] (this copy: ['dog'])" in details["train/dog/c.bmp"]
-    # Kept or not, the picture of the test split is nowhere else.
+    # With either policy, an image of the test split is in no other split.
     assert {row["example_id"] for row in rejects_of(prepared(folder, memory_root, duplicates="keep"))} == set(kept)
     (folder / "test/cat/d.png").write_bytes(picture(78))
     corpus = prepared(folder, memory_root, duplicates="keep")
@@ -318,7 +318,7 @@ def test_a_source_that_changes_during_the_preparation_is_an_error(folder, pictur
 
 
 def test_two_files_with_one_id_are_an_error(folder, picture, request_for, memory_root):
-    for form in ("NFC", "NFD"):  # one letter, or a letter and an accent
+    for form in ("NFC", "NFD"):  # one code point, or a letter and a combining accent
         (folder / "cat" / unicodedata.normalize(form, "\u00e9.jpg")).write_bytes(picture(5))
     with pytest.raises(ValueError, match="two examples have the id") as caught:
         prepare.prepare([request_for(folder)], memory_root)
@@ -334,7 +334,7 @@ def test_a_folder_without_images_is_an_error(tmp_path, request_for, memory_root)
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar", "gztar", "zip"])
-def test_too_large_a_file_is_refused_with_its_own_size(tmp_path, picture, request_for, memory_root, kind):
+def test_file_above_the_size_limit_is_refused_with_its_size(tmp_path, picture, request_for, memory_root, kind):
     sizes, tree = {}, tmp_path / "tree"
     for i in range(12):
         data = picture(i, (400, 300)) if i == 7 else picture(i)
@@ -361,7 +361,7 @@ def test_the_version_depends_on_the_content_of_the_corpus(folder, picture, reque
     assert corpus_version(root, request) != before
 
 
-def test_a_newer_setting_with_its_default_changes_no_version(tmp_path, request_for, memory_root):
+def test_new_setting_at_its_default_does_not_change_the_version(tmp_path, request_for, memory_root):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat/1.jpg").write_bytes(b"x")
     os.utime(tmp_path / "cat/1.jpg", ns=(1, 1))
@@ -373,13 +373,13 @@ def test_a_newer_setting_with_its_default_changes_no_version(tmp_path, request_f
 @pytest.mark.parametrize(
     ("row_group_bytes", "rows", "groups_per_shard"),
     [
-        # 16 groups allow no more than 90 // 16 = 5 rows; 5 rows are 3,500 to 4,000 bytes, 4 times in 16,000.
+        # 16 groups allow no more than 90 // 16 = 5 rows; 5 rows are 3,500 to 4,000 bytes, so 4 groups fit in 16,000.
         (100_000, 5, 4),
-        # 2,300 bytes hold 2 rows; 2 rows are 1,400 to 1,600 bytes, 10 or 11 times in 16,000.
+        # 2,300 bytes hold 2 rows; 2 rows are 1,400 to 1,600 bytes, so 10 or 11 groups fit in 16,000.
         (2_300, 2, (10, 11)),
     ],
 )
-def test_row_groups_and_shards_worked_out_by_hand(
+def test_row_group_and_shard_sizes_match_hand_computed_values(
     fill_folder, prepared, tmp_path, memory_root, row_group_bytes, rows, groups_per_shard
 ):
     folder = fill_folder(tmp_path / "p", per_class=30)
@@ -399,7 +399,7 @@ def test_row_groups_and_shards_worked_out_by_hand(
 
 
 def test_progress_and_report_are_written_to_the_store(folder, picture, prepared, memory_root):
-    spoil(folder, picture)
+    add_bad_files(folder, picture)
     (folder / "cat" / "<script>.jpg").write_bytes(b"no picture")
     corpus = prepared(folder, memory_root)
     progress = corpus.read_json("_work/progress.json")
@@ -437,7 +437,7 @@ def test_a_folder_of_broken_images_is_an_error(tmp_path, request_for, memory_roo
         prepare.prepare([request_for(tmp_path / "broken")], memory_root)
 
 
-def test_a_subset_that_train_is_too_small_for_is_refused_early(fill_folder, request_for, tmp_path, memory_root):
+def test_subset_larger_than_train_is_refused_early(fill_folder, request_for, tmp_path, memory_root):
     request = request_for(fill_folder(tmp_path / "source"))
     with pytest.raises(ValueError, match="take 120: train of folder will have 120 rows at most"):
         prepare.prepare([request], memory_root, take=120)
@@ -452,12 +452,12 @@ def test_a_subset_that_train_is_too_small_for_is_refused_early(fill_folder, requ
 
 @pytest.fixture
 def table_with(tmp_path, picture):
-    """A request for a table of so many pictures on this disk, and of locations elsewhere."""
+    """table_with(n, *locations): a request for a table of n images on this disk and of images at other locations."""
 
-    def make(num_here, *elsewhere):
-        for i in range(num_here):
+    def make(num_local, *other_locations):
+        for i in range(num_local):
             (tmp_path / f"{i}.jpg").write_bytes(picture(i))
-        locations = [*(f"{i}.jpg" for i in range(num_here)), *elsewhere]
+        locations = [*(f"{i}.jpg" for i in range(num_local)), *other_locations]
         rows = "".join(f"{location},{'ab'[i % 2]}\n" for i, location in enumerate(locations))
         (tmp_path / "table.csv").write_text(f"image,labels\n{rows}")
         return CorpusConfig(
@@ -496,7 +496,7 @@ def test_a_row_without_access_is_refused_and_the_others_are_prepared(table_with,
     assert details["/etc/passwd"].endswith("bytes in no known image format")
 
 
-def test_without_access_to_any_image_the_job_fails_and_the_next_one_reads_again(
+def test_job_without_access_to_any_image_fails_and_the_next_one_reads_them_again(
     table_with, memory_root, no_credentials, monkeypatch, picture
 ):
     request = table_with(0, *(f"s3://bucket/{i}.jpg" for i in range(3)))

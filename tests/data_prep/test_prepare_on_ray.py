@@ -1,4 +1,4 @@
-"""Ray Data in a real Ray, killed with -9 in the middle, gives the digest of an undisturbed run."""
+"""Ray Data on a real Ray, with processes killed by SIGKILL, gives the digest of an uninterrupted run."""
 
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -38,14 +38,14 @@ def stamps(folder, pattern):
     return {path: path.stat().st_mtime_ns for path in folder.glob(pattern)}
 
 
-def test_killed_drivers_and_workers_change_nothing(
+def test_killed_drivers_and_workers_do_not_change_the_corpus(
     ray_jobs, until, processes, fill_folder, request_for, tmp_path, memory_root
 ):
     request = request_for(fill_folder(tmp_path / "pictures", per_class=300), examples_per_chunk=4)
-    request = replace(request, **{"execution.small_images": 0})  # or one process would do it
-    (undisturbed,) = prepare([request], memory_root, in_process)
+    request = replace(request, **{"execution.small_images": 0})  # otherwise one process would prepare all images
+    (uninterrupted,) = prepare([request], memory_root, in_process)
     root = tmp_path / "killed"
-    corpus = root / "corpora/folder" / undisturbed.version
+    corpus = root / "corpora/folder" / uninterrupted.version
     records, shards = "_work/chunks-of-4/records-*.parquet", "_work/gather/*/s000/*[0-9].json"
     finished = {}
 
@@ -64,7 +64,7 @@ def test_killed_drivers_and_workers_change_nothing(
     kill_at(shards, 5)
     assert len(finished) == 225
     written = stamps(corpus, shards)
-    assert len(written) < sum(split.segments[0].num_shards for split in undisturbed.splits.values())
+    assert len(written) < sum(split.segments[0].num_shards for split in uninterrupted.splits.values())
 
     run, job = submit(ray_jobs, root, request)
     until(lambda: len(stamps(corpus, shards)) > len(written), job)
@@ -74,12 +74,12 @@ def test_killed_drivers_and_workers_change_nothing(
     assert ended.state == "succeeded", ray_jobs.logs(job)
     assert stamps(corpus, shards).items() >= written.items()
     assert stamps(corpus, records) == finished
-    assert load_manifest(open_store(corpus)).digest == undisturbed.digest
+    assert load_manifest(open_store(corpus)).digest == uninterrupted.digest
     assert verify_corpus(open_store(corpus)).problems == {}
-    assert read_state(run)["corpora"]["folder"]["digest"] == undisturbed.digest
+    assert read_state(run)["corpora"]["folder"]["digest"] == uninterrupted.digest
 
 
-def test_a_bad_source_fails_in_one_sentence(ray_jobs, tmp_path):
+def test_missing_source_fails_with_a_reason_and_without_a_traceback(ray_jobs, tmp_path):
     request = CorpusConfig(name="nothing", source=ClassFolders(path=str(tmp_path / "absent")))
     run, job = submit(ray_jobs, tmp_path / "bad", request)
     ended = ray_jobs.follow(job, lambda _: None, poll_s=0.2)
@@ -90,11 +90,11 @@ def test_a_bad_source_fails_in_one_sentence(ray_jobs, tmp_path):
 
 @pytest.fixture
 def cluster(monkeypatch):
-    """Two nodes: one for the driver, without CPUs, and one that works."""
+    """Two nodes: a head node without CPUs for the driver, and a worker node."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     from ray.cluster_utils import Cluster
 
-    # A death is noticed within ten seconds, not within half a minute; sooner, and a busy machine's nodes pass for dead.
+    # A dead node is detected after 10 s instead of 30 s; a shorter limit would fail nodes on a busy machine.
     health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}
     head = {"num_cpus": 0, "object_store_memory": 100_000_000, "_system_config": health}
     nodes = Cluster(initialize_head=True, head_node_args=head)
@@ -104,7 +104,7 @@ def cluster(monkeypatch):
 
 
 def prepare_on(address, request, root):
-    """The driver, which has a process of its own: Ray keeps for ever whether a process asks for tokens."""
+    """The driver, in a process of its own: Ray decides once per process whether it uses tokens."""
     import ray
 
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -113,11 +113,11 @@ def prepare_on(address, request, root):
 
 
 def test_a_killed_node_loses_only_its_current_work(cluster, fill_folder, request_for, tmp_path, memory_root):
-    """The only working node is killed during examining and again during writing; another one joins."""
+    """The only worker node is killed during examining and again during writing; each time another one joins."""
     request = request_for(fill_folder(tmp_path / "pictures", per_class=200), examples_per_chunk=4)
-    (undisturbed,) = prepare([request], memory_root, in_process)
+    (uninterrupted,) = prepare([request], memory_root, in_process)
     root = tmp_path / "store"
-    corpus = root / "corpora/folder" / undisturbed.version
+    corpus = root / "corpora/folder" / uninterrupted.version
 
     def kill_node_at(pattern, number):
         while len(stamps(corpus, pattern)) < number:
@@ -137,5 +137,5 @@ def test_a_killed_node_loses_only_its_current_work(cluster, fill_folder, request
     assert len(gathered) < len(stamps(corpus, "_work/gather/*/s000/*[0-9].json"))
     assert stamps(corpus, "_work/chunks-of-4/records-*.parquet").items() >= examined.items()
     assert stamps(corpus, "_work/gather/*/s000/*[0-9].json").items() >= gathered.items()
-    assert manifest.digest == undisturbed.digest
+    assert manifest.digest == uninterrupted.digest
     assert verify_corpus(open_store(corpus)).problems == {}

@@ -1,4 +1,4 @@
-"""Segments and subsets: a corpus grows without being rewritten, and a subset copies nothing."""
+"""Segments and subsets: a corpus grows without being rewritten, and a subset copies no shards."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -29,7 +29,7 @@ def base(fill_folder, prepared, tmp_path, memory_root):
 
 @pytest.fixture
 def grown(base, fill_folder, picture, request_for, tmp_path, memory_root):
-    """The corpus with a second segment: 20 new images of old classes, 10 of a new one, 2 that it has already."""
+    """The corpus with a second segment: 20 new images of old classes, 10 of a new one, 2 that the corpus has already."""
     folder = fill_folder(tmp_path / "second", per_class=0, classes=("cat", "newt"))
     for i in range(30):
         (folder / ("cat" if i < 20 else "newt") / f"new-{i}.jpg").write_bytes(picture(7000 + i))
@@ -40,7 +40,7 @@ def grown(base, fill_folder, picture, request_for, tmp_path, memory_root):
     return corpus_store(open_store(memory_root), request)
 
 
-def test_a_segment_is_added_and_the_old_ones_stay_as_they_are(base, grown):
+def test_adding_a_segment_leaves_the_old_segments_unchanged(base, grown):
     before, after = load_manifest(base), load_manifest(grown)
     assert after.digest != before.digest
     assert [c["source_id"] for c in grown.read_json("classes.json")["classes"]] == ["bird/owl", "cat", "dog", "newt"]
@@ -60,20 +60,20 @@ def test_a_segment_is_added_and_the_old_ones_stay_as_they_are(base, grown):
     assert verify_corpus(grown).problems == {}
 
 
-def test_subsets_of_versions_with_one_digest_belong_to_their_own_version(base, request_for, tmp_path, memory_root):
+def test_subsets_of_two_versions_with_equal_digests_are_distinct(base, request_for, tmp_path, memory_root):
     request = request_for(tmp_path / "first")
     request = replace(request, **{"recipe.decode.exif_orientation": "ignore"})
     prepare([request], memory_root)
     other = corpus_store(open_store(memory_root), request)
     assert load_manifest(other).digest == load_manifest(base).digest
-    views = [take(base, 10), take(other, 10)]
-    assert [view.provenance["view_of"]["version"] for view in views] == [
+    subsets_of_both = [take(base, 10), take(other, 10)]
+    assert [subset.provenance["view_of"]["version"] for subset in subsets_of_both] == [
         load_manifest(c).version for c in (base, other)
     ]
-    assert [view.decode_policy.exif_orientation for view in views] == ["apply", "ignore"]
-    assert views[0].version != views[1].version
-    assert [take(base, 10), take(other, 10)] == views
-    assert verify_corpus(open_store(f"{memory_root}/corpora/folder/{views[1].version}")).problems == {}
+    assert [subset.decode_policy.exif_orientation for subset in subsets_of_both] == ["apply", "ignore"]
+    assert subsets_of_both[0].version != subsets_of_both[1].version
+    assert [take(base, 10), take(other, 10)] == subsets_of_both
+    assert verify_corpus(open_store(f"{memory_root}/corpora/folder/{subsets_of_both[1].version}")).problems == {}
 
 
 def test_adding_the_same_images_twice_is_refused(base, request_for, tmp_path, memory_root):
@@ -84,18 +84,18 @@ def test_adding_the_same_images_twice_is_refused(base, request_for, tmp_path, me
         prepare([replace(request, recipe=replace(request.recipe, order_seed=1))], memory_root)
 
 
-def test_a_subset_is_nested_digested_and_copies_no_shard(base, grown, memory_root):
+def test_subset_is_the_first_rows_with_its_own_digest_and_no_copied_shard(base, grown, memory_root):
     for corpus in (base, grown):
         whole = ids_of(corpus, "train")
         digests = {load_manifest(corpus).digest}
         for number in (1, 17, 40, len(whole) - 1):
             manifest = take(corpus, number)
-            view = open_store(f"{memory_root}/corpora/folder/{manifest.version}")
-            assert load_manifest(view) == manifest == take(corpus, number)
-            assert ids_of(view, "train") == whole[:number]
-            assert ids_of(view, "val") == ids_of(corpus, "val")
-            assert not [key for key in view.list() if "/part-" in key]
-            assert verify_corpus(view).problems == {}
+            subset = open_store(f"{memory_root}/corpora/folder/{manifest.version}")
+            assert load_manifest(subset) == manifest == take(corpus, number)
+            assert ids_of(subset, "train") == whole[:number]
+            assert ids_of(subset, "val") == ids_of(corpus, "val")
+            assert not [key for key in subset.list() if "/part-" in key]
+            assert verify_corpus(subset).problems == {}
             assert "trainval" not in manifest.splits
             digests.add(manifest.digest)
         assert len(digests) == 5
@@ -107,6 +107,6 @@ def test_a_subset_is_nested_digested_and_copies_no_shard(base, grown, memory_roo
         take(base, 10, "trainval")
     assert take(base, 40).provenance["view_of"]["without"] == ["trainval"]
     taken = take(base, 40)
-    view = open_store(f"{memory_root}/corpora/folder/{taken.version}")
-    again = take(view, 17)
+    subset = open_store(f"{memory_root}/corpora/folder/{taken.version}")
+    again = take(subset, 17)
     assert ids_of(open_store(f"{memory_root}/corpora/folder/{again.version}"), "train") == ids_of(base, "train")[:17]

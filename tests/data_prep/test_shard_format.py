@@ -1,4 +1,4 @@
-"""The contract of the shards: arithmetic against counting, every row once, and a bad shard is named."""
+"""The contract of the shards: row locations, every row exactly once, and errors that name a bad shard."""
 
 import json
 import random
@@ -44,7 +44,7 @@ def split_of(segments, rows_per_group, groups_per_shard):
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=4), st.integers(1, 7), st.integers(1, 4))
 def test_row_locations_equal_those_from_assigning_rows_one_by_one(segments, rows_per_group, groups_per_shard):
     split = split_of(segments, rows_per_group, groups_per_shard)
-    dealt, first_row = [], 0
+    assigned, first_row = [], 0
     for segment in split.segments:
         shards = [[]]
         left = segment.num_rows
@@ -57,22 +57,22 @@ def test_row_locations_equal_those_from_assigning_rows_one_by_one(segments, rows
         for s, groups in enumerate(shards):
             assert split.shard_rows(segment, s) == sum(groups)
             for g, rows in enumerate(groups):
-                dealt.append((segment.name, s, g, first_row, rows))
+                assigned.append((segment.name, s, g, first_row, rows))
                 first_row += rows
     places = [split.place(i) for i in range(split.num_row_groups)]
-    assert [(p.segment.name, p.shard, p.group_in_shard, p.first_row, p.num_rows) for p in places] == dealt
+    assert [(p.segment.name, p.shard, p.group_in_shard, p.first_row, p.num_rows) for p in places] == assigned
     for outside in (-1, split.num_row_groups):
         with pytest.raises(IndexError):
             split.place(outside)
 
 
-def test_keys():
+def test_shard_keys_name_split_segment_and_part():
     assert shard_key("train", "s000", 0, 4) == "train/s000/part-00000-of-00004.parquet"
     place = split_of([100], 10, 5).place(7)
     assert place.key == "train/s000/part-00001-of-00002.parquet"
 
 
-def test_the_content_digest_of_one_row_worked_out_by_hand():
+def test_content_digest_of_one_row_equals_a_hand_computed_sha256():
     import hashlib
 
     row = struct.pack("<I", 5) + b"a/1.j" + struct.pack("<I", 2) + b"\1\2" + struct.pack("<IiiIf", 2, 7, 9, 1, 0.5)
@@ -90,7 +90,7 @@ def test_every_example_is_read_exactly_once_in_the_order_of_the_shards(shared_co
         assert [len(t) for t in tables] == [split.place(i).num_rows for i in range(split.num_row_groups)]
         rows = pa.concat_tables(tables).to_pylist()
         assert len(rows) == split.num_rows
-        if name != "trainval":  # a joined split: the shards of train and val again
+        if name != "trainval":  # a joined split, which lists the shards of train and val
             seen += rows
     assert len(seen) == len({row["example_id"] for row in seen}) == manifest.counts.num_accepted == 120
     names = load_class_names(shared_corpus)
@@ -102,7 +102,7 @@ def test_every_example_is_read_exactly_once_in_the_order_of_the_shards(shared_co
         assert decode(row["image"]["bytes"]).shape == (row["height_px"], row["width_px"], 3)
 
 
-def test_threads_read_the_same_rows(shared_corpus):
+def test_threads_that_share_a_reader_read_correct_rows(shared_corpus):
     manifest = load_manifest(shared_corpus)
     num_groups = manifest.splits["train"].num_row_groups
     order = [i % num_groups for i in range(4 * num_groups)]
@@ -113,7 +113,7 @@ def test_threads_read_the_same_rows(shared_corpus):
         assert table.equals(read_row_group(shared_corpus, "train", manifest, i).select(table.column_names))
 
 
-def test_images_are_stored_plain_and_pages_have_checksums(shared_corpus):
+def test_image_column_is_uncompressed_and_the_schema_declares_its_features(shared_corpus):
     key = load_manifest(shared_corpus).splits["train"].place(0).key
     file = pq.ParquetFile(shared_corpus.open(key))
     image = file.metadata.row_group(0).column(0)
@@ -129,7 +129,7 @@ def test_images_are_stored_plain_and_pages_have_checksums(shared_corpus):
 
 
 @pytest.fixture
-def own_corpus(fill_folder, prepared, tmp_path, memory_root):
+def scratch_corpus(fill_folder, prepared, tmp_path, memory_root):
     return prepared(fill_folder(tmp_path / "pictures"), memory_root)
 
 
@@ -146,41 +146,41 @@ def first_and_last(corpus):
     return [shard_key("train", "s000", i, segment.num_shards) for i in (0, segment.num_shards - 1)]
 
 
-def test_a_bad_shard_is_refused_with_its_name(own_corpus):
-    first, last = first_and_last(own_corpus)
-    good = own_corpus.read(first)
+def test_a_bad_shard_is_refused_with_its_name(scratch_corpus):
+    first, last = first_and_last(scratch_corpus)
+    good = scratch_corpus.read(first)
     flipped = bytearray(good)
     # Inside an image: not every bit of a page header matters, and only `verify` checks all of them.
     flipped[good.index(b"\xff\xd8\xff") + 200] ^= 1
     for bad, complaint in (
         (bytes(flipped), "damaged page"),
         (good[: len(good) // 2], "truncated or not Parquet"),
-        (own_corpus.read(last), "rows, but the manifest lists"),
+        (scratch_corpus.read(last), "rows, but the manifest lists"),
     ):
-        own_corpus.write(first, bad)
+        scratch_corpus.write(first, bad)
         with pytest.raises(ShardError, match=complaint) as caught:
-            read_all(own_corpus)
-        assert own_corpus.uri_of(first) in str(caught.value)
+            read_all(scratch_corpus)
+        assert scratch_corpus.uri_of(first) in str(caught.value)
         assert "vitline data verify" in str(caught.value)
-    own_corpus.delete(first)
+    scratch_corpus.delete(first)
     with pytest.raises(ShardError, match="is missing"):
-        read_all(own_corpus)
-    own_corpus.write(first, good)
-    read_all(own_corpus)
+        read_all(scratch_corpus)
+    scratch_corpus.write(first, good)
+    read_all(scratch_corpus)
 
 
-def test_other_columns_and_other_row_groups_are_refused(own_corpus):
-    first, _ = first_and_last(own_corpus)
-    table = pq.read_table(pa.BufferReader(own_corpus.read(first)))
+def test_other_columns_and_other_row_groups_are_refused(scratch_corpus):
+    first, _ = first_and_last(scratch_corpus)
+    table = pq.read_table(pa.BufferReader(scratch_corpus.read(first)))
     for changed, size, complaint in (
         (table.drop_columns(["phash"]), None, "other columns"),
         (table, len(table), "row groups"),
     ):
         sink = pa.BufferOutputStream()
         pq.write_table(changed, sink, row_group_size=size)
-        own_corpus.write(first, sink.getvalue().to_pybytes())
+        scratch_corpus.write(first, sink.getvalue().to_pybytes())
         with pytest.raises(ShardError, match=complaint):
-            read_all(own_corpus)
+            read_all(scratch_corpus)
 
 
 def test_a_missing_corpus_is_an_error_with_the_next_step(memory_root, shared_corpus):

@@ -1,5 +1,5 @@
-"""A law of every source: each entry becomes exactly one example or refusal; nothing is lost. Entries are listed here with other
-libraries than ours."""
+"""A property of every source: each entry becomes exactly one example or refusal; nothing is lost. Here, entries are listed with
+other libraries than in the code under test."""
 
 import csv
 import gzip
@@ -76,7 +76,7 @@ def test_every_name_of_an_image_becomes_an_example_or_a_refusal(kind, links, tmp
 
 @pytest.mark.parametrize("kind", ["tar", "zip"])
 def test_archives_of_any_links_lose_nothing(kind, tmp_path):
-    """Random links to files, folders, links and missing targets; a link to a folder stands for its content."""
+    """Random links to files, folders, links and missing targets; a link to a folder gives the folder's content."""
     for seed in range(40):
         choose = random.Random(seed)
         folders = [f"f{i}" for i in range(4)]
@@ -234,7 +234,7 @@ SOURCES = {
 @pytest.mark.parametrize("kind", SOURCES)
 def test_accepted_and_refused_add_up_to_the_listed_entries(kind, tmp_path, picture, memory_root):
     source, num_entries = SOURCES[kind](tmp_path, picture)
-    request = CorpusConfig(name="law", source=source, execution={"max_refused_fraction": 1, "examples_per_chunk": 5})
+    request = CorpusConfig(name="all", source=source, execution={"max_refused_fraction": 1, "examples_per_chunk": 5})
     (manifest,) = prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)
     with corpus.open("rejects.parquet") as file:

@@ -98,33 +98,33 @@ def pixels_of(name):
 
 
 @pytest.fixture
-def views_of(tmp_path):
-    """Rows of every split of a corpus, and of a subset of its first 20 rows, made from a source of some kind."""
+def splits_and_subset_of(tmp_path):
+    """Number of rows of every split of a corpus, and of a subset of its first 20 rows, made from a source of any kind."""
 
-    def views(make, pictures, **recipe):
+    def row_counts(make, pictures, **recipe):
         place = Path(tmp_path / uuid.uuid4().hex)
         place.mkdir()
         root = f"memory://{uuid.uuid4().hex}"
         request = CorpusConfig(name="same", source=make(place, pictures), recipe=CorpusRecipe(**recipe))
         (manifest,) = prepare([request], root)
-        view = take(corpus_store(open_store(root), request), 20)
-        return [{name: split.num_rows for name, split in m.splits.items()} for m in (manifest, view)]
+        subset = take(corpus_store(open_store(root), request), 20)
+        return [{name: split.num_rows for name, split in m.splits.items()} for m in (manifest, subset)]
 
-    return views
+    return row_counts
 
 
 @pytest.mark.parametrize(
     "named", [("train", "val", "test"), ("train", "test"), ("train", "val"), ("train",)], ids="+".join
 )
-def test_the_same_splits_give_the_same_joined_splits_for_every_kind_of_source(named, views_of):
+def test_the_same_splits_give_the_same_joined_splits_for_every_kind_of_source(named, splits_and_subset_of):
     sizes = {"train": 60, "val": 12, "test": 9}
     names = [(split, f"{1000 * i + n}") for i, split in enumerate(named) for n in range(sizes[split])]
     pictures = [(split, name, LABELS[n % 2], lossless_png(pixels_of(name))) for n, (split, name) in enumerate(names)]
     kinds = (folder, tar, zip_, table, parquet, webdataset, arrays)
-    found = {make.__name__: views_of(make, pictures, val_fraction=0.2, test_fraction=0.2) for make in kinds}
-    assert all(views == found["folder"] for views in found.values()), found
-    whole, view = found["folder"]
+    found = {make.__name__: splits_and_subset_of(make, pictures, val_fraction=0.2, test_fraction=0.2) for make in kinds}
+    assert all(row_counts == found["folder"] for row_counts in found.values()), found
+    whole, subset = found["folder"]
     assert whole["trainval"] == whole["train"] + whole["val"]
     assert set(whole) == {"train", "val", "trainval"} | ({"test"} if "test" in whole else set())
     assert ("test" in whole) == (named != ("train", "val"))
-    assert view == {name: rows for name, rows in whole.items() if name != "trainval"} | {"train": 20}
+    assert subset == {name: rows for name, rows in whole.items() if name != "trainval"} | {"train": 20}

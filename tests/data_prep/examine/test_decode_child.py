@@ -25,7 +25,7 @@ from infra.storage import open_store
 
 POLICY = DecodePolicy(max_pixels=100_000)
 MEMORY = 2 << 30
-WAIT_S = 30  # limit for things that take milliseconds on an idle machine
+WAIT_S = 30  # limit for operations that take milliseconds on an idle machine
 
 HOSTILE = textwrap.dedent(
     """
@@ -33,11 +33,11 @@ HOSTILE = textwrap.dedent(
     from data_prep.images import examine_image
 
     def examine(data, policy):
-        '''Does what the image says.'''
+        '''Does what the content of the image requests.'''
         kind, _, rest = data.partition(b":")
         if kind == b"kill":
             os.kill(os.getpid(), int(rest))
-        if kind == b"once":  # dies unless it has left this file before
+        if kind == b"once":  # crashes unless an earlier call created this file
             if not os.path.exists(rest):
                 open(rest, "x").close()
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -55,7 +55,7 @@ HOSTILE = textwrap.dedent(
             os.write(1, b"libfoo: warning\\n")
             os.write(2, b"libfoo: warning\\n" * 10_000)
             data = bytes(3)
-        if kind == b"forge":  # writes an answer of its own where the pipe of answers must be
+        if kind == b"forge":  # writes a forged answer to the pipe of answers
             for fd in range(3, 10):
                 try:
                     os.write(fd, rest)
@@ -72,7 +72,7 @@ HOSTILE = textwrap.dedent(
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    """Dotted name of a function that crashes, hangs and so on, as the image says."""
+    """Dotted name of a function that crashes, hangs and so on, as the content of the image requests."""
     (tmp_path / "hostile_decoder.py").write_text(HOSTILE)
     monkeypatch.syspath_prepend(tmp_path)
     return "hostile_decoder.examine"
@@ -88,7 +88,7 @@ def picture(number, file_format="PNG"):
     return file.getvalue()
 
 
-def here(data):
+def decoded_here(data):
     try:
         return examine_image(data, POLICY)
     except ImageRejected as rejected:
@@ -157,18 +157,18 @@ def test_verdicts_equal_those_of_decoding_in_this_process(sent):
     large_policy = DecodePolicy(max_pixels=2_000_000)
     assert verdicts[len(odd)][1] == examine_image(large.getvalue(), large_policy)
     assert [plain(v) for tag, v in verdicts if tag != len(odd)] == [
-        plain(here(data)) for tag, data in enumerate(images) if tag != len(odd)
+        plain(decoded_here(data)) for tag, data in enumerate(images) if tag != len(odd)
     ]
 
 
-def test_a_file_that_becomes_shorter_ends_the_run_with_its_name(tmp_path):
+def test_file_that_becomes_shorter_is_an_error_with_its_name(tmp_path):
     (tmp_path / "1.png").write_bytes(picture(1))
     shrinking = LocalRange.of(open_store(tmp_path), "1.png", 0, None)
     (tmp_path / "1.png").write_bytes(picture(1)[:20])
     with examiner() as examine:
         with pytest.raises(OSError, match=r"missing at its end.*1\.png"):
             list(examine.run([(1, shrinking)]))
-        assert plain(dict(examine.run([(2, picture(2))]))[2]) == here(picture(2))
+        assert plain(dict(examine.run([(2, picture(2))]))[2]) == decoded_here(picture(2))
 
 
 def test_a_crash_costs_one_image(hostile, sent):
@@ -191,14 +191,16 @@ def test_a_crash_costs_one_image(hostile, sent):
             assert deaths[i][1] in crash(verdict)
             assert "2 times" in crash(verdict)
         else:
-            assert verdict == here(images[i])
+            assert verdict == decoded_here(images[i])
 
 
 def test_one_crash_is_retried_and_printed_output_is_ignored(hostile, tmp_path):
     images = [picture(1), f"once:{tmp_path}/died".encode(), b"print:", picture(2)]
     with examiner(hostile) as examine:
         verdicts = [verdict for _, verdict in examine.run(enumerate(images))]
-    assert [plain(v) for v in verdicts] == [plain(here(d)) for d in (picture(1), bytes(3), bytes(3), picture(2))]
+    assert [plain(v) for v in verdicts] == [
+        plain(decoded_here(d)) for d in (picture(1), bytes(3), bytes(3), picture(2))
+    ]
 
 
 def test_an_image_too_large_for_the_memory_limit_is_refused_alone():
@@ -209,7 +211,7 @@ def test_an_image_too_large_for_the_memory_limit_is_refused_alone():
     with Examiner(DecodePolicy(), timeout_s=60, memory_bytes=450_000_000) as examine:
         verdicts = [verdict for _, verdict in examine.run(enumerate(images))]
     assert "450,000,000 bytes of address space" in crash(verdicts[1])
-    assert verdicts[::2] == [here(data) for data in images[::2]]
+    assert verdicts[::2] == [decoded_here(data) for data in images[::2]]
 
 
 def test_a_child_that_cannot_start_is_not_blamed_on_images():
@@ -260,10 +262,10 @@ def test_the_child_is_kept_unless_images_are_in_flight(hostile):
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     with examiner() as examine:
-        assert list(examine.run([("a", picture(9))])) == [("a", here(picture(9)))]
+        assert list(examine.run([("a", picture(9))])) == [("a", decoded_here(picture(9)))]
 
 
-def test_threads_have_a_child_each():
+def test_each_thread_has_its_own_child():
     """A thread that ends does not end a child that others use later."""
     found = {}
 
@@ -278,7 +280,7 @@ def test_threads_have_a_child_each():
         for thread in threads:
             thread.join()
         for name, verdicts in found.items():
-            assert verdicts == [(i, here(picture(i + name))) for i in range(40)]
+            assert verdicts == [(i, decoded_here(picture(i + name))) for i in range(40)]
         found.clear()
 
 
@@ -329,7 +331,7 @@ def test_answers_survive_encoding_and_damaged_ones_are_refused():
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
-def test_a_decompression_bomb_costs_nothing():
+def test_decompression_bomb_is_refused_without_memory_for_its_pixels():
     """A PNG of 60,000 x 60,000 pixels, as a header only and with the first GB of its rows."""
 
     def chunk(kind, body):

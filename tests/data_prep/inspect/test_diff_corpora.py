@@ -59,12 +59,12 @@ def test_added_removed_and_changed_examples_are_found(folder, changed, prepared,
     assert counts(back) == {"added": 3, "removed": 2, "changed_bytes": 1}
 
 
-def test_other_fractions_move_examples_and_other_classes_do_not_relabel_them(folder, prepared, memory_root):
+def test_other_fractions_move_examples_but_new_classes_do_not_relabel_them(folder, prepared, memory_root):
     a, b = prepared(folder, memory_root), prepared(folder, memory_root, val_fraction=0.3)
     moved = diff_examples(a, b).changes["moved"]
     assert moved.count > 0
     assert {(change.a, change.b) for change in moved.first} == {("train", "val")}
-    # With one class more, label ids differ, but the labels do not.
+    # With one more class, label ids differ, but the labels do not.
     (folder / "a-class").mkdir()
     shutil.copy(folder / "cat/000.jpg", folder / "a-class/new.jpg")
     assert counts(diff_examples(a, prepared(folder, memory_root, duplicates="keep"))) == {"added": 1}
@@ -117,7 +117,7 @@ def test_shards_that_both_list_are_not_read(folder, picture, prepared, request_f
     assert diff.changes["removed"].first == ()
 
 
-def test_a_limited_fixed_selection_is_named(folder, prepared, memory_root, fill_folder, tmp_path):
+def test_diff_names_a_limited_deterministic_selection(folder, prepared, memory_root, fill_folder, tmp_path):
     a = prepared(folder, memory_root)
     b = prepared(fill_folder(tmp_path / "x", per_class=20, classes=("ant", "bee")), memory_root)
     few, many = (diff_examples(a, b, num_named=5, rows_at_once=n) for n in (9, 1000))

@@ -94,7 +94,7 @@ def test_requests_that_would_publish_nothing_are_reported(folder, request_for):
 
 @pytest.mark.parametrize("budget", [Budget(), Budget(num_images=32)])
 @pytest.mark.parametrize("recipe", [{"min_images_per_class": 20}, {"val_per_class": 5}, {"class_map": "list"}, {}])
-def test_expected_rows_consider_what_the_recipe_leaves_out(
+def test_expected_rows_exclude_what_the_recipe_leaves_out(
     fill_folder, request_for, tmp_path, memory_root, recipe, budget
 ):
     folder = fill_folder(tmp_path / "source")
@@ -115,7 +115,7 @@ def test_expected_rows_consider_what_the_recipe_leaves_out(
     assert {reason: number.value for reason, number in found.refused.items()} == made.counts.refused
 
 
-def test_options_that_are_not_considered_are_listed_for_an_archive(folder, request_for, tmp_path):
+def test_options_that_an_estimate_ignores_are_listed(folder, request_for, tmp_path):
     archive = shutil.make_archive(str(tmp_path / "pictures"), "tar", folder.parent, folder.name)
     request = request_for(archive, min_images_per_class=41, val_per_class=5)
     found, _ = dry_run(request, CORES, budget=Budget(num_images=16))
@@ -127,12 +127,14 @@ def test_options_that_are_not_considered_are_listed_for_an_archive(folder, reque
         dry_run(request, CORES)
 
 
-def test_shares_add_up():
+def test_rounded_shares_add_up_to_the_total():
     assert shares({"train": 1, "val": 1, "test": 1}, 59) == {"train": 20, "val": 20, "test": 19}
     assert shares({"train": 5, "val": 0}, 3) == {"train": 3}
 
 
-def test_an_addition_keeps_the_row_groups_of_its_corpus(folder, fill_folder, request_for, tmp_path, memory_root):
+def test_dry_run_of_a_new_segment_uses_the_row_group_size_of_its_corpus(
+    folder, fill_folder, request_for, tmp_path, memory_root
+):
     request = request_for(folder)
     (manifest,) = prepare([request], memory_root)
     corpus = corpus_store(open_store(memory_root), request)

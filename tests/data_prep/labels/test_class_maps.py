@@ -14,7 +14,7 @@ def map_of(*source_ids):
     return ClassMap(classes=tuple(ClassInfo(name=source_id, source_id=source_id) for source_id in source_ids))
 
 
-def test_a_text_keeps_its_order_and_names(memory_root):
+def test_class_list_keeps_its_order_and_names(memory_root):
     text = "\ufeffn02\tcat, house cat\r\nbarn owl\n\nn01\t\n".encode()
     open_store(memory_root).write("lists/my.txt", text)
     found = load_class_map(f"{memory_root}/lists/my.txt")
@@ -38,7 +38,7 @@ def test_a_classes_file_survives_writing_and_reading(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"a\nb\na\n", "'a' is class 0 and class 2"),
         (b"\n \n", "holds no classes"),
@@ -47,9 +47,9 @@ def test_a_classes_file_survives_writing_and_reading(tmp_path):
         (b'{"classes"', "not a classes.json"),
     ],
 )
-def test_a_file_that_is_not_a_class_map_is_refused(memory_root, data, says):
+def test_a_file_that_is_not_a_class_map_is_refused(memory_root, data, message):
     open_store(memory_root).write("map", data)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         load_class_map(f"{memory_root}/map")
 
 
@@ -78,7 +78,7 @@ def test_releases_have_the_published_number_of_classes(releases):
         "imagenet21k-p-winter21": 10_450,
     }
     for found in releases.values():
-        assert found.source_ids == sorted(set(found.source_ids))  # the order that everybody uses
+        assert found.source_ids == sorted(set(found.source_ids))  # the usual order, by WNID
 
 
 def test_mapping_between_releases_lists_lost_classes(releases):
@@ -110,7 +110,7 @@ def test_a_file_given_for_a_release_is_checked(memory_root, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["imagenet21k-p", "imagenet21k-winter21"])
-def test_without_the_list_the_error_names_the_next_step(name, monkeypatch):
+def test_error_of_a_missing_class_list_names_the_next_step(name, monkeypatch):
     monkeypatch.setattr(class_maps.importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ValueError, match=f"as {name}=URI") as caught:
         load_class_map(name)
@@ -128,13 +128,13 @@ def test_a_new_segment_changes_no_label_id():
     assert mapping(grown, old).label_ids == (0, 1, None, None)
 
 
-def test_a_map_that_is_applied_gives_exactly_its_classes():
+def test_applied_class_map_gives_exactly_its_classes():
     wanted = ClassMap(classes=(*map_of("z", "a").classes, ClassInfo(name="Bee", source_id="b")))
     source = [ClassInfo(name=name, source_id=name[0], parents=("top",)) for name in ("ant", "bumblebee", "cat")]
     assert applied(wanted, source).classes == (wanted.classes[0], source[0], wanted.classes[2])
 
 
-def test_a_number_with_zeros_is_refused_next_to_the_one_without():
+def test_numeric_classes_that_differ_only_in_leading_zeros_are_refused():
     old, new = (ClassInfo(name=label, source_id=label) for label in ("7", "000007"))
     with pytest.raises(ValueError, match="have class '000007', but the corpus has class '7'"):
         class_maps.extended(ClassMap.of([old]), [new])

@@ -119,7 +119,7 @@ def test_pairs_are_compared_in_batches_by_workers_and_counted(corpora, memory_ro
     assert ("leakage", passes["compare_pairs"], "pairs compared") in shown
 
 
-def test_pairs_share_the_reading_of_a_row_group(corpora, memory_root, monkeypatch):
+def test_pairs_in_one_row_group_share_its_reading(corpora, memory_root, monkeypatch):
     pets, web = corpora
     prepared(pets, memory_root)
     groups, made = [], locate_pictures._ShardGroup.__init__
@@ -217,13 +217,13 @@ def test_near_duplicates_within_a_corpus_are_dropped_on_request(corpora, pieces,
     assert len(set(found)) == 1
 
 
-def test_of_similar_images_the_one_named_test_stays(corpora, pieces, tmp_path, memory_root):
+def test_of_similar_images_the_one_in_the_test_split_is_kept(corpora, pieces, tmp_path, memory_root):
     pets, _ = corpora
     for i, piece in enumerate(pieces[:8]):
         save(CHANGES["half"](piece), tmp_path / f"pets/train/cat/small-{i}.png")
     corpus = prepared(replace(pets, **{"recipe.near_duplicates": "drop"}), memory_root)
-    gone = {row["example_id"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()}
-    assert gone == {f"train/cat/small-{i}.png" for i in range(8)}
+    left_out = {row["example_id"] for row in pq.read_table(corpus.open("rejects.parquet")).to_pylist()}
+    assert left_out == {f"train/cat/small-{i}.png" for i in range(8)}
 
 
 def test_pairs_that_exceed_the_limit_are_counted(corpora, pieces, tmp_path, memory_root, monkeypatch):

@@ -35,11 +35,11 @@ def table(tmp_path, picture):
 
 
 def not_examined(request, root, match, base=None):
-    """Both report it without writing a single record."""
+    """Preparation and dry run report the ids without writing a record."""
     with pytest.raises(ValueError, match=match):
         dry_run(request, CORES, base)
     with pytest.raises(ValueError, match=match):
-        prepare([request], root, lambda work, tasks: pytest.fail("an executor was asked"))
+        prepare([request], root, lambda work, tasks: pytest.fail("an executor was used"))
     assert not [key for key in corpus_store(open_store(root), request).list() if "/records-" in key]
 
 

@@ -8,7 +8,7 @@ from data_prep.similarity.near_duplicates import resolve
 
 
 def num_components(a, b):
-    """Groups by a plain search, for images that are in any pair."""
+    """Number of connected groups of images, by a plain search."""
     beside: dict[int, set[int]] = {}
     for i, j in zip(a, b, strict=True):
         beside.setdefault(i, set()).add(j)
@@ -27,7 +27,7 @@ def test_a_long_chain_of_images_becomes_one_group_in_few_passes():
 
 
 @pytest.mark.parametrize("num_pairs", [0, 1, 60, 120, 2000])
-def test_pairs_that_depend_on_each_other_stay_together(num_pairs):
+def test_pairs_that_depend_on_each_other_are_in_one_group(num_pairs):
     rng = np.random.default_rng(num_pairs)
     a, b = rng.integers(0, 200, (2, num_pairs))
     group = _joined(a, b, 200)
@@ -40,10 +40,10 @@ def test_pairs_that_depend_on_each_other_stay_together(num_pairs):
     def same(x: bytes, y: bytes) -> bool:
         return (x[0] * 7 + y[0]) % 3 > 0
 
-    def goes(some: np.ndarray) -> dict[bytes, bytes]:
-        return resolve(((keys[i], keys[j]) for i, j in zip(a[some], b[some], strict=True)), same)
+    def dropped_among(selected: np.ndarray) -> dict[bytes, bytes]:
+        return resolve(((keys[i], keys[j]) for i, j in zip(a[selected], b[selected], strict=True)), same)
 
-    apart: dict[bytes, bytes] = {}
+    separately: dict[bytes, bytes] = {}
     for number in np.unique(group):
-        apart |= goes(group == number)
-    assert apart == goes(np.ones(num_pairs, bool))
+        separately |= dropped_among(group == number)
+    assert separately == dropped_among(np.ones(num_pairs, bool))

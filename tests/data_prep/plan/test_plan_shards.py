@@ -91,7 +91,7 @@ def test_all_labels_of_an_image_are_kept_with_their_weights(table, memory_root):
     assert (reject["example_id"], reject["reason"]) == ("21.jpg", "small_class")
 
 
-def test_an_image_with_several_labels_gets_those_of_its_copies(table, tmp_path, memory_root):
+def test_image_with_several_labels_also_gets_the_labels_of_its_copies(table, tmp_path, memory_root):
     rows = [{"labels": ["a", "b"], "w": [1.0, 0.25]} for _ in range(40)]
     rows += [
         {"labels": ["d", "c"], "w": [0.25, 0.5]},

@@ -96,7 +96,7 @@ class Tags(HTMLParser):
         self.found.append((tag, dict(attrs)))
 
 
-def test_page_is_self_contained_and_names_do_no_harm():
+def test_page_is_self_contained_and_escapes_names():
     tags = Tags(render(stats_of(3))).found
     assert not {tag for tag, _ in tags} & {"script", "link", "iframe", "object", "b2"}
     links = [attrs[name] for _, attrs in tags for name in ("src", "href", "onerror", "onclick") if name in attrs]
@@ -105,16 +105,16 @@ def test_page_is_self_contained_and_names_do_no_harm():
     assert any(attrs.get("alt", "").startswith(HOSTILE) for _, attrs in tags)
 
 
-def test_leakage_comes_first_with_both_images():
+def test_leakage_is_shown_first_with_both_images():
     found = Findings(214, 0, (Finding(row("ours"), "near", row("theirs")),))
     left_out = Findings(1, 1, (Finding(row("ours"), "near", row("theirs")),))
     leakage = {Leak("pets/1", "test", "train"): found, Leak("birds/2", "val", "val"): left_out}
     page = render(stats_of(3, leakage=leakage))
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings[0] == "Leakage"
-    said = words(page)
-    assert "214 training images match the test split of pets/1. They are still in this corpus" in said
-    assert "1 validation image matches the val split of birds/2. All of them are left out" in said
+    text = words(page)
+    assert "214 training images match the test split of pets/1. They are still in this corpus" in text
+    assert "1 validation image matches the val split of birds/2. All of them are left out" in text
     assert page.count('alt="ours"') == page.count('alt="theirs"') == 2
 
 
@@ -218,7 +218,7 @@ def test_page_of_21841_classes_is_small():
     assert page.count(" matches ") + page.count(" match ") >= 30
 
 
-def test_class_sizes_can_be_read():
+def test_class_sizes_are_shown_in_full_or_summarised():
     assert '<span class="n">37</span>' in render(stats_of(3))  # 30 + 5 + 2 pictures of class 2
     # Class i of 1,001 holds i pictures, 500,500 in all: the largest 293 hold 250,222, and 294 hold 250,929.
     many = words(render(stats_of(1001, (1000, 0, 0))))

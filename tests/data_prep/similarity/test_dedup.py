@@ -27,7 +27,7 @@ def digest(text):
 
 @pytest.mark.parametrize("policy", ["drop", "keep"])
 @given(rows=pictures)
-def test_one_of_each_set_stays_and_splits_share_nothing(policy, rows):
+def test_one_of_each_set_of_equal_images_is_kept_and_splits_share_none(policy, rows):
     records = pa.table(
         {
             "example_id": pa.array([f"{i:03d}" for i in range(len(rows))], pa.string()),
@@ -65,7 +65,7 @@ def test_one_of_each_set_stays_and_splits_share_nothing(policy, rows):
             assert left.setdefault(picture, split) == split
 
 
-def test_examples_in_the_corpus_already_get_no_labels_of_their_copies():
+def test_existing_examples_get_no_labels_of_new_copies():
     for known, gained in ((False, [["b"]]), (True, [])):
         rows = [
             {

@@ -54,11 +54,11 @@ def test_the_index_finds_the_same_pairs_as_comparing_all(brute_force_below, monk
     query, row, distance = HashIndex(table).search(queries)
     found = list(zip(query.tolist(), row.tolist(), distance.tolist(), strict=True))
     assert set(found) == by_comparing_all(queries, table)
-    assert [pair[:2] for pair in found] == sorted({pair[:2] for pair in found})  # once each, in order
+    assert [pair[:2] for pair in found] == sorted({pair[:2] for pair in found})  # each pair once, in order
     assert len(found) > 400
 
 
-def test_31_bits_in_the_worst_places_are_found(monkeypatch):
+def test_index_finds_31_differing_bits_in_any_bands(monkeypatch):
     """Two differing bits in every band but one, which has one: the last case that the bands can find."""
     monkeypatch.setattr(near_duplicates, "_BRUTE_FORCE_BELOW", 0)
     stored = random_hashes(1, np.random.default_rng(0))
@@ -90,7 +90,7 @@ def test_pairs_that_differ_in_few_bits_share_a_band():
         num = min(num, 256 // bits - 1)
         assert (band_keys(hashes, bits) == band_keys(turned(hashes, num, rng), bits)).any(axis=1).all()
     keys = band_keys(hashes, 48)
-    assert len(np.unique(keys)) == keys.size  # no key of two bands
+    assert len(np.unique(keys)) == keys.size  # bands have no key in common
     assert (keys == band_keys(random_hashes(300, rng), 48)).sum() == 0
     assert [band_bits(n) for n in (1, 5_000, 1_000_000, 14_000_000, 300_000_000)] == [16, 24, 32, 40, 48]
 
@@ -127,15 +127,15 @@ def test_the_larger_sha256_is_dropped_without_chaining():
 
 def test_resolve_compares_only_pairs_that_still_matter():
     pictures = [bytes([n]) for n in range(30)]
-    asked = []
+    compared = []
 
     def same(kept, other):
-        asked.append((kept, other))
-        return (kept[0] - other[0]) % 2 == 0  # two pictures, fifteen times each
+        compared.append((kept, other))
+        return (kept[0] - other[0]) % 2 == 0  # two different images, fifteen copies of each
 
-    goes = resolve(itertools.combinations(pictures, 2), same)
-    assert set(goes.values()) == {pictures[0], pictures[1]}
-    assert set(goes) == set(pictures[2:])
-    assert len(asked) == 1 + 14 + 2 * 14  # not 435
+    dropped = resolve(itertools.combinations(pictures, 2), same)
+    assert set(dropped.values()) == {pictures[0], pictures[1]}
+    assert set(dropped) == set(pictures[2:])
+    assert len(compared) == 1 + 14 + 2 * 14  # not 435
     confirmed = [pair for pair in itertools.combinations(pictures, 2) if same(*pair)]
-    assert resolve(confirmed) == goes
+    assert resolve(confirmed) == dropped

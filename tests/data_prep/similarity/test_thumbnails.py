@@ -60,7 +60,7 @@ def test_changed_photographs_are_near_and_confirmed(photos, change):
     near = [min(distance(plain, other), distance(mirror, other)) <= 31 for (plain, mirror), other in hashes]
     a, b = (np.stack([thumbnail(picture) for picture in pictures]) for pictures in (photos, changed))
     same = same_pictures(a, b)
-    assert same.tolist() == [same_picture(*pair) for pair in zip(a, b, strict=True)]  # whatever it is compared beside
+    assert same.tolist() == [same_picture(*pair) for pair in zip(a, b, strict=True)]  # whatever else is compared
     assert np.mean(np.logical_and(near, same)) >= (0.8 if change == "crop" else 1)
 
 
@@ -94,7 +94,7 @@ def face(mouth, shift=0):
     return thumbnail(np.asarray(image))
 
 
-def test_another_mouth_is_a_different_image():
+def test_faces_that_differ_in_the_mouth_are_different_images():
     smile, frown = (0, 180), (180, 360)
     assert same_picture(face(smile), face(smile))
     assert not same_picture(face(smile), face(frown))

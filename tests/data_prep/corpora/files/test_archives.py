@@ -105,7 +105,7 @@ def halves(data):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_members_are_those_that_were_written(name):
+def test_read_members_returns_the_written_members(name):
     store = stored(WRITERS[name](), name)
     found = list(read_members(store, name, MAX_BYTES))
     assert [(member.path, data) for member, data in found] == PAIRS
@@ -118,7 +118,7 @@ def test_members_are_those_that_were_written(name):
 
 @pytest.mark.parametrize("name", ["pax.tar", "gnu.tar", "stored.zip", "deflated.zip", "unpacks-itself.zip"])
 @pytest.mark.parametrize("each", [1, 7, 1000])
-def test_stretches_give_every_member_once(name, each):
+def test_stretches_contain_every_member_once(name, each):
     store = stored(WRITERS[name](), name)
     cut = list(stretches(index(store, name), each))
     assert sum(s.num_bytes for s in cut) == sum(len(data) for _, data in PAIRS)
@@ -149,7 +149,7 @@ def test_planning_does_not_read_large_members():
     assert store.num_bytes < WINDOW_BYTES + 20 * 5000
 
 
-def test_bytes_are_read_of_wanted_members_only():
+def test_only_wanted_members_are_read():
     store = stored(tar_of(FILES))
     found = read_members(store, "a.tar", MAX_BYTES, wanted=lambda member: " 3" in member.path)
     assert {m.path: d for m, d in found if d is not None} == {p: d for p, d in PAIRS if " 3" in p}
@@ -170,12 +170,12 @@ def test_a_member_of_any_size_can_be_streamed(method):
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_pieces_end_where_the_directory_says_and_are_compared_with_its_checksum(method):
+def test_streamed_member_is_checked_against_size_and_checksum_of_the_directory(method):
     data = random.Random(0).randbytes(5000) + bytes(WINDOW_BYTES * 3)
     whole = zip_of([("large", data)], method)
     entry = whole.rindex(b"PK\1\2")
     size, crc, flipped = bytearray(whole), bytearray(whole), bytearray(whole)
-    size[entry + 24 : entry + 28] = struct.pack("<I", 4000)  # of 13 million bytes: as many and one more are unpacked
+    size[entry + 24 : entry + 28] = struct.pack("<I", 4000)  # of 13 million bytes: unpacking stops one byte after it
     crc[entry + 16] ^= 1
     flipped[600] ^= 1
     for damaged in (size, crc, flipped):
@@ -249,7 +249,7 @@ def test_links_devices_and_sparse_files_are_reported():
         "b/disk": "ignored_file",
         "b/pipe": "ignored_file",
         "a/hole.jpg": "damaged_archive",
-        "a/1.jpg": "damaged_archive",  # the second of the name
+        "a/1.jpg": "damaged_archive",  # the second member of that name
     }
     assert [m.path for m in found if m.path.startswith("a/1.jpg")] == ["a/1.jpg", found[-2].path]
 
@@ -281,7 +281,7 @@ def test_a_truncated_archive_gives_its_readable_members_and_one_refusal(name):
         store = stored(whole[: max(0, length)], name)
         *found, (last, nothing) = read_members(store, name, MAX_BYTES)
         assert [(member.path, data) for member, data in found] == PAIRS[: len(found)]
-        if last.kind != "damage":  # the mark of the end is there, and only padding is missing
+        if last.kind != "damage":  # the end marker is present, and only padding is missing
             assert (last.path, nothing) == PAIRS[-1]
         else:
             assert last.refused[0] == "uncounted_loss"
@@ -289,7 +289,7 @@ def test_a_truncated_archive_gives_its_readable_members_and_one_refusal(name):
             assert nothing is None
 
 
-def test_false_claims_of_headers_cost_nothing():
+def test_false_sizes_in_headers_are_damage_and_cause_no_extra_reads():
     data, long_size = b"x" * 512, b"%011o\0" % (5 << 30)
     end = bytes(1024)
     for claim in (
@@ -324,7 +324,7 @@ def test_a_compressed_tar_with_a_wrong_name_is_an_error_with_a_hint():
     assert ".tar.gz" in only.refused[1]
 
 
-def test_zip_bombs_encrypted_overlapping_and_foreign_entries():
+def test_zip_bombs_are_truncated_and_unreadable_entries_refused():
     bomb = zip_of([("a/bomb.jpg", bytes(50 << 20)), ("a/2.jpg", b"2")], zipfile.ZIP_DEFLATED)
     bomb_entry, second = read_members(stored(bomb, "a.zip"), "a.zip", MAX_BYTES)
     assert (len(bomb_entry[1]), second[1]) == (MAX_BYTES + 1, b"2")
@@ -348,14 +348,14 @@ def test_zip_bombs_encrypted_overlapping_and_foreign_entries():
     many = zip_of([(f"a/{i}.jpg", b"x" * 5000) for i in range(3)])
     directory = bytearray(many[many.index(b"PK\1\2") :])
     begin = len(many) - len(directory)
-    repeated = bytes(directory[:-22]) * 3  # nine entries over the bytes of three
+    repeated = bytes(directory[:-22]) * 3  # nine entries that share the bytes of three
     ending = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 9, 9, len(repeated), begin, 0)
     *_, last = read_members(stored(many[:begin] + repeated + ending, "a.zip"), "a.zip", MAX_BYTES)
     assert last[0].kind == "damage"
     assert "overlap" in last[0].refused[1]
 
 
-def test_zip64_links_and_names_of_old_programs():
+def test_zip64_entries_links_and_legacy_names_are_read():
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         with archive.open("a/1.jpg", "w", force_zip64=True) as file:
@@ -368,7 +368,7 @@ def test_zip64_links_and_names_of_old_programs():
     assert [link_target(m) for m in index(store, "a.zip") if m.kind == "link"] == ["a/1.jpg"]
 
     utf8, dos = "a/é.jpg".encode(), "a/é.jpg".encode("cp437")
-    for name in (utf8, dos):  # without the flag of UTF-8, as macOS and DOS write them
+    for name in (utf8, dos):  # without the UTF-8 flag, as macOS and DOS write them
         data = zip_of([("a/" + "x" * (len(name) - 6) + ".jpg", b"1")]).replace(
             b"a/" + b"x" * (len(name) - 6) + b".jpg", name
         )
@@ -376,7 +376,7 @@ def test_zip64_links_and_names_of_old_programs():
 
 
 def test_a_zip64_directory_is_found():
-    """As of a zip of more than 65,535 entries, with something before the archive."""
+    """Like that of a zip with more than 65,535 entries and other bytes before the archive."""
     plain = zip_of(PAIRS)
     at, (number, _, length, offset) = len(plain) - 22, struct.unpack("<HHII", plain[-14:-2])
     record = struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, number, number, length, offset)

@@ -40,7 +40,7 @@ def test_only_wanted_members_are_kept_and_nothing_leaves_the_cache(hostile, tmp_
     members = hostile.fetched(cache, lambda name: "img/" in name)
     assert {name: cache.read(hostile.members_key, m.offset, m.offset + m.length) for name, m in members.items()} == {
         "img/a.png": b"one",
-        "../../img/b": b"up",  # a name in an index, never a path
+        "../../img/b": b"up",  # only a name in the index, never used as a path
     }
     kept = {path.relative_to(tmp_path).as_posix() for path in set(tmp_path.rglob("*")) - before}
     assert kept == {"fake-1.0.0", "fake-1.0.0/members.bin", "fake-1.0.0/index.json"}

@@ -15,7 +15,7 @@ from infra.storage import open_store
 
 
 def crc_by_bits(data):
-    """The definition, a bit at a time."""
+    """By the definition, one bit at a time."""
     state = 0xFFFFFFFF
     for byte in data:
         state ^= byte
@@ -80,7 +80,7 @@ def test_a_damaged_length_or_a_truncated_file_is_an_error_with_its_name(store):
     whole = framed(b"one", b"two")
     cut, flipped, second = whole[:-1], bytearray(whole), len(framed(b"one"))
     flipped[second] ^= 4
-    for name, data, says in [
+    for name, data, message in [
         ("cut", cut, f"/cut: the record at byte {second + 12} has 3 bytes, but the file ends at byte {len(cut)}"),
         ("head", whole[: second + 5], f"/head ends within a record header at byte {second}"),
         ("flip", bytes(flipped), f"/flip: the length at byte {second} does not match its checksum"),
@@ -88,7 +88,7 @@ def test_a_damaged_length_or_a_truncated_file_is_an_error_with_its_name(store):
         store.write(name, data)
         read = frames(store, name)
         assert next(read).payload == b"one"
-        with pytest.raises(DamagedFile, match=says):
+        with pytest.raises(DamagedFile, match=message):
             next(read)
     store.write("gz", gzip.compress(whole))
     with pytest.raises(ValueError, match="compressed, which is not supported") as caught:
@@ -155,8 +155,8 @@ def test_an_example_reads_as_protobuf_wrote_it(protobuf, features):
     assert read_example(payload, frozenset()) == {}
 
 
-def test_numbers_that_are_not_packed_and_repeated_parts_count():
-    """By hand: feature 'n' twice in one map entry, its numbers as single varints; an unknown field is passed over."""
+def test_unpacked_numbers_and_repeated_fields_are_read():
+    """Feature 'n' is twice in one map entry, its numbers are single varints; an unknown field is skipped."""
     numbers = bytes([0x1A, 4, 0x08, 5, 0x08, 7])
     entry = b"\x0a\x01n" + b"\x12" + bytes([len(numbers)]) + numbers + b"\x12\x04\x1a\x02\x08\x09"
     features = b"\x0a" + bytes([len(entry)]) + entry
@@ -166,7 +166,7 @@ def test_numbers_that_are_not_packed_and_repeated_parts_count():
 
 @settings(max_examples=500, deadline=None)
 @given(st.data())
-def test_any_bytes_are_read_or_refused(protobuf, data):
+def test_damaged_examples_are_read_or_refused(protobuf, data):
     example = protobuf.Example()
     example.features.feature["image"].bytes_list.value.append(b"picture")
     example.features.feature["label"].int64_list.value.extend([3, -1])

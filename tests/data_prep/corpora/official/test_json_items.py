@@ -25,12 +25,12 @@ def cut(text, num_bytes):
 def test_items_do_not_depend_on_where_the_text_is_split(num_bytes, indent):
     pieces = cut(json.dumps(CONTENT, indent=indent, ensure_ascii=False), num_bytes)
     assert list(json_items(pieces, "scenes")) == CONTENT["scenes"]
-    assert next(pieces, None) is None  # read to the end, where a checksum is compared
+    assert next(pieces, None) is None  # the text was read to its end, where a checksum is compared
     assert list(json_items(cut('{"scenes": [ ] }', num_bytes), "scenes")) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "the JSON text ends early"),
         ("[1]", r"character 0 is '\[' where '{' should be"),
@@ -41,8 +41,8 @@ def test_items_do_not_depend_on_where_the_text_is_split(num_bytes, indent):
         ('{"scenes": [' + "[" * 100_000, "in the value|nested too deeply"),
     ],
 )
-def test_invalid_lists_are_refused_with_the_position(text, says):
-    with pytest.raises(ValueError, match=says):
+def test_invalid_lists_are_refused_with_the_position(text, message):
+    with pytest.raises(ValueError, match=message):
         list(json_items(cut(text, 5000), "scenes"))
 
 

@@ -9,7 +9,7 @@ import pytest
 from data_prep.corpora.official import label_rules as rules
 
 
-def test_a_threshold_belongs_to_the_class_below_it():
+def test_value_at_a_threshold_has_the_class_below():
     just_above = float(np.nextafter(np.float32(8.0), np.float32(9)))
     assert [rules.clevr_distance([x, 50.0]) for x in (7.0, 8.0, just_above, 8.5, 9.0, 9.5, 10.0)] == [
         0,
@@ -30,7 +30,7 @@ def test_distance_counts_vehicles_only():
     assert rules.kitti_distance([("Cyclist", 2.0)]) == rules.kitti_distance([]) == 3
 
 
-def test_angles_and_positions():
+def test_angles_and_positions_map_to_classes():
     assert [rules.dsprites_orientation(c) for c in range(10)] == [0, 0, 0, 1, 1, 2, 2, 2, 3, 3]
     assert Counter(map(rules.dsprites_orientation, range(40))) == {i: 2 + (i % 2 == 0) for i in range(16)}
     assert all(rules.dsprites_orientation(c) == math.floor(c / 2.5) for c in range(40))

@@ -81,14 +81,14 @@ def keys_of(name, part):
         ("sun397", "bbfe318c912bf278", "ed3f4079a4f342a7"),
     ],
 )
-def test_the_thousand_examples_are_those_of_the_paper(name, train800, val200):
+def test_vtab_1k_examples_are_those_of_the_paper(name, train800, val200):
     official_splits = OFFICIAL_SPLITS[name]
     found = [keys_of(name, official_splits.train)[:NUM_TRAIN], keys_of(name, official_splits.val)[:NUM_VAL]]
     digests = [hashlib.sha256("\n".join(map(str, keys)).encode()).hexdigest()[:16] for keys in found]
     assert digests == [train800, val200]
 
 
-def test_first_keys():
+def test_first_keys_are_unchanged():
     assert keys_of("cifar100", OFFICIAL_SPLITS["cifar100"].train)[:4] == [16399, 1680, 47917, 17307]
     assert keys_of("clevr", OFFICIAL_SPLITS["clevr"].test)[:2] == ["CLEVR_val_011736.png", "CLEVR_val_005989.png"]
     assert keys_of("dsprites", OFFICIAL_SPLITS["dsprites"].test)[:3] == [493443, 195884, 225768]

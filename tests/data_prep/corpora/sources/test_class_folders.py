@@ -22,13 +22,13 @@ def opened(path, links="follow", top_folders="auto", **recipe):
     return ClassFolderCorpus(source, CorpusRecipe(**recipe))
 
 
-def a_place(work=None, each=3):
+def work_folder(work=None, each=3):
     return WorkFolder(open_store("memory://root"), open_store(work or f"memory://{uuid.uuid4().hex}"), each)
 
 
 def listed(path, links="follow", each=3, **recipe):
     """Every example of a source by its id, read part by part by workers that share nothing but the store."""
-    work, found = a_place(each=each), {}
+    work, found = work_folder(each=each), {}
     for part in opened(path, links, **recipe).parts(work):
         for example in opened(path, links, **recipe).examples(part, work):
             assert example.example_id not in found
@@ -42,14 +42,14 @@ def located(example):
     return open_store(example.base).read(example.key, example.offset, end)
 
 
-def put(folder, *names, data=b"x"):
+def add_files(folder, *names, data=b"x"):
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
 
 
-def test_the_path_is_the_class_and_the_id(tmp_path):
-    put(tmp_path, "cat/1.jpg", "bird/owl/barn owl/2.JPEG", "cat/no ending", "cat/ünï 漢.png")
+def test_path_gives_the_class_and_the_id(tmp_path):
+    add_files(tmp_path, "cat/1.jpg", "bird/owl/barn owl/2.JPEG", "cat/no ending", "cat/ünï 漢.png")
     examples = listed(tmp_path)
     assert {i: e.labels for i, e in examples.items()} == {
         "cat/1.jpg": ("cat",),
@@ -64,22 +64,24 @@ def test_the_path_is_the_class_and_the_id(tmp_path):
 
 def test_ids_are_nfc_and_keys_are_as_on_disk(tmp_path):
     decomposed = unicodedata.normalize("NFD", "café/é.jpg")
-    put(tmp_path, decomposed)
+    add_files(tmp_path, decomposed)
     (example,) = listed(tmp_path).values()
     assert example.example_id == unicodedata.normalize("NFC", decomposed) != decomposed
     assert open_store(example.base).read(example.key) == b"x"
 
 
 def test_files_that_are_not_images_are_listed_with_a_reason(tmp_path):
-    put(tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "top.jpg")
-    put(tmp_path, "__MACOSX/cat/1.jpg", ".git/config", "cat/vector.SVG")
+    add_files(
+        tmp_path, "cat/1.jpg", "cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "top.jpg"
+    )
+    add_files(tmp_path, "__MACOSX/cat/1.jpg", ".git/config", "cat/vector.SVG")
     reasons = {i: e.refused[0] for i, e in listed(tmp_path).items() if e.refused}
     ignored = ("cat/._1.jpg", "cat/.DS_Store", "cat/Thumbs.db", "cat/notes.txt", "readme.md", "cat/vector.SVG")
     assert reasons == {**dict.fromkeys((*ignored, "__MACOSX", ".git"), "ignored_file"), "top.jpg": "no_label"}
 
 
 def test_links_are_followed_or_refused(tmp_path):
-    put(tmp_path, "pictures/cat/1.jpg", "elsewhere/2.jpg", "elsewhere/deep/3.jpg")
+    add_files(tmp_path, "pictures/cat/1.jpg", "elsewhere/2.jpg", "elsewhere/deep/3.jpg")
     cat = tmp_path / "pictures" / "cat"
     (cat / "2.jpg").symlink_to(tmp_path / "elsewhere" / "2.jpg")
     (cat / "more").symlink_to(tmp_path / "elsewhere" / "deep")
@@ -95,7 +97,7 @@ def test_links_are_followed_or_refused(tmp_path):
 
 
 def test_names_that_are_not_utf8_are_refused_with_a_readable_id(tmp_path):
-    put(tmp_path, "cat/1.jpg")
+    add_files(tmp_path, "cat/1.jpg")
     try:
         os.close(os.open(os.fsencode(tmp_path) + b"/cat/\xff.jpg", os.O_CREAT | os.O_WRONLY))
     except OSError:
@@ -108,7 +110,7 @@ def splits_of(folder, **recipe):
 
 
 def test_top_level_split_folders_become_splits(tmp_path):
-    put(tmp_path, "train/cat/1.jpg", "Validation/cat/2.jpg", "test/dog/3.jpg", "train/dog/4.jpg")
+    add_files(tmp_path, "train/cat/1.jpg", "Validation/cat/2.jpg", "test/dog/3.jpg", "train/dog/4.jpg")
     assert splits_of(tmp_path) == {
         "train/cat/1.jpg": "train",
         "train/dog/4.jpg": "train",
@@ -119,24 +121,24 @@ def test_top_level_split_folders_become_splits(tmp_path):
 
 
 def test_a_missing_split_is_drawn_from_train(tmp_path):
-    put(tmp_path, *(f"train/cat/{i}.jpg" for i in range(200)), "test/cat/a.jpg")
+    add_files(tmp_path, *(f"train/cat/{i}.jpg" for i in range(200)), "test/cat/a.jpg")
     splits = splits_of(tmp_path, val_fraction=0.3, test_fraction=0.3)
     assert splits.pop("test/cat/a.jpg") == "test"
     assert set(splits.values()) == {"train", "val"}
-    put(tmp_path, "val/cat/b.jpg")
+    add_files(tmp_path, "val/cat/b.jpg")
     assert set(splits_of(tmp_path, val_fraction=0.3).values()) == {"train", "val", "test"}
     assert all(s == "train" for i, s in splits_of(tmp_path, val_fraction=0.3).items() if i.startswith("train"))
 
 
 def test_a_class_may_be_named_train(tmp_path):
-    put(tmp_path, "train/1.jpg", "plane/2.jpg", "ship/3.jpg")
+    add_files(tmp_path, "train/1.jpg", "plane/2.jpg", "ship/3.jpg")
     assert {e.labels for e in listed(tmp_path).values()} == {("train",), ("plane",), ("ship",)}
 
 
 @pytest.fixture(params=["folder", "tree.tar", "tree.tar.gz", "tree.zip", "wrapped.zip", "store"])
 def stray(request, tmp_path):
     """Splits next to a folder with an image, as a location to read, and the prefix of every path there."""
-    put(
+    add_files(
         tmp_path / "tree",
         "train/a/0.jpg",
         "validation/a/1.jpg",
@@ -184,33 +186,33 @@ def test_the_meaning_of_top_level_folders_can_be_set(stray):
 
 @pytest.mark.parametrize("as_store", [False, True])
 def test_a_folder_without_images_next_to_the_splits_changes_nothing(tmp_path, as_store):
-    put(tmp_path, "docs/read.md", "docs/.x/1.jpg", "train/cat/1.jpg", "val/cat/2.jpg", "zoo/.DS_Store")
+    add_files(tmp_path, "docs/read.md", "docs/.x/1.jpg", "train/cat/1.jpg", "val/cat/2.jpg", "zoo/.DS_Store")
     (tmp_path / "empty").mkdir()
     found = splits_of(in_memory(tmp_path) if as_store else tmp_path, test_fraction=0)
     assert {found["train/cat/1.jpg"], found["val/cat/2.jpg"]} == {"train", "val"}
 
 
 def test_requested_splits_must_exist(tmp_path):
-    put(tmp_path, "cat/1.jpg", "test/2.jpg")
+    add_files(tmp_path, "cat/1.jpg", "test/2.jpg")
     with pytest.raises(ValueError, match=r"'splits', but .* holds test; expected at its top are train"):
         listed(tmp_path, top_folders="splits")
 
 
-def test_splits_are_drawn_by_hash_and_stay(tmp_path):
-    put(tmp_path, *(f"cat/{i}.jpg" for i in range(100)))
+def test_splits_drawn_by_hash_do_not_change_when_images_are_added(tmp_path):
+    add_files(tmp_path, *(f"cat/{i}.jpg" for i in range(100)))
     before = splits_of(tmp_path)
     assert set(before.values()) == {"train", "val", "test"}
-    put(tmp_path, *(f"dog/{i}.jpg" for i in range(100)))
+    add_files(tmp_path, *(f"dog/{i}.jpg" for i in range(100)))
     assert before.items() <= splits_of(tmp_path).items()
 
 
 def test_the_fingerprint_changes_with_the_files(tmp_path):
-    put(tmp_path, "a/cat/1.jpg", "a/cat/2.jpg")
+    add_files(tmp_path, "a/cat/1.jpg", "a/cat/2.jpg")
     first = opened(tmp_path / "a").fingerprint()
     assert opened(tmp_path / "a").fingerprint() == first
     (tmp_path / "a").rename(tmp_path / "b")  # the location of the folder does not matter
     assert opened(tmp_path / "b").fingerprint() == first
-    put(tmp_path, "b/cat/2.jpg", data=b"longer")
+    add_files(tmp_path, "b/cat/2.jpg", data=b"longer")
     second = opened(tmp_path / "b").fingerprint()
     (tmp_path / "b/cat/1.jpg").unlink()
     assert len({first, second, opened(tmp_path / "b").fingerprint()}) == 3
@@ -230,7 +232,7 @@ def test_the_fingerprint_of_a_store_changes_with_its_objects(name):
 @pytest.mark.parametrize("path", ["missing", "missing.tar", "memory://missing", "memory://missing/a.zip"])
 def test_a_path_that_is_not_a_source_is_an_error(tmp_path, path):
     path = path if "://" in path else tmp_path / path
-    for attempt in (opened(path).fingerprint, lambda: list(opened(path).parts(a_place()))):
+    for attempt in (opened(path).fingerprint, lambda: list(opened(path).parts(work_folder()))):
         with pytest.raises(ValueError, match=r"is neither a folder|holds no objects|does not exist"):
             attempt()
 
@@ -263,9 +265,9 @@ KINDS = ["pictures.tar", "pictures.tgz", "pictures.zip"]
 def tree(tmp_path):
     folder = tmp_path / "tree"
     for number, name in enumerate(("cat/1.jpg", "cat/2 é.JPEG", "dog/a/3", "dog/b/4.png", "top.jpg", "dog/notes.txt")):
-        put(folder, name, data=bytes([number]) * (100 + number))
-    put(folder, "dog/.hidden.jpg", "cat/._1.jpg")
-    put(folder, "cat/empty.jpg", data=b"")
+        add_files(folder, name, data=bytes([number]) * (100 + number))
+    add_files(folder, "dog/.hidden.jpg", "cat/._1.jpg")
+    add_files(folder, "cat/empty.jpg", data=b"")
     return folder
 
 
@@ -300,16 +302,16 @@ def test_parts_report_their_examples_and_bytes(tree, tmp_path):
     packed(tree, tmp_path / "pictures.tar")
     sizes = {"pictures.tar": 100 + 101 + 102 + 103 + 104 + 105 + 1 + 1, "tree": 100 + 101 + 102 + 103 + 104}
     for path in (tmp_path / "pictures.tar", tree):
-        parts = list(opened(path).parts(a_place(each=4)))
+        parts = list(opened(path).parts(work_folder(each=4)))
         assert len({part.name for part in parts}) == len(parts) > 2
         assert sum(part.num_bytes for part in parts) == sizes[path.name]
-        assert parts == list(opened(path).parts(a_place(each=4)))
+        assert parts == list(opened(path).parts(work_folder(each=4)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_splits_and_a_wrapping_folder_are_found_in_archives(tmp_path, kind):
     folder = tmp_path / "tree"
-    put(folder, "train/cat/1.jpg", "train/dog/2.jpg", "Val/cat/3.jpg", "readme.txt")
+    add_files(folder, "train/cat/1.jpg", "train/dog/2.jpg", "Val/cat/3.jpg", "readme.txt")
     packed(folder, tmp_path / kind, inside="pets")
     found = listed(tmp_path / kind)
     assert {i: (e.labels, e.split) for i, e in found.items() if not e.refused} == {
@@ -320,8 +322,8 @@ def test_splits_and_a_wrapping_folder_are_found_in_archives(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_single_class_is_a_class(tmp_path, kind):
-    put(tmp_path / "tree", "cat/1.jpg", "cat/black/2.jpg")
+def test_single_top_folder_of_an_archive_is_a_class(tmp_path, kind):
+    add_files(tmp_path / "tree", "cat/1.jpg", "cat/black/2.jpg")
     packed(tmp_path / "tree", tmp_path / kind)
     assert [e.labels for e in listed(tmp_path / kind).values()] == [("cat",), ("cat/black",)]
 
@@ -329,8 +331,8 @@ def test_a_single_class_is_a_class(tmp_path, kind):
 @pytest.fixture
 def linked(tmp_path):
     folder = tmp_path / "tree"
-    put(folder, "animals/cat/1.jpg", "animals/dog/2.jpg", "top.jpg", "cars/3.jpg")
-    put(tmp_path, "outside.jpg")
+    add_files(folder, "animals/cat/1.jpg", "animals/dog/2.jpg", "top.jpg", "cars/3.jpg")
+    add_files(tmp_path, "outside.jpg")
     for link, target in {
         "pets/tom.jpg": "../animals/cat/1.jpg",
         "black/tom.jpg": "../pets/tom.jpg",  # a link to a link
@@ -347,7 +349,7 @@ def linked(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", *KINDS])
-def test_links_are_second_labels(linked, tmp_path, kind):
+def test_links_give_second_labels(linked, tmp_path, kind):
     if kind != "folder":
         packed(linked, tmp_path / kind)
     path = linked if kind == "folder" else tmp_path / kind
@@ -377,7 +379,7 @@ def test_links_are_second_labels(linked, tmp_path, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_links_in_archives_are_followed_or_skipped(linked, tmp_path, kind):
     packed(linked, tmp_path / kind)
-    (linked / "cars/out.jpg").unlink()  # on a disk it may be followed
+    (linked / "cars/out.jpg").unlink()  # outside of the tree: followed on a disk, but not in an archive
     on_disk = {i: e.labels for i, e in listed(linked).items() if not e.refused}
     followed = {i: e for i, e in listed(tmp_path / kind).items() if not e.refused}
     assert {i: e.labels for i, e in followed.items()} == on_disk
@@ -387,7 +389,7 @@ def test_links_in_archives_are_followed_or_skipped(linked, tmp_path, kind):
 
 
 def test_hard_links_in_tars_are_links(tmp_path):
-    put(tmp_path / "tree", "a/1.jpg")
+    add_files(tmp_path / "tree", "a/1.jpg")
     (tmp_path / "tree/b").mkdir()
     os.link(tmp_path / "tree/a/1.jpg", tmp_path / "tree/b/1.jpg")
     packed(tmp_path / "tree", tmp_path / "a.tar")
@@ -397,8 +399,8 @@ def test_hard_links_in_tars_are_links(tmp_path):
     assert {i for i, e in listed(tmp_path / "a.tar").items() if not e.refused} == {"a/1.jpg", "b/1.jpg"}
 
 
-def test_circular_links_end(tmp_path):
-    put(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
+def test_circular_links_are_not_followed_endlessly(tmp_path):
+    add_files(tmp_path / "tree", "a/1.jpg", "b/2.jpg")
     for link, target in {"a/to": "../b", "b/to": "../a", "c": "c", "a/d": "e", "a/e": "d"}.items():
         (tmp_path / "tree" / link).symlink_to(target)
     packed(tmp_path / "tree", tmp_path / "a.tar")
@@ -421,10 +423,10 @@ def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, k
         member = tarfile.TarInfo("cat/out/3.jpg")
         member.size = 3
         archive.addfile(member, io.BytesIO(b"abc"))
-    (tmp_path / "a.tar").write_bytes(out.getvalue()[:-5000])  # and cut
+    (tmp_path / "a.tar").write_bytes(out.getvalue()[:-5000])  # truncated
     (tmp_path / "a.tgz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
     before = {path for path in tmp_path.rglob("*")}
-    work = a_place(str(tmp_path / "work"))
+    work = work_folder(str(tmp_path / "work"))
     found = [e for part in opened(tmp_path / kind).parts(work) for e in opened(tmp_path / kind).examples(part, work)]
     after = {path for path in tmp_path.rglob("*")} - before
     assert {path.relative_to(tmp_path).parts[0] for path in after} == {"work"}
@@ -433,7 +435,7 @@ def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, k
     assert reasons == ["unsafe_path", "unsafe_path", "ignored_file", "uncounted_loss"]
 
 
-def test_damage_is_refused_once(tree, tmp_path):
+def test_damage_of_an_archive_is_one_refusal(tree, tmp_path):
     packed(tree, tmp_path / "a.zip")
     data = bytearray((tmp_path / "a.zip").read_bytes())
     data[-22 + 10] -= 1  # the number of entries
@@ -442,7 +444,7 @@ def test_damage_is_refused_once(tree, tmp_path):
     assert [reason for reason, _ in refused].count("uncounted_loss") == 1
     (tmp_path / "b.tar").write_bytes(b"no tar" * 200)
     with pytest.raises(ValueError, match=r"holds no members: .* invalid tar header"):
-        list(opened(tmp_path / "b.tar").parts(a_place()))
+        list(opened(tmp_path / "b.tar").parts(work_folder()))
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The digits never change."""
+"""The handwritten digits of scikit-learn as a source."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_every_digit_is_lossless_and_in_one_split(read):
         assert example.labels == (str(digit),)
 
 
-def test_some_digits(read):
+def test_chosen_digits_and_split_sizes_are_used(read):
     pytest.importorskip("sklearn")
     examples, _ = read(digits=(5, 6, 7, 8, 9), num_train=400, num_val=100)
     assert {label for e in examples for label in e.labels} == set("56789")

@@ -1,4 +1,4 @@
-"""Emoji: groups by hand, and the proof on the real packages that no test image is in pre-training in any style."""
+"""Emoji: groups of hand-made examples, and a check of the real packages: no test image is in pre-training in any style."""
 
 import pytest
 
@@ -22,7 +22,7 @@ from data_prep.shard_format import ShardReader, load_manifest
 from infra.storage import open_store
 
 
-def test_versions_of_one_motif():
+def test_variants_of_an_emoji_have_one_motif():
     woman_running, person_running, man_running_right = "1F3C3-200D-2640-FE0F", "1F3C3", "1F3C3-200D-2642-FE0F-200D-27A1"
     assert motif(woman_running) == motif(person_running)
     assert motif(man_running_right) != motif(person_running)
@@ -31,7 +31,7 @@ def test_versions_of_one_motif():
     assert motif("1F1EB-1F1F7") != motif("1F1EB-1F1EE")  # flags of France and Finland
 
 
-def test_groups_join_equal_pictures_of_either_style_and_equal_motifs():
+def test_groups_join_emoji_with_equal_images_in_any_style_or_equal_motifs():
     bases = [
         BaseEmoji("A", "c", "s", ("a.png",)),
         BaseEmoji("B", "c", "s", ("b.png",)),
@@ -51,7 +51,7 @@ def test_groups_join_equal_pictures_of_either_style_and_equal_motifs():
 
 @pytest.fixture(scope="module")
 def real_packages(request):
-    """The URI of a cache with both packages: pytest's own, filled by npm when first wanted."""
+    """The URI of a cache with both packages: pytest's cache, filled by npm at first use."""
     uri = str(request.config.cache.mkdir("vitline-sources"))
     try:
         for style in STYLES:
@@ -62,7 +62,7 @@ def real_packages(request):
 
 
 @pytest.mark.slow
-def test_listing_is_in_parts_and_classes_know_their_category_anywhere(real_packages, memory_root):
+def test_listing_has_parts_and_every_worker_knows_the_category_of_a_class(real_packages, memory_root):
     source = Emoji(style="google", role="pretrain", cache=real_packages)
     work = WorkFolder(open_store(memory_root), open_store(f"{memory_root}/work"), 500)
     parts = list(EmojiCorpus(source, CorpusRecipe()).parts(work))
@@ -94,7 +94,7 @@ def rows_of(corpus, split):
 
 @pytest.mark.slow
 def test_no_emoji_of_a_test_split_occurs_in_pretraining_in_any_style(real_corpora, real_packages):
-    """Asked of the shards, by group, by base code and by pixels."""
+    """Compared in the shards by group, by base code and by pixels."""
     noto, twitter = real_corpora
     bases = read_bases(open_store(real_packages), fetch_style("google", open_store(real_packages))["emoji.json"])
     base_of = {picture: base.code for base in bases for picture in base.pictures}
@@ -115,7 +115,7 @@ def test_no_emoji_of_a_test_split_occurs_in_pretraining_in_any_style(real_corpor
 
 
 @pytest.mark.slow
-def test_the_task_has_the_numbers_of_vtab_1k(real_corpora):
+def test_task_has_the_split_sizes_of_vtab_1k(real_corpora):
     _, twitter = real_corpora
     manifest = load_manifest(twitter)
     rows = {name: split.num_rows for name, split in manifest.splits.items()}

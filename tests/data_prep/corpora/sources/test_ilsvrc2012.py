@@ -114,7 +114,7 @@ def test_files_that_are_missing_or_wrong_are_errors(folder, ilsvrc):
         ValueError, match=r"lacks ILSVRC2012_devkit.*, ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar"
     ):
         opened(folder / "elsewhere").fingerprint()
-    for content, said in (
+    for content, message in (
         (kit(truth=b"1\n2\nthree\n"), "line 3 of .* is 'three'"),
         (kit(truth=b"1\n7\n"), "line 2 of .* is '7'"),
         (kit(truth=b"1\n\n2\n"), "line 3 of"),
@@ -128,7 +128,7 @@ def test_files_that_are_missing_or_wrong_are_errors(folder, ilsvrc):
         ),
     ):
         (folder / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(content)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             listed(folder)
 
 

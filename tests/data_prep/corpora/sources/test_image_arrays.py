@@ -1,4 +1,4 @@
-"""Arrays: pixels survive, ids and splits are those of the data sets, and damage is reported."""
+"""Arrays: pixels are unchanged, ids and splits are those of the data sets, and damage is reported."""
 
 import gzip
 import io
@@ -49,7 +49,7 @@ def read(memory_root):
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (8, 8), (5, 7, 3), (300, 301, 3)])
-def test_png_of_pillow_and_of_training_have_the_pixels(shape):
+def test_lossless_png_decodes_to_the_original_pixels(shape):
     image = pixels(0, *shape)
     file = lossless_png(image)
     with Image.open(io.BytesIO(file)) as opened:
@@ -115,7 +115,7 @@ def cifar10(tmp_path):
     return path
 
 
-def test_cifar_10_counts_through_its_batches_in_their_order(cifar10, read):
+def test_cifar_10_ids_count_through_the_batches_in_order(cifar10, read):
     found = {example_id: rest for example_id, *rest in read(cifar10, "cifar10")}
     assert sorted(found) == ["test/00000", *(f"train/{i:05d}" for i in range(10))]
     for i in range(10):
@@ -157,9 +157,9 @@ def test_files_that_are_not_cifar_archives_are_refused(cifar10, read):
         tar_gz({"x/data_batch_1.bin": b"\0" * 3000}): "data_batch_1.bin with 3,000 bytes",
         b"not an archive": "cannot be read|invalid gzip|Not a gzipped",
     }
-    for content, says in wrong.items():
+    for content, message in wrong.items():
         cifar10.write_bytes(content)
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             read(cifar10, "cifar10")
     with pytest.raises(ValueError, match="There is no file"):
         ImageArraysCorpus(ImageArrays(path=f"{cifar10}x", layout="cifar10"), NO_HASHING).fingerprint()
@@ -172,7 +172,7 @@ def idx(array, kind=0x08):
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (6, 5, 3), (3, 6, 5), (6, 5, 1)])
-def test_idx_files_plain_and_packed(tmp_path, read, shape):
+def test_idx_files_are_read_plain_and_compressed(tmp_path, read, shape):
     train, test = pixels(0, 4, *shape), pixels(1, 2, *shape)
     axes = train.ndim
     (tmp_path / f"train-images-idx{axes}-ubyte.gz").write_bytes(gzip.compress(idx(train)))
@@ -193,7 +193,7 @@ def test_idx_files_plain_and_packed(tmp_path, read, shape):
 
 
 @pytest.mark.parametrize(
-    ("images", "labels", "says"),
+    ("images", "labels", "message"),
     [
         (idx(np.zeros((2, 3, 5, 3))), idx([0, 1]), r"shape \(2, 3, 5, 3\); expected is"),
         (idx(np.zeros((2, 5, 5, 4))), idx([0, 1]), r"shape \(2, 5, 5, 4\)"),
@@ -209,10 +209,10 @@ def test_idx_files_plain_and_packed(tmp_path, read, shape):
         (b"PNG...........", idx([0]), "which is not valid for idx"),
     ],
 )
-def test_unsupported_idx_files_are_refused(tmp_path, read, images, labels, says):
+def test_unsupported_idx_files_are_refused(tmp_path, read, images, labels, message):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(images)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         read(tmp_path, "idx")
 
 
@@ -241,7 +241,7 @@ def test_idx_folders_with_several_data_sets_are_refused(tmp_path, read):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_npz_of_numpy(tmp_path, read, save):
+def test_npz_written_by_numpy_is_read(tmp_path, read, save):
     train, test = pixels(0, 3, 6, 5, 3), pixels(1, 2, 3, 6, 5)
     path = tmp_path / "a.npz"
     save(path, x_train=train, y_train=np.array([[2], [0], [1]]), x_test=test, y_test=np.uint8([4, 5]), other=["text"])
@@ -256,7 +256,7 @@ def test_npz_of_numpy(tmp_path, read, save):
     np.testing.assert_array_equal([image for *_, image in found], [*train, *test.transpose(0, 2, 3, 1)])
 
 
-def test_npz_without_splits_or_with_three(tmp_path, read):
+def test_npz_may_have_no_splits_or_three(tmp_path, read):
     path = tmp_path / "a.npz"
     np.savez(path, images=pixels(0, 40, 4, 4), labels=np.arange(40))
     found = read(path, "npz", CorpusRecipe(val_fraction=0.3, test_fraction=0.3))
@@ -281,7 +281,7 @@ class Trap:
 def test_unsupported_npz_is_refused(tmp_path, read):
     path, labels = tmp_path / "a.npz", np.arange(2)
     images = pixels(0, 2, 4, 5)
-    for arrays, says in [
+    for arrays, message in [
         ({"images": np.array([Trap(), Trap()], object), "labels": labels}, "an array of Python objects"),
         ({"images": np.asfortranarray(images), "labels": labels}, "in Fortran order"),
         ({"images": images / 255, "labels": labels}, "pixels of type float64, which is not supported: the value range"),
@@ -291,7 +291,7 @@ def test_unsupported_npz_is_refused(tmp_path, read):
         ({"images": images, "labels": labels, "x_train": images, "y_train": labels}, "expected are"),
     ]:
         np.savez(path, **arrays)
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             read(path, "npz")
     path.write_bytes(b"no zip")
     with pytest.raises(ValueError, match="is damaged: File is not a zip file"):
@@ -322,7 +322,7 @@ def test_any_flipped_byte_of_an_npz_gives_the_right_pixels_or_an_error(tmp_path,
         np.testing.assert_array_equal([image for *_, image in found], images)
 
 
-def test_any_store_works(cifar10, memory_root, read):
+def test_arrays_can_be_read_from_any_store(cifar10, memory_root, read):
     store = open_store(f"{memory_root}-copy")
     store.write("sub/c.tar.gz", cifar10.read_bytes())
     local, remote = read(cifar10, "cifar10"), read(f"{store.uri}/sub/c.tar.gz", "cifar10")

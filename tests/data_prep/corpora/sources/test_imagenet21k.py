@@ -62,7 +62,7 @@ def synsets():
     return {f"{wnid}.tar": synset_tar(wnid) for wnid in WNIDS}
 
 
-def test_a_thousand_synsets(synsets, tmp_path):
+def test_tar_of_a_thousand_synset_tars_is_read_by_synset(synsets, tmp_path):
     (tmp_path / "fall11_whole.tar").write_bytes(tar_of(synsets))
     parts, found = listed(tmp_path / "fall11_whole.tar", val_fraction=0.1, test_fraction=0.1)
     assert [part.name for part in parts] == WNIDS
@@ -72,7 +72,7 @@ def test_a_thousand_synsets(synsets, tmp_path):
     }
     for example in found.values():
         assert example.refused is None
-        assert located(example) == example.data  # the place is of the outer file
+        assert located(example) == example.data  # the locator refers to the outer file
     assert decode(located(found[f"{WNIDS[0]}.tar!{WNIDS[0]}_0.JPEG"])).shape == (8, 8, 3)
     shares = [sum(e.split == split for e in found.values()) / 2000 for split in ("train", "val", "test")]
     assert [round(share, 1) for share in shares] == [0.8, 0.1, 0.1]
@@ -145,7 +145,7 @@ def test_members_that_are_not_synset_tars_are_refused(tmp_path, layout):
 @pytest.mark.parametrize("layout", ["tar", "tar.gz"])
 def test_a_truncated_archive_gives_the_synsets_before_the_cut(synsets, tmp_path, layout):
     whole = tar_of({name: synsets[name] for name in list(synsets)[:3]})
-    cut = whole[: len(synsets[f"{WNIDS[0]}.tar"]) * 2 + 512 * 3 + 700]  # into the third
+    cut = whole[: len(synsets[f"{WNIDS[0]}.tar"]) * 2 + 512 * 3 + 700]  # within the third synset
     (tmp_path / f"a.{layout}").write_bytes(cut if layout == "tar" else gzip.compress(cut))
     _, found = listed(tmp_path / f"a.{layout}")
     good = {i for i, e in found.items() if not e.refused}

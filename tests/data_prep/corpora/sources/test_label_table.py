@@ -262,7 +262,7 @@ def test_splits_ids_and_groups_are_read_and_missing_splits_are_drawn(memory, nam
     assert [e.example_id for e in examples] == [str(i) for i in range(300)]
     assert examples[7].split == "test"
     of_groups = {(e.group, e.split) for e in examples if e.example_id != "7"}
-    assert len(of_groups) == 3  # whole groups
+    assert len(of_groups) == 3  # groups are not divided
     assert {e.split for e in examples} == {"train", "val", "test"}
     rows[299]["split"] = "valid"
     memory.write(name, FORMS[name](rows))
@@ -326,7 +326,7 @@ def test_tables_of_two_kinds_or_no_table_are_an_error(memory):
 
 
 @pytest.mark.parametrize(
-    ("location", "says"),
+    ("location", "message"),
     [
         ("img/./x.jpg", "the path has a folder '.'; write it as 'img/x.jpg'"),
         ("img//x.jpg", "the path has a double or trailing slash"),
@@ -334,9 +334,9 @@ def test_tables_of_two_kinds_or_no_table_are_an_error(memory):
         ("s3:///x.jpg", "is not a valid bucket name; expected is s3://bucket/path"),
     ],
 )
-def test_an_invalid_location_is_refused_in_terms_of_the_table(memory, location, says):
+def test_invalid_location_is_refused_with_a_message_about_the_location(memory, location, message):
     memory.write("t.csv", as_csv([{"image": location, "labels": "x"}]))
     (refused,) = refusals(read(corpus(memory))).values()
     assert refused[0] == "unreadable"
-    assert says in refused[1]
+    assert message in refused[1]
     assert "is no key" not in refused[1]

@@ -25,7 +25,7 @@ def corpus(folder, path="", **source):
     return ParquetCorpus(ParquetImages(path=uri, **source), recipe)
 
 
-def put(folder, key, columns, **options):
+def write_parquet(folder, key, columns, **options):
     table = columns if isinstance(columns, pa.Table) else pa.table(columns)
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, **options)
@@ -67,10 +67,12 @@ def test_files_written_by_datasets_are_read_as_datasets_reads_them(tmp_path, mon
     assert source.class_info("000001").name == "ant"
 
 
-def test_plain_bytes_text_labels_lists_and_ids(folder, read):
-    put(folder, "a.parquet", {"png": [b"1", b"2", b"3"], "tags": [["x", "y"], ["y"], ["z", "z"]], "key": [7, 8, 9]})
-    put(folder, "_temporary/b.parquet", {"other": [1]})
-    put(folder, "._a.parquet", {"other": [1]})
+def test_plain_bytes_text_labels_label_lists_and_ids_are_read(folder, read):
+    write_parquet(
+        folder, "a.parquet", {"png": [b"1", b"2", b"3"], "tags": [["x", "y"], ["y"], ["z", "z"]], "key": [7, 8, 9]}
+    )
+    write_parquet(folder, "_temporary/b.parquet", {"other": [1]})
+    write_parquet(folder, "._a.parquet", {"other": [1]})
     folder.write("README.md", b"about")
     source = corpus(folder, image_column="png", label_column="tags", id_column="key", single_label=False)
     assert [row[:2] for row in read(source)] == [("7", ("x", "y")), ("8", ("y",)), ("9", ("z",))]
@@ -81,7 +83,7 @@ def test_plain_bytes_text_labels_lists_and_ids(folder, read):
 
 
 def test_numbers_keep_their_order_without_declared_names(folder, read):
-    put(folder, "a.parquet", {"image": [b"1", b"2", b"3"], "label": [10, 9, None]}, row_group_size=2)
+    write_parquet(folder, "a.parquet", {"image": [b"1", b"2", b"3"], "label": [10, 9, None]}, row_group_size=2)
     source = corpus(folder)
     rows = read(source)
     assert [row[1] for row in rows] == [("000010",), ("000009",), ()]
@@ -102,7 +104,7 @@ def test_rows_without_image_or_label_are_refused_one_by_one(folder, read):
         {"image": {"bytes": b"4", "path": None}, "label": []},
         {"image": {"bytes": b"5", "path": None}, "label": None},
     ]
-    put(folder, "a.parquet", pa.Table.from_pylist(rows, schema))
+    write_parquet(folder, "a.parquet", pa.Table.from_pylist(rows, schema))
     source = corpus(folder, single_label=False)
     found = read(source)
     assert found[0][1] == ("000000", "000001")
@@ -115,10 +117,10 @@ def test_rows_without_image_or_label_are_refused_one_by_one(folder, read):
 
 def test_a_damaged_row_group_or_file_is_one_refusal(folder, read):
     table = {"image": [bytes([i]) * 1000 for i in range(9)], "label": list(range(9))}
-    put(
+    write_parquet(
         folder, "a.parquet", table, row_group_size=3, use_dictionary=False, compression="none", write_page_checksum=True
     )
-    put(folder, "b.parquet", {"image": [b"1"], "label": [1]})
+    write_parquet(folder, "b.parquet", {"image": [b"1"], "label": [1]})
     data = folder.read("a.parquet")
     at = data.index(bytes([4]) * 1000)
     folder.write("a.parquet", data[:at] + b"\xff" + data[at + 1 :])
@@ -135,7 +137,7 @@ def test_a_damaged_row_group_or_file_is_one_refusal(folder, read):
 
 def test_a_failing_store_is_not_reported_as_a_damaged_file(tmp_path, monkeypatch, read):
     folder = open_store(tmp_path)
-    put(folder, "a.parquet", {"image": [b"1"], "label": [1]})
+    write_parquet(folder, "a.parquet", {"image": [b"1"], "label": [1]})
 
     class Failing(io.BytesIO):
         def read(self, size=-1):
@@ -149,7 +151,7 @@ def test_a_failing_store_is_not_reported_as_a_damaged_file(tmp_path, monkeypatch
 def test_sources_that_cannot_be_read_are_errors_with_the_next_step(folder, read):
     with pytest.raises(ValueError, match="is neither a file nor a folder with files"):
         corpus(folder).fingerprint()
-    put(folder, "a.parquet", {"image": ["a.jpg"], "label": [1]})
+    write_parquet(folder, "a.parquet", {"image": ["a.jpg"], "label": [1]})
     with pytest.raises(ValueError, match=r"has no column 'target', or several; its columns are image, label"):
         read(corpus(folder, label_column="target"))
     with pytest.raises(ValueError, match=r"'image' of .* is string.*source kind 'table'"):
@@ -157,12 +159,12 @@ def test_sources_that_cannot_be_read_are_errors_with_the_next_step(folder, read)
     for name, classes in (("a", ["x", "y"]), ("b", ["y", "x"])):
         declared = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
         table = pa.table({"image": [b"1"], "label": [1]}).replace_schema_metadata({"huggingface": json.dumps(declared)})
-        put(folder, f"{name}.parquet", table)
+        write_parquet(folder, f"{name}.parquet", table)
     with pytest.raises(ValueError, match="declares other class names"):
         read(corpus(folder))
 
 
-def test_splits_are_named_by_words_of_the_path():
+def test_split_is_recognised_by_a_word_of_the_path():
     named = {
         "data/train-00000-of-00002.parquet": "train",
         "data/validation-00000.parquet": "val",
@@ -175,15 +177,15 @@ def test_splits_are_named_by_words_of_the_path():
 
 
 def test_a_missing_split_is_drawn_from_train(folder, read):
-    put(folder, "train.parquet", {"image": [bytes([i]) for i in range(200)], "label": [1] * 200})
-    put(folder, "test.parquet", {"image": [b"t"], "label": [1]})
+    write_parquet(folder, "train.parquet", {"image": [bytes([i]) for i in range(200)], "label": [1] * 200})
+    write_parquet(folder, "test.parquet", {"image": [b"t"], "label": [1]})
     rows = read(corpus(folder, val_fraction=0.3))
     splits = {row[0]: row[4] for row in rows}
     assert splits.pop("test.parquet!0") == "test"
     assert set(splits.values()) == {"train", "val"}
 
 
-def own_corpus(folder):
+def vitline_corpus(folder):
     """Two splits of a multi-label corpus, one of them with rows outside of the split; and unrelated files."""
     classes = [ClassInfo(name="cat", source_id="n02"), ClassInfo(name="owl", source_id="n01", parents=("bird",))]
     folder.write_json("classes.json", ClassMap(classes=tuple(classes)).as_file())
@@ -206,7 +208,7 @@ def own_corpus(folder):
                 for i in range(first, min(first + 2, stored))
             ]
             key = f"{split}/s000/part-{shard:05d}-of-{-(-stored // 2):05d}.parquet"
-            put(folder, key, pa.Table.from_pylist(rows, schema))
+            write_parquet(folder, key, pa.Table.from_pylist(rows, schema))
 
     def of(split, stored, left_out, owner=None):
         num_shards = -(-stored // 2)
@@ -232,13 +234,13 @@ def own_corpus(folder):
         provenance={},
     )
     folder.write_json("manifest.json", manifest.model_dump(mode="json"))
-    put(folder, "rejects.parquet", {"example_id": ["x"]})
-    put(folder, "shards.parquet", {"key": ["x"]})
-    put(folder, "train/s001/part-00000-of-00001.parquet", {"image": [b"of no manifest"]})
+    write_parquet(folder, "rejects.parquet", {"example_id": ["x"]})
+    write_parquet(folder, "shards.parquet", {"key": ["x"]})
+    write_parquet(folder, "train/s001/part-00000-of-00001.parquet", {"image": [b"of no manifest"]})
 
 
-def test_our_own_corpora_keep_ids_groups_labels_weights_and_classes(folder, read):
-    own_corpus(folder)
+def test_corpora_of_vitline_keep_ids_groups_labels_weights_and_classes(folder, read):
+    vitline_corpus(folder)
     source = corpus(folder, single_label=False)
     rows = {row[0]: row[1:6] for row in read(source, 1)}
     assert rows == {row[0]: row[1:6] for row in read(source)}
@@ -251,8 +253,8 @@ def test_our_own_corpora_keep_ids_groups_labels_weights_and_classes(folder, read
 
 
 def test_the_fingerprint_changes_with_the_files(folder):
-    put(folder, "a.parquet", {"image": [b"1"], "label": [1]})
+    write_parquet(folder, "a.parquet", {"image": [b"1"], "label": [1]})
     first = corpus(folder).fingerprint()
     assert corpus(folder).fingerprint() == first
-    put(folder, "b.parquet", {"image": [b"1"], "label": [1]})
+    write_parquet(folder, "b.parquet", {"image": [b"1"], "label": [1]})
     assert corpus(folder).fingerprint() != first

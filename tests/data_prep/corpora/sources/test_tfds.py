@@ -156,14 +156,14 @@ def test_tfrecord_gives_the_same_examples_with_ranges_in_its_files(written, as_t
         "toy-train.tfrecord-00001-of-00002",
         "toy-test.tfrecord-00000-of-00001",
     ]
-    assert {example.base for example in examples} == {f"file://{as_tfrecord}"}  # nothing was spilled
+    assert {example.base for example in examples} == {f"file://{as_tfrecord}"}  # no copy was made in the work folder
     for example, other in zip(examples, from_array_record, strict=True):
         assert (example.example_id, example.labels, example.data) == (other.example_id, other.labels, other.data)
         assert bytes_at(example) == example.data
 
 
 @pytest.mark.parametrize("fixture", ["written", "as_tfrecord"])
-def test_any_store_works(request, fixture, memory_root, read):
+def test_directory_can_be_read_from_any_store(request, fixture, memory_root, read):
     folder = request.getfixturevalue(fixture)
     folder = folder[0] if fixture == "written" else folder
     store = open_store(f"{memory_root}-copy")
@@ -260,7 +260,7 @@ def test_records_without_image_or_label_are_refused(as_tfrecord, read):
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ({"label_feature": "tags"}, "'tags' is ClassLabel of int64 in a sequence; expected is"),
         ({"label_feature": "text"}, "'text' is Text"),
@@ -271,8 +271,8 @@ def test_records_without_image_or_label_are_refused(as_tfrecord, read):
         ({"splits": {"all": "train"}}, "has the splits train, test, but none of all"),
     ],
 )
-def test_unsupported_directories_are_refused_before_reading(as_tfrecord, read, source, says):
-    with pytest.raises(ValueError, match=says):
+def test_unsupported_directories_are_refused_before_reading(as_tfrecord, read, source, message):
+    with pytest.raises(ValueError, match=message):
         read(as_tfrecord, **source)
 
 
@@ -283,14 +283,14 @@ def test_invalid_or_incomplete_folders_are_refused(as_tfrecord, read, monkeypatc
     with pytest.raises(ValueError, match="pip install array-record"):
         read(written[0])
     info = (as_tfrecord / "dataset_info.json").read_text()
-    for wrong, says in [
+    for wrong, message in [
         (info.replace("tfrecord", "riegeli"), "holds riegeli files, which is not supported"),
         (info.replace('"3"', '"1000000000"'), "too few for the 1,000,000,000 examples"),
         (info.replace('"3"', '"many"'), "splits/0/shardLengths/1|splits/1/shardLengths/0"),
         (info.replace("toy", "../toy"), "is no key"),
     ]:
         (as_tfrecord / "dataset_info.json").write_text(wrong)
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             read(as_tfrecord)
     (as_tfrecord / "dataset_info.json").write_text(info)
     (as_tfrecord / "toy-test.tfrecord-00000-of-00001").unlink()
@@ -298,7 +298,7 @@ def test_invalid_or_incomplete_folders_are_refused(as_tfrecord, read, monkeypatc
         read(as_tfrecord)
 
 
-def test_features_of_old_directories(as_tfrecord, read):
+def test_directories_of_old_tfds_versions_are_read(as_tfrecord, read):
     """TFDS 4.0 wrote features.json in another form; before it, there was none."""
 
     def old(kind, content):

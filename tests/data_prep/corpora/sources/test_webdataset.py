@@ -58,7 +58,7 @@ def test_tars_written_by_webdataset_are_read_as_webdataset_reads_them(folder, tm
     assert {row[7].startswith("spill/") for row in rows} == {ending == "tar.gz"}
     assert {row[0] for row in rows if row[4] == "val"} == {f"val/c.{ending}!deep/018", f"val/c.{ending}!deep/019"}
     assert corpus(folder).class_info("000011").name == "11"
-    # cut into stretches, between examples
+    # divided into stretches, between examples
     monkeypatch.setattr(webdataset, "_LARGEST_WHOLE_BYTES", 0)
     for examples_per_part in (1, 5):
         assert read(corpus(folder), examples_per_part) == rows
@@ -66,9 +66,9 @@ def test_tars_written_by_webdataset_are_read_as_webdataset_reads_them(folder, tm
     assert num_parts == (6 if ending == "tar" else 3)
 
 
-def test_labels_of_text_and_json(memory, read):
-    said = {"meta": {"tags": ["ünï", "b", "ünï"]}, "label": 7, "a.b": "dotted"}
-    data = tar(("1.png", b"p"), ("1.JSON", json.dumps(said).encode()), ("1.txt", b" big cat\n"), ("1.cls", b"x"))
+def test_labels_are_read_from_text_and_json(memory, read):
+    metadata = {"meta": {"tags": ["ünï", "b", "ünï"]}, "label": 7, "a.b": "dotted"}
+    data = tar(("1.png", b"p"), ("1.JSON", json.dumps(metadata).encode()), ("1.txt", b" big cat\n"), ("1.cls", b"x"))
     memory.write("x.tar", data)
 
     def labels(**source):

@@ -13,7 +13,7 @@ from infra.config import replace
 
 from .... import pictures
 
-# As in the kit, numbers are in no order of the WNIDs. Twelve classes: sorted as text, 10 and 11 come before 2.
+# As in the kit, numbers do not follow the order of the WNIDs. Twelve classes: sorted as text, 10 and 11 come before 2.
 WNIDS = [f"n{1000 + 17 * i:08d}" for i in range(12)]
 NUMBERS = {wnid: number for wnid, number in zip(WNIDS, [5, 3, 12, 1, 9, 2, 11, 4, 8, 6, 10, 7], strict=True)}
 SYNSETS = [
@@ -25,7 +25,7 @@ NUM_OF_CLASS, NUM_TEST = 5, 26
 
 @pytest.fixture
 def task_source():
-    """Of the tasks of this folder."""
+    """Source class of the tasks of this folder."""
     return Transfer
 
 

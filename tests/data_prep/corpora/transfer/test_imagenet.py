@@ -57,7 +57,7 @@ def test_val_is_the_end_of_train_in_the_order_of_tfds(imagenet, prepared):
 
 
 def test_the_three_test_sets_share_one_class_map(imagenet, v2, prepared, published):
-    (imagenet / "real.json").write_text(json.dumps(REAL, indent=1))  # set otherwise, but the same labels
+    (imagenet / "real.json").write_text(json.dumps(REAL, indent=1))  # other white space, but the same labels
     published(json.dumps(REAL), 24)
     whole, *_ = prepared("imagenet", imagenet)
     real, _, real_rows = prepared("imagenet-real", imagenet)
@@ -76,7 +76,7 @@ def test_the_three_test_sets_share_one_class_map(imagenet, v2, prepared, publish
 
 
 @pytest.mark.parametrize("form", ["w", "folder"])
-def test_v2_is_read_whether_it_is_packed_or_not(imagenet, v2, prepared, ilsvrc, form):
+def test_v2_is_read_from_archives_and_folders(imagenet, v2, prepared, ilsvrc, form):
     packed, *_ = prepared("imagenet-v2", imagenet)
     (imagenet / "imagenetv2-matched-frequency.tar.gz").unlink()
     if form == "w":
@@ -104,7 +104,7 @@ def changed(**entries):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (json.dumps(REAL[:-1]), "holds a list of 25; expected is one list of labels for each of 26 images"),
         ("{}", "holds dict instead of a list"),
@@ -117,16 +117,16 @@ def changed(**entries):
         ("[" * 200_000, "recursion"),
     ],
 )
-def test_other_labels_than_those_of_real_are_refused(imagenet, prepared, published, text, said):
+def test_labels_that_are_not_those_of_real_are_refused(imagenet, prepared, published, text, message):
     published(json.dumps(REAL), 24)
     (imagenet / "real.json").write_text(text)
     with pytest.raises(
-        ValueError, match=rf"real\.json: .*{said}.*Download it again from https://github.com/google-research"
+        ValueError, match=rf"real\.json: .*{message}.*Download it again from https://github.com/google-research"
     ):
         prepared("imagenet-real", imagenet)
 
 
-def test_the_published_labels_are_accepted():
+def test_published_labels_of_real_are_accepted():
     spec = importlib.util.find_spec("timm")
     if spec is None:
         pytest.skip("timm, which has a copy of real.json, is not here")
@@ -157,14 +157,14 @@ def test_incomplete_archives_are_refused_before_an_image_is_read(imagenet, prepa
         prepared("imagenet", imagenet)
 
 
-def test_the_kit_of_other_classes_is_refused(imagenet, ilsvrc, prepared):
+def test_kit_with_other_classes_is_refused(imagenet, ilsvrc, prepared):
     kit = ilsvrc.kit([(1, "n00001000", "one", []), (2, "n00001017", "two", [])], [1] * 26)
     (imagenet / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(kit)
     with pytest.raises(ValueError, match=r"has 2 classes, .*expected are the 12 classes of ILSVRC2012"):
         prepared("imagenet", imagenet)
 
 
-def test_missing_files_are_named_with_where_they_come_from(imagenet, tmp_path):
+def test_error_of_missing_files_names_their_origin(imagenet, tmp_path):
     def opened(task, folder):
         return open_task(Transfer(task=task, path=str(folder)), CorpusRecipe())
 

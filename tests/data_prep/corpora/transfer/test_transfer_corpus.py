@@ -16,7 +16,7 @@ NUM_TRAIN, NUM_VAL, NUM_TEST = 44, 6, 9
 
 @pytest.fixture
 def set_splits(monkeypatch):
-    """Gives a data set miniature official splits until the test ends."""
+    """Replaces the official splits of a data set by miniature ones until the test ends."""
 
     def change(name):
         monkeypatch.setitem(OFFICIAL_SPLITS, name, cut(NUM_TRAIN, NUM_TRAIN + NUM_VAL, NUM_TEST))
@@ -28,7 +28,7 @@ def in_order(split, keys):
     return [f"{split}/{keys[i]}" for i in tfds_order(split, keys)]
 
 
-def test_cifar10_counts_through_its_batches_and_has_one_label_byte(tmp_path, set_splits, prepared, ilsvrc):
+def test_cifar10_keys_count_through_the_batches_and_records_have_one_label_byte(tmp_path, set_splits, prepared, ilsvrc):
     set_splits("cifar10")
     rng = np.random.default_rng(0)
     records = rng.integers(0, 256, (NUM_TRAIN + NUM_VAL + NUM_TEST, 1 + 3072), dtype=np.uint8)

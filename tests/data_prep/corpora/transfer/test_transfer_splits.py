@@ -1,11 +1,11 @@
-"""The examples on which the ViT paper trains, chooses and tests."""
+"""The splits on which the ViT paper trains, selects settings and tests."""
 
 import pytest
 
 from data_prep.corpora.official.tfds_order import order_prefix, tfds_order
 from data_prep.corpora.transfer.transfer_splits import OFFICIAL_SPLITS, TEST_SETS, VIEWS
 
-# Sizes of training and test sets, and how much of train the learning rate is chosen on.
+# Sizes of training and test sets, and the part of train on which the learning rate is selected.
 SIZES = {
     "imagenet": (1_281_167, 1, 12_812, 50_000),
     "cifar10": (50_000, 2, 1000, 10_000),
@@ -32,7 +32,7 @@ def test_splits_are_those_of_the_released_configs(name):
         assert (cut.splitname, cut.from_ or 0, cut.to or trainval) == part
 
 
-def test_every_task_has_sizes_and_its_own_joined_splits():
+def test_every_task_has_split_sizes_and_its_own_joined_splits():
     assert OFFICIAL_SPLITS.keys() == SIZES.keys()
     assert TEST_SETS == {"imagenet-real": 46_837, "imagenet-v2": 10_000}
     assert VIEWS == {"trainval": ("train", "val")}

@@ -1,4 +1,4 @@
-"""Miniature data sets in their official formats, with splits of 900 + 250 + the rest, so that VTAB-1k's thousand exist."""
+"""Miniature data sets in their official formats, with splits of 900 + 250 + the rest, so that VTAB-1k's 1,000 examples exist."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ def mini():
 
 @pytest.fixture
 def set_splits(monkeypatch):
-    """Gives a data set other official splits until the test ends."""
+    """Replaces the official splits of a data set until the test ends."""
 
     def change(name, official_splits):
         monkeypatch.setitem(OFFICIAL_SPLITS, name, official_splits)
@@ -62,5 +62,5 @@ def set_splits(monkeypatch):
 
 @pytest.fixture
 def task_source():
-    """Of the tasks of this folder."""
+    """Source class of the tasks of this folder."""
     return Vtab

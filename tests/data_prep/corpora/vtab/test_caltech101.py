@@ -35,7 +35,7 @@ def write_archive(folder, pictures, method=zipfile.ZIP_DEFLATED):
 
 
 def webp(data, lossless=True):
-    """As the Hub has it: of what TensorFlow decodes."""
+    """As on the Hub: made from the pixels that TensorFlow decodes."""
     file = io.BytesIO()
     Image.fromarray(simplejpeg.decode_jpeg(data, "RGB", fastdct=True)).save(file, "webp", lossless=lossless)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""CLEVR: images joined with their scenes, and classes worked out by hand."""
+"""CLEVR: images joined with their scenes, and classes computed by hand."""
 
 import json
 import zipfile
@@ -82,7 +82,7 @@ def test_images_are_joined_with_their_scenes(clevr, mini, prepared):
     of_numbers = [(f"train/{keys[i]}", DISTANCES[i % 11], mini.picture(i, (6, 4))) for i in order]
     assert rows["trainval"] == of_numbers
     assert rows["train800"] == of_numbers[:800]
-    tests = [f"CLEVR_val_{i:06d}.png" for i in range(NUM_TEST)]  # salted as TFDS calls the split: validation
+    tests = [f"CLEVR_val_{i:06d}.png" for i in range(NUM_TEST)]  # the salt is TFDS's name of the split: validation
     assert [row[0] for row in rows["test"]] == [f"validation/{tests[i]}" for i in tfds_order("validation", tests)]
     assert (manifest.num_classes, manifest.counts.num_accepted) == (6, len(keys) + NUM_TEST)
 
@@ -121,7 +121,7 @@ SCENES = "CLEVR_v1.0/scenes/CLEVR_val_scenes.json"
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (lambda text: None, r"CLEVR_v1.0.zip lacks scenes/CLEVR_val_scenes.json. Download it again from https"),
         (lambda text: text[:-100], r"CLEVR_val_scenes.json: in the value at character .*Download it again"),
@@ -138,21 +138,21 @@ SCENES = "CLEVR_v1.0/scenes/CLEVR_val_scenes.json"
         (lambda text: text.replace(b'"image_filename"', b'"name"', 2), None),
     ],
 )
-def test_invalid_scenes_are_named(clevr, change, says):
+def test_invalid_scenes_are_named(clevr, change, message):
     def changed(members):
         text = change(members.pop(SCENES))
         return members | ({SCENES: text} if text is not None else {})
 
     rewritten(clevr / "CLEVR_v1.0.zip", changed)
-    if says is None:  # where some lack a name, all go by position
+    if message is None:  # if some scenes have no name, all are matched by position
         found, _ = labels(clevr, "clevr_distance")
         assert list(found["validation"].values())[:3] == [DISTANCES[i % 11] for i in (29, 28, 27)]
         return
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         labels(clevr, "clevr_distance")
 
 
-def test_a_damaged_file_of_scenes_is_noticed_though_it_is_still_json(clevr):
+def test_damaged_scene_file_is_detected_even_if_it_is_valid_json(clevr):
     data = (clevr / "CLEVR_v1.0.zip").read_bytes()
     at = data.index(b'"pixel_coords": [0, 240, 20.0]')
     (clevr / "CLEVR_v1.0.zip").write_bytes(data[:at] + data[at:].replace(b"20.0", b"12.0", 1))
@@ -169,8 +169,8 @@ def test_a_missing_image_is_an_error(clevr, prepared):
         prepared("clevr_count", clevr)
 
 
-def test_float32_decides_at_a_threshold():
-    """8.5 + 1e-8 is 8.5 in float32, and so of the class below."""
+def test_distances_are_compared_in_float32():
+    """8.5 + 1e-8 is 8.5 in float32, so it has the class below."""
     assert np.float32(8.5 + 1e-8) == np.float32(8.5)
     data = Clevr(open_store("memory://none"), "clevr_distance", 1)
     objects = [{"pixel_coords": [0, 0, 8.5 + 1e-8]}]

@@ -93,7 +93,7 @@ EYES = [
     eye(301, 333, 140),  # odd sides
     eye(700, 500, 400),  # larger than the picture: cut at its sides
     eye(350, 800, 500),  # cut above and below
-    np.zeros((90, 120, 3), np.uint8),  # dark: its height counts
+    np.zeros((90, 120, 3), np.uint8),  # dark: the height is used instead of the radius
 ]
 
 
@@ -105,7 +105,7 @@ def test_images_equal_those_of_tfds_byte_for_byte(pixels):
     assert btgraham(as_jpeg(pixels), 300) == made.read()
 
 
-def test_radius_worked_out_by_hand():
+def test_eye_radius_matches_hand_computed_values():
     """The middle row is [0, 9, 90, 90, 90, 90, 90, 1] in red: mean 57.5, above 5.75 are 6 pixels."""
     image = np.zeros((5, 8, 3), np.uint8)
     image[2, :, 0] = (0, 9, 90, 90, 90, 90, 90, 1)
@@ -114,14 +114,14 @@ def test_radius_worked_out_by_hand():
     image[:2] = 255
     assert eye_radius(image) == 2.5  # half of the height
     image[2, 4] = 200
-    assert eye_radius(image) == 2.5  # one pixel makes half a pixel of radius, which is none
+    assert eye_radius(image) == 2.5  # one bright pixel gives a radius of half a pixel, which is ignored
     image[2] = 255
     assert eye_radius(image) == 4.0  # a sum of three channels does not overflow
 
 
-def test_mask_and_crop_worked_out_by_hand():
+def test_mask_and_crop_match_hand_computed_values():
     image = np.full((9, 12, 3), 200, np.uint8)
-    cropped = masked_and_cropped(image, 3)  # around x = 6, y = 4
+    cropped = masked_and_cropped(image, 3)  # centred on x = 6, y = 4
     assert cropped.shape == (6, 6, 3)
     y, x = np.mgrid[-3:3, -3:3]
     far, near = x**2 + y**2 > 3.6**2, x**2 + y**2 < 2.9**2
@@ -171,7 +171,7 @@ def test_an_image_that_cannot_be_processed_is_refused_with_its_key(retinopathy):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("image,level", "name,level", "trainLabels.csv: no column image; the columns are"),
         (
@@ -184,11 +184,11 @@ def test_an_image_that_cannot_be_processed_is_refused_with_its_key(retinopathy):
         ("image", "\x00", "no column image"),
     ],
 )
-def test_invalid_tables_are_named(retinopathy, old, new, says):
+def test_invalid_tables_are_named(retinopathy, old, new, message):
     path = retinopathy[0] / "trainLabels.csv"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         reader(retinopathy[0]).keys()
 
 

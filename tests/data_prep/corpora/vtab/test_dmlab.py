@@ -22,7 +22,7 @@ def delimited(number, data):
 
 
 def record(name, label, image):
-    """A tf.train.Example by hand: `1: Features{1: map entry{1: name, 2: Feature}}`, bytes_list 1, int64_list 3."""
+    """A tf.train.Example encoded by hand: `1: Features{1: map entry{1: name, 2: Feature}}`, bytes_list 1, int64_list 3."""
     features = {
         b"image": delimited(1, delimited(1, image)),
         b"filename": delimited(1, delimited(1, name)),
@@ -109,7 +109,7 @@ def test_damage_is_named_before_any_image_is_read(tmp_path, shards):
     name = "dmlab-validation.tfrecord-00001-of-00002"
     flipped = bytearray(shards[name])
     flipped[500] ^= 1
-    for data, says in (
+    for data, message in (
         (
             bytes(flipped),
             rf"dmlab.tar.gz!{name}, record at byte \d+: .*checksum .* does not match. Download the file again",
@@ -119,7 +119,7 @@ def test_damage_is_named_before_any_image_is_read(tmp_path, shards):
         (framed(record(b"\xff.jpg", 1, b"")), rf"{name}, record at byte 12: 'utf-8' codec can't decode"),
     ):
         write_tar(tmp_path / "dmlab.tar.gz", shards | {name: data})
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             reader(tmp_path).keys()
     whole = (tmp_path / "dmlab.tar.gz").read_bytes()
     (tmp_path / "dmlab.tar.gz").write_bytes(whole[: len(whole) // 2])

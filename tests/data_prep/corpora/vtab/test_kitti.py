@@ -1,4 +1,4 @@
-"""KITTI: the drawing of drives, classes worked out by hand, and unchanged image bytes."""
+"""KITTI: the random draw of drives, classes computed by hand, and unchanged image bytes."""
 
 import io
 import zipfile
@@ -71,7 +71,7 @@ def kitti(tmp_path, set_splits, mini):
 
 @pytest.fixture(scope="module")
 def tfds_splits():
-    """TFDS's drawing: (train, validation, test) image numbers of a development kit."""
+    """TFDS's random draw: (train, validation, test) image numbers of a development kit."""
     module = "tensorflow_datasets.datasets.kitti.kitti_dataset_builder"
     build = pytest.importorskip(module, reason="tensorflow-datasets is not here")._build_splits
 
@@ -83,7 +83,7 @@ def tfds_splits():
 
 
 @pytest.mark.parametrize("num_drives", [3, 9, 10, 25, 141])
-def test_drives_are_drawn_as_tfds_draws_them(tfds_splits, num_drives):
+def test_drives_are_drawn_as_in_tfds(tfds_splits, num_drives):
     rng = np.random.default_rng(num_drives)
     numbers = [*range(num_drives), *rng.integers(0, num_drives, 500)]
     lines = [f"2011_09_26 2011_09_26_drive_{rng.integers(10_000):04d}_{i}_sync 0000000000" for i in range(num_drives)]
@@ -122,7 +122,7 @@ def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, pr
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "says"),
+    ("name", "old", "new", "message"),
     [
         ("training/label_2/000003.txt", b" -1.59", b"", r"label_2/000003.txt: line 1 has 14 fields; expected are 15"),
         ("training/label_2/000003.txt", b" 20.5 ", b" nan ", "000003.txt: line 1 has distance nan"),
@@ -139,7 +139,7 @@ def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, pr
         ("mapping/train_mapping.txt", b" 2011", b"\xff", "train_mapping.txt is not UTF-8 text"),
     ],
 )
-def test_invalid_annotations_are_named(kitti, name, old, new, says):
+def test_invalid_annotations_are_named(kitti, name, old, new, message):
     path = kitti[0] / ("devkit_object.zip" if name.startswith("mapping") else "data_object_label_2.zip")
     with zipfile.ZipFile(path) as archive:
         members = {member: archive.read(member) for member in archive.namelist()}
@@ -150,7 +150,7 @@ def test_invalid_annotations_are_named(kitti, name, old, new, says):
     with zipfile.ZipFile(path, "w") as archive:
         for member, content in members.items():
             archive.writestr(member, content)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         Kitti(open_store(kitti[0]), "kitti_distance", 1 << 20).keys()
 
 

@@ -61,7 +61,7 @@ def place_of(folder, examples_per_part=512):
     return WorkFolder(open_store(folder / "root"), open_store(folder / "work"), examples_per_part)
 
 
-def test_keys_use_valid_and_the_order_uses_validation(pcam, prepared, mini):
+def test_keys_use_the_word_valid_and_the_order_uses_validation(pcam, prepared, mini):
     folder, pixels = pcam
     manifest, corpus, rows = prepared("patch_camelyon", folder)
     for split, name, tfds, count in (
@@ -94,7 +94,7 @@ def test_a_compressed_file_is_decompressed_once_per_part_and_removed(tmp_path):
     begun = data.pictures(parts[0], work)
     next(begun)
     begun.close()
-    (copy,) = work.store.list()  # of a worker that was stopped
+    (copy,) = work.store.list()  # left by a worker that was stopped
     assert copy.startswith("spill/")
     path_of(tmp_path, "train", "x").write_bytes(b"not read again")
     assert len(list(data.pictures(parts[0], work))) == 40
@@ -115,7 +115,7 @@ def test_parts_of_an_unpacked_file_begin_at_chunk_boundaries(tmp_path):
 def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
     data, work = small(tmp_path), place_of(tmp_path)
     labels = path_of(tmp_path, "valid", "y")
-    for content, said in (
+    for content, message in (
         (gzip.compress(hdf5("y", np.full((40, 1, 1, 1), 2))), r"labels \[2\]; expected are 0 and 1"),
         (gzip.compress(hdf5("y", np.zeros((40, 2)))), "expected are rows of whole numbers"),
         (gzip.compress(hdf5("z", np.zeros((40, 1)))), "has no array y of its own"),
@@ -123,7 +123,7 @@ def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
         (b"no gzip", "is damaged"),
     ):
         labels.write_bytes(content)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             data.keys()
     small(tmp_path)
     path_of(tmp_path, "train", "x").write_bytes(gzip.compress(hdf5("x", pixels_of(39, 1)), 1))
@@ -140,7 +140,7 @@ def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
 def test_errors_of_the_store_are_not_reported_as_damage(tmp_path, monkeypatch):
     data, work = small(tmp_path), place_of(tmp_path)
     (part, *_) = data.parts(work)
-    next(data.pictures(part, work))  # it is unpacked now
+    next(data.pictures(part, work))  # the file is unpacked now
 
     class Failing(io.RawIOBase):
         def __init__(self, file):

@@ -54,7 +54,7 @@ def test_images_are_the_left_ones_and_val_is_the_first_half_of_test(smallnorb, p
     assert [row[0] for row in rows["test"]] == order[NUM_VAL:]
     assert [row[0] for row in rows["train"]] == [f"train/{k}" for k in tfds_order("train", range(mini.num_train))]
     every = {row[0]: row for split in ("train", "val", "test") for row in rows[split]}
-    # stored are 0, 2, ..., 34 degrees by ten
+    # stored are 0, 2, ..., 34: degrees divided by ten
     assert [every[f"train/{i}"][1] for i in (0, 1, 17, 18)] == [0, 1, 17, 0]
     assert every["train/5"][2] == lossless_png(arrays["train"][5, 0])
     assert every["test/9"][2] == lossless_png(arrays["test"][9, 0])
@@ -89,14 +89,14 @@ def test_other_and_damaged_files_are_refused(smallnorb):
     info, dat = (folder / f"{STEMS['test']}-{what}.mat.gz" for what in ("info", "dat"))
     whole, odd = info.read_bytes(), info_of(NUM_VAL + NUM_TEST)
     odd[7, 2] = 3
-    for content, said in (
+    for content, message in (
         (gzip.compress(b"MATLAB 5.0 MAT-file" + bytes(200)), "begins with 0x.* which is not valid for smallNORB"),
         (gzip.compress(norb(odd)), "azimuth 3 is odd; smallNORB stores even numbers"),
         (gzip.compress(norb(odd[:, :3])), "expected are rows of four int32"),
         (whole[:60], "damaged"),
     ):
         info.write_bytes(content)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             data.keys()
     info.write_bytes(whole)
     one_camera = np.ascontiguousarray(arrays["test"][:, :1])

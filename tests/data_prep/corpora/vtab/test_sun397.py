@@ -72,8 +72,8 @@ def test_large_images_have_at_most_120_000_pixels_and_keep_their_colours(kind):
     pytest.importorskip("cv2", reason="OpenCV is not here")
     large = decoded(sun397.as_tfds_stores(plain((200, 30, 10), (600, 400), kind)))
     assert large[0] == "JPEG"
-    assert large[1] == 2  # of quality 95; of quality 72 it is 9
-    assert large[2].shape == (283, 424, 3)  # 400 and 600 times the root of a half
+    assert large[1] == 2  # the value at quality 95; at quality 72 it is 9
+    assert large[2].shape == (283, 424, 3)  # 400 and 600 times the square root of 1/2
     assert np.abs(large[2] - (200, 30, 10)).max() <= 6
     assert decoded(sun397.as_tfds_stores(plain((0, 0, 255), (400, 300), kind)))[2].shape == (300, 400, 3)
 

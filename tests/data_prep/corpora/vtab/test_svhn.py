@@ -45,7 +45,7 @@ def test_files_that_are_not_svhn_are_refused(svhn):
     data = open_data("svhn", open_store(folder), 1 << 20)
     path = folder / "test_32x32.mat"
     whole, pixels = path.read_bytes(), np.zeros((32, 32, 3, 4), np.uint8)
-    for content, said in (
+    for content, message in (
         ((pixels, [1, 2, 3, 11]), "label 11 is outside of 1 to 10"),
         ((pixels, [0, 2, 3, 4]), "label 0 is outside of 1 to 10"),
         ((pixels, [1, 2, 3]), "do not have one image of 32 x 32 x 3 per label"),
@@ -57,7 +57,7 @@ def test_files_that_are_not_svhn_are_refused(svhn):
             path.write_bytes(content)
         else:
             write(path, content[0], np.array(content[1])[:, None])
-        with pytest.raises(ValueError, match=rf"test_32x32.mat: .*{said}.*housenumbers"):
+        with pytest.raises(ValueError, match=rf"test_32x32.mat: .*{message}.*housenumbers"):
             data.keys()
     path.unlink()
     with pytest.raises(ValueError, match=r"lacks test_32x32\.mat, 64,275,384 bytes"):

@@ -51,7 +51,7 @@ def eurosat(path, mini, count=1200):
             archive.writestr(f"2750/{name}/{name}_{i // 3 + 1}.jpg", mini.picture(i, kind="JPEG"))
 
 
-def test_rows_are_in_the_order_of_tfds_and_the_thousand_are_the_first(cifar, prepared, mini):
+def test_rows_are_in_tfds_order_and_vtab_1k_is_the_first_rows(cifar, prepared, mini):
     folder, records = cifar
     manifest, corpus, rows = prepared("cifar100", folder)
     order = tfds_order("train", range(len(records["train"])))
@@ -63,11 +63,11 @@ def test_rows_are_in_the_order_of_tfds_and_the_thousand_are_the_first(cifar, pre
     assert found["val200"] == ids[mini.num_train : mini.num_train + 200]
     assert found["train800val200"] == found["train800"] + found["val200"]
     assert found["trainval"] == ids
-    assert found["test"] == [f"test/{key}" for key in tfds_order("test", range(NUM_TEST))]  # the equal picture too
+    assert found["test"] == [f"test/{key}" for key in tfds_order("test", range(NUM_TEST))]  # equal images are kept, too
     key = order[0]
     pixels = records["train"][key, 2:].reshape(3, 32, 32).transpose(1, 2, 0)
     assert rows["train"][0] == (f"train/{key}", records["train"][key, 1], lossless_png(pixels))
-    assert manifest.splits["train800"].rows_per_row_group == 800 // 256  # the smallest view that is trained on decides
+    assert manifest.splits["train800"].rows_per_row_group == 800 // 256  # set by the smallest training split
     assert (manifest.num_classes, manifest.counts.num_accepted) == (100, len(ids) + NUM_TEST)
     assert find_task_splits(manifest.splits, "here").joined == "train800val200"
     assert not verify_corpus(corpus).problems
@@ -90,7 +90,7 @@ def test_an_archive_of_class_folders_keeps_its_bytes_and_lists_classes_by_name(t
     assert unpacked.digest == manifest.digest
 
 
-def test_a_missing_file_is_named_with_where_it_comes_from(tmp_path, prepared):
+def test_error_of_a_missing_file_names_its_origin(tmp_path, prepared):
     with pytest.raises(ValueError, match=r"EuroSAT.* lacks EuroSAT.zip, 94,280,567 bytes .*phelber/EuroSAT"):
         prepared("eurosat", tmp_path)
 
@@ -113,7 +113,7 @@ def test_an_incomplete_benchmark_is_not_published(tmp_path, set_splits, mini, pr
         prepared("eurosat", tmp_path)
 
 
-def test_a_benchmark_cannot_be_added_to_a_corpus(cifar, prepared, tmp_path):
+def test_adding_a_benchmark_to_a_corpus_is_refused(cifar, prepared, tmp_path):
     manifest, *_ = prepared("cifar100", cifar[0])
     there = f"{manifest.name}/{manifest.version}"
     source = Vtab(task="cifar100", path=str(cifar[0]))
