@@ -1,8 +1,8 @@
-"""Another processor, simulated: matrix products round otherwise for every shape.
+"""Simulates another processor: matrix products are rounded differently for every shape.
 
-A processor chooses its kernels by instruction set and by shape, so a picture's logits in a batch of one differ in the
-last digit from those in a batch of two on one machine, and are equal on the next. Here every product differs, on every
-machine: a test that passes with `--other-rounding` does not depend on which kernels happened to be chosen.
+A processor chooses its kernels by instruction set and by shape. So on some machines an image's logits in a batch of one
+differ in the last digit from those in a batch of two, and on others they are equal. Here every product differs on every
+machine: a test that passes with `--other-rounding` does not depend on the choice of kernels.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from torch import Tensor
 
 LOGITS_AWAY = 1e-5
 """Largest promised difference of float32 logits between kernels, over the largest logit (vit/README.md). Rounding moves
-a sum of k products by about sqrt(k) * 6e-8 of its terms: 3e-6 for the 3,072 of B/16's widest layer, and layers add up as
-their squares do."""
+a sum of k products by about sqrt(k) * 6e-8 of its terms: 3e-6 for the 3,072 terms of B/16's widest layer; the squares of the
+layers' errors add up."""
 
 _PRODUCTS = (
     (F, "linear"),
@@ -33,19 +33,19 @@ _PRODUCTS = (
 
 @contextlib.contextmanager
 def other_rounding() -> Iterator[None]:
-    """Inside, each float32 or float64 result of a product or softmax is up to one unit in the last place away from what
-    this processor computes; the same for the same shape, so that what is repeated is equal bit for bit."""
+    """Within this context, each float32 or float64 result of a product or softmax differs by up to one unit in the last
+    place from what this processor computes; always in the same way for one shape, so repeated products are equal bit for bit."""
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in _PRODUCTS:
-            patch.setattr(owner, name, _rounded_otherwise(getattr(owner, name)))
+            patch.setattr(owner, name, _with_other_rounding(getattr(owner, name)))
         yield
 
 
-def _rounded_otherwise(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _with_other_rounding(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(product)
     def call(*args: Any, **kwargs: Any) -> Tensor:
         result = product(*args, **kwargs)
-        # A tracer's tensors, and those without data, are left to it; bfloat16 has its own tolerance everywhere.
+        # Tensors of a tracer and tensors without data stay unchanged; bfloat16 has its own tolerance in every test.
         if type(result) is not Tensor or result.device.type != "cpu" or torch.compiler.is_compiling():
             return result
         if result.dtype not in (torch.float32, torch.float64):

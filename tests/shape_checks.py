@@ -1,6 +1,6 @@
-"""What checks shapes and types of `vit` while tests run (`--jaxtyping-packages` in pyproject.toml)."""
+"""The type checker of shapes and types in `vit` while tests run (`--jaxtyping-packages` in pyproject.toml)."""
 
 from beartype import BeartypeConf, beartype
 
-# An int is a float and a complex number to numpy and to Python's type checkers.
+# Accept an int as a float or complex number, as numpy and Python's type checkers do.
 checked = beartype(conf=BeartypeConf(is_pep484_tower=True))

@@ -1,4 +1,4 @@
-"""The worked examples of CONTRIBUTING.md: the lines that they add fit the code, and what they add works."""
+"""The examples of CONTRIBUTING.md: their diffs apply to the code, and what they add works."""
 
 import os
 import re
@@ -38,7 +38,7 @@ def changed(tmp_path_factory) -> Path:
         path = copy / name
         text = path.read_text() if path.exists() else ""
         times = text.count(old) if old else 1
-        assert times == 1, f"CONTRIBUTING.md changes {name} where it has, {times} times:\n{old}"
+        assert times == 1, f"CONTRIBUTING.md changes lines that {name} has {times} times instead of once:\n{old}"
         assert old or not text, f"CONTRIBUTING.md says that {name} is new"
         path.write_text(text.replace(old, new) if old else new)
     return copy
@@ -51,7 +51,7 @@ def python(changed: Path, code: str) -> str:
     return done.stdout
 
 
-def test_the_source_is_prepared(changed):
+def test_example_source_prepares_a_corpus(changed):
     pictures = changed / "pictures"
     pictures.mkdir()
     levels = np.random.default_rng(0)
@@ -70,7 +70,7 @@ print(load_class_names(open_store(f"store/corpora/birds/{manifest.version}")))
     assert python(changed, code) == "12 {'no_label': 1}\n['crow', 'jay']\n"
 
 
-def test_recipe_protocol_and_their_choices_are_found(changed):
+def test_example_recipe_and_protocol_are_registered_and_offered_in_forms(changed):
     code = """
 from typing import get_args
 from flows.requests.forms import EvaluateRequest, FinetuningName, PipelineRequest, ProtocolName, RecipeName
@@ -84,7 +84,7 @@ assert "vit-paper-short" in get_args(FinetuningName)
     assert python(changed, code) == "3000 (500,)\n"
 
 
-def test_the_flow_is_one_of_the_deployments(changed):
+def test_example_flow_has_a_deployment_with_its_form(changed):
     code = """
 from flows import deployed
 from flows.on_prefect.deployments import deployment_named

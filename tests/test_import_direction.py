@@ -1,4 +1,4 @@
-"""infra <- data_prep <- vit <- flows, and no circle in any folder: read from the imports of every module."""
+"""Checks the imports of every module: infra <- data_prep <- vit <- flows, and no import cycle in any folder."""
 
 import ast
 import re
@@ -11,17 +11,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows")
-# A room may import itself and what stands to its left; vit takes only two modules of data_prep.
-VIT_TAKES = {"data_prep.shard_format", "data_prep.decode"}
-DOORS = {
+# A room may import itself and rooms to its left; vit imports only two modules of data_prep.
+VIT_MAY_IMPORT = {"data_prep.shard_format", "data_prep.decode"}
+IMPORTERS = {
     "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py", "infra/ray_jobs.py"},
     "prefect": {"flows/"},
     "mlflow": {"infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},
     "boto3": set(),
 }
-FILES_A_FOLDER = 15
-"""As many modules as a reader can look over at once."""
+MAX_FILES_PER_FOLDER = 15
+"""A reader can survey this many modules at once."""
 
 
 def module_name(path: Path) -> str:
@@ -40,7 +40,7 @@ def imports(path: Path) -> set[str]:
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative imports hide the direction"
-            # `from data_prep import decode` names the module only together with what it takes.
+            # In `from data_prep import decode`, only both names together are the module.
             taken = {f"{node.module}.{alias.name}" for alias in node.names}
             names |= {name if name in MODULES else str(node.module) for name in taken}
     return names
@@ -50,24 +50,26 @@ IMPORTS = {name: imports(path) for name, path in MODULES.items()}
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_imports_point_to_the_left_and_services_have_their_doors(room):
+def test_imports_point_left_and_services_are_imported_only_by_their_modules(room):
     for name in (name for name in MODULES if name.split(".")[0] == room):
         file = str(MODULES[name].relative_to(ROOT))
         for module in IMPORTS[name]:
             top = module.split(".")[0]
             if top in ROOMS:
-                assert ROOMS.index(top) <= ROOMS.index(room), f"{file} imports {module}, which stands to its right"
-            if top in DOORS:
-                allowed = any(file == door or (door.endswith("/") and file.startswith(door)) for door in DOORS[top])
-                assert allowed, f"{file} imports {top}; its door is {DOORS[top] or 'closed'}"
+                assert ROOMS.index(top) <= ROOMS.index(room), f"{file} imports {module}, which is to its right"
+            if top in IMPORTERS:
+                allowed = any(
+                    file == place or (place.endswith("/") and file.startswith(place)) for place in IMPORTERS[top]
+                )
+                assert allowed, f"{file} imports {top}, which only these may import: {sorted(IMPORTERS[top])}"
             if room == "vit" and top == "data_prep":
-                assert module in VIT_TAKES, f"{file} imports {module}"
-            assert room != "data_prep" or top != "torch", f"{file}: a preparation worker has no torch"
+                assert module in VIT_MAY_IMPORT, f"{file} imports {module}"
+            assert room != "data_prep" or top != "torch", f"{file} imports torch, which preparation workers do not have"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_what_stands_in_a_folder_imports_in_no_circle(folder):
-    """Each file and each folder in it as one node, with the imports of everything below."""
+def test_folder_has_no_import_cycle(folder):
+    """The nodes are the files and folders directly in it; a folder has the imports of everything below it."""
     prefix = module_name(folder / "__init__.py") + "."
     below = {name: name.removeprefix(prefix).split(".")[0] for name in MODULES if name.startswith(prefix)}
     graph: dict[str, set[str]] = {node: set() for node in below.values()}
@@ -80,10 +82,10 @@ def test_what_stands_in_a_folder_imports_in_no_circle(folder):
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))
-def test_a_folder_can_be_looked_over(folder):
-    """Few enough files, and a README of a page that says what goes in, what comes out and what to read first."""
+def test_folder_is_small_and_has_a_short_readme(folder):
+    """Few files, and a README of at most a page."""
     shown = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-    assert len(shown) <= FILES_A_FOLDER, f"{folder.relative_to(ROOT)} shows {len(shown)} files"
+    assert len(shown) <= MAX_FILES_PER_FOLDER, f"{folder.relative_to(ROOT)} has {len(shown)} files"
     readme = folder / "README.md"
     assert readme.exists(), f"{folder.relative_to(ROOT)} has no README.md"
     assert len(readme.read_text().splitlines()) <= 80, f"{readme.relative_to(ROOT)} is longer than a page"
@@ -94,13 +96,13 @@ def test_a_folder_can_be_looked_over(folder):
     ["data_prep/config.py", "vit/config.py", "vit/input/config.py", "flows/deployed.py", "flows/commands/trigger.py"],
 )
 def test_configs_and_flows_import_neither_torch_nor_ray(name):
-    """Run for real: what they import may import something in turn. Each flow run is a process of its own."""
+    """Imported in a new process, because imports may be indirect. Each flow run is a process of its own."""
     module = name.removesuffix(".py").replace("/", ".")
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'ray'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_environment_variables_are_read_in_one_place():
-    """`os.environ` belongs to infra/settings.py; what a child process inherits is asked for there too."""
+def test_environment_variables_are_read_in_settings_only():
+    """Only infra/settings.py uses `os.environ`, also for the environment of child processes."""
     readers = {str(p.relative_to(ROOT)) for p in MODULES.values() if re.search(r"os\.(environ|getenv)", p.read_text())}
     assert readers <= {"infra/settings.py"}, readers

@@ -1,4 +1,4 @@
-"""Names that running stacks, stored models and users hold go on working for a release after what they name has moved."""
+"""Old names that running stacks, stored models and users refer to keep working for one release after a move."""
 
 import importlib
 import subprocess
@@ -16,7 +16,7 @@ MOVED = {
 
 
 @pytest.mark.parametrize("old", MOVED)
-def test_an_old_name_is_the_new_thing(old):
+def test_old_name_refers_to_the_moved_object(old):
     name, new = MOVED[old]
     assert getattr(importlib.import_module(old), name) is getattr(importlib.import_module(new), name)
 
@@ -24,7 +24,7 @@ def test_an_old_name_is_the_new_thing(old):
 @pytest.mark.parametrize(
     "module", ["data_prep.prepare", "vit.ray_train", "vit.ray_workers", "flows.worker", "flows.ship_left", "flows.cli"]
 )
-def test_a_module_that_is_started_by_name_can_be(module):
+def test_module_that_is_started_by_name_runs(module):
     """Entrypoints of Ray jobs, services of a stack and the command."""
     done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -37,7 +37,7 @@ def test_the_command_and_the_plugin_are_registered():
     assert callable(plugin.load())
 
 
-def test_flows_keep_the_entrypoints_that_deployments_were_registered_with():
+def test_flows_keep_the_entrypoints_of_registered_deployments():
     from flows import deployed
 
     names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow", "compare_runs")

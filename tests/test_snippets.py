@@ -1,7 +1,7 @@
-"""What the READMEs and the documentation tell people to type works: Python is run, commands are parsed with all their options.
+"""Code in the READMEs and the documentation works: Python blocks are run, commands are parsed with all their options.
 
-Commands are not run here: those of `make demo`, trainings and servers are, in `end_to_end/` and `flows/`; others need data
-sets of gigabytes, or change this machine.
+Commands are not run here: `make demo`, trainings and servers are run in `end_to_end/` and `flows/`; other commands need large
+data sets, or change this machine.
 """
 
 import itertools
@@ -33,26 +33,26 @@ from vit.published import publish
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows", "tests")
-READMES = [
+DOCUMENTS = [
     ROOT / "README.md",
     *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md"))),
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 # Kinds of fenced blocks that are neither run nor parsed, and why. A kind that is not named here fails the test.
-NOT_RUN = {"": "drawings and names of folders", "diff": "lines that test_contributing.py applies to a copy of the code"}
-# Programs of others in blocks for the shell, and why their lines are not looked at here.
-OTHERS = {
+NOT_CHECKED = {"": "diagrams and folder names", "diff": "lines that test_contributing.py applies to a copy of the code"}
+# Other programs in shell blocks, and why their lines are not checked here.
+OTHER_PROGRAMS = {
     "mlflow": "serving a registered model is tested by the tests of the registry",
-    "curl": "asks that server",
-    "export": "says where servers are",
+    "curl": "sends requests to that server",
+    "export": "sets addresses of servers",
     "pip": "installs on the nodes of a cluster",
     "ray": "starts a cluster",
     "prefect": "makes a work pool on a server",
     "hf": "downloads weights",
 }
 COMMAND = typer.main.get_command(app)
-# timm imports torchvision, whose compiled operators may be missing beside a CPU build of torch (see vit/conftest.py).
+# timm imports torchvision, whose compiled operators may be missing with a CPU build of torch (see vit/conftest.py).
 WITHOUT_TORCHVISION = """
 import contextlib, torch
 library = torch.library.Library("torchvision", "DEF")
@@ -64,25 +64,25 @@ with contextlib.suppress(RuntimeError):
 
 def blocks(kind: str) -> list[tuple[str, str]]:
     found = []
-    for path in READMES:
+    for path in DOCUMENTS:
         for language, text in re.findall(r"^```(\w*)\n(.*?)^```", path.read_text(), re.M | re.S):
-            assert language in ("python", "sh", *NOT_RUN), f"{path} has a block of {language!r}"
+            assert language in ("python", "sh", *NOT_CHECKED), f"{path} has a block of {language!r}"
             if language == kind:
                 found.append((str(path.relative_to(ROOT)), text))
     return found
 
 
 def command_lines() -> list[tuple[str, str]]:
-    """Every `vitline ...` of a block for the shell, and of the running text, alternatives such as `ls|show` spelt out."""
+    """Every command of the shell blocks and every `vitline ...` in the text, with alternatives such as `ls|show` expanded."""
     found = []
     for name, text in blocks("sh"):
         found += [(name, line) for line in text.replace("\\\n", " ").splitlines()]
-    for path in READMES:
+    for path in DOCUMENTS:
         prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
         for line in re.findall(r"`((?:\.venv/bin/)?vitline [^`]*)`", prose):
             words = [word.split("|") for word in line.replace("\\|", "|").split()]
             found += [(str(path.relative_to(ROOT)), " ".join(each)) for each in itertools.product(*words)]
-    return sorted({(name, line) for name, line in found if line.split() and program_of(line) not in OTHERS})
+    return sorted({(name, line) for name, line in found if line.split() and program_of(line) not in OTHER_PROGRAMS})
 
 
 def program_of(line: str) -> str:
@@ -91,7 +91,7 @@ def program_of(line: str) -> str:
 
 @pytest.fixture(scope="module")
 def store_with_a_corpus(tmp_path_factory) -> Path:
-    """What `vitline data prep --source pictures --name birds` leaves."""
+    """The store after `vitline data prep --source pictures --name birds`."""
     folder = tmp_path_factory.mktemp("birds")
     levels = np.random.default_rng(0)
     for bird in ("crow", "jay", "tit"):
@@ -106,7 +106,7 @@ def store_with_a_corpus(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder_with_a_model(tmp_path, store_with_a_corpus) -> Path:
-    """What `vitline run --name birds` leaves, a picture, and the model as `vitline model convert` writes it for timm."""
+    """The result of `vitline run --name birds`, a picture, and the model as `vitline model convert` writes it for timm."""
     shutil.copytree(store_with_a_corpus, tmp_path / ".vitline" / "store")
     torch.manual_seed(0)
     config = ViTConfig(image_size_px=16, patch_size_px=8, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
@@ -120,9 +120,9 @@ def folder_with_a_model(tmp_path, store_with_a_corpus) -> Path:
 
 
 @pytest.mark.parametrize(("name", "code"), blocks("python"))
-def test_python_of_the_readmes_runs_as_it_stands(name, code, folder_with_a_model):
-    ours = ("VITLINE_", "AWS_", "RAY_", "MLFLOW_", "PREFECT_")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+def test_python_blocks_of_the_documentation_run(name, code, folder_with_a_model):
+    prefixes = ("VITLINE_", "AWS_", "RAY_", "MLFLOW_", "PREFECT_")
+    env = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
     env |= {"HF_HOME": str(folder_with_a_model / "hf"), "HF_HUB_OFFLINE": "1"}
     before = WITHOUT_TORCHVISION if "import timm" in code else ""
     done = subprocess.run(
@@ -138,7 +138,7 @@ def test_python_of_the_readmes_runs_as_it_stands(name, code, folder_with_a_model
 
 
 @pytest.mark.parametrize(("name", "line"), command_lines())
-def test_commands_of_the_readmes_exist_with_their_options(name, line):
+def test_commands_of_the_documentation_exist_with_their_options(name, line):
     program, *words = shlex.split(line, comments=True)
     if program == "make":
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.M), f"{name}: {line}"
@@ -156,15 +156,15 @@ def test_commands_of_the_readmes_exist_with_their_options(name, line):
         assert path[-1] in command.commands, f"{name}: {line}: there is no command {' '.join(path)}"
         command = command.commands[path[-1]]
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
-    asked = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
-    assert asked <= known, f"{name}: {line}: {' '.join(path)} has no {', '.join(asked - known)}"
+    used = {word.partition("=")[0] for word in words if word.startswith("-")} - {"--help"}
+    assert used <= known, f"{name}: {line}: {' '.join(path)} has no {', '.join(used - known)}"
 
 
 @pytest.mark.parametrize(
     ("name", "line"), [each for each in command_lines() if each[1].startswith(".venv/bin/vitline")]
 )
-def test_whole_command_lines_can_be_parsed(name, line):
-    """Values and arguments, too: nothing is missing, and every number is one."""
+def test_full_command_lines_of_the_documentation_can_be_parsed(name, line):
+    """With values and arguments: none is missing, and all have the right type."""
     words = shlex.split(line, comments=True)[1:]
     command, path = COMMAND, []
     while hasattr(command, "commands"):
