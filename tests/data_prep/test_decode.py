@@ -96,7 +96,7 @@ def test_exif_orientation_rotates_the_image(orientation):
     assert decode(data, DecodePolicy(exif_orientation="ignore")).shape[:2] == (8, 16)
 
 
-def test_orientation_of_a_jpeg_photograph(photos):
+def test_exif_orientation_rotates_a_jpeg_photograph(photos):
     exif = Image.Exif()
     exif[0x0112] = 6
     turned = decode(encoded(photos[0], "JPEG", exif=exif))

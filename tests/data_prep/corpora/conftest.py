@@ -101,7 +101,7 @@ def meta(synsets, compressed=True):
 
 
 def kit_of(synsets, numbers, *, meta=None, truth=None):
-    """The development kit: `numbers` are the labels of the validation images in turn. Other bytes for its files on demand."""
+    """The development kit: `numbers` are the labels of the validation images in turn. `meta` and `truth` replace files."""
     files = {
         "readme.txt": b"x",
         "data/meta.mat": meta or ILSVRC.meta(synsets),

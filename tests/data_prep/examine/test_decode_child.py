@@ -107,7 +107,7 @@ def crash(outcome):
 
 
 def until(condition):
-    """Poll, at most WAIT_S."""
+    """Polls for at most WAIT_S."""
     end = time.monotonic() + WAIT_S
     while not (found := condition()):
         assert time.monotonic() < end, "still not so"
@@ -124,7 +124,7 @@ def gone(pid):
 
 @pytest.fixture(params=["bytes", "ranges"])
 def sent(request, tmp_path):
-    """sent(images): numbered, as the examiner takes them; as ranges, of one file in which they follow each other."""
+    """sent(images): the images with their numbers, as the examiner takes them: bytes, or consecutive ranges of one file."""
 
     def send(images):
         if request.param == "bytes":

@@ -13,7 +13,7 @@ from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 @pytest.fixture
 def corpus():
     def make(counts, recipe, refused=0, names=None):
-        """A corpus of the classes and counts given, all in train."""
+        """A corpus with the given classes and counts, all in train."""
         num_rows = sum(counts.values())
         segments = (SegmentInfo(split="train", name="s000", num_rows=num_rows, num_shards=1),)
         split = SplitInfo(num_rows=num_rows, rows_per_row_group=8, row_groups_per_shard=8, segments=segments, digest="")

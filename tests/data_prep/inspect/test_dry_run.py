@@ -145,7 +145,7 @@ def test_dry_run_of_a_new_segment_uses_the_row_group_size_of_its_corpus(
 
 
 class HalfStuck(RawCorpus):
-    """Another source after a part that returns nothing, like an archive that is read to its end before its first image."""
+    """A source with an additional first part that returns nothing, like an archive that is read to its end for its first image."""
 
     def __init__(self, source):
         self._source, self.origin, self.over = source, source.origin, threading.Event()

@@ -29,7 +29,7 @@ def kept(rows, **recipe):
 ROWS = [("ab", "train"), ("b", "train"), ("a", "train"), ("a", "test"), ("c", "train"), ("ca", "test")]
 
 
-def test_an_image_stays_if_any_of_its_classes_is_kept():
+def test_image_is_kept_if_any_of_its_classes_is_kept():
     found = kept(ROWS, min_images_per_class=3)
     assert (found.splits, found.lost) == ({"train": 2, "test": 2}, {"small_class": 2})
     assert (found.num_small, found.largest) == (2, ("a", 4))

@@ -75,7 +75,7 @@ TAGS = {
 }
 
 
-def test_all_labels_and_weights_stay_except_those_of_small_classes(prepare_tagged):
+def test_all_labels_and_weights_are_kept_except_those_of_small_classes(prepare_tagged):
     corpus = prepare_tagged(TAGS, min_images_per_class=2)
     manifest = load_manifest(corpus)
     assert (manifest.single_label, manifest.has_weights, manifest.num_classes) == (False, True, 2)

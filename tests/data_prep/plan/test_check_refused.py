@@ -123,7 +123,7 @@ def test_too_many_refused_images_are_an_error_with_reasons_list_and_option(
     assert sum(len(pq.read_table(open_store(where).open(key))) for key in listed) == 12
 
 
-def test_a_wrong_label_column_is_named_rather_than_the_images(picture, tmp_path, memory_root):
+def test_wrong_label_column_is_reported_instead_of_bad_images(picture, tmp_path, memory_root):
     for i in range(10):
         (tmp_path / f"{i}.jpg").write_bytes(picture(i))
     lines = ["image,labels,other", *(f"{i}.jpg,,x" for i in range(10))]
@@ -159,7 +159,7 @@ def test_a_stricter_limit_applies_to_a_prepared_corpus(fill_folder, request_for,
         ),
     ],
 )
-def test_the_cause_is_named_if_nothing_is_left(recipe, cause, fill_folder, request_for, tmp_path, memory_root):
+def test_error_names_the_cause_if_no_image_is_left(recipe, cause, fill_folder, request_for, tmp_path, memory_root):
     (tmp_path / "classes.txt").write_text("wolf\nlynx\n")
     given = {name: str(tmp_path / "classes.txt") if value == "MAP" else value for name, value in recipe.items()}
     folder = fill_folder(tmp_path / "p", per_class=12)

@@ -156,7 +156,7 @@ def test_leaks_are_left_out_on_request(corpora, memory_root):
     assert all("of split test of pets/" in row["detail"] for row in rejects)
 
 
-def test_a_named_val_split_is_compared_if_there_is_no_test(corpora, tmp_path, memory_root):
+def test_val_split_of_the_source_is_compared_if_there_is_no_test(corpora, tmp_path, memory_root):
     pets, web = corpora
     (tmp_path / "pets/test").rename(tmp_path / "pets/val/moved")
     together = f"{memory_root}-together"
@@ -169,7 +169,7 @@ def test_a_named_val_split_is_compared_if_there_is_no_test(corpora, tmp_path, me
     assert load_manifest(clean).counts.refused == {"leakage": 4}
 
 
-def test_a_drawn_val_split_is_not_an_evaluation_set(corpora, tmp_path, memory_root):
+def test_val_split_drawn_from_train_is_not_an_evaluation_set(corpora, tmp_path, memory_root):
     pets, web = corpora
     for split in ("val", "test"):
         for file in (tmp_path / "pets" / split / "cat").iterdir():
@@ -183,7 +183,7 @@ def test_a_drawn_val_split_is_not_an_evaluation_set(corpora, tmp_path, memory_ro
     assert load_manifest(asked).counts.refused["leakage"] > 0
 
 
-def test_the_newest_version_is_compared_and_older_ones_are_named(corpora, memory_root):
+def test_newest_version_is_compared_and_older_ones_are_listed(corpora, memory_root):
     pets, web = corpora
     titles = []
     for seed in (0, 1):

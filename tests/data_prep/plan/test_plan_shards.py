@@ -36,7 +36,9 @@ def test_val_per_class_does_not_depend_on_buckets(fill_folder, prepared, tmp_pat
     assert ids[0] == ids[1]
 
 
-def test_val_per_class_has_no_effect_if_the_source_names_val(fill_folder, picture, prepared, tmp_path, memory_root):
+def test_val_per_class_has_no_effect_if_the_source_has_a_val_split(
+    fill_folder, picture, prepared, tmp_path, memory_root
+):
     fill_folder(tmp_path / "p/train", per_class=20)
     for i, label in enumerate(("cat", "dog", "cat")):
         (tmp_path / "p/val" / label).mkdir(parents=True, exist_ok=True)

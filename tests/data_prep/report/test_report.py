@@ -82,7 +82,7 @@ def render(stats, load=lambda row: noise_of(len(row.example_id), (90, 130))):
 
 
 def words(page):
-    """The text that a reader sees."""
+    """The visible text of the page."""
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", re.sub(r"<style>.*?</style>", "", page, flags=re.S)))
 
 

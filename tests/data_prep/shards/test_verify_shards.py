@@ -53,7 +53,7 @@ def test_a_flipped_byte_is_found_wherever_it_is(corpus):
     assert problems_of(corpus) == {}
 
 
-def test_missing_extra_truncated_and_swapped_shards_are_named(corpus):
+def test_missing_extra_truncated_and_swapped_shards_are_reported(corpus):
     first, second, *_ = train_keys(corpus)
     one, two = corpus.read(first), corpus.read(second)
     corpus.delete(first)

@@ -70,13 +70,13 @@ def test_index_finds_31_differing_bits_in_any_bands(monkeypatch):
         assert (query.tolist(), row.tolist(), distance.tolist()) == ([0], [0], [31])
 
 
-def test_an_empty_index_and_an_empty_search():
+def test_empty_index_or_empty_search_finds_nothing():
     some, none = random_hashes(3, np.random.default_rng(0)), np.empty((0, 4), np.uint64)
     for table, queries in ((none, some), (some, none), (none, none), (some * 0, some)):
         assert [len(column) for column in HashIndex(table).search(queries)] == [0, 0, 0]
 
 
-def test_a_column_of_hashes_makes_an_index():
+def test_index_can_be_built_from_a_column_of_hashes():
     stored = random_hashes(3, np.random.default_rng(0))
     column = pa.chunked_array([[stored[0].tobytes()], [w.tobytes() for w in stored[1:]]])
     assert [c.tolist() for c in HashIndex.of(column).search(stored[::-1])] == [[0, 1, 2], [2, 1, 0], [0, 0, 0]]
@@ -95,7 +95,7 @@ def test_pairs_that_differ_in_few_bits_share_a_band():
     assert [band_bits(n) for n in (1, 5_000, 1_000_000, 14_000_000, 300_000_000)] == [16, 24, 32, 40, 48]
 
 
-def test_pairs_within_compares_whole_buckets_and_counts_what_it_does_not():
+def test_pairs_within_compares_whole_buckets_up_to_a_limit_and_counts_the_rest():
     rng = np.random.default_rng(0)
     centres = random_hashes(3, rng)
     hashes = np.concatenate([turned(np.repeat(c[None], 20, axis=0), rng.integers(0, 24, 20), rng) for c in centres])

@@ -34,7 +34,7 @@ def hostile(tmp_path):
     return NpmPackage(name="fake", version="1.0.0", sha256=hashlib.sha256(data).hexdigest())
 
 
-def test_only_wanted_members_are_kept_and_nothing_leaves_the_cache(hostile, tmp_path):
+def test_only_wanted_members_are_kept_and_nothing_is_written_outside_the_cache(hostile, tmp_path):
     cache = open_store(tmp_path)
     before = set(tmp_path.rglob("*"))
     members = hostile.fetched(cache, lambda name: "img/" in name)

@@ -38,8 +38,8 @@ def store(memory_root):
     return open_store(memory_root)
 
 
-def test_checksums_of_the_examples_in_the_standard():
-    """RFC 3720, B.4, and the check value of every catalogue."""
+def test_checksums_equal_the_examples_of_the_standard():
+    """RFC 3720, B.4, and the usual check value of CRC-32C."""
     assert crc32c(b"123456789") == 0xE3069283
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
@@ -52,8 +52,8 @@ def test_checksums_of_every_length(size):
     assert crc32c(data) == crc_by_bits(data)
 
 
-def test_a_header_as_tensorflow_writes_it():
-    """Every event file of TensorBoard begins with these twelve bytes: a record of 24."""
+def test_frame_header_equals_the_one_that_tensorflow_writes():
+    """Every event file of TensorBoard begins with these twelve bytes: the header of a record of 24 bytes."""
     assert framed(bytes(24))[:12] == b'\x18\0\0\0\0\0\0\0\xa3\x7fK"'
 
 
@@ -124,7 +124,9 @@ def test_a_record_that_is_too_large_is_skipped(store, monkeypatch):
 
 @pytest.fixture(scope="module")
 def protobuf():
-    return pytest.importorskip("tensorflow_datasets.proto", reason="tensorflow-datasets is not here").tf_example_pb2
+    return pytest.importorskip(
+        "tensorflow_datasets.proto", reason="tensorflow-datasets is not installed"
+    ).tf_example_pb2
 
 
 FEATURES = st.dictionaries(
@@ -140,7 +142,7 @@ FEATURES = st.dictionaries(
 
 @settings(max_examples=200, deadline=None)
 @given(features=FEATURES)
-def test_an_example_reads_as_protobuf_wrote_it(protobuf, features):
+def test_example_written_by_protobuf_is_read(protobuf, features):
     example = protobuf.Example()
     for name, (kind, values) in features.items():
         getattr(example.features.feature[name], f"{kind}_list").value.extend(values)

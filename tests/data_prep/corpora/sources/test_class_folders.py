@@ -241,7 +241,7 @@ def test_a_path_that_is_not_a_source_is_an_error(tmp_path, path):
 
 
 def packed(folder, archive, inside="."):
-    """The archive that usual tools make of a folder, entry by entry with folders and links."""
+    """An archive as common tools make it from a folder, with entries for folders and links."""
     names = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive, "w") as out:

@@ -128,7 +128,7 @@ def test_cifar_10_ids_count_through_the_batches_in_order(cifar10, read):
     assert [corpus.class_info(f"{i:06d}").name for i in (0, 9)] == ["airplane", "truck"]
 
 
-def test_val_is_drawn_from_train_and_test_stays(cifar10, read):
+def test_val_is_drawn_from_train_and_test_is_unchanged(cifar10, read):
     splits = {example_id: split for example_id, split, *_ in read(cifar10, "cifar10", CorpusRecipe(val_fraction=0.5))}
     assert splits.pop("test/00000") == "test"
     assert set(splits.values()) == {"train", "val"}

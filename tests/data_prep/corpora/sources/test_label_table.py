@@ -66,7 +66,7 @@ def corpus(folder, path="", **source):
 
 
 def read(source, examples_per_part=512):
-    """Every example once; equal at a second listing."""
+    """All examples, checked to be unique and equal in a second listing."""
     work = open_store(f"memory://{uuid.uuid4().hex}")
     work, runs = WorkFolder(work, work, examples_per_part), []
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_whole_numbers_get_the_spelling_of_the_class_map(memory):
         assert [e.labels[0] for e in read(LabelTableCorpus(source, recipe))] == expected
 
 
-def test_locations_are_below_the_images_or_absolute(memory):
+def test_locations_are_relative_to_the_image_folder_or_absolute(memory):
     locations = ["a.jpg", "./b.jpg", "/data/c.jpg", "file:///data/d.jpg", "s3://bucket/e/f.jpg", "memory://m/g.jpg"]
     memory.write("t/t.csv", as_csv([{"image": location, "labels": "x"} for location in locations]))
     found = [(e.base, e.key, e.example_id) for e in read(corpus(memory, "t/t.csv"))]

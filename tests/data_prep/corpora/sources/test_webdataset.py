@@ -20,7 +20,7 @@ def corpus(folder, path="", recipe=None, **source):
 
 
 def tar(*members, mode="w"):
-    """A tar of (name, bytes), or of TarInfo, with a member where there are no bytes to write."""
+    """A tar of (name, bytes) pairs; a TarInfo can take the place of a name."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode) as archive:
         for name, data in members:

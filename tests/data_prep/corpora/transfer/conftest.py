@@ -54,13 +54,13 @@ def imagenet(tmp_path, monkeypatch, ilsvrc):
 
 @pytest.fixture
 def noise():
-    """noise(number, ...): a picture; of the same numbers the same bytes."""
+    """noise(number, ...): the bytes of an image; equal numbers give equal bytes."""
     return lambda *seed: pictures.noise(seed, (6, 6))
 
 
 @pytest.fixture
 def published(monkeypatch):
-    """published(lists): these are the labels of ReaL until the test ends."""
+    """published(text, num_labelled): this text is the published label file of ReaL until the test ends."""
 
     def publish(text, num_labelled):
         monkeypatch.setattr(imagenet_real, "REAL_SHA256", hashlib.sha256(text.encode()).hexdigest())

@@ -129,7 +129,7 @@ def test_labels_that_are_not_those_of_real_are_refused(imagenet, prepared, publi
 def test_published_labels_of_real_are_accepted():
     spec = importlib.util.find_spec("timm")
     if spec is None:
-        pytest.skip("timm, which has a copy of real.json, is not here")
+        pytest.skip("timm, which has a copy of real.json, is not installed")
     data = Path(spec.submodule_search_locations[0], "data/_info/imagenet_real_labels.json").read_bytes()
     lists = label_lists(data, 50_000, 1000)
     assert lists[:4] == [[], [970, 795], [230, 231], [809]]

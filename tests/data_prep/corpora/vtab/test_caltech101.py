@@ -126,7 +126,7 @@ def test_other_images_or_another_order_are_refused(caltech, prepared, mini):
         prepared("caltech101", folder)
 
 
-def test_a_damaged_archive_is_named(caltech, prepared):
+def test_incomplete_or_damaged_archive_is_reported_with_its_name(caltech, prepared):
     folder, *_ = caltech
     whole = (folder / "caltech-101.zip").read_bytes()
     with zipfile.ZipFile(folder / "caltech-101.zip", "w") as archive:

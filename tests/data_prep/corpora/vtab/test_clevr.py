@@ -17,7 +17,7 @@ DISTANCES = (0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 5)
 
 
 def scene(name, number):
-    """Scene `number` with 3 + number % 8 objects, of which the last but one is the nearest."""
+    """Scene `number` with 3 + number % 8 objects, of which the second to last is the nearest."""
     count = 3 + number % 8
     depths = [20.0 + i for i in range(count)]
     depths[-2] = DEPTHS[number % len(DEPTHS)]
@@ -35,7 +35,7 @@ def scene(name, number):
 
 
 def write_clevr(path, mini, compression=zipfile.ZIP_STORED, named=True):
-    """An archive like the official one. If scenes have image names, those of train are not in the order of the images."""
+    """An archive like the official one. If scenes have image names, the train scenes are not in the order of the images."""
     with zipfile.ZipFile(path, "w", compression) as archive:
         archive.writestr("CLEVR_v1.0/", b"")
         archive.writestr("CLEVR_v1.0/LICENSE.txt", "CC BY 4.0")
@@ -138,7 +138,7 @@ SCENES = "CLEVR_v1.0/scenes/CLEVR_val_scenes.json"
         (lambda text: text.replace(b'"image_filename"', b'"name"', 2), None),
     ],
 )
-def test_invalid_scenes_are_named(clevr, change, message):
+def test_invalid_scenes_are_reported(clevr, change, message):
     def changed(members):
         text = change(members.pop(SCENES))
         return members | ({SCENES: text} if text is not None else {})

@@ -100,7 +100,7 @@ EYES = [
 @pytest.mark.parametrize("pixels", EYES, ids=range(len(EYES)))
 def test_images_equal_those_of_tfds_byte_for_byte(pixels):
     name = "tensorflow_datasets.image_classification.diabetic_retinopathy_detection"
-    reference = pytest.importorskip(name, reason="tensorflow-datasets is not here")
+    reference = pytest.importorskip(name, reason="tensorflow-datasets is not installed")
     made = reference._btgraham_processing(io.BytesIO(as_jpeg(pixels)), "an eye", 300, crop_to_radius=True)
     assert btgraham(as_jpeg(pixels), 300) == made.read()
 
@@ -184,7 +184,7 @@ def test_an_image_that_cannot_be_processed_is_refused_with_its_key(retinopathy):
         ("image", "\x00", "no column image"),
     ],
 )
-def test_invalid_tables_are_named(retinopathy, old, new, message):
+def test_invalid_tables_are_reported(retinopathy, old, new, message):
     path = retinopathy[0] / "trainLabels.csv"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
@@ -192,7 +192,7 @@ def test_invalid_tables_are_named(retinopathy, old, new, message):
         reader(retinopathy[0]).keys()
 
 
-def test_an_unknown_usage_is_named(retinopathy):
+def test_unknown_usage_is_reported_with_its_line(retinopathy):
     path = retinopathy[0] / "retinopathy_solution.csv"
     path.write_text(path.read_text().replace("Public", "Secret", 1))
     with pytest.raises(ValueError, match=r"retinopathy_solution.csv: line \d+ is .*'Secret'"):

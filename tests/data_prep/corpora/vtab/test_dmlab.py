@@ -105,7 +105,7 @@ def test_an_unpacked_frame_is_read_by_range(tmp_path, shards):
         assert store.read(key, offset, offset + length) == found.data
 
 
-def test_damage_is_named_before_any_image_is_read(tmp_path, shards):
+def test_damage_is_reported_before_any_image_is_read(tmp_path, shards):
     name = "dmlab-validation.tfrecord-00001-of-00002"
     flipped = bytearray(shards[name])
     flipped[500] ^= 1
@@ -137,7 +137,7 @@ def test_a_record_without_class_or_image_is_refused_individually(tmp_path):
     assert "ends within a record header" in found[-1].refused[1]
 
 
-def test_a_missing_split_and_a_missing_archive_are_named(tmp_path, shards, prepared):
+def test_missing_split_and_missing_archive_are_reported(tmp_path, shards, prepared):
     with pytest.raises(
         ValueError, match=r"lacks dmlab.tar.gz, 3,017,022,789 bytes.* The unpacked files dmlab-\*.tfrecord"
     ):

@@ -18,7 +18,7 @@ TOTAL = 1280
 
 
 class Trap:
-    """Must never be unpickled."""
+    """Fails the test if it is unpickled."""
 
     def __reduce__(self):
         return exec, ("raise AssertionError('the metadata was read')",)
@@ -122,7 +122,7 @@ def test_the_last_part_verifies_the_checksum_of_the_npz(tmp_path):
         list(data_of(tmp_path).pictures(part, None))
 
 
-def test_hdf5_is_read_from_its_own_file_and_missing_arrays_are_named(tmp_path, monkeypatch):
+def test_hdf5_with_arrays_in_other_files_or_damage_is_refused(tmp_path, monkeypatch):
     images, classes = arrays(60)
     other, path = tmp_path / "other", tmp_path / f"{STEM}.hdf5"
     other.mkdir()

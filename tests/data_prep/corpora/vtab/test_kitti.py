@@ -73,7 +73,7 @@ def kitti(tmp_path, set_splits, mini):
 def tfds_splits():
     """TFDS's random draw: (train, validation, test) image numbers of a development kit."""
     module = "tensorflow_datasets.datasets.kitti.kitti_dataset_builder"
-    build = pytest.importorskip(module, reason="tensorflow-datasets is not here")._build_splits
+    build = pytest.importorskip(module, reason="tensorflow-datasets is not installed")._build_splits
 
     def splits(rand, mapping):
         files = {"mapping/train_rand.txt": rand, "mapping/train_mapping.txt": mapping}
@@ -139,7 +139,7 @@ def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, pr
         ("mapping/train_mapping.txt", b" 2011", b"\xff", "train_mapping.txt is not UTF-8 text"),
     ],
 )
-def test_invalid_annotations_are_named(kitti, name, old, new, message):
+def test_invalid_annotations_are_reported(kitti, name, old, new, message):
     path = kitti[0] / ("devkit_object.zip" if name.startswith("mapping") else "data_object_label_2.zip")
     with zipfile.ZipFile(path) as archive:
         members = {member: archive.read(member) for member in archive.namelist()}
@@ -154,7 +154,7 @@ def test_invalid_annotations_are_named(kitti, name, old, new, message):
         Kitti(open_store(kitti[0]), "kitti_distance", 1 << 20).keys()
 
 
-def test_missing_archives_are_named_together(tmp_path):
+def test_missing_archives_are_reported_in_one_error(tmp_path):
     with pytest.raises(
         ValueError, match=r"lacks data_object_image_2.zip, 12,569,945,557 .*; devkit_object.zip, .*cvlibs"
     ):

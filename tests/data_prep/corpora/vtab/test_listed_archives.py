@@ -121,10 +121,10 @@ def test_labels_outside_of_the_flowers_are_refused(flowers, prepared):
         prepared("flowers102", folder)
 
 
-def test_flowers_have_the_names_of_tfds(flowers):
+def test_flower_classes_have_the_names_of_tfds(flowers):
     spec = importlib.util.find_spec("tensorflow_datasets")
     if spec is None:
-        pytest.skip("tensorflow-datasets is not here")
+        pytest.skip("tensorflow-datasets is not installed")
     code = Path(spec.submodule_search_locations[0], "datasets/oxford_flowers102/oxford_flowers102_dataset_builder.py")
     (names,) = (
         ast.literal_eval(node.value)
@@ -167,7 +167,7 @@ def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits
         prepared("pets", tmp_path)
 
 
-def test_resisc45_is_read_repacked_and_its_rar_is_named(tmp_path, set_splits, mini, prepared):
+def test_resisc45_is_read_from_a_tar_and_its_rar_is_refused_with_a_command(tmp_path, set_splits, mini, prepared):
     set_splits("resisc45", mini.one_split(1200))
     (tmp_path / "NWPU-RESISC45.rar").write_bytes(b"Rar!\x1a\x07\x00")
     with pytest.raises(ValueError, match=r"RAR.*bsdtar -cf NWPU-RESISC45\.tar @NWPU-RESISC45\.rar"):

@@ -46,7 +46,7 @@ def smallnorb(tmp_path, set_splits, mini):
     return tmp_path, arrays
 
 
-def test_images_are_the_left_ones_and_val_is_the_first_half_of_test(smallnorb, prepared, mini):
+def test_left_images_are_used_and_val_is_the_first_half_of_test(smallnorb, prepared, mini):
     folder, arrays = smallnorb
     manifest, _, rows = prepared("smallnorb_azimuth", folder)
     order = [f"test/{key}" for key in tfds_order("test", range(NUM_VAL + NUM_TEST))]

@@ -31,7 +31,7 @@ def decoded(data):
 @pytest.fixture
 def sun(tmp_path, set_splits, mini):
     """900 + 250 + 30 listed images of three classes and an unlisted one: (folder, keys of each split)."""
-    pytest.importorskip("cv2", reason="OpenCV is not here")
+    pytest.importorskip("cv2", reason="OpenCV is not installed")
     set_splits("sun397", mini.three_splits(NUM_TEST))
     folders = ["/a/abbey", "/a/apartment_building/outdoor", "/z/zen_garden"]
     total = mini.num_train + mini.num_val + NUM_TEST
@@ -69,7 +69,7 @@ def test_images_are_listed_labelled_by_folder_and_stored_as_jpeg(sun, prepared):
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP", "GIF"])
 def test_large_images_have_at_most_120_000_pixels_and_keep_their_colours(kind):
-    pytest.importorskip("cv2", reason="OpenCV is not here")
+    pytest.importorskip("cv2", reason="OpenCV is not installed")
     large = decoded(sun397.as_tfds_stores(plain((200, 30, 10), (600, 400), kind)))
     assert large[0] == "JPEG"
     assert large[1] == 2  # the value at quality 95; at quality 72 it is 9
@@ -79,7 +79,7 @@ def test_large_images_have_at_most_120_000_pixels_and_keep_their_colours(kind):
 
 
 def test_scaling_is_bilinear_without_smoothing():
-    pytest.importorskip("cv2", reason="OpenCV is not here")
+    pytest.importorskip("cv2", reason="OpenCV is not installed")
     stripes = np.zeros((800, 600, 3), np.uint8)  # 480,000 pixels: halved, so a row comes of rows 2r and 2r + 1
     stripes[::4] = 240
     file = io.BytesIO()
@@ -104,7 +104,7 @@ def test_lists_come_from_an_installed_tfds_if_the_archive_has_none(tmp_path, mon
         open_data("sun397", open_store(tmp_path), 1 << 20).files()
 
 
-def test_undecodable_files_are_refused_and_missing_opencv_is_named(sun, prepared, monkeypatch):
+def test_undecodable_files_are_refused_and_missing_opencv_is_reported(sun, prepared, monkeypatch):
     folder, _ = sun
     with pytest.raises(ValueError, match="not_an_image"):
         sun397.as_tfds_stores(b"<html>" * 100)
