@@ -98,15 +98,20 @@ class RayJobs:
         `env` is set for the driver and its workers, and Ray's API shows it. Raises ValueError for a variable that is not
         on the allow-list (docs/design.md, "Secrets and trust").
         """
-        request: dict[str, Any] = {
-            # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
-            "entrypoint": f"exec {shlex.join(entrypoint)}",
-            "submission_id": job_id,
-            "runtime_env": {"env_vars": checked_env(env)},
-            "metadata": dict(metadata),
-        }
+        env_vars = checked_env(env)
+        # With exec the driver replaces the shell, which might otherwise get the signal and determine the exit code.
+        command = f"exec {shlex.join(entrypoint)}"
+
+        def request(client: "JobSubmissionClient") -> str:
+            return client.submit_job(
+                entrypoint=command,
+                submission_id=job_id,
+                runtime_env={"env_vars": env_vars},
+                metadata=dict(metadata),
+            )
+
         try:
-            self._ask(f"submit {job_id}", lambda client: client.submit_job(**request))
+            self._ask(f"submit {job_id}", request)
         except RuntimeError as error:
             if "already exists" not in str(error):
                 raise

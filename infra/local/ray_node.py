@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypedDict
 
 from infra.local.processes import (
     KILLED_S,
@@ -59,6 +59,13 @@ FOREIGN_TO_RAY = (
     "RAY_RUNTIME_ENV_HOOK",
     "RAY_TMPDIR",
 )
+
+
+class SupervisorAnswer(TypedDict, total=False):
+    """The line that the supervisor prints: the variables for clients of its Ray, or why Ray did not start."""
+
+    env: dict[str, str]
+    error: str
 
 
 class LocalRay:
@@ -106,7 +113,7 @@ class LocalRay:
     def _read_answer(self) -> None:
         assert self._supervisor.stdout
         line = self._supervisor.stdout.readline()
-        answer: dict[str, Any] = (
+        answer: SupervisorAnswer = (
             json.loads(line)
             if line
             else {"error": f"its supervisor died: {last_words(tail(self._log_dir / _SUPERVISOR_LOG))}"}
@@ -192,7 +199,7 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
             head.keep_logs(arguments.log_dir)
 
 
-def _answer(line: dict[str, Any]) -> None:
+def _answer(line: SupervisorAnswer) -> None:
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(line), flush=True)
 

@@ -8,7 +8,7 @@ import base64
 import json
 import zlib
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TypedDict
 
 VIEW_KEY = "vitlinescores"
 NAME = "vitline scores"
@@ -37,27 +37,38 @@ _STATE = {
 }
 
 
+class OwnView(TypedDict):
+    """What vitline stores in its view beside what MLflow reads."""
+
+    metrics: list[str]
+    check: int
+    """Checksum of the view as vitline wrote it."""
+    created_at: int
+    """Unix milliseconds."""
+
+
 def changed_tags(tags: Mapping[str, str], metrics: Collection[str], now_ms: int) -> dict[str, str]:
     """The tags to set, in this order, on an experiment with `tags`, so that its view also shows these headline metrics.
 
     Empty if the view shows them already, or if somebody has changed or deleted the view.
     """
     wanted = {name for name in metrics if name.startswith(_GROUPS)}
-    own = _own_view(tags[_TAG]) if _TAG in tags else {}
-    if not wanted or (own is None) or (_OFFERED in tags and not own):
+    own = _own_view(tags[_TAG]) if _TAG in tags else None
+    if not wanted or (own is None and (_TAG in tags or _OFFERED in tags)):
         return {}
-    known = own.get("metrics", [])
+    known = own.get("metrics", []) if own else []
     shown = sorted({*known, *wanted}, key=_place)[:_MAX_METRICS]
     if shown == known:
         return {} if _OFFERED in tags else {_OFFERED: "true"}
     state = _STATE | {"selectedColumns": ["attributes.`Duration`", *(f"metrics.`{name}`" for name in shown)]}
     packed = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()}"
-    about = {"metrics": shown, "check": _check(NAME, packed), "created_at": own.get("created_at", now_ms)}
-    view = {"name": NAME, "createdAt": about["created_at"], "updatedAt": now_ms, "state": packed, "vitline": about}
+    created_at = own.get("created_at", now_ms) if own else now_ms
+    about: OwnView = {"metrics": shown, "check": _check(NAME, packed), "created_at": created_at}
+    view = {"name": NAME, "createdAt": created_at, "updatedAt": now_ms, "state": packed, "vitline": about}
     return {_TAG: json.dumps(view), _OFFERED: "true"}
 
 
-def _own_view(value: str) -> dict[str, Any] | None:
+def _own_view(value: str) -> OwnView | None:
     """The data that vitline stored in its view; None if somebody has changed the view."""
     try:
         view = json.loads(value)

@@ -469,7 +469,7 @@ def save_served_model(
         )
 
 
-def serve_images(load: Callable[[str], Callable[[list[Any]], list[dict[str, Any]]]]) -> None:
+def serve_images(load: Callable[[str], Callable[[list[Any]], Sequence[Mapping[str, object]]]]) -> None:
     """Called by the code of a served model. `load` turns the artifact `model` into a function from images to predictions."""
     from mlflow.models import set_model
     from mlflow.pyfunc.model import PythonModel

@@ -5,7 +5,7 @@ an MLflow run at once, the one whose id is stored here keeps it and the others d
 """
 
 import json
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from infra.redact import redact
 from infra.storage import PreconditionFailed, Store, json_bytes
@@ -22,6 +22,13 @@ def pipeline_ids_key(key: str) -> str:
 def child_ids_key(slug: str) -> str:
     """Key, below the run, of the ids of a child of the run."""
     return f"tasks/{slug}/{IDS_KEY}"
+
+
+class IdsDocument(TypedDict):
+    """`mlflow.json`: the ids by kind, for each server."""
+
+    schema_version: NotRequired[int]
+    servers: dict[str, dict[str, str]]
 
 
 class TrackingIds:
@@ -46,18 +53,18 @@ class TrackingIds:
             if standing is not None and (standing == name or standing != instead_of):
                 return standing
             changed = ({} if kind == RUN else mine) | {kind: name, **beside}
-            data = json_bytes({"schema_version": 1, "servers": document["servers"] | {self._server: changed}})
+            servers = document["servers"] | {self._server: changed}
+            data = json_bytes(IdsDocument(schema_version=1, servers=servers))
             try:
                 _ = self._store.compare_and_swap(self._key, data, tag) if tag else self._store.create(self._key, data)
             except PreconditionFailed:
                 continue  # somebody else wrote, or the reply of our own write was lost: read again
             return name
 
-    def _mine(self, document: dict[str, Any]) -> dict[str, str]:
-        mine: dict[str, str] = document["servers"].get(self._server, {})
-        return mine
+    def _mine(self, document: IdsDocument) -> dict[str, str]:
+        return document["servers"].get(self._server, {})
 
-    def _read(self) -> tuple[dict[str, Any], str | None]:
+    def _read(self) -> tuple[IdsDocument, str | None]:
         try:
             data, tag = self._store.read_tagged(self._key)
         except FileNotFoundError:
