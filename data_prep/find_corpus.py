@@ -56,8 +56,7 @@ def prepared_corpus(root: Store, name: str) -> Store:
     found = [
         corpus
         for corpus, manifest in every
-        if (name == manifest.name and "view_of" not in manifest.provenance)
-        or name == f"{manifest.name}/{manifest.version}"
+        if (name == manifest.name and manifest.view_of is None) or name == f"{manifest.name}/{manifest.version}"
     ]
     if not found:
         known = there_are(name, {manifest.name for _, manifest in every})

@@ -29,6 +29,7 @@ from data_prep.shard_format import (
     REJECTS_KEY,
     REPORT_KEY,
     SHARDS_KEY,
+    CorpusVersion,
     Counts,
     Manifest,
     SegmentInfo,
@@ -167,7 +168,7 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
     if done.num_leaks_left:
         provenance["leak_pairs_not_compared"] = done.num_leaks_left
     if base:
-        provenance["added_to"] = {"version": base.manifest.version, "digest": base.manifest.digest}
+        provenance["added_to"] = CorpusVersion(version=base.manifest.version, digest=base.manifest.digest)
     num_merged = (Chunks(done.corpus, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
     class_digest = selection.class_map.digest
     splits = _splits(done.plan, class_digest, digests)

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -169,6 +169,24 @@ class Counts(FrozenConfig):
     """Table rows that equal another row in every field: counted in `num_found`, but neither accepted nor refused."""
 
 
+class CorpusVersion(TypedDict):
+    """The version that a corpus was made from, in the provenance of its manifest."""
+
+    version: str
+    digest: str
+
+
+class ViewOrigin(CorpusVersion):
+    """What a subset was taken from."""
+
+    split: str
+    """The split of which it has the first rows."""
+    take: int
+    """Number of these rows."""
+    without: NotRequired[list[str]]
+    """Splits that the subset does not have."""
+
+
 class Manifest(FrozenConfig):
     """States that a corpus is complete, what it contains and where. Written last, never changed."""
 
@@ -187,6 +205,16 @@ class Manifest(FrozenConfig):
     counts: Counts
     provenance: dict[str, Any]
     """Not part of the digest: request, source, versions, times."""
+
+    @property
+    def view_of(self) -> ViewOrigin | None:
+        """What a subset was taken from; None for any other corpus."""
+        return self.provenance.get("view_of")
+
+    @property
+    def added_to(self) -> CorpusVersion | None:
+        """The version that this corpus extends; None if it was prepared from sources alone."""
+        return self.provenance.get("added_to")
 
     def arrow_schema(self) -> pa.Schema:
         """Schema of every shard."""

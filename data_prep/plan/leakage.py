@@ -222,7 +222,7 @@ def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
     """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped."""
     found: dict[str, list[_Prepared]] = {}
     for store, manifest in prepared_corpora(root):
-        if "view_of" not in manifest.provenance and (splits := evaluation_splits(store, manifest)):
+        if manifest.view_of is None and (splits := evaluation_splits(store, manifest)):
             found.setdefault(manifest.name, []).append((store, manifest, splits))
     return found
 

@@ -82,7 +82,7 @@ class Base:
     def _whole(self) -> str:
         """NAME/VERSION of the corpus that a subset was taken from; empty if the base is not a subset."""
         manifest = self.manifest
-        while of := manifest.provenance.get("view_of"):
+        while of := manifest.view_of:
             manifest = load_manifest(open_store(f"{self.corpus.uri.rpartition('/')[0]}/{of['version']}"))
         return "" if manifest is self.manifest else f"{manifest.name}/{manifest.version}"
 

@@ -1,8 +1,6 @@
 """Subsets of a corpus: a manifest of its own over the same shards, without copying (docs/design.md, "Corpus format")."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 
@@ -14,6 +12,7 @@ from data_prep.shard_format import (
     Counts,
     Manifest,
     SplitInfo,
+    ViewOrigin,
     first_rows,
     load_manifest,
     segment_keys,
@@ -53,8 +52,8 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
             f"take {num_rows:,}: {split} of {manifest.name}/{manifest.version} has {info.num_rows:,} rows. Ask for at least 1 "
             "and for fewer than that; the whole corpus needs no subset."
         )
-    view_of = {"version": manifest.version, "digest": manifest.digest, "split": split, "take": num_rows}
-    view, found = _place_of_view(corpus, view_of)
+    origin: ViewOrigin = {"version": manifest.version, "digest": manifest.digest, "split": split, "take": num_rows}
+    view, found = _place_of_view(corpus, origin)
     if found:
         return found
     listed = read_table(corpus, SHARDS_KEY)
@@ -70,14 +69,14 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     rows = sum(part.num_rows for name, part in splits.items() if all(s.split == name for s in part.segments))
     counts = manifest.counts
     in_proportion = round(counts.num_bytes * rows / counts.num_accepted)
-    without = {"without": sorted(manifest.splits.keys() - splits.keys())}
+    origin["without"] = sorted(manifest.splits.keys() - splits.keys())
     taken = manifest.model_copy(
         update={
             "version": view.uri.rpartition("/")[2],
             "digest": corpus_digest(manifest.class_map_digest, splits, digests),
             "splits": splits,
             "counts": _shown_counts(counts, rows, in_proportion),
-            "provenance": {**manifest.provenance, "view_of": view_of | without, "created_at": utc_now()},
+            "provenance": {**manifest.provenance, "view_of": origin, "created_at": utc_now()},
         }
     )
     keys = {key for part in splits.values() for s in part.segments for key in segment_keys(s)[: part.shards_in_use(s)]}
@@ -88,19 +87,19 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     return taken
 
 
-def _place_of_view(corpus: Store, view_of: Mapping[str, Any]) -> tuple[Store, Manifest | None]:
+def _place_of_view(corpus: Store, origin: ViewOrigin) -> tuple[Store, Manifest | None]:
     """Store of a subset, and its manifest if it exists. The version follows from the digest of the parent alone. Another
     version of the parent with another decode policy may have the same digest; its subsets get a version of their own."""
-    identity = {"of": view_of["digest"], "split": view_of["split"], "take": view_of["take"]}
-    for version in (digest_of(identity), digest_of({**identity, "version": view_of["version"]})):
+    identity = {"of": origin["digest"], "split": origin["split"], "take": origin["take"]}
+    for version in (digest_of(identity), digest_of({**identity, "version": origin["version"]})):
         view = open_store(f"{corpus.uri.rpartition('/')[0]}/{version[:12]}")
         if not view.exists(MANIFEST_KEY):
             return view, None
         found = load_manifest(view)
-        if view_of.items() <= found.provenance.get("view_of", {}).items():
+        if found.view_of is not None and {**found.view_of, **origin} == found.view_of:
             return view, found
     raise RuntimeError(
-        f"{view.uri} holds another corpus than this subset of {view_of['version']}. Delete it, or ask for another number."
+        f"{view.uri} holds another corpus than this subset of {origin['version']}. Delete it, or ask for another number."
     )
 
 

@@ -180,7 +180,7 @@ def _num_rows(manifest: Manifest) -> int:
 
 def _wrong_beside(corpus: Store, manifest: Manifest) -> dict[str, str]:
     """Auxiliary files that cannot be read, with the reason; a subset has none and relies on those of its parent."""
-    if "view_of" in manifest.provenance:
+    if manifest.view_of is not None:
         return {}
     readers: dict[str, Callable[[], object]] = {
         REJECTS_KEY: lambda: read_table(corpus, REJECTS_KEY),

@@ -192,7 +192,8 @@ def take_and_show(settings: Settings, name: str, num_rows: int, split: str, *, a
 
 def subset_text(subset: Manifest) -> str:
     """A subset as a sentence."""
-    of = subset.provenance["view_of"]
+    of = subset.view_of
+    assert of is not None, f"{subset.name}/{subset.version} is no subset"
     rows = subset.splits[of["split"]].num_rows
     without = f" without {', '.join(of['without'])}," if of.get("without") else ""
     return (
