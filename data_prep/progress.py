@@ -3,9 +3,10 @@
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import NotRequired, Protocol, TypedDict
 
 from data_prep.records import WORK
+from infra.runs.progress import RunProgress
 from infra.storage import Store
 
 PROGRESS_KEY = f"{WORK}/progress.json"
@@ -13,6 +14,26 @@ STAGES = ("list", "examine", "plan", "leakage", "write", "publish")
 _OF_EXAMINING: Mapping[str, float] = {"plan": 0.05, "leakage": 0.05, "write": 0.25, "publish": 0.05}
 """Seconds of each stage per second of examining; measured with photographs of 10 and of 93 KB, tests/benchmarks/README.md."""
 _WRITE_EVERY_S = 1.0
+
+
+class StageProgress(TypedDict):
+    """`_work/progress.json` of a corpus: the progress of its current stage."""
+
+    stage: str
+    done: int
+    """Finished units."""
+    total: int
+    """0 while a source is being listed."""
+    unit: str
+    rate: float
+    """Units per second of this attempt."""
+    images: int
+    images_per_s: float
+    bytes_per_s: float
+    refused: int
+    started_at: float
+    """Unix seconds."""
+    examine_s: NotRequired[float | None]
 
 
 class Progress:
@@ -53,7 +74,7 @@ class Progress:
         def rate(count: int) -> float:
             return count / seconds if seconds > 0 else 0.0
 
-        fields = {
+        fields: StageProgress = {
             "stage": self._stage,
             "done": self._done,
             "total": self._total,
@@ -79,10 +100,11 @@ class Show(Protocol):
     def add(self, corpus: str, done: int) -> None: ...
 
 
-def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
+def remaining_s(stage: str, parts: Sequence[StageProgress]) -> float | None:
     """Seconds to the end of a preparation, from the progress files of the corpora in this stage; None while its speed is
     unknown. The rest of this stage is estimated from its own speed, later stages from the time of examining."""
-    done, total, rate = (sum(part[name] for part in parts) for name in ("done", "total", "rate"))
+    done, total = sum(part["done"] for part in parts), sum(part["total"] for part in parts)
+    rate = sum(part["rate"] for part in parts)
     own_s = (total - done) / rate if rate else None
     if stage == "examine":
         examine_s = total / rate if rate else None
@@ -93,13 +115,12 @@ def remaining_s(stage: str, parts: Sequence[Mapping[str, Any]]) -> float | None:
     if own_s is None:
         since = time.time() - min(part["started_at"] for part in parts)
         own_s = max(_OF_EXAMINING[stage] * examine_s - since, 0.0)
-    left_s: float = own_s + examine_s * sum(_OF_EXAMINING[later] for later in STAGES[STAGES.index(stage) + 1 :])
-    return left_s
+    return own_s + examine_s * sum(_OF_EXAMINING[later] for later in STAGES[STAGES.index(stage) + 1 :])
 
 
-def preparation_progress(corpora: Sequence[Store]) -> dict[str, Any] | None:
+def preparation_progress(corpora: Sequence[Store]) -> RunProgress | None:
     """Merge the progress files of the corpora: progress in the current stage, and the time to the end of all stages."""
-    parts = []
+    parts = list[StageProgress]()
     for corpus in corpora:
         with contextlib.suppress(FileNotFoundError):
             parts.append(corpus.read_json(PROGRESS_KEY))
@@ -109,10 +130,9 @@ def preparation_progress(corpora: Sequence[Store]) -> dict[str, Any] | None:
     at_work = [p for p in parts if p["done"] < p["total"] or not p["total"]] or parts
     stage = min((p["stage"] for p in at_work), key=STAGES.index)
     now = [p for p in parts if p["stage"] == stage]
-    done, total = (sum(p[name] for p in now) for name in ("done", "total"))
     return {
-        "step": done,
-        "total_steps": total,
+        "step": sum(p["done"] for p in now),
+        "total_steps": sum(p["total"] for p in now),
         "unit": f"{now[0]['unit']} ({stage})",
         "images_per_s": sum(p["images_per_s"] for p in now),
         "bytes_per_s": sum(p["bytes_per_s"] for p in now),

@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 from data_prep.find_corpus import prepared_corpora
-from data_prep.shard_format import MANIFEST_KEY, Manifest, load_class_names, load_manifest
+from data_prep.shard_format import MANIFEST_KEY, Manifest, SegmentInfo, ViewOrigin, load_class_names, load_manifest
 from flows import console
 from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
-from flows.run_standing import AT_WORK, PROGRESS, attempts_of, standing
+from flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
 from infra.names import there_are
 from infra.runs.journal import read_journal
-from infra.runs.run_state import read_state
+from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.model_names import find_published, is_location
@@ -19,12 +19,44 @@ from vit.model_names import find_published, is_location
 if TYPE_CHECKING:
     from data_prep.corpus_stats import CorpusStats
 
-Row = dict[str, Any]
+
+class CorpusRow(TypedDict):
+    """A corpus or a subset."""
+
+    name: str
+    version: str
+    digest: str
+    images: int
+    refused: int
+    classes: int
+    bytes: int
+    splits: dict[str, int]
+    """Rows of each split."""
+    segments: int
+    view_of: ViewOrigin | None
+    """None if it is not a subset."""
+    made_of: str
+    uri: str
 
 
-def list_corpora(root: str) -> list[Row]:
+class ModelRow(TypedDict):
+    """A published model."""
+
+    name: str
+    version: str
+    digest: str
+    classes: int
+    image_size_px: int
+    run: str | None
+    """Key of its training; None for a converted model."""
+    created_at: float | None
+    """Unix seconds."""
+    uri: str
+
+
+def list_corpora(root: str) -> list[CorpusRow]:
     """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; for a subset also its origin."""
-    rows = []
+    rows = list[CorpusRow]()
     for corpus, manifest in prepared_corpora(open_store(root)):
         rows.append(
             {
@@ -37,7 +69,7 @@ def list_corpora(root: str) -> list[Row]:
                 "bytes": manifest.counts.num_bytes,
                 "splits": {name: split.num_rows for name, split in manifest.splits.items()},
                 "segments": num_segments(manifest),
-                "view_of": manifest.provenance.get("view_of"),
+                "view_of": manifest.view_of,
                 "made_of": made_of(manifest),
                 "uri": corpus.uri,
             }
@@ -52,9 +84,9 @@ def num_segments(manifest: Manifest) -> int:
 
 def made_of(manifest: Manifest) -> str:
     """What a subset or an extended corpus was made of; empty for any other corpus."""
-    if origin := manifest.provenance.get("view_of"):
+    if origin := manifest.view_of:
         return f"first {origin['take']:,} of {origin['split']} of {origin['version']}"
-    if added := manifest.provenance.get("added_to"):
+    if added := manifest.added_to:
         return f"{added['version']} and segment {num_segments(manifest)}"
     return ""
 
@@ -74,14 +106,14 @@ def find_corpus(root: str, name: str) -> Store:
         return store
     every = prepared_corpora(open_store(root))
     for corpus, manifest in reversed(every):
-        of_that_name = name == manifest.name and "view_of" not in manifest.provenance
+        of_that_name = name == manifest.name and manifest.view_of is None
         if of_that_name or name == f"{manifest.name}/{manifest.version}":
             return corpus
     known = there_are(name, {manifest.name for _, manifest in every})
     raise ValueError(f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one.")
 
 
-def show_corpus(corpus: Store) -> Row:
+def show_corpus(corpus: Store) -> dict[str, Any]:
     """The manifest of a corpus with its class names."""
     manifest = load_manifest(corpus)
     return {
@@ -93,12 +125,12 @@ def show_corpus(corpus: Store) -> Row:
     }
 
 
-def segment_text(segment: Row) -> str:
+def segment_text(segment: SegmentInfo) -> str:
     """A segment of a manifest as text: `train/s000, 50 rows in 3 shards`."""
-    text = f"{segment['split']}/{segment['name']}, {segment['num_rows']:,} rows in {segment['num_shards']:,} shards"
-    if segment["rows_left_out"]:
-        text += f", whose last {segment['rows_left_out']:,} rows are left out"
-    return text + (f", of version {segment['version']}" if segment["version"] else "")
+    text = f"{segment.split}/{segment.name}, {segment.num_rows:,} rows in {segment.num_shards:,} shards"
+    if segment.rows_left_out:
+        text += f", whose last {segment.rows_left_out:,} rows are left out"
+    return text + (f", of version {segment.version}" if segment.version else "")
 
 
 class FoundStats(NamedTuple):
@@ -113,7 +145,7 @@ def corpus_stats(corpus: Store) -> FoundStats | None:
     from data_prep.corpus_stats import STATS_KEY, CorpusStats  # a heavy import, which most callers do not need
 
     manifest = load_manifest(corpus)
-    while origin := manifest.provenance.get("view_of"):
+    while origin := manifest.view_of:
         corpus = open_store(f"{corpus.uri.rpartition('/')[0]}/{origin['version']}")
         manifest = load_manifest(corpus)
     found = corpus.read_json_or_none(STATS_KEY)
@@ -127,7 +159,7 @@ def list_pipelines(root: str) -> list[PipelineRecord]:
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
-def list_runs(root: str) -> list[Row]:
+def list_runs(root: str) -> list[WorkRow]:
     """Every run, active ones first, then newest first: key, stage, state, progress, score, URI."""
     store = open_store(root)
     keys: dict[str, list[str]] = {}
@@ -141,24 +173,25 @@ def list_runs(root: str) -> list[Row]:
     return sorted(rows, key=active_then_newest)
 
 
-def list_work(root: str) -> list[Row]:
+def list_work(root: str) -> list[WorkRow]:
     """Every run and pipeline, active ones first, then newest first. The progress of a pipeline is that of its active run."""
-    rows = list_runs(root)
+    runs = list_runs(root)
+    rows = list(runs)
     for record in list_pipelines(root):
         row = pipeline_row(open_store(root), record)
-        active = [run for run in rows if run["pipeline"] == record.key and run["state"] in AT_WORK]
+        active = [run for run in runs if run.get("pipeline") == record.key and run["state"] in AT_WORK]
         if row["state"] == "running" and active:
-            row |= {name: active[0][name] for name in PROGRESS if name in active[0]}
-            row |= {"part": active[0]["stage"], "at_work": active[0]["run"]}
+            progress = {name: value for name, value in active[0].items() if name in PROGRESS}
+            row = cast(WorkRow, {**row, **progress, "part": active[0]["stage"], "at_work": active[0]["run"]})
         rows.append(row)
     return sorted(rows, key=active_then_newest)
 
 
-def active_then_newest(row: Row) -> tuple[bool, float]:
+def active_then_newest(row: WorkRow) -> tuple[bool, float]:
     return row["state"] not in AT_WORK, -(row["updated_at"] or 0)
 
 
-def pipeline_row(root: Store, record: PipelineRecord) -> Row:
+def pipeline_row(root: Store, record: PipelineRecord) -> WorkRow:
     return {
         "run": record.key,
         "stage": "pipeline",
@@ -172,9 +205,9 @@ def pipeline_row(root: Store, record: PipelineRecord) -> Row:
     }
 
 
-def run_row(root: Store, run: Store, attempts: int) -> Row:
+def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
     config, state = run.read_json("config.json"), read_state(run)
-    training, written = config.get("config"), state or {}
+    training, written = config.get("config"), state or NO_STATE
     now = standing(root, run, config, state, attempts)
     # Only the pipeline of an active run is needed.
     submitted = run.read_json(f"attempts/a{attempts}.json") if now["state"] in AT_WORK and attempts else {}
@@ -186,7 +219,7 @@ def run_row(root: Store, run: Store, attempts: int) -> Row:
         "val_top1": written.get("val_top1"),
         "reason": written.get("reason"),
         "model": written.get("model"),
-        "updated_at": submitted.get("started_at") if now["state"] == "waiting" else written.get("updated_at"),
+        "updated_at": submitted.get("started_at") if now["state"] == "waiting" else state and state["updated_at"],
         "pipeline": submitted.get("origin", {}).get("pipeline"),
         "uri": run.uri,
     }
@@ -203,7 +236,7 @@ def find_run(root: str, key: str) -> Store:
     return open_store(root).child(f"runs/{found[0]}")
 
 
-def show_run(root: str, run: Store) -> Row:
+def show_run(root: str, run: Store) -> WorkDetail:
     """State, config and the last value of every metric of a run."""
     last: dict[str, float] = {}
     for record in read_journal(run):
@@ -212,20 +245,20 @@ def show_run(root: str, run: Store) -> Row:
     return {**row, "config": run.read_json("config.json"), "metrics": last}
 
 
-def show_work(root: str, key: str) -> Row:
+def show_work(root: str, key: str) -> WorkDetail:
     """The run or pipeline whose key is, or begins with, `key`. Raises ValueError if there is none or several."""
     pipelines = [record for record in list_pipelines(root) if record.key.startswith(key)]
     if len(pipelines) != 1 or key in list_run_keys(open_store(root)):
         return show_run(root, find_run(root, key))
     record = pipelines[0]
     row = next(row for row in list_work(root) if row["run"] == record.key and row["stage"] == "pipeline")
-    return {**row, **record.model_dump(mode="json", exclude={"schema_version", "key"})}
+    return cast(WorkDetail, {**row, **record.model_dump(mode="json", exclude={"schema_version", "key"})})
 
 
-def list_models(root: str) -> list[Row]:
+def list_models(root: str) -> list[ModelRow]:
     """Every published model, the versions of each name from old to new: name, version, digest, classes, run, URI."""
     store = open_store(root)
-    rows = []
+    rows = list[ModelRow]()
     for key in store.list("models/"):
         if key.endswith("/config.json") and key.count("/") == 3:
             config, (_, name, version, _) = store.read_json(key), key.split("/")

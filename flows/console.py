@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from infra.runs.progress import RunProgress
+
 PLAIN_LINE_EVERY_S = 15.0
 # Control characters, line and paragraph separators, bidirectional controls, and bytes that are not valid text.
 _INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -82,7 +84,7 @@ def table(title: str, columns: list[str], rows: list[list[str]], *, right: tuple
 
 
 @contextmanager
-def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
+def progress(title: str) -> Iterator[Callable[["RunProgress | None"], None]]:
     """A live line from the `progress.json` of a job. If the output is not a terminal, a plain line every 15 seconds."""
     started = time.monotonic()
     if err().is_terminal:
@@ -94,7 +96,7 @@ def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         say(f"{title} ...")
         last = [started]
 
-        def update(p: dict[str, Any] | None) -> None:
+        def update(p: "RunProgress | None") -> None:
             now = time.monotonic()
             if p is not None and now - last[0] >= PLAIN_LINE_EVERY_S:
                 last[0] = now
@@ -103,7 +105,7 @@ def progress(title: str) -> Iterator[Callable[[dict[str, Any] | None], None]]:
         yield update
 
 
-def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
+def line(title: str, p: "RunProgress | None", elapsed_s: float) -> str:
     """`pretrain 120/600 steps, 640 images/s, loss 2.31, 1:10 left`"""
     if p is None:
         return f"{title}: waiting for the job to start ({duration(elapsed_s)})"
@@ -117,14 +119,14 @@ def line(title: str, p: dict[str, Any] | None, elapsed_s: float) -> str:
         parts.append(f"{p['images_per_s']:,.0f} images/s")
     if p.get("bytes_per_s"):
         parts.append(f"{p['bytes_per_s'] / 1e6:,.1f} MB/s")
-    if p.get("loss") is not None:
-        parts.append(f"loss {p['loss']:.3f}")
+    if (loss := p.get("loss")) is not None:
+        parts.append(f"loss {loss:.3f}")
     if p.get("devices"):
         parts.append(f"on {p['devices']}")
     if p.get("refused"):
         parts.append(f"{p['refused']:,} refused")
-    if p.get("remaining_s") is not None:
-        parts.append(f"{duration(p['remaining_s'])} left")
+    if (remaining_s := p.get("remaining_s")) is not None:
+        parts.append(f"{duration(remaining_s)} left")
     return ", ".join(parts)
 
 

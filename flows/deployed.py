@@ -243,7 +243,8 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
     engines.observer.say(f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs")
     spec, result = train_model(config, engines)
     state = result.state
-    rows = [[field, str(state[field])] for field in ("step", "images_seen", "val_top1", "model") if field in state]
+    fields: Mapping[str, object] = state
+    rows = [[field, str(fields[field])] for field in ("step", "images_seen", "val_top1", "model") if field in fields]
     show(engines, "model", spec.run_key, ["", " "], rows)
     score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
     return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"

@@ -6,7 +6,6 @@ It works the same in a Ray Train worker and in a plain process (a `World()` of s
 import logging
 import platform
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.provenance import versions
 from infra.runs.claims import ClaimHolder, ClaimLost
-from infra.runs.run_state import RunState, write_state
+from infra.runs.run_state import RunState, StateDetail, write_state
 from infra.runs.stopping import StopPoller
 from infra.storage import Store, open_store
 from vit.devices import devices_text
@@ -27,7 +26,7 @@ from vit.inspection.first_inputs import save_first_inputs
 from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
 from vit.published import adapt, load_model, publish
-from vit.run_spec import RunSpec
+from vit.run_spec import RunSpec, StartRecord, WorkerError
 from vit.training.checkpoint import CheckpointSaver, list_checkpoints, resume
 from vit.training.evaluate import evaluate
 from vit.training.reporter import Reporter, system_metrics
@@ -78,7 +77,7 @@ class TrainingRun:
             system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step),
         ):
             outcome = self._train(state, stop, reporter)
-            detail: dict[str, Any] = {"step": state.step, "images_seen": self._images(state)}
+            detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
             if outcome == "finished":
                 network = state.evaluation_model()
                 detail |= self._score(network, state.step, reporter)
@@ -166,7 +165,7 @@ class TrainingRun:
             loading=replace(self.loading, decoded_cache_bytes=execution.decoded_cache_bytes),
         )
 
-    def _score(self, network: Network, step: int, reporter: Reporter) -> dict[str, Any]:
+    def _score(self, network: Network, step: int, reporter: Reporter) -> StateDetail:
         """Scores the validation split on all ranks; empty if there is none."""
         split = self.config.val_split
         if split is None or split not in self.manifest.splits:
@@ -194,7 +193,7 @@ class TrainingRun:
             "val_majority_fraction": score.majority_fraction,
         }
 
-    def _publish(self, network: Network, state: TrainState) -> dict[str, Any]:
+    def _publish(self, network: Network, state: TrainState) -> StateDetail:
         """Publishes the model and draws the figures of the run."""
         self.claim.check()
         model = publish(
@@ -251,19 +250,24 @@ class TrainingRun:
         newest = next(iter(list_checkpoints(self.run)), "none").rsplit("/", 1)[-1]
         prefix = f"starts/a{self.attempt}-from-{newest}-"
         starts = self.run.list(prefix)
-        note = {"host": platform.node(), "at": time.time(), "world_size": self.world.size, "versions": versions()}
+        note: StartRecord = {
+            "host": platform.node(),
+            "at": time.time(),
+            "world_size": self.world.size,
+            "versions": versions(),
+        }
         self.run.write_json(f"{prefix}{len(starts):03d}.json", note)
         return int(len(starts) > self.config.execution.max_restarts_without_progress)
 
     def _reason_of_restarts(self) -> str:
-        errors = [self.run.read_json(key) for key in self.run.list(f"errors/a{self.attempt}-")]
+        errors: list[WorkerError] = [self.run.read_json(key) for key in self.run.list(f"errors/a{self.attempt}-")]
         # The first error of a failure is its cause; the others are peers whose connection broke.
         first = min(errors, key=lambda e: e["at"], default=None)
         cause = f"the first error, on rank {first['rank']}: {first['error']}" if first else "no worker left an error"
         limit = self.config.execution.max_restarts_without_progress
         return f"{limit} restarts brought no new checkpoint; {cause}"
 
-    def _end(self, outcome: RunState, detail: Mapping[str, Any]) -> RunState:
+    def _end(self, outcome: RunState, detail: StateDetail) -> RunState:
         if self.world.rank == 0:
             self.claim.check()
             write_state(self.run, outcome, self.attempt, **detail)

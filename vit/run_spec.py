@@ -1,11 +1,12 @@
-"""The spec, run key and progress of a training run. Imports no torch, so that flows start fast."""
+"""The spec, run key, progress and start records of a training run. Imports no torch, so that flows start fast."""
 
 from datetime import date
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from data_prep.shard_format import load_manifest
 from infra.config import FrozenConfig, digest_of
 from infra.keys import run_key
+from infra.runs.progress import RunProgress
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 
@@ -44,7 +45,32 @@ def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunS
     return RunSpec(run_key=key, config=config, inputs=inputs, models=f"{root.rstrip('/')}/models", night=night)
 
 
-def read_progress(run: Store) -> dict[str, Any] | None:
+def read_progress(run: Store) -> RunProgress | None:
     """The latest `progress.json`, or None if there is none yet."""
-    progress: dict[str, Any] | None = run.read_json_or_none("progress.json")
+    progress: RunProgress | None = run.read_json_or_none("progress.json")
     return progress
+
+
+class StartRecord(TypedDict):
+    """`starts/a<attempt>-from-<checkpoint>-<number>.json`: a start of the worker group."""
+
+    at: float
+    """Unix seconds."""
+    world_size: int
+    host: NotRequired[str]
+    versions: NotRequired[dict[str, str]]
+    """Versions of packages, and `commit` if the code is a git checkout."""
+
+
+class WorkerError(TypedDict):
+    """`errors/a<attempt>-<milliseconds>-rank<rank>.json`: an error that ended a worker."""
+
+    at: float
+    """Unix seconds."""
+    rank: int
+    error: str
+
+
+def read_starts(run: Store) -> list[StartRecord]:
+    """The starts of the worker group, by their keys. Empty for a run that is no training."""
+    return [run.read_json(key) for key in run.list("starts/")]

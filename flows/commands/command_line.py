@@ -1,6 +1,6 @@
 """Shared by the commands: options, settings, and the output of results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +27,7 @@ def settings(root: str | None = None) -> "Settings":
     return Settings(root=root) if root else Settings()
 
 
-def show_rows(what: str, rows: list[dict[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
+def show_rows(what: str, rows: Sequence[Mapping[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
     """Prints rows as a table, or as {what: rows}. If there are none, prints `empty`, which says how to get some."""
     if as_json:
         console.emit({what: rows})

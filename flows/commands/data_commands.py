@@ -87,12 +87,13 @@ def data_ls(root: Root = None, json: Json = False) -> None:
 @app.command("show")
 def data_show(name: Corpus, root: Root = None, json: Json = False) -> None:
     """Show the manifest of a corpus. Example: `vitline data show birds`"""
+    from data_prep.shard_format import SegmentInfo
     from flows.catalog import find_corpus, segment_text, show_corpus
 
     shown = show_corpus(find_corpus(settings(root).root, name))
     if not json:
         for split in shown["splits"].values():
-            split["segments"] = list(map(segment_text, split["segments"]))
+            split["segments"] = [segment_text(SegmentInfo.model_validate(segment)) for segment in split["segments"]]
     show_one(shown, json)
 
 

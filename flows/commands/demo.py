@@ -22,7 +22,7 @@ from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.prepare_corpus import fetch_sources
 from flows.stages.stage import run_store
 from infra.local.paths import local_dir
-from infra.runs.run_state import read_state
+from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.vtab.evaluate import Score
@@ -87,7 +87,7 @@ def run_demo(settings: Settings, *, profile: Profile, seed: int, as_json: bool) 
 def pipeline_scores(root: str, record: PipelineRecord) -> list[Score]:
     """The scores of a finished pipeline, in the order of its tasks."""
     key = next(str(stage.run_key) for stage in record.stages if stage.stage == "evaluate")
-    state = read_state(run_store(root, key)) or {}
+    state = read_state(run_store(root, key)) or NO_STATE
     return [Score.model_validate(score) for score in state["scores"]]
 
 

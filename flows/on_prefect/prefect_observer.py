@@ -29,8 +29,9 @@ from prefect.logging import get_run_logger
 
 from flows.console import line
 from flows.on_prefect.flow_states import state_of
-from flows.stages.engines import Progress, Show, StopRequested, Suspended
+from flows.stages.engines import Show, StopRequested, Suspended
 from infra.redact import cleaned
+from infra.runs.progress import RunProgress
 from infra.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class PrefectObserver:
         drawn, logged = [0.0], [started]
         self.say(f"{title}: submitted")
 
-        def show(progress: Progress | None) -> None:
+        def show(progress: RunProgress | None) -> None:
             now = time.monotonic()
             text = line(title, progress, now - started)
             waits = progress is not None and "waits" in progress

@@ -4,16 +4,16 @@ import getpass
 import socket
 import time
 
-from flows.catalog import Row, find_run
+from flows.catalog import find_run
 from flows.ops.reconcile import LIFE_S
 from infra.runs.claims import read_claim
-from infra.runs.run_state import read_state, request_stop
+from infra.runs.run_state import NO_STATE, read_state, request_stop
 
 
-def preempt(root: str, key: str) -> Row:
+def preempt(root: str, key: str) -> dict[str, str | int]:
     """Requests the stop and returns it. Raises ValueError for a run that is not active, RuntimeError if it has no heartbeat."""
     run = find_run(root, key)
-    claim, state = read_claim(run), read_state(run) or {"state": "running", "attempt": 0}
+    claim, state = read_claim(run), read_state(run) or NO_STATE
     if claim is None:
         raise ValueError(f"{run.uri} has had no attempt, so there is nothing to preempt; `vitline runs ls` lists runs.")
     if state["state"] != "running" and state["attempt"] >= claim.attempt:

@@ -24,7 +24,15 @@ from flows.to_mlflow.shipper import sync_runs
 from infra.config import replace
 from infra.ray_jobs import Job
 from infra.runs.claims import Claim, read_claim
-from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, write_reconciled_state
+from infra.runs.run_state import (
+    NO_STATE,
+    OUTCOMES,
+    RunState,
+    RunStateRecord,
+    read_state,
+    read_stop,
+    write_reconciled_state,
+)
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -90,7 +98,7 @@ class SeenRun(NamedTuple):
 
     key: str
     claim: Claim | None
-    state: dict[str, Any] | None
+    state: RunStateRecord | None
 
 
 def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) -> list[Inconsistency]:
@@ -305,8 +313,8 @@ class Reconciler:
         if jobs:
             last = max(jobs, key=lambda job: job.started_at or 0.0)
             key = last.metadata.get("run_key", "")
-            state = read_state(run_store(self.engines.root, key)) or {}
-            if state.get("state") in (None, "running"):
+            state = read_state(run_store(self.engines.root, key)) or NO_STATE
+            if state["state"] == "running":
                 return None
             return state["state"], f"{key}: {state.get('reason') or state['state']} (set by reconcile)"
         return "preempted", "its process was gone before it had submitted a job; start it again"
@@ -360,9 +368,8 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 def has_ended(run: SeenRun) -> bool:
     """Whether the attempt that holds the claim has written how it ended."""
-    state, attempt = run.state or {"state": "running"}, run.claim.attempt if run.claim else 0
-    ended: bool = state["state"] != "running" and state["attempt"] >= attempt
-    return ended
+    state, attempt = run.state or NO_STATE, run.claim.attempt if run.claim else 0
+    return state["state"] != "running" and state["attempt"] >= attempt
 
 
 def updated_at(run: SeenRun) -> float:

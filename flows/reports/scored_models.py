@@ -10,6 +10,7 @@ from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
 from vit.models.config import network_config
 from vit.models.flops import forward_flops
+from vit.run_spec import read_starts
 from vit.vtab.published.published_checks import architecture_of, data_of_corpus, data_of_weights
 
 DAY_S = 86_400
@@ -69,7 +70,7 @@ def device_days(run: Store) -> float | None:
 
     The time between the last record of a start and the next start is not counted, because nothing ran then.
     """
-    starts = sorted((run.read_json(key) for key in run.list("starts/")), key=lambda start: start["at"])
+    starts = sorted(read_starts(run), key=lambda start: start["at"])
     state = read_state(run)
     if not starts or state is None:
         return None
@@ -79,8 +80,7 @@ def device_days(run: Store) -> float | None:
         recorded = [record.timestamp_ms / 1000 for record in read_journal(run)]
         ends = [max((t for t in recorded if a["at"] <= t < b["at"]), default=a["at"]) for a, b in pairwise(starts)]
         ends.append(state["updated_at"])
-    used: float = sum(start["world_size"] * (end - start["at"]) for start, end in zip(starts, ends, strict=True))
-    return used / DAY_S
+    return sum(start["world_size"] * (end - start["at"]) for start, end in zip(starts, ends, strict=True)) / DAY_S
 
 
 def _data_of(manifest: Mapping[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ from infra.local.child_jobs import ChildJobs
 from infra.local.paths import log_dir
 from infra.local.ray_node import LocalRay
 from infra.ray_jobs import RayJobs
+from infra.runs.progress import RunProgress
 from infra.runs.run_state import StopReason
 from infra.settings import Settings
 from infra.storage import Unwritable, check_writable, open_store
@@ -26,8 +27,7 @@ T = TypeVar("T")
 HURRY_S = 5.0
 # How long a running child job may take to stop by itself.
 CHILD_GRACE_S = 5.0
-Progress = dict[str, Any]
-Show = Callable[[Progress | None], None]
+Show = Callable[[RunProgress | None], None]
 
 
 class StopRequested(Exception):

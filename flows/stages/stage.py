@@ -8,19 +8,28 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from pydantic import BaseModel
 
 from flows.records import AttemptRecord, Origin, attempt_records
 from flows.stages import heartbeat
-from flows.stages.engines import Engines, Progress, StopRequested
+from flows.stages.engines import Engines, StopRequested
 from infra.config import replace
 from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost
 from infra.redact import cleaned
 from infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
-from infra.runs.run_state import OUTCOMES, RunState, StopReason, read_state, request_stop, write_reconciled_state
+from infra.runs.progress import RunProgress
+from infra.runs.run_state import (
+    NO_STATE,
+    OUTCOMES,
+    RunState,
+    RunStateRecord,
+    StopReason,
+    read_state,
+    request_stop,
+    write_reconciled_state,
+)
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
@@ -63,7 +72,7 @@ class Skipped(RuntimeError):
 class StageResult:
     """The result of a stage: its final state, whether it was finished before, and the seconds that this call took."""
 
-    state: dict[str, Any]
+    state: RunStateRecord
     reused: bool
     wall_s: float
 
@@ -81,8 +90,8 @@ def run_stage(
     config: BaseModel,
     *,
     title: str,
-    progress: Callable[[], Progress | None],
-    output: Callable[[dict[str, Any]], bool] = lambda state: True,
+    progress: Callable[[], RunProgress | None],
+    output: Callable[[RunStateRecord], bool] = lambda state: True,
     grace_s: float,
     claim_timeout_s: float,
     env: dict[str, str] | None = None,
@@ -97,11 +106,11 @@ def run_stage(
     """
     started = time.monotonic()
 
-    def finished() -> dict[str, Any] | None:
+    def finished() -> RunStateRecord | None:
         state = read_state(run)
         return state if state is not None and state["state"] == "finished" and output(state) else None
 
-    def result(state: dict[str, Any], reused: bool) -> StageResult:
+    def result(state: RunStateRecord, reused: bool) -> StageResult:
         engines.shipper.follow(key)
         return StageResult(state, reused, time.monotonic() - started)
 
@@ -254,10 +263,12 @@ def job_state(engines: Engines, run: Store, job_id: str) -> str | None:
     return "failed" if ended else None
 
 
-def unless_stale(progress: Callable[[], Progress | None], stale: Progress | None) -> Callable[[], Progress | None]:
+def unless_stale(
+    progress: Callable[[], RunProgress | None], stale: RunProgress | None
+) -> Callable[[], RunProgress | None]:
     """`progress`, but None as long as it is the `stale` progress of an earlier attempt."""
 
-    def latest() -> Progress | None:
+    def latest() -> RunProgress | None:
         now = progress()
         return None if now == stale else now
 
@@ -265,7 +276,7 @@ def unless_stale(progress: Callable[[], Progress | None], stale: Progress | None
 
 
 def follow(
-    engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], Progress | None], grace_s: float
+    engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], RunProgress | None], grace_s: float
 ) -> Job:
     """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it."""
     next_look, waits = time.monotonic() + WAITING_S, ""
@@ -356,11 +367,11 @@ def stop_jobs_of(engines: Engines, flow_run_id: str) -> list[str]:
 
 def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed:
     """The error that says in one sentence why a stage ended. The observer also gets the last lines of the job's log."""
-    key, state = claim.run_key, read_state(run) or {}
+    key, state = claim.run_key, read_state(run) or NO_STATE
     where = f"{run.uri_of('state.json')}, job {claim.job_id}"
     ended: RunState
     tail = cleaned("\n".join(engines.cluster.jobs.logs(claim.job_id).splitlines()[-LOG_LINES:]))
-    if state.get("attempt") == claim.attempt and state.get("state") not in (None, "running"):
+    if state["attempt"] == claim.attempt and state["state"] != "running":
         reason, ended = state.get("reason", "no reason given"), state["state"]
         if state.get("no_room"):
             reason = f"{reason}; {other_jobs(engines, claim.job_id)}"

@@ -18,6 +18,7 @@ from flows.to_mlflow.run_snapshot import (
     plain,
 )
 from infra.config import digest_of
+from infra.runs.run_state import RunStateRecord
 from infra.storage import Store, json_bytes, open_store
 from vit.vtab.evaluate import Score
 from vit.vtab.protocols import over_seeds
@@ -42,7 +43,7 @@ NOT_SENT = (".parquet",)
 Values = dict[str, tuple[float, int]]
 
 
-def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: RunStateRecord) -> None:
     """Scores on tasks: a metric for each task and model, group means where all tasks are scored, and the children."""
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
     configs = {model: open_store(model).read_json_or_none("config.json") or {} for model in models}

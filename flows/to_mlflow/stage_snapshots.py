@@ -13,8 +13,9 @@ from flows.to_mlflow.evaluation_snapshot import show_evaluation
 from flows.to_mlflow.run_snapshot import JSON, MODEL_PARAMS, Published, RunSnapshot, corpus_use, makers, plain
 from infra.config import canonical_json, digest_of, flatten
 from infra.runs.journal import list_segments, read_segments
-from infra.runs.run_state import read_state
+from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.storage import Store, json_bytes, open_store
+from vit.run_spec import StartRecord, read_starts
 from vit.serving.registry_model import registry_files
 
 TRAIN_PARAMS = [
@@ -61,14 +62,14 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     config, state, attempts = run.read_json_or_none("config.json"), read_state(run), attempt_records(run)
     if config is None or (state is None and not attempts):
         return None
-    state = state or {"state": "running"}
+    state = state or NO_STATE
     training = config.get("config")
     stage = training["stage"] if training else "prepare" if "requests" in config else "evaluate"
     ended = state["state"] != "running"
-    newer = attempts and attempts[-1].attempt > state.get("attempt", 0)
+    newer = attempts and attempts[-1].attempt > state["attempt"]
     if newer:  # the next attempt has started and has not written its state yet
-        state, ended = {"state": "running"}, False
-    end_s = state.get("updated_at") if ended else None
+        state, ended = NO_STATE, False
+    end_s = state["updated_at"] if ended else None
     snapshot = RunSnapshot(
         key=key,
         stage=stage,
@@ -88,16 +89,15 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     return snapshot
 
 
-def started_at(run: Store, state: JSON, attempts: Sequence[AttemptRecord]) -> float:
+def started_at(run: Store, state: RunStateRecord, attempts: Sequence[AttemptRecord]) -> float:
     """Start of the first attempt in Unix seconds, or the earliest time that the store has of the run."""
     if attempts:
         return attempts[0].started_at
-    if starts := run.list("starts/"):
-        first: float = min(run.read_json(key)["at"] for key in starts)
-        return first
+    if starts := read_starts(run):
+        return min(start["at"] for start in starts)
     if segments := list_segments(run):
         return read_segments(run, segments[:1])[0][0].timestamp_ms / 1000
-    return state.get("updated_at") or time.time()
+    return state["updated_at"] or time.time()
 
 
 def add_origin(snapshot: RunSnapshot, attempts: Sequence[AttemptRecord]) -> None:
@@ -135,7 +135,7 @@ def origin_facts(origin: Origin) -> list[str]:
     return [f"**Requested by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
 
 
-def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: RunStateRecord) -> None:
     """A pre-training or fine-tuning: recipe, corpus, length of the curves and published model."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
@@ -189,7 +189,7 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
     }
 
 
-def published(state: JSON, snapshot: RunSnapshot) -> Published | None:
+def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
     """The published model of a finished training; None if it was deleted."""
     store = open_store(state["model"])
     config = store.read_json_or_none("config.json")
@@ -219,7 +219,7 @@ def published(state: JSON, snapshot: RunSnapshot) -> Published | None:
     )
 
 
-def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: JSON) -> None:
+def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: RunStateRecord) -> None:
     """Prepared corpora: images accepted and refused, bytes, leakage, seconds, rate; the step is the number of shards. Reports
     and statistics are sent as files."""
     snapshot.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
@@ -372,7 +372,10 @@ def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -
 def code_commit(run: Store) -> str | None:
     """Commit of the git checkout of the last start; None if there was none."""
     starts = run.list("starts/")
-    return run.read_json(starts[-1]).get("versions", {}).get("commit") if starts else None
+    if not starts:
+        return None
+    last: StartRecord = run.read_json(starts[-1])
+    return last.get("versions", {}).get("commit")
 
 
 def _ms(seconds: float) -> int:

@@ -7,7 +7,7 @@ reconciled state of an attempt that ended without writing how.
 import contextlib
 import json
 import time
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 from infra.redact import cleaned
 from infra.storage import PreconditionFailed, Store, json_bytes
@@ -42,8 +42,58 @@ OUTCOMES: dict[RunState, Outcome] = {
 CLAIM_LOST_EXIT_CODE = 3
 
 
-def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> None:
-    """Writes `state.json`. Only the attempt that holds the claim may call this. `detail` must be JSON.
+class StateDetail(TypedDict, total=False):
+    """What the stages add to their state."""
+
+    reason: str
+    """Why the attempt ended in another state than finished."""
+    no_room: bool
+    """Whether the cluster could not place the workers."""
+    from_step: int
+    """The step that a running training started from."""
+    step: int
+    images_seen: int
+    """Images that the network was trained on, counting repeats."""
+    val_top1: float
+    val_examples: int
+    val_majority_fraction: float
+    model: str
+    """URI of the published model."""
+    inspection: list[str]
+    """Keys of the figures, below the run."""
+    corpora: dict[str, dict[str, str]]
+    """`version` and `digest` of the corpora of a preparation, by name."""
+    scores: list[dict[str, Any]]
+    """The scores of an evaluation, each a `vit.vtab.evaluate.Score` as JSON."""
+
+
+class RunStateRecord(StateDetail):
+    """The state of a run, as in `state.json`. A record of another version may have more fields."""
+
+    schema_version: int
+    state: RunState
+    attempt: int
+    updated_at: float
+    """Unix seconds."""
+
+
+NO_STATE: Final[RunStateRecord] = {"schema_version": 1, "state": "running", "attempt": 0, "updated_at": 0.0}
+"""Stands in for the state of an attempt that has written none yet."""
+
+
+class StopRequest(TypedDict):
+    """`stop.json`: the request to stop an attempt."""
+
+    schema_version: int
+    reason: StopReason
+    by: str
+    attempt: int
+    requested_at: float
+    """Unix seconds."""
+
+
+def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[StateDetail]) -> None:
+    """Writes `state.json`. Only the attempt that holds the claim may call this.
 
     Secrets are removed from `reason`, because error messages may quote them.
     """
@@ -51,23 +101,30 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Any) -> Non
         raise ValueError(f"{state!r} is no run state. infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
     if "reason" in detail:
         detail["reason"] = cleaned(detail["reason"])
-    run.write_json(
-        "state.json", detail | {"schema_version": 1, "state": state, "attempt": attempt, "updated_at": time.time()}
-    )
+    record: RunStateRecord = {
+        **detail,
+        "schema_version": 1,
+        "state": state,
+        "attempt": attempt,
+        "updated_at": time.time(),
+    }
+    run.write_json("state.json", record)
 
 
-def read_state(run: Store) -> dict[str, Any] | None:
-    """The current state of a run: state, attempt, updated_at (Unix seconds) and the detail; None if there is none yet.
+def read_state(run: Store) -> RunStateRecord | None:
+    """The current state of a run; None if there is none yet.
 
     The reconciled state counts if it is for the same or a later attempt than `state.json`, unless that attempt itself has
     written how it ended.
     """
-    state: dict[str, Any] | None = run.read_json_or_none("state.json")
-    reconciled: dict[str, Any] | None = run.read_json_or_none("verdict.json")
+    state: RunStateRecord | None = run.read_json_or_none("state.json")
+    reconciled: RunStateRecord | None = run.read_json_or_none("verdict.json")
     if reconciled is None or (state is not None and state["attempt"] > reconciled["attempt"]):
         return state
     ended_itself = state is not None and state["attempt"] == reconciled["attempt"] and state["state"] != "running"
-    return state if ended_itself else {**(state or {}), **reconciled}
+    if state is None:
+        return reconciled
+    return state if ended_itself else {**state, **reconciled}
 
 
 def state_of(run: Store, attempt: int) -> RunState | None:
@@ -78,7 +135,7 @@ def state_of(run: Store, attempt: int) -> RunState | None:
 
 def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
     """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray."""
-    reconciled = {
+    reconciled: RunStateRecord = {
         "schema_version": 1,
         "state": state,
         "attempt": attempt,
@@ -95,11 +152,17 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
     one to a newer attempt.
     """
     rank = get_args(StopReason).index
-    request = {"schema_version": 1, "reason": reason, "by": by, "attempt": attempt, "requested_at": time.time()}
+    request: StopRequest = {
+        "schema_version": 1,
+        "reason": reason,
+        "by": by,
+        "attempt": attempt,
+        "requested_at": time.time(),
+    }
     while True:
         try:
             data, tag = run.read_tagged("stop.json")
-            found = json.loads(data)
+            found: StopRequest = json.loads(data)
             if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
                 return
             run.compare_and_swap("stop.json", json_bytes(request), tag)
@@ -112,10 +175,10 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
             pass  # another process wrote a request at the same time: read it and compare again
 
 
-def read_stop(run: Store) -> dict[str, Any] | None:
-    """The stop request: reason, by, attempt, requested_at (Unix seconds); None if there is none.
+def read_stop(run: Store) -> StopRequest | None:
+    """The stop request; None if there is none.
 
     A request to an earlier attempt has no effect: the caller must compare `attempt`.
     """
-    request: dict[str, Any] | None = run.read_json_or_none("stop.json")
+    request: StopRequest | None = run.read_json_or_none("stop.json")
     return request

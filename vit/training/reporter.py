@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from infra.runs.journal import Journal
+from infra.runs.progress import RunProgress
 from infra.storage import Store
 from infra.system_metrics import SystemSampler
 from vit.training.train import Metrics
@@ -37,8 +37,8 @@ class Reporter:
         self.started, self.shown = time.monotonic(), 0.0
         self.first_step: int | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
-        self.latest: dict[str, Any] | None = None
-        self.written: dict[str, Any] | None = None
+        self.latest: RunProgress | None = None
+        self.written: RunProgress | None = None
         self.writing: Future[None] | None = None
 
     def __enter__(self) -> "Reporter":

@@ -1,0 +1,29 @@
+"""The progress of a running job, as `progress.json` in its folder and on the pages of observers."""
+
+from typing import TypedDict
+
+
+class RunProgress(TypedDict, total=False):
+    """How far a job is. A job writes the fields that it knows; each of these files has `step` and `total_steps`."""
+
+    step: int
+    """Finished steps, trials or units of the current stage."""
+    total_steps: int
+    """0 if the total is unknown."""
+    unit: str
+    """What the steps are; `steps` without it."""
+    images_per_s: float
+    bytes_per_s: float
+    remaining_s: float | None
+    """Seconds to the end; None if the speed is not known yet."""
+    loss: float | None
+    devices: str
+    """The devices that train."""
+    refused: int
+    """Examples that a preparation refused."""
+    running: list[str]
+    """Keys of the trials that run."""
+    waiting_for: str
+    """What the workers wait for before they start."""
+    waits: str
+    """Why a job has not started; only shown, never stored."""
