@@ -202,6 +202,7 @@ class CorpusStats:
             )
         width, height = (accepted[name].to_numpy().astype(np.float64) for name in ("width_px", "height_px"))
         kinds = accepted.group_by(["format", "mode"]).aggregate([([], "count_all")]).to_pylist()
+        duplicates, leakage = _alike(_completed(pairs, PAIRS_SCHEMA), sample)
         return cls(
             num_classes=num_classes,
             rule=sample,
@@ -213,7 +214,8 @@ class CorpusStats:
             kinds={f"{kind['format']} {kind['mode']}": kind["count_all"] for kind in kinds},
             refused=_refused(rejects, sample),
             sheet=_sheet(accepted, flat, owner, sample.labels(num_classes), sample.per_class),
-            **_alike(_completed(pairs, PAIRS_SCHEMA), sample),
+            duplicates=duplicates,
+            leakage=leakage,
             compared=frozenset((corpus, split) for corpus, split in compared),
         )
 
@@ -378,7 +380,7 @@ def _refused(rejects: pa.Table, rule: SampleRule) -> dict[str, Findings]:
     return found
 
 
-def _alike(pairs: pa.Table, rule: SampleRule) -> dict[str, Any]:
+def _alike(pairs: pa.Table, rule: SampleRule) -> tuple[dict[str, Findings], dict[Leak, Findings]]:
     """Duplicates and leakage from a table of pairs."""
     here = pc.is_null(pairs["other_corpus"])
     own, foreign = pairs.filter(here), pairs.filter(pc.invert(here))
@@ -395,10 +397,10 @@ def _alike(pairs: pa.Table, rule: SampleRule) -> dict[str, Any]:
     for values in foreign.group_by(keys).aggregate([]).to_pylist():
         same = [pc.equal(foreign[name], values[name]) for name in keys]
         leakage[Leak(*values.values())] = foreign.filter(pc.and_(pc.and_(same[0], same[1]), same[2]))
-    return {
-        "duplicates": {kind: _pair_findings(rows, rule) for kind, rows in duplicates.items() if rows.num_rows},
-        "leakage": {leak: _pair_findings(rows, rule) for leak, rows in leakage.items()},
-    }
+    return (
+        {kind: _pair_findings(rows, rule) for kind, rows in duplicates.items() if rows.num_rows},
+        {leak: _pair_findings(rows, rule) for leak, rows in leakage.items()},
+    )
 
 
 def _pair_findings(pairs: pa.Table, rule: SampleRule) -> Findings:

@@ -1,10 +1,10 @@
 """Interface of all sources: parts that a worker can read independently, and examples that locate their bytes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypedDict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -200,17 +200,47 @@ EXAMPLE_SCHEMA = pa.schema(
         pa.field("detail", pa.string()),
     ]
 )
-_FIELDS = [field.name for field in fields(RawExample) if field.name not in ("refused", "data", "num_bytes")]
 
 
-def row_of(example: RawExample) -> dict[str, Any]:
+class ExampleRow(TypedDict):
+    """A row of EXAMPLE_SCHEMA."""
+
+    example_id: str
+    labels: Sequence[str]
+    weights: Sequence[float] | None
+    split: str
+    val_fraction: float | None
+    test_fraction: float | None
+    group: str | None
+    base: str
+    key: str
+    offset: int
+    length: int | None
+    order_key: int | None
+    reason: str | None
+    detail: str | None
+
+
+def row_of(example: RawExample) -> ExampleRow:
     """An example as a row of EXAMPLE_SCHEMA, without its bytes."""
-    row: dict[str, Any] = {name: getattr(example, name) for name in _FIELDS}
-    row["val_fraction"] = row["test_fraction"] = None
-    if isinstance(example.split, DrawnSplit):
-        row["val_fraction"], row["test_fraction"] = example.split.val_fraction, example.split.test_fraction
-    row["reason"], row["detail"] = example.refused or (None, None)
-    return row
+    drawn = example.split if isinstance(example.split, DrawnSplit) else None
+    reason, detail = example.refused or (None, None)
+    return {
+        "example_id": example.example_id,
+        "labels": example.labels,
+        "weights": example.weights,
+        "split": example.split,
+        "val_fraction": drawn.val_fraction if drawn else None,
+        "test_fraction": drawn.test_fraction if drawn else None,
+        "group": example.group,
+        "base": example.base,
+        "key": example.key,
+        "offset": example.offset,
+        "length": example.length,
+        "order_key": example.order_key,
+        "reason": reason,
+        "detail": detail,
+    }
 
 
 def table_of(examples: Iterable[RawExample]) -> pa.Table:

@@ -1,10 +1,10 @@
 """The examine stage: lists a source into parts, then reads and decodes every example of a part once."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import RawExample, row_of
+from data_prep.corpora.raw import ExampleRow, RawExample, row_of
 from data_prep.decode import ImageRejected
 from data_prep.examine.decode_child import Examiner
 from data_prep.examine.local_range import LocalRange
@@ -26,9 +26,22 @@ _READ_THREADS = 8
 _ROWS_PER_WRITE = 4096
 _MAX_WHY = 300  # characters of a store's error message
 
-Row = dict[str, Any]
 Data = bytes | LocalRange
 Read = Callable[[], Data]
+
+
+class Record(ExampleRow, total=False):
+    """A row of RECORD_SCHEMA: an example, and the properties of its image unless it is refused."""
+
+    num_bytes: int
+    sha256: bytes
+    pixel_sha256: bytes
+    phash: bytes
+    phash_mirror: bytes
+    width_px: int
+    height_px: int
+    format: str
+    mode: str
 
 
 class ChunkTask(FrozenConfig):
@@ -104,10 +117,10 @@ class _Records:
     """Counts records and writes them in batches of some thousand."""
 
     def __init__(self, writer: pq.ParquetWriter) -> None:
-        self._writer, self._rows = writer, list[Row]()
+        self._writer, self._rows = writer, list[Record]()
         self.num_examples = self.num_refused = self.num_bytes = self.num_denied = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: Record) -> None:
         self.num_examples += 1
         self.num_refused += row["reason"] is not None
         self.num_bytes += row.get("num_bytes") or 0
@@ -124,13 +137,13 @@ class _Records:
             self._rows = []
 
 
-def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Row], None]) -> None:
+def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Record], None]) -> None:
     """Pass a record of every example to `add`. Records have no order: refused examples skip the decoding queue."""
     recipe, execution = config.recipe, config.execution
 
-    def readable() -> Iterator[tuple[Row, Data]]:
+    def readable() -> Iterator[tuple[Record, Data]]:
         for example, read in _read_ahead(examples, recipe.decode.max_bytes):
-            row = row_of(example)
+            row = cast(Record, row_of(example))
             if row["order_key"] is None:
                 row["order_key"] = order_key(recipe.order_seed, example.example_id)
             data = _bytes_or_refusal(row, read)
@@ -150,10 +163,10 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
         recipe.decode, timeout_s=execution.image_timeout_s, memory_bytes=execution.decode_memory_bytes
     ) as examiner:
         for row, outcome in examiner.run(readable()):
-            add(_with_drawn_split({**row, **_found(outcome)}))
+            add(_with_drawn_split(cast(Record, {**row, **_found(outcome)})))
 
 
-def _bytes_or_refusal(row: Row, read: Read) -> Data | None:
+def _bytes_or_refusal(row: Record, read: Read) -> Data | None:
     """The bytes of an example, or None after writing the reason of the refusal into its row."""
     if row["reason"] is not None:
         return None
@@ -178,15 +191,15 @@ def _size_of(example: RawExample) -> int | None:
     return open_store(example.base).size(example.key) - example.offset
 
 
-def _with_drawn_split(row: Row) -> Row:
+def _with_drawn_split(row: Record) -> Record:
     """The record with the split of its unit, once its pixels are known."""
-    if row["reason"] is None and row["val_fraction"] is not None:
-        key = unit_key(row["group"], row["pixel_sha256"])
-        row["split"] = hashed_split(key, row["val_fraction"], row["test_fraction"])
+    val, test = row["val_fraction"], row["test_fraction"]
+    if row["reason"] is None and val is not None and test is not None:
+        row["split"] = hashed_split(unit_key(row["group"], row["pixel_sha256"]), val, test)
     return row
 
 
-def _found(outcome: Examined | ImageRejected) -> Row:
+def _found(outcome: Examined | ImageRejected) -> Mapping[str, object]:
     if isinstance(outcome, ImageRejected):
         return {"reason": outcome.reason, "detail": outcome.detail}
     return vars(outcome)

@@ -18,7 +18,7 @@ from data_prep.config import CorpusConfig, CorpusRecipe, PrepareExecution
 from data_prep.corpora.open_source import open_source
 from data_prep.corpora.raw import RawCorpus, WorkFolder, kept_lists
 from data_prep.corpus_stats import CorpusStats, SampleRule
-from data_prep.examine.examine import Row
+from data_prep.examine.examine import Record
 from data_prep.inspect.dry_run_report import Cores, DryRun, Number, render
 from data_prep.inspect.expected_rows import Kept, kept_rows, shares
 from data_prep.inspect.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
@@ -162,7 +162,7 @@ def _judge_sample(observed: _Observed) -> _SampleVerdicts:
     return _SampleVerdicts(records, accepted, rejects, class_map)
 
 
-def _first_of_each_id(rows: list[Row]) -> list[Row]:
+def _first_of_each_id(rows: list[Record]) -> list[Record]:
     return list({row["example_id"]: row for row in reversed(rows)}.values())[::-1]
 
 

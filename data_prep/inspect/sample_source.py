@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from data_prep.config import CorpusConfig
 from data_prep.corpora.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
 from data_prep.examine.decode_child import Examiner
-from data_prep.examine.examine import Row, examine_examples
+from data_prep.examine.examine import Record, examine_examples
 from data_prep.plan.listed_ids import Shard, check_repeats, keys_of, known_keys, repeats
 from data_prep.splits import order_key
 
@@ -127,7 +127,7 @@ def _counts(values: pa.ChunkedArray) -> dict[str, int]:
 class Sample:
     """Records of some examples, and the time it took to examine them."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[Record] = field(default_factory=list)
     num_readable: int = 0
     refused_unread: Counter[str] = field(default_factory=Counter)
     """Examples that the source refused without reading them, by reason."""
@@ -138,7 +138,7 @@ class Sample:
     """Number of examples of the parts that were read to their end."""
     late: list[str] = field(default_factory=list)
     """Parts that returned nothing in time."""
-    of_unknown: list[Row] = field(default_factory=list)
+    of_unknown: list[Record] = field(default_factory=list)
     """Records of parts that do not report their number of examples."""
 
 
@@ -206,7 +206,7 @@ def take_sample(
         sample.num_readable += sum(example.refused is None for example in examples)
         sample.refused_unread.update(example.refused[0] for example in examples if example.refused)
         start = time.monotonic()
-        rows: list[Row] = []
+        rows: list[Record] = []
         examine_examples(iter(examples), config, rows.append)
         sample.seconds += time.monotonic() - start + taking.ended - taking.began
         sample.rows += rows

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict, cast
 
 from infra.config import FrozenConfig, digest_of
 
@@ -14,6 +14,21 @@ class ClassInfo(FrozenConfig):
     source_id: str
     parents: tuple[str, ...] = ()
     """From the root of the hierarchy downwards, without the class itself."""
+
+
+class ClassEntry(TypedDict):
+    """A class in `classes.json`, `ClassInfo` as JSON."""
+
+    name: str
+    source_id: str
+    parents: list[str]
+
+
+class ClassesFile(TypedDict):
+    """`classes.json` of a corpus."""
+
+    digest: str
+    classes: list[ClassEntry]
 
 
 class ClassMap(FrozenConfig):
@@ -42,9 +57,10 @@ class ClassMap(FrozenConfig):
         """The label id of every source id."""
         return {info.source_id: label_id for label_id, info in enumerate(self.classes)}
 
-    def as_file(self) -> dict[str, Any]:
+    def as_file(self) -> ClassesFile:
         """Content of classes.json."""
-        return {"digest": self.digest, "classes": [info.model_dump(mode="json") for info in self.classes]}
+        classes = [cast(ClassEntry, info.model_dump(mode="json")) for info in self.classes]
+        return {"digest": self.digest, "classes": classes}
 
 
 def number_label(number: int) -> str:

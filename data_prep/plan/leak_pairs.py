@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.decode import DecodePolicy
-from data_prep.plan.locate_pictures import PictureReader
+from data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
 from data_prep.similarity.dedup import LOCATOR_SCHEMA
 from data_prep.similarity.near_duplicates import HashIndex, as_words
 from infra.storage import Store
@@ -60,8 +60,8 @@ def same_pictures(pairs: pa.Table, policy: DecodePolicy) -> list[Same]:
     with PictureReader(policy) as pictures:
         for start in range(0, len(pairs), PAIRS_PER_TASK):
             rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
-            here = [{name: row[name] for name in LOCATOR_SCHEMA.names} for row in rows]
-            there = [{name: row[f"other_{name}"] for name in (*LOCATOR_SCHEMA.names, "row")} for row in rows]
+            here = [picture_row(row) for row in rows]
+            there: list[PictureRow] = [{**picture_row(row, "other_"), "row": row["other_row"]} for row in rows]
             same = pictures.same_pairs(list(zip(here, there, strict=True)))
             for row, place, is_same in zip(rows, there, same, strict=True):
                 if is_same:

@@ -7,7 +7,7 @@ Every example takes 40 bytes, partitioned by the hash of its id, so no process h
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from data_prep.config import CorpusConfig
 from data_prep.corpora.open_source import open_source
-from data_prep.corpora.raw import Part, RawCorpus, WorkFolder
+from data_prep.corpora.raw import ExampleRow, Part, RawCorpus, WorkFolder
 from data_prep.executors import Executor, in_process
 from data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
 from data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
@@ -196,7 +196,7 @@ def repeats(keys: pa.Table) -> Repeats:
     )
 
 
-def _row_at(source: RawCorpus, part: Part, work: WorkFolder, position: int) -> dict[str, Any]:
+def _row_at(source: RawCorpus, part: Part, work: WorkFolder, position: int) -> ExampleRow:
     """A listed example, as a row of EXAMPLE_SCHEMA."""
-    row: dict[str, Any] = source.listed(part, work).slice(position, 1).to_pylist()[0]
+    row: ExampleRow = source.listed(part, work).slice(position, 1).to_pylist()[0]
     return row

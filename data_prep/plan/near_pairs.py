@@ -4,7 +4,6 @@ Dropping an image makes comparisons with it unnecessary, so pairs that share an 
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 from data_prep.config import CorpusConfig
 from data_prep.executors import Executor, for_pictures
 from data_prep.partitions import in_groups, read_partition, write_partitions
-from data_prep.plan.locate_pictures import PictureReader
+from data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
 from data_prep.plan.near_records import PAIR_SCHEMA, NearPairs, NearTask, once, ranked
 from data_prep.plan.sort_records import Dropped, save_drops, survivors
 from data_prep.progress import Show
@@ -130,10 +129,10 @@ def _compare_pairs(task: _CompareTask) -> _Compared:
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))
     rows = read_partition(corpus, [_PAIRS_KEY], task.number, _LOCATED_SCHEMA).to_pylist()
-    places = dict[bytes, dict[str, Any]]()
+    places = dict[bytes, PictureRow]()
     for row in rows:
-        places[row["sha256"]] = {name: row[name] for name in LOCATOR_SCHEMA.names}
-        places[row["other_sha256"]] = {name: row[f"other_{name}"] for name in LOCATOR_SCHEMA.names}
+        places[row["sha256"]] = picture_row(row)
+        places[row["other_sha256"]] = picture_row(row, "other_")
     pairs = [(row["sha256"], row["other_sha256"]) for row in rows]
     with PictureReader(config.recipe.decode) as pictures:
         dropped = resolve(pairs, lambda a, b: pictures.same(places[a], places[b]))

@@ -215,7 +215,7 @@ def select_examples(
     buckets = [task.model_copy(update={"drops": dropped.keys, "gains": dropped.gain_keys}) for task in buckets]
     label_counts = _label_counts(partitioned, dropped)
     class_map = _class_map(config, job.source, label_counts, base)
-    corpus.write_json(CLASSES_FILE, class_map.as_file() | _outside(config, job.source))
+    corpus.write_json(CLASSES_FILE, {**class_map.as_file(), **_outside(config, job.source)})
     corpus.write_json(VAL_FILE, _val_hashes(job, buckets, partitioned))
     selected, stats = _selected(job.run(select, buckets))
     selection = Selection(

@@ -4,8 +4,8 @@ import html
 import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 
@@ -36,6 +36,19 @@ _KINDS = {
     "conflicting_labels": "of these, labels differ from the image that stays",
     "across_splits": "of these, in another split than the image that stays",
 }
+
+
+class ManyClasses(TypedDict):
+    """The classes of a corpus that has too many for one bar each."""
+
+    plot: Plot
+    quantiles: Sequence[tuple[str, ...]]
+    columns: tuple[str, ...]
+    """Columns of `largest` and `smallest`."""
+    largest: Sequence[tuple[str, ...]]
+    smallest: Sequence[tuple[str, ...]]
+    list: str
+    """Every class, in one text."""
 
 
 def render_report(
@@ -98,7 +111,7 @@ def _shown_of(segment: SegmentInfo) -> str:
 
 def _many_classes(
     class_map: ClassMap, total: np.ndarray, order: np.ndarray, by_split: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
+) -> ManyClasses:
     top = min(_MAX_CLASSES_NAMED, len(order) // 2)
 
     def rows(labels: np.ndarray) -> list[tuple[str, ...]]:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -138,6 +138,16 @@ def _tables(planned: pa.Table, task: ShardTask) -> Iterator[pa.Table]:
         yield shard_table(part, images.read(part), task.origin, task.spec.arrow_schema())
 
 
+class _PlacedRow(TypedDict):
+    """The columns _PLACE of a planned row."""
+
+    example_id: str
+    base: str
+    key: str
+    offset: int
+    sha256: bytes
+
+
 class _Images:
     """Reads the images of one batch after another into the same memory, because allocating takes as long as reading."""
 
@@ -162,7 +172,7 @@ class _Images:
         buffers = [None, pa.array(ends, pa.int32()).buffers()[1], pa.py_buffer(self._memory)]
         return pa.Array.from_buffers(pa.binary(), len(part), buffers)
 
-    def _read_one(self, row: dict[str, Any], space: memoryview) -> None:
+    def _read_one(self, row: _PlacedRow, space: memoryview) -> None:
         store = self._stores[row["base"]]
         length = store.read_into(row["key"], row["offset"], space)
         if length < len(space) or hashlib.sha256(space).digest() != row["sha256"]:

@@ -6,7 +6,7 @@ otherwise an image would be in val or test more often the more copies it has. An
 several labels, the one that stays gets the labels of its copies.
 """
 
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -63,6 +63,27 @@ GAINS_SCHEMA = pa.schema(
 """Labels and weights of an image after those of its copies were merged in."""
 
 
+class PixelsRow(TypedDict):
+    """The fields of a row of PIXELS_SCHEMA that are read one by one."""
+
+    order_key: int
+    example_id: str
+    split: str
+    labels: list[str]
+    weights: list[float] | None
+    known: bool
+
+
+class GainsRow(TypedDict):
+    """A row of GAINS_SCHEMA."""
+
+    order_key: int
+    example_id: str
+    labels: list[str]
+    weights: list[float] | None
+    gained: list[str]
+
+
 def exact_duplicates(rows: pa.Table, policy: Literal["drop", "keep"], *, several_labels: bool = False) -> pa.Table:
     """The examples to drop among `rows` (PIXELS_SCHEMA, complete for their pixel hashes), as DROPS_SCHEMA.
 
@@ -91,7 +112,7 @@ def gained_labels(rows: pa.Table, policy: Literal["drop", "keep"]) -> pa.Table:
     return pa.Table.from_pylist([row for row in merged if row], schema=GAINS_SCHEMA)
 
 
-def _merged(kept: dict[str, Any], copies: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _merged(kept: PixelsRow, copies: list[PixelsRow]) -> GainsRow | None:
     """A row of GAINS_SCHEMA; None if the copies add nothing."""
     weights: dict[str, float] = {}
     for row in (kept, *copies):
@@ -102,8 +123,13 @@ def _merged(kept: dict[str, Any], copies: list[dict[str, Any]]) -> dict[str, Any
     new_weights = None if kept["weights"] is None else [weights[label] for label in labels]
     if kept["known"] or (labels, new_weights) == (kept["labels"], kept["weights"]):
         return None
-    named = {name: kept[name] for name in ("order_key", "example_id")}
-    return {**named, "labels": labels, "weights": new_weights, "gained": gained}
+    return {
+        "order_key": kept["order_key"],
+        "example_id": kept["example_id"],
+        "labels": labels,
+        "weights": new_weights,
+        "gained": gained,
+    }
 
 
 def _equal_pairs(rows: pa.Table, policy: Literal["drop", "keep"]) -> tuple[np.ndarray, np.ndarray]:
@@ -178,7 +204,7 @@ def drops_table(
     return pa.table(columns).select(DROPS_SCHEMA.names).cast(DROPS_SCHEMA)
 
 
-def _detail(kind: str, copy: dict[str, Any], original: dict[str, Any], several_labels: bool) -> str:
+def _detail(kind: str, copy: PixelsRow, original: PixelsRow, several_labels: bool) -> str:
     text = f"{kind.replace('_', ' ')} as {original['example_id']}"
     if original["known"]:
         text += ", which is in the corpus already"

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from data_prep.config import CorpusRecipe, Emoji
 from data_prep.corpora.files.npm_package import NpmPackage, PackageFile
@@ -127,10 +127,25 @@ def fetch_style(style: str, cache: Store) -> dict[str, PackageFile]:
     return PACKAGES[style].fetched(cache, lambda name: name == _DATA or name.startswith(f"img/{style}/64/"))
 
 
+class _SkinTone(TypedDict):
+    image: str
+
+
+class EmojiEntry(TypedDict):
+    """A base emoji in emoji.json, as far as it is read here."""
+
+    unified: str
+    """Code points in hexadecimal, joined by dashes."""
+    category: str
+    subcategory: str
+    image: str
+    skin_variations: NotRequired[dict[str, _SkinTone]]
+
+
 def read_bases(cache: Store, data: PackageFile) -> list[BaseEmoji]:
     """All base emoji of emoji.json, ordered by code."""
     offset, package = data.offset, PACKAGES["google"]
-    entries: list[dict[str, Any]] = json.loads(cache.read(package.members_key, offset, offset + data.length))
+    entries: list[EmojiEntry] = json.loads(cache.read(package.members_key, offset, offset + data.length))
     bases = [
         BaseEmoji(
             code=entry["unified"],

@@ -6,7 +6,7 @@ import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict
 
 from data_prep.config import TopFolders
 from data_prep.corpora.files.archive_members import Member, link_target
@@ -158,6 +158,18 @@ class Links:
         return path
 
 
+class SurveyFile(TypedDict):
+    """A `Survey` as JSON, kept in the work folder."""
+
+    splits: dict[str, str]
+    wrapper: str
+    only_splits: NotRequired[bool]
+    targets: dict[str, str]
+    existing: list[str]
+    damage: str
+    damage_path: str
+
+
 class Survey:
     """Layout and links of an archive, from one pass over its headers. Memory: the links."""
 
@@ -204,7 +216,7 @@ class Survey:
     def damaged_member(self) -> Member:
         return Member(self.damage_path, kind="damage", refused=("uncounted_loss", self.damage))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> SurveyFile:
         return {
             "splits": self.layout.splits,
             "wrapper": self.layout.wrapper,
@@ -216,7 +228,7 @@ class Survey:
         }
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "Survey":
+    def from_json(cls, value: SurveyFile) -> "Survey":
         survey = cls(True)
         survey.layout = FolderLayout(value["splits"], value["wrapper"], value.get("only_splits", False))
         survey.links = Links(value["targets"], value["existing"])

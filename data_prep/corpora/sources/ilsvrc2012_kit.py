@@ -6,6 +6,7 @@ The layout is described in ILSVRC2012_devkit_t12/readme.txt of the kit.
 import functools
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +111,7 @@ class Kit:
         return {child: synset for synset in ordered for child in synset.children}
 
 
-def _synset(row: dict[str, Any]) -> Synset:
+def _synset(row: Mapping[str, object]) -> Synset:
     number, wnid, words, children = (row.get(name) for name in ("ILSVRC2012_ID", "WNID", "words", "children"))
     number, num_children = _whole(number), _whole(row.get("num_children"))
     if number is None or num_children is None or not isinstance(wnid, str) or not re.fullmatch(r"n[0-9]{8}", wnid):
