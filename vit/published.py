@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from infra.storage import Store, open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.image_contract import ImageContract
 from vit.model_names import find_published, is_location
+from vit.model_record import ModelCheck, ModelProvenance, ModelRecord
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
 from vit.models.network import Network
@@ -95,20 +96,20 @@ def publish(
     store = models.child(f"{name}/{version}")
     weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
     pieces = write_tensors(store, "model.safetensors", weights)
-    config = {
+    contract_json, class_list = contract.model_dump(mode="json"), list(classes)
+    config: ModelRecord = {
         "schema_version": SCHEMA_VERSION,
         "architecture": network.config.architecture,
         "model": network.config.model_dump(mode="json"),
         "num_classes": network.num_classes,
         "tensors": pieces,
         "probe": probe(network),
-        "provenance": dict(provenance),
+        "provenance": cast(ModelProvenance, dict(provenance)),
         "created_at": time.time(),
+        "digest": "",
+        "files": {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)},
     }
-    contract_json, class_list = contract.model_dump(mode="json"), list(classes)
     config["digest"] = model_digest(config, contract_json, class_list)
-    # Stored beside the digest, so that an error can name the file that was changed.
-    config["files"] = {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)}
     store.write_json("image_contract.json", contract_json)
     store.write_json("classes.json", {"schema_version": SCHEMA_VERSION, "classes": class_list})
     store.write("card.md", card(name, version, config, contract, class_list).encode())
@@ -116,7 +117,7 @@ def publish(
     return store.uri
 
 
-def model_digest(config: Mapping[str, Any], contract: Mapping[str, Any], classes: Sequence[str]) -> str:
+def model_digest(config: ModelRecord, contract: Mapping[str, Any], classes: Sequence[str]) -> str:
     """The digest of a model: architecture, weights, image contract and classes, not where or when it was made."""
     weights = {piece["name"]: piece["sha256"] for piece in config["tensors"]}
     return digest_of([config["architecture"], config["model"], weights, contract, classes])
@@ -138,13 +139,13 @@ def probe(network: Network, most: int = 16) -> list[float]:
     return [float(value) for value in copy(image / 127.5 - 1)[0, :most]]
 
 
-def verify_model(uri: str) -> dict[str, Any]:
+def verify_model(uri: str) -> ModelCheck:
     """Checks every tensor of a published model against its digest, and computes its probe logits again.
 
     Raises CheckpointError naming the file or tensor that differs, or the difference of the logits.
     """
     model = load_model(uri)
-    config = open_store(uri).read_json("config.json")
+    config: ModelRecord = open_store(uri).read_json("config.json")
     difference = None
     if "probe" in config:
         expected, found = torch.tensor(config["probe"]), torch.tensor(probe(model.network))
@@ -190,7 +191,7 @@ def read_model(uri: str) -> PublishedModel:
     """Like `load_model`, for a path or URI only, with the credentials from the environment of this process."""
     store = open_store(uri)
     try:
-        config = store.read_json("config.json")
+        config: ModelRecord = store.read_json("config.json")
         contract = store.read_json("image_contract.json")
         classes = store.read_json("classes.json")["classes"]
     except (FileNotFoundError, ValueError, KeyError) as error:
@@ -266,7 +267,7 @@ def elsewhere(config: NetworkConfig) -> str:
     return "; ".join(forms)
 
 
-def card(name: str, version: str, config: Mapping[str, Any], contract: ImageContract, classes: Sequence[str]) -> str:
+def card(name: str, version: str, config: ModelRecord, contract: ImageContract, classes: Sequence[str]) -> str:
     """The text of the model card: what the model is, what it was made from, and how to use it."""
     model, provenance = config["model"], config["provenance"]
     parameters = sum(int(np.prod(p["shape"])) for p in config["tensors"])

@@ -8,7 +8,6 @@ import platform
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -27,7 +26,7 @@ from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
 from vit.published import adapt, load_model, publish
 from vit.run_spec import RunSpec, StartRecord, WorkerError
-from vit.training.checkpoint import CheckpointSaver, list_checkpoints, resume
+from vit.training.checkpoint import CheckpointSaver, RunIdentity, list_checkpoints, resume
 from vit.training.evaluate import evaluate
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
@@ -223,8 +222,7 @@ class TrainingRun:
         with eval_batches(self.corpus, self.manifest, str(split), augment, batch_size=size) as batches:
             return inspect_run(self.run, network, batches, num_images, title=self.spec.run_key)
 
-    def _meta(self) -> dict[str, Any]:
-        """What the manifest of a checkpoint says of the run; `resume` refuses the checkpoint of another one."""
+    def _meta(self) -> RunIdentity:
         return {
             "run_key": self.spec.run_key,
             "recipe": self.recipe.model_dump(mode="json"),

@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 from infra.storage import open_store
+from vit.model_record import Prediction
 from vit.published import PublishedModel, load_model
 
 FILES = ("model.safetensors", "image_contract.json", "classes.json", "card.md", "config.json")
@@ -67,7 +68,7 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
     return directory
 
 
-def load_served(uri: str, digest: str | None = None) -> Callable[[list[Any]], list[dict[str, Any]]]:
+def load_served(uri: str, digest: str | None = None) -> Callable[[list[Any]], list[Prediction]]:
     """A function from images, as bytes or base64, to their most probable classes. The code of an MLflow model calls it.
 
     Raises ValueError if the published model does not have `digest`.
@@ -79,7 +80,7 @@ def load_served(uri: str, digest: str | None = None) -> Callable[[list[Any]], li
             "published model was replaced: `vitline model ls` lists the published models."
         )
 
-    def answer(images: Sequence[bytes | str]) -> list[dict[str, Any]]:
+    def answer(images: Sequence[bytes | str]) -> list[Prediction]:
         best = model.predict([image_bytes(image) for image in images], top=TOP)
         return [{"classes": [name for name, _ in row], "probabilities": [p for _, p in row]} for row in best]
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from PIL import Image
 
+from vit.model_record import ModelRecord, Prediction
+
 POINTER = "pointer.json"
 LOAD_IN_THREE_LINES = (
     "from vit.published import load_model",
@@ -29,7 +31,7 @@ OUTPUTS = [
 ]
 
 
-def registry_files(uri: str, config: Mapping[str, Any], contract: Mapping[str, Any]) -> dict[str, bytes]:
+def registry_files(uri: str, config: ModelRecord, contract: Mapping[str, Any]) -> dict[str, bytes]:
     """The files of an MLflow model by name, from `config.json` and `image_contract.json` of the published folder at `uri`.
 
     Input: rows with `image`, the bytes of an image file (base64 in JSON). Output per row: `classes`, the five most probable
@@ -98,7 +100,7 @@ class RegistryModel:
 
         self._answer = load_served(pointer["uri"], pointer["digest"])
 
-    def predict(self, model_input: Any, params: Any = None) -> list[dict[str, Any]]:
+    def predict(self, model_input: Any, params: Any = None) -> list[Prediction]:
         """`classes` and `probabilities` for every row. Raises ValueError for a row that is no image."""
         return self._answer(list(model_input["image"]))
 

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from infra.config import digest_of, flatten
 from infra.storage import Store
-from vit.training.tensor_file import read_tensors, write_tensors
+from vit.training.tensor_file import TensorPiece, read_tensors, write_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
 
@@ -35,16 +35,65 @@ class CheckpointError(RuntimeError):
     """A checkpoint or published model cannot be read or written; the message names it."""
 
 
+class RunIdentity(TypedDict):
+    """The run in the manifest of its checkpoints; `resume` refuses the checkpoint of another one."""
+
+    run_key: str
+    recipe: dict[str, Any]
+    """The recipe as JSON."""
+    config_digest: str
+    corpus_digest: str
+    class_map_digest: str
+
+
+class SaveIdentity(RunIdentity):
+    """A run and one of its saves."""
+
+    save_id: str
+    """Equal on all ranks; distinguishes the save from an unfinished one of an earlier start of the worker group."""
+    images_seen: int
+
+
+class PendingManifest(SaveIdentity):
+    """The manifest of a checkpoint before the other ranks have written their files."""
+
+    schema_version: int
+    step: int
+    attempt: int
+
+
+class CheckpointFile(TypedDict):
+    """The tensors that one rank wrote."""
+
+    key: str
+    pieces: list[TensorPiece]
+
+
+class CheckpointManifest(PendingManifest):
+    """The manifest of a checkpoint, without its digest."""
+
+    world_size: int
+    files: list[CheckpointFile]
+
+
+class RankIndex(TypedDict):
+    """`rank-<rank>-of-<ranks>.json`: the pieces that a rank wrote."""
+
+    save: str
+    """The save that they belong to."""
+    pieces: list[TensorPiece]
+
+
 @dataclass(frozen=True)
 class CheckpointRef:
     """A committed checkpoint: its prefix in the run, and its manifest."""
 
     prefix: str
-    manifest: Mapping[str, Any]
+    manifest: CheckpointManifest
 
     @property
     def step(self) -> int:
-        return int(self.manifest["step"])
+        return self.manifest["step"]
 
 
 def checkpoint_prefix(step: int, attempt: int) -> str:
@@ -136,7 +185,7 @@ class CheckpointSaver:
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
 
-    def save(self, state: TrainState, meta: Mapping[str, Any]) -> None:
+    def save(self, state: TrainState, meta: SaveIdentity) -> None:
         """Copies this rank's share to host buffers and returns. A thread does the rest; `wait()` waits for it."""
         self.wait()
         tensors = state_tensors(state)
@@ -144,7 +193,12 @@ class CheckpointSaver:
         mine = {name: self._buffered(name, value) for name, value in tensors.items() if owner[name] == self.rank}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
-        manifest = {"schema_version": SCHEMA_VERSION, "step": state.step, "attempt": self.attempt, **meta}
+        manifest: PendingManifest = {
+            "schema_version": SCHEMA_VERSION,
+            "step": state.step,
+            "attempt": self.attempt,
+            **meta,
+        }
         self.thread = threading.Thread(target=self._run, args=(mine, manifest), name="checkpoint-saver", daemon=True)
         self.thread.start()
 
@@ -164,36 +218,36 @@ class CheckpointSaver:
             buffer = self.buffers[name] = torch.empty(value.shape, dtype=value.dtype, pin_memory=pinned)
         return buffer.copy_(value.detach(), non_blocking=True)
 
-    def _run(self, mine: dict[str, Tensor], manifest: dict[str, Any]) -> None:
+    def _run(self, mine: dict[str, Tensor], manifest: PendingManifest) -> None:
         try:
             self._write(mine, manifest)
         except BaseException as error:  # wait() raises it in the training loop, which ClaimLost must stop
             self.error = error
 
-    def _write(self, mine: dict[str, Tensor], manifest: dict[str, Any]) -> None:
+    def _write(self, mine: dict[str, Tensor], manifest: PendingManifest) -> None:
         prefix = checkpoint_prefix(manifest["step"], self.attempt)
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
         name = f"{prefix}/rank-{self.rank:05d}-of-{self.world_size:05d}"
         pieces = write_tensors(self.run, f"{name}.safetensors", mine)
-        self.run.write_json(f"{name}.json", {"save": manifest["save_id"], "pieces": pieces})
+        self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
         if self.rank == 0:
             files = self._await_peers(prefix, manifest["save_id"])
             self.check_claim()
             self.before_commit()
             self.check_claim()
-            commit(self.run, prefix, manifest | {"world_size": self.world_size, "files": files})
+            commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
             prune(self.run, self.keep, newest=prefix)
 
-    def _await_peers(self, prefix: str, save_id: str) -> list[dict[str, Any]]:
+    def _await_peers(self, prefix: str, save_id: str) -> list[CheckpointFile]:
         """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save."""
         deadline = time.monotonic() + self.peer_timeout_s
         names = [f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}" for rank in range(self.world_size)]
-        indexes: dict[str, Any] = {}
+        indexes: dict[str, list[TensorPiece]] = {}
         while len(indexes) < len(names):
             for name in names:
                 if name not in indexes and self.run.exists(f"{name}.json"):
-                    index = self.run.read_json(f"{name}.json")
+                    index: RankIndex = self.run.read_json(f"{name}.json")
                     if index["save"] == save_id:
                         indexes[name] = index["pieces"]
             if len(indexes) < len(names):
@@ -207,7 +261,7 @@ class CheckpointSaver:
         return [{"key": f"{name}.safetensors", "pieces": indexes[name]} for name in names]
 
 
-def commit(run: Store, prefix: str, manifest: Mapping[str, Any]) -> None:
+def commit(run: Store, prefix: str, manifest: CheckpointManifest) -> None:
     """Makes a checkpoint visible: writes its manifest, with a digest of the manifest."""
     run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
 
@@ -222,7 +276,7 @@ def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
     """A committed checkpoint. Raises CheckpointError if its manifest is unreadable or was changed."""
     uri = run.uri_of(f"{prefix}/manifest.json")
     try:
-        manifest = dict(run.read_json(f"{prefix}/manifest.json"))
+        manifest: dict[str, Any] = dict(run.read_json(f"{prefix}/manifest.json"))
     except (FileNotFoundError, ValueError, TypeError) as error:
         raise CheckpointError(f"{uri} cannot be read: {error}") from error
     if manifest.get("schema_version") != SCHEMA_VERSION:
@@ -232,7 +286,7 @@ def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
         )
     if manifest.pop("digest", None) != digest_of(manifest):
         raise CheckpointError(f"{uri} does not match the digest that it was written with.")
-    return CheckpointRef(prefix, manifest)
+    return CheckpointRef(prefix, cast(CheckpointManifest, manifest))
 
 
 def read_checkpoint(
@@ -251,7 +305,7 @@ def read_checkpoint(
     return tensors
 
 
-def place(tensors: dict[str, Tensor], piece: Mapping[str, Any], value: Tensor) -> None:
+def place(tensors: dict[str, Tensor], piece: TensorPiece, value: Tensor) -> None:
     """Puts a piece into its tensor at its offsets. A piece that is a whole tensor is used without copying."""
     shape, offsets = piece["global_shape"], piece["offsets"]
     if list(value.shape) == shape:
@@ -284,7 +338,7 @@ def set_aside(run: Store, prefix: str, error: CheckpointError) -> None:
     run.delete(f"{prefix}/manifest.json")
 
 
-def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World) -> CheckpointRef | None:
+def resume(run: Store, state: TrainState, meta: RunIdentity, world: World) -> CheckpointRef | None:
     """Restores `state` from the newest undamaged checkpoint, the same one on every rank. Returns None if there is none.
 
     Raises CheckpointError if the checkpoint has another recipe, corpus or class map than `meta`.
@@ -295,7 +349,7 @@ def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World)
         else None
     )
     step = world.agree(found[0].step if found else -1)
-    attempt = world.agree(int(found[0].manifest["attempt"]) if found else -1)
+    attempt = world.agree(found[0].manifest["attempt"] if found else -1)
     if step < 0:
         return None
     if found is None:
@@ -308,7 +362,7 @@ def resume(run: Store, state: TrainState, meta: Mapping[str, Any], world: World)
     return ref
 
 
-def check_same_run(uri: str, manifest: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+def check_same_run(uri: str, manifest: Mapping[str, object], meta: Mapping[str, object]) -> None:
     """Raises CheckpointError listing the differences in recipe, corpus and class map."""
     theirs, ours = (flatten({k: m.get(k) for k in SAME}) for m in (manifest, meta))
     changed = [

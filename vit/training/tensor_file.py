@@ -8,7 +8,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -24,31 +24,50 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 CHUNK_BYTES = 16 * 2**20
 
 
+class TensorPiece(TypedDict):
+    """Where a tensor, or a part of one, is in a file."""
+
+    name: str
+    dtype: str
+    """A key of DTYPES."""
+    global_shape: list[int]
+    """Shape of the whole tensor."""
+    shape: list[int]
+    offsets: list[int]
+    """Place of the piece in the whole tensor."""
+    start: int
+    """First byte in the file."""
+    end: int
+    sha256: str
+
+
+class _HeaderEntry(TypedDict):
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 def raw_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, without a copy."""
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Streams CPU tensors to one safetensors file, which becomes visible only when complete.
-
-    Returns one piece per tensor: name, dtype, global_shape, shape, offsets (in the global tensor), start and end (bytes in
-    the file) and sha256.
-    """
-    header: dict[str, dict[str, Any]] = {}
+def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
+    """Streams CPU tensors to one safetensors file, which becomes visible only when complete. One piece per tensor."""
+    header: dict[str, _HeaderEntry] = {}
     position = 0
     for name, tensor in tensors.items():
         header[name] = {
             "dtype": NAMES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [position, position + tensor.nbytes],
+            "data_offsets": (position, position + tensor.nbytes),
         }
         position += tensor.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     base = 8 + len(text)
-    pieces = []
+    pieces = list[TensorPiece]()
     with store.writer(key) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name, tensor in tensors.items():
@@ -60,14 +79,21 @@ def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list
             begin, end = header[name]["data_offsets"]
             shape = list(tensor.shape)
             pieces.append(
-                {"name": name, "dtype": NAMES[tensor.dtype], "global_shape": shape, "shape": shape}
-                | {"offsets": [0] * tensor.ndim, "start": base + begin, "end": base + end}
-                | {"sha256": digest.hexdigest()}
+                {
+                    "name": name,
+                    "dtype": NAMES[tensor.dtype],
+                    "global_shape": shape,
+                    "shape": shape,
+                    "offsets": [0] * tensor.ndim,
+                    "start": base + begin,
+                    "end": base + end,
+                    "sha256": digest.hexdigest(),
+                }
             )
     return pieces
 
 
-def read_tensors(store: Store, key: str, pieces: Sequence[Mapping[str, Any]]) -> list[Tensor]:
+def read_tensors(store: Store, key: str, pieces: Sequence[TensorPiece]) -> list[Tensor]:
     """Reads the tensors of `pieces`, with one range read each. Raises ValueError naming a tensor whose bytes differ."""
     tensors = []
     for piece in pieces:

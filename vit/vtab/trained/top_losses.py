@@ -5,7 +5,7 @@ import io
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 from PIL import Image
@@ -84,6 +84,28 @@ def load_shown(corpus: Store, manifest: Manifest, split: str, rows: Iterable[int
             return {row: shown for part in pool.map(load, wanted) for row, shown in part.items()}
 
 
+class _ImageField(TypedDict):
+    bytes: bytes
+
+
+class _ShardRow(TypedDict):
+    """The columns of a shard that the page reads."""
+
+    example_id: str
+    labels: list[int]
+    image: _ImageField
+
+
+class _Card(NamedTuple):
+    """An example on the page."""
+
+    shown: Shown
+    classes: str
+    predicted: str
+    probability: float
+    loss: float
+
+
 def top_losses_page(
     predictions: Predictions, corpus: Store, manifest: Manifest, split: str, names: Sequence[str], title: str
 ) -> str:
@@ -94,16 +116,16 @@ def top_losses_page(
     worst, doubted = top_losses(predictions), suspicious(predictions)
     shown = load_shown(corpus, manifest, split, predictions.row[np.concatenate([worst, doubted])].tolist())
 
-    def card(place: int) -> dict[str, Any]:
+    def card(place: int) -> _Card:
         example = shown[int(predictions.row[place])]
         more = f" and {len(example.labels) - _MAX_NAMES} more" if len(example.labels) > _MAX_NAMES else ""
-        return {
-            "shown": example,
-            "classes": ", ".join(names[label] for label in example.labels[:_MAX_NAMES]) + more,
-            "predicted": names[predictions.predicted[place]],
-            "probability": float(predictions.probability[place]),
-            "loss": float(predictions.loss[place]),
-        }
+        return _Card(
+            shown=example,
+            classes=", ".join(names[label] for label in example.labels[:_MAX_NAMES]) + more,
+            predicted=names[predictions.predicted[place]],
+            probability=float(predictions.probability[place]),
+            loss=float(predictions.loss[place]),
+        )
 
     return render(
         "vit/vtab/trained/top_losses.html.j2",
@@ -119,7 +141,7 @@ def top_losses_page(
     )
 
 
-def _shown(example: dict[str, Any], manifest: Manifest) -> Shown:
+def _shown(example: _ShardRow, manifest: Manifest) -> Shown:
     try:
         pixels = decode(example["image"]["bytes"], manifest.decode_policy)
         picture, small = _thumbnail(pixels), max(pixels.shape[:2]) < _SMALL_PX

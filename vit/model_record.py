@@ -1,0 +1,69 @@
+"""The fields of `config.json` of a published model. Imports no torch, so that commands and the shipper stay fast."""
+
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from infra.storage import open_store
+
+if TYPE_CHECKING:
+    from vit.training.tensor_file import TensorPiece
+
+
+class ModelProvenance(TypedDict, total=False):
+    """What a model was made from. A training writes the first five; conversions write the file that they read."""
+
+    run_key: str
+    config_digest: str
+    corpus_digest: str
+    steps: int
+    images_seen: int
+    """Images that the network was trained on, counting repeats."""
+    converted_from: str
+    family: str
+
+
+class ModelRecord(TypedDict):
+    """`config.json` of a published model."""
+
+    schema_version: int
+    architecture: str
+    model: dict[str, Any]
+    """The network's config as JSON, for `network_config`."""
+    num_classes: int
+    tensors: "list[TensorPiece]"
+    """The tensors of `model.safetensors`."""
+    probe: NotRequired[list[float]]
+    """The first logits of a synthetic image; models of older versions have none."""
+    provenance: ModelProvenance
+    created_at: NotRequired[float]
+    """Unix seconds; models of older versions have none."""
+    digest: str
+    files: NotRequired[dict[str, str]]
+    """Digests of the image contract and of the classes, so that an error can name the file that was changed."""
+
+
+def model_record(uri: str) -> ModelRecord | None:
+    """The record of the published model at a URI; None if there is none."""
+    try:
+        record: ModelRecord = open_store(uri).read_json("config.json")
+    except FileNotFoundError:
+        return None
+    return record
+
+
+class ModelCheck(TypedDict):
+    """The result of `verify_model`."""
+
+    uri: str
+    digest: str
+    tensors: int
+    bytes: int
+    probe_difference: float | None
+    """Largest difference of the probe's logits, relative to the largest logit; None if the model has no probe."""
+
+
+class Prediction(TypedDict):
+    """The answer of a served model for one image."""
+
+    classes: list[str]
+    """The most probable classes, best first."""
+    probabilities: list[float]
