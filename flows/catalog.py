@@ -9,12 +9,14 @@ from data_prep.shard_format import MANIFEST_KEY, Manifest, SegmentInfo, ViewOrig
 from flows import console
 from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline
 from flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
+from flows.stored_configs import RunFile, stage_of
 from infra.names import there_are
 from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.model_names import find_published, is_location
+from vit.model_record import ModelRecord
 
 if TYPE_CHECKING:
     from data_prep.corpus_stats import CorpusStats
@@ -206,14 +208,15 @@ def pipeline_row(root: Store, record: PipelineRecord) -> WorkRow:
 
 
 def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
-    config, state = run.read_json("config.json"), read_state(run)
-    training, written = config.get("config"), state or NO_STATE
+    config: RunFile = run.read_json("config.json")
+    state = read_state(run)
+    written = state or NO_STATE
     now = standing(root, run, config, state, attempts)
     # Only the pipeline of an active run is needed.
     submitted = run.read_json(f"attempts/a{attempts}.json") if now["state"] in AT_WORK and attempts else {}
     return {
         "run": config["run_key"],
-        "stage": training["stage"] if training else "prepare" if "requests" in config else "evaluate",
+        "stage": stage_of(config),
         "step": None,
         **now,
         "val_top1": written.get("val_top1"),
@@ -261,7 +264,8 @@ def list_models(root: str) -> list[ModelRow]:
     rows = list[ModelRow]()
     for key in store.list("models/"):
         if key.endswith("/config.json") and key.count("/") == 3:
-            config, (_, name, version, _) = store.read_json(key), key.split("/")
+            config: ModelRecord = store.read_json(key)
+            _, name, version, _ = key.split("/")
             rows.append(
                 {
                     "name": name,

@@ -237,8 +237,9 @@ def runs_compare(
     if json:
         console.emit(compared)
         return
-    for title, part in (("Differences", "differences"), ("Metrics", "metrics")):
-        body = [[field, *(cell(v) for v in values)] for field, values in compared[part].items()]
+    parts: dict[str, dict[str, list[Any]]] = {"Differences": compared["differences"], "Metrics": compared["metrics"]}
+    for title, rows in parts.items():
+        body = [[field, *(cell(v) for v in values)] for field, values in rows.items()]
         console.table(title, ["", *compared["runs"]], body)
 
 

@@ -5,6 +5,7 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from data_prep.progress import PROGRESS_KEY, preparation_progress
 from flows.console import duration
+from flows.stored_configs import RunFile
 from infra.runs.progress import RunProgress
 from infra.runs.run_state import RunStateRecord
 from infra.storage import Store
@@ -59,7 +60,7 @@ class WorkRow(Standing):
 class WorkDetail(WorkRow):
     """A run with its config, or a pipeline, which has the fields of its record in addition."""
 
-    config: NotRequired[dict[str, Any]]
+    config: NotRequired[RunFile]
     metrics: dict[str, float]
     """The last value of every metric."""
 
@@ -70,9 +71,7 @@ def attempts_of(keys: Iterable[str]) -> int:
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
 
-def standing(
-    root: Store, run: Store, config: Mapping[str, Any], state: RunStateRecord | None, attempts: int
-) -> Standing:
+def standing(root: Store, run: Store, config: RunFile, state: RunStateRecord | None, attempts: int) -> Standing:
     """State and attempt, and for a running one its progress: step, total_steps, unit, images_per_s, remaining_s.
 
     `waiting` is an attempt that was submitted and has written no state yet: it is starting or waits for the cluster.
@@ -87,7 +86,7 @@ def standing(
     return cast(Standing, {**found, **known})
 
 
-def progress_of(root: Store, run: Store, config: Mapping[str, Any]) -> RunProgress | None:
+def progress_of(root: Store, run: Store, config: RunFile) -> RunProgress | None:
     """The progress that observers show; None before the first step."""
     if "requests" not in config:
         return read_progress(run)
@@ -111,7 +110,7 @@ def for_people(work: WorkDetail) -> dict[str, Any]:
         for k, v in shown.items()
         if k not in (*head, *PROGRESS, "config", "metrics") and v not in (None, "", [], {})
     }
-    config = dict(work.get("config", {}))
+    config = dict(shown.get("config", {}))
     training = config.pop("config", {})
     known = {"schema_version", "run_key", *training}
     config = {**training, **{name: value for name, value in config.items() if name not in known}}

@@ -1,7 +1,7 @@
 """Runs evaluations and shows what they will take, for the command line; no mathematics of its own."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from flows import console
 from flows.requests.evaluation_cost import TaskCost, measured_flops, task_costs
@@ -32,6 +32,21 @@ def score_and_show(settings: Settings, request: EvaluateRequest, *, as_json: boo
     console.table(title, SCORE_COLUMNS, [score_cells(score) for score in scores], right=(2, 3, 5))
 
 
+class EvaluationTotal(TypedDict):
+    """The remaining work of a whole evaluation."""
+
+    protocol: str
+    trainings: int
+    finished: int
+    trained_images: int
+    scored_images: int
+    exaflop: float
+    device_hours: float
+    trials_per_gpu: int
+    """How many of the trainings a GPU runs at a time."""
+    usd: NotRequired[float]
+
+
 def plan_and_show(
     settings: Settings, request: EvaluateRequest, *, tflops: float | None, usd_per_hour: float | None, as_json: bool
 ) -> None:
@@ -41,7 +56,7 @@ def plan_and_show(
         console.say(plan.note)
     tasks = task_costs(settings.root, plan)
     rate = 1e12 * tflops if tflops else measured_flops([task.network for task in tasks if task.flop])
-    total: dict[str, Any] = {
+    total: EvaluationTotal = {
         "protocol": plan.protocol.name,
         "trainings": sum(task.trainings for task in tasks),
         "finished": sum(task.finished for task in tasks),
@@ -81,7 +96,7 @@ def _cells(tasks: Sequence[TaskCost], hours: Sequence[float]) -> list[list[str]]
     ]
 
 
-def _sentence(total: dict[str, Any], rate: float, *, measured: bool) -> str:
+def _sentence(total: EvaluationTotal, rate: float, *, measured: bool) -> str:
     left = total["trainings"] - total["finished"]
     text = (
         f"{left} trainings of {total['trainings']} are left: {total['trained_images']:,} images to train on, "

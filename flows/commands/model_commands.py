@@ -241,7 +241,7 @@ def model_bench(
     rows, peak = bench_rows(variants, image_size or [224], modes, precision, batch_size, steps, compiled)
     columns = ["variant", "image_size_px", "mode", "batch_size", "images_per_s", "mfu", "largest_batch"]
     console.say(peak)
-    show_rows("speeds", rows, columns, json, "")
+    show_rows("speeds", [vars(row) for row in rows], columns, json, "")
 
 
 def sizes(config: Any, num_classes: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from vit.models.network import Network
 from vit.models.variants import network_variant
 from vit.models.vit import Transformer
 from vit.published import PublishedModel, file_bytes, publish
-from vit.speed.throughput import bench
+from vit.speed.throughput import Speed, bench
 from vit.training.device_peak import Precision, peak_flops
 
 BATCH = 32
@@ -166,9 +166,15 @@ def forward_array(network: Network, images: np.ndarray) -> np.ndarray:
     return np.concatenate(parts) if parts else np.zeros((0, network.num_classes), np.float32)
 
 
-def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> list[dict[str, Any]]:
+PredictionRow = TypedDict(
+    "PredictionRow", {"image": str, "class": str | None, "probability": float | None, "error": str | None}
+)
+"""An image with one of its most probable classes, or with the reason why it cannot be read."""
+
+
+def predict_files(model: PublishedModel, images: Sequence[Path], top: int) -> list[PredictionRow]:
     """A row per image and class, best first. An image that cannot be read has a row with its error."""
-    rows: list[dict[str, Any]] = []
+    rows: list[PredictionRow] = []
     for path in images:
         try:
             (best,) = model.predict([path], top=top)
@@ -217,7 +223,7 @@ def bench_rows(
     batch_size: int | None,
     steps: int,
     compiled: bool,
-) -> tuple[list[dict[str, Any]], str]:
+) -> tuple[list[Speed], str]:
     """A row for every variant, resolution and mode; and a line about the peak of the device and its source."""
     names = variants or (PAPER_VARIANTS if torch.cuda.is_available() else SMALL_VARIANTS)
     configs = {name: [network_variant(name, image_size_px=size) for size in sizes_px] for name in names}
@@ -236,5 +242,5 @@ def bench_rows(
     ):
         shown = f"{speed.images_per_s:.1f} images/s" if speed.images_per_s else "not even one image fits"
         console.say(f"{speed.variant} {speed.image_size_px} px {speed.mode}: {shown}")
-        rows.append(vars(speed))
+        rows.append(speed)
     return rows, f"peak: {peak / 1e12:.2f} TFLOP/s ({source})" if peak else f"no MFU: {source}"

@@ -7,7 +7,7 @@ import hashlib
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, TypedDict, get_args
 
 from data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig, Transfer, TransferTaskName, Vtab
 from data_prep.corpora.official.official_files import OfficialFiles
@@ -74,15 +74,39 @@ def task_request(source: str, task: str) -> CorpusConfig:
     return CorpusConfig(name=task, source=form.model_validate({"task": own, "path": path}), recipe=recipe)
 
 
-def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[dict[str, Any]]:
-    """Every official file of these tasks, with size, checksum, download page, licence terms and the tasks that need it."""
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
+OfficialFileRow = TypedDict(
+    "OfficialFileRow",
+    {
+        "folder": str,
+        "file": str,
+        "bytes": int | None,
+        "sha256": str | None,
+        "or": list[str],
+        "from": str,
+        "terms": str,
+        "tasks": list[str],
+    },
+)
+"""An official file: its folder and name, other names, download page, licence terms, and the tasks that need it."""
+
+
+def official_files(tasks: Sequence[str] = TASK_NAMES) -> list[OfficialFileRow]:
+    """Every official file of these tasks."""
+    rows: dict[tuple[str, str], OfficialFileRow] = {}
     for task in tasks:
         official, folder = _official_of(task), data_set_of(task)
         for file in official.files:
-            shown = {"file": file.name, "bytes": file.num_bytes or None, "sha256": file.sha256 or None}
-            names = {"or": list(file.other_names), "from": official.home, "terms": official.terms, "tasks": []}
-            rows.setdefault((folder, file.name), {"folder": folder, **shown, **names})["tasks"].append(task)
+            row: OfficialFileRow = {
+                "folder": folder,
+                "file": file.name,
+                "bytes": file.num_bytes or None,
+                "sha256": file.sha256 or None,
+                "or": list(file.other_names),
+                "from": official.home,
+                "terms": official.terms,
+                "tasks": [],
+            }
+            rows.setdefault((folder, file.name), row)["tasks"].append(task)
     return list(rows.values())
 
 
@@ -150,7 +174,7 @@ def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, a
     return all(state.state != "failed" for state in states)
 
 
-def export_splits(settings: Settings, task: str, out: Path) -> dict[str, Any]:
+def export_splits(settings: Settings, task: str, out: Path) -> dict[str, str | dict[str, str]]:
     """Writes the examples of each split of a prepared task as a gzipped CSV: split, key, and label (several labels separated by
     blanks). Returns a digest of each split: sha256 of its keys in order, joined by newlines."""
     from flows.catalog import find_corpus

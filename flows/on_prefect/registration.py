@@ -10,7 +10,7 @@ registration and not sent again.
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
@@ -51,6 +51,27 @@ class Registered:
     @property
     def row(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class LastRegistration(TypedDict, total=False):
+    """The values of the last registration, in the form's schema under REMEMBERED."""
+
+    request: dict[str, Any]
+    description: str
+    schedule: dict[str, Any] | None
+
+
+class Changes(TypedDict, total=False):
+    """Fields of Prefect's `DeploymentUpdate`. Fields that are absent stay as they are."""
+
+    parameters: dict[str, Any]
+    parameter_openapi_schema: dict[str, Any]
+    entrypoint: str
+    description: str
+    tags: list[str]
+    work_pool_name: str
+    work_queue_name: str | None
+    job_variables: dict[str, Any]
 
 
 def register(
@@ -179,8 +200,9 @@ def update(
     job_variables: Mapping[str, Any],
 ) -> Registered:
     """Updates a registered deployment: sends what vitline owns and has changed; sends nothing if nothing has changed."""
-    done, changes = Registered(deployment.full_name), dict[str, Any]()
-    last = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
+    done = Registered(deployment.full_name)
+    changes: Changes = {}
+    last: LastRegistration = (known.parameter_openapi_schema or {}).get(REMEMBERED, {})
     filled = fill_form(deployment, known, last, done)
     if done.problem is None:
         if filled != (known.parameters or {}).get("request"):
@@ -213,7 +235,7 @@ def update(
 
 
 def fill_form(
-    deployment: Deployment, known: DeploymentResponse, last: Mapping[str, Any], done: Registered
+    deployment: Deployment, known: DeploymentResponse, last: LastRegistration, done: Registered
 ) -> dict[str, Any]:
     """The values that fill the form: values that nobody has edited since the last registration are updated to ours."""
     theirs = dict((known.parameters or {}).get("request") or {})
@@ -250,11 +272,9 @@ def default_of(model: type[FrozenConfig], name: str) -> Any:
     return to_jsonable_python(default.get_default(call_default_factory=True))
 
 
-def move(
-    known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered
-) -> dict[str, Any]:
+def move(known: DeploymentResponse, pool: str | None, job_variables: Mapping[str, Any], done: Registered) -> Changes:
     """The requested changes of pool and job variables; other job variables are kept."""
-    changes: dict[str, Any] = {}
+    changes: Changes = {}
     if pool and pool != known.work_pool_name:
         changes["work_pool_name"] = pool
         done.updated.append(f"work pool {known.work_pool_name or 'none'} -> {pool}")
@@ -263,12 +283,12 @@ def move(
         done.updated += [f"job variable {name} = {shown(value)}" for name, value in job_variables.items()]
         if "work_pool_name" not in changes and known.work_pool_name:
             # Prefect checks job variables only if the update names the pool, and changes the queue unless it is named, too.
-            changes |= {"work_pool_name": known.work_pool_name, "work_queue_name": known.work_queue_name}
+            changes["work_pool_name"], changes["work_queue_name"] = known.work_pool_name, known.work_queue_name
     return changes
 
 
 def update_schedule(
-    api: SyncPrefectClient, deployment: Deployment, known: DeploymentResponse, last: Mapping[str, Any], done: Registered
+    api: SyncPrefectClient, deployment: Deployment, known: DeploymentResponse, last: LastRegistration, done: Registered
 ) -> None:
     """Updates vitline's own schedule unless somebody has edited it since the last registration. Keeps all others."""
     ours = own_schedule(deployment)
@@ -328,11 +348,11 @@ def form_schema(deployment: Deployment) -> dict[str, Any]:
     # Prefect allows additional properties at the outermost level: a misspelt "request" would start a run with the defaults.
     schema["additionalProperties"] = False
     schedule = own_schedule(deployment)
-    schema[REMEMBERED] = {
-        "request": deployment.form(),
-        "description": described(deployment),
-        "schedule": schedule.model_dump(mode="json") if schedule else None,
-    }
+    schema[REMEMBERED] = LastRegistration(
+        request=deployment.form(),
+        description=described(deployment),
+        schedule=schedule.model_dump(mode="json") if schedule else None,
+    )
     return schema
 
 

@@ -4,10 +4,10 @@ Uses plain HTTP, like `service_checks.py`, because a status command must not imp
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from urllib.parse import urlsplit
 
 from flows.ops.check import Check
@@ -21,6 +21,25 @@ GRACE = timedelta(seconds=150)
 LATE = timedelta(minutes=5)
 """A worker takes a run within seconds of its due time; if every slot of its pool is taken, the run may wait."""
 _PAGE = 200
+
+
+class ScheduleAnswer(TypedDict):
+    """A schedule of a deployment as Prefect's API shows it, as far as it is read here."""
+
+    active: bool
+    updated: str
+
+
+class DeploymentAnswer(TypedDict):
+    """A deployment as Prefect's API shows it, as far as it is read here."""
+
+    id: str
+    name: str
+    paused: bool
+    updated: str
+    """ISO 8601."""
+    work_pool_name: str | None
+    schedules: list[ScheduleAnswer]
 
 
 def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
@@ -80,11 +99,11 @@ def log_problem(log: str) -> str:
     return f"{log} holds the same error {worst.times} times{last}: {worst.text[:200]}"
 
 
-def _active(url: str) -> Iterator[dict[str, Any]]:
+def _active(url: str) -> Iterator[DeploymentAnswer]:
     """Deployments that are not paused and have an active schedule."""
     offset = 0
     while True:
-        page = _post(url, "deployments/filter", {"limit": _PAGE, "offset": offset})
+        page: list[DeploymentAnswer] = _post(url, "deployments/filter", {"limit": _PAGE, "offset": offset})
         for deployment in page:
             if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
                 yield deployment
@@ -93,13 +112,13 @@ def _active(url: str) -> Iterator[dict[str, Any]]:
             return
 
 
-def _since(deployment: dict[str, Any]) -> datetime:
+def _since(deployment: DeploymentAnswer) -> datetime:
     """When the deployment, or one of its active schedules, was last changed."""
     times = [deployment["updated"], *(s["updated"] for s in deployment["schedules"] if s["active"])]
     return max(datetime.fromisoformat(time) for time in times)
 
 
-def _count(url: str, deployment: dict[str, Any], **start: datetime) -> int:
+def _count(url: str, deployment: DeploymentAnswer, **start: datetime) -> int:
     """Scheduled runs of a deployment with an expected start `after` or `before` a time."""
     wanted = {
         "deployment_id": {"any_": [deployment["id"]]},
@@ -110,7 +129,7 @@ def _count(url: str, deployment: dict[str, Any], **start: datetime) -> int:
     return count
 
 
-def _post(url: str, path: str, form: dict[str, Any]) -> Any:
+def _post(url: str, path: str, form: Mapping[str, object]) -> Any:
     reply = ask(f"{url.rstrip('/')}/{path}", form=form)
     if reply.status != 200:
         raise OSError(f"{urlsplit(url).netloc} answers {path} with status {reply.status}: {reply.text[:120]}")

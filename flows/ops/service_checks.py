@@ -10,12 +10,12 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from email.utils import parsedate_to_datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from flows.ops.check import Check
@@ -48,7 +48,7 @@ def patience() -> int:
     return BUSY if is_busy() else 1
 
 
-def ask(url: str, token: str | None = None, form: dict[str, Any] | None = None) -> Reply:
+def ask(url: str, token: str | None = None, form: Mapping[str, object] | None = None) -> Reply:
     """The reply to a GET, or to a POST of `form` as JSON. Raises OSError if there is none."""
     request = urllib.request.Request(url, data=None if form is None else json.dumps(form).encode())
     if token:

@@ -1,21 +1,31 @@
 """Runs and pipelines side by side: differences of their requests, final metrics, and the published rows."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from flows.catalog import find_run, list_pipelines, show_run
 from flows.records import PipelineRecord
+from flows.stored_configs import RunFile
 from infra.config import flatten
 from infra.storage import Store
 from vit.vtab.published.published_scores import ROWS
 from vit.vtab.published.report import published_mean, published_metrics
 from vit.vtab.tasks import GROUPS, VTAB_TASKS
 
-Row = dict[str, Any]
+
+class Comparison(TypedDict):
+    """Runs side by side: each list has a value for each run, None where it has none."""
+
+    runs: list[str]
+    """Keys of runs or pipelines, and labels of published rows."""
+    states: list[str]
+    differences: dict[str, list[Any]]
+    """Fields of the requests that differ."""
+    metrics: dict[str, list[float | None]]
+    """The last value of every metric."""
 
 
-def compare_runs(root: str, runs: Sequence[Store]) -> Row:
-    """{"runs": keys, "states", "differences": {field: values}, "metrics": {metric: last values}}; a missing value is None."""
+def compare_runs(root: str, runs: Sequence[Store]) -> Comparison:
     shown = [show_run(root, run) for run in runs]
     return side_by_side(
         [row["run"] for row in shown],
@@ -26,7 +36,7 @@ def compare_runs(root: str, runs: Sequence[Store]) -> Row:
     )
 
 
-def compare_pipelines(records: Sequence[PipelineRecord]) -> Row:
+def compare_pipelines(records: Sequence[PipelineRecord]) -> Comparison:
     """The same for pipelines, with the published rows of the scored tasks as further columns."""
     names = [record.key for record in records]
     requests = [{"night": r.night and r.night.isoformat(), "request": r.request, "corpora": r.corpora} for r in records]
@@ -55,7 +65,7 @@ def published_beside(scored: Collection[str]) -> dict[str, dict[str, float]]:
     return rows
 
 
-def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
+def compare_newest(root: str, keys: Sequence[str], newest: int) -> Comparison:
     """Compares the pipelines or runs whose keys begin with `keys`, or without keys the newest pipelines.
 
     Raises ValueError for a key that matches none or several, and for fewer than two runs.
@@ -78,7 +88,7 @@ def compare_newest(root: str, keys: Sequence[str], newest: int) -> Row:
 
 def side_by_side(
     names: Sequence[str], states: Sequence[str], requests: Sequence[Any], metrics: Sequence[Mapping[str, float]]
-) -> Row:
+) -> Comparison:
     configs = [flatten(tree) for tree in requests]
     fields = sorted(set().union(*configs))
     differences = {
@@ -95,7 +105,7 @@ def side_by_side(
     }
 
 
-def comparison_rows(compared: Row) -> tuple[list[str], list[list[str]]]:
+def comparison_rows(compared: Comparison) -> tuple[list[str], list[list[str]]]:
     """Columns and rows of one table: states, differences, metrics."""
 
     def cells(values: Sequence[Any]) -> list[str]:
@@ -107,10 +117,10 @@ def comparison_rows(compared: Row) -> tuple[list[str], list[list[str]]]:
     return ["", *compared["runs"]], rows
 
 
-def recipe_of(config: Row) -> Row:
+def recipe_of(config: RunFile) -> dict[str, Any]:
     """The part of a config that the results of a run depend on: its recipe and the digests of its inputs."""
     if "config" in config:
         return {"recipe": config["config"]["recipe"], "inputs": config["inputs"]}
     if "requests" in config:
         return {"requests": config["requests"]}
-    return {key: config[key] for key in ("tasks", "models", "protocol", "seed")}
+    return {key: value for key, value in config.items() if key in ("tasks", "models", "protocol", "seed")}

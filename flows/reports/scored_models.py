@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from flows.stored_configs import RunFile
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
+from vit.model_record import model_record
 from vit.models.config import network_config
 from vit.models.flops import forward_flops
 from vit.run_spec import read_starts
@@ -37,7 +39,7 @@ class ModelFacts:
 
 def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
     """Facts from the config of a published model, and from the runs and corpora that it names."""
-    config = open_store(model).read_json_or_none("config.json") if model and depth else None
+    config = model_record(model) if model and depth else None
     if config is None:
         return ModelFacts()
     network, provenance = network_config(config["model"]), config.get("provenance", {})
@@ -48,12 +50,13 @@ def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
         data = data_of_weights(weights)
     elif key := provenance.get("run_key"):
         run = open_store(root).child(f"runs/{key}")
-        training = (run.read_json_or_none("config.json") or {}).get("config", {})
+        spec: RunFile | None = run.read_json_or_none("config.json")
         own_days = device_days(run)
-        if init := training.get("init_model"):
+        training = spec["config"] if spec and "config" in spec else None
+        if training and (init := training.get("init_model")):
             origin = model_facts(root, init, depth - 1)
             data = origin.data
-        elif corpus := training.get("corpus"):
+        elif training and (corpus := training.get("corpus")):
             data = _data_of(open_store(corpus).read_json_or_none("manifest.json") or {})
     return ModelFacts(
         architecture=architecture_of(network),

@@ -1,7 +1,7 @@
 """What a training will take: steps, epochs, compute and memory, before it starts. No mathematics of its own."""
 
 from math import ceil
-from typing import Any
+from typing import Any, TypedDict
 
 from infra.storage import open_store
 from vit.config import TrainConfig
@@ -13,7 +13,35 @@ DEVICES = {
 }
 
 
-def training_cost(config: TrainConfig) -> dict[str, Any]:
+class TrainingCorpus(TypedDict):
+    """The corpus of a training."""
+
+    name: str
+    digest: str
+    images: int
+    """Rows of the split that is trained on."""
+    classes: int
+
+
+class TrainingCost(TypedDict):
+    """What a training will take."""
+
+    config_digest: str
+    corpus: TrainingCorpus
+    steps: int
+    images: int
+    """Images to train on, counting repeats."""
+    epochs: float
+    forward_gflop_per_image: float
+    training_exaflop: float
+    workers: int
+    device: str
+    micro_batches_per_step: int
+    reading: dict[str, Any]
+    """The fields of `vit.input.plan.OrderPlan`."""
+
+
+def training_cost(config: TrainConfig) -> TrainingCost:
     """Steps, epochs, compute, reading and memory of a training, before it starts.
 
     Raises ValueError for lanes, workers or batch that do not fit the corpus.

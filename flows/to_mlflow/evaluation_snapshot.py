@@ -7,8 +7,8 @@ the files about its predictions (`vit/vtab/trained/trial_files.py`). Imports no 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from flows.stored_configs import JSON, EvaluationFile
 from flows.to_mlflow.run_snapshot import (
-    JSON,
     MODEL_PARAMS,
     Child,
     Corpus,
@@ -16,10 +16,12 @@ from flows.to_mlflow.run_snapshot import (
     corpus_use,
     makers,
     plain,
+    stored_manifest,
 )
 from infra.config import digest_of
 from infra.runs.run_state import RunStateRecord
-from infra.storage import Store, json_bytes, open_store
+from infra.storage import Store, json_bytes
+from vit.model_record import model_record
 from vit.vtab.evaluate import Score
 from vit.vtab.protocols import over_seeds
 from vit.vtab.published.report import group_means
@@ -43,10 +45,11 @@ NOT_SENT = (".parquet",)
 Values = dict[str, tuple[float, int]]
 
 
-def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: RunStateRecord) -> None:
+def show_evaluation(snapshot: RunSnapshot, root: Store, spec: EvaluationFile, state: RunStateRecord) -> None:
     """Scores on tasks: a metric for each task and model, group means where all tasks are scored, and the children."""
     protocol, models = spec["protocol"], [model for model in spec["models"] if model]
-    configs = {model: open_store(model).read_json_or_none("config.json") or {} for model in models}
+    records = {model: record for model in models if (record := model_record(model))}
+    first = records.get(models[0]) if models else None
     snapshot.params = {
         **{f"protocol.{name}": plain(protocol.get(name)) or None for name in PROTOCOL_PARAMS},
         **{f"model.{name}": plain(spec["architecture"].get(name)) for name in MODEL_PARAMS},
@@ -59,17 +62,17 @@ def show_evaluation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, 
     snapshot.tags |= {
         "vitline.config_digest": digest_of([protocol, spec["architecture"], spec["seed"]]),
         "vitline.model_uri": models[0] if models else None,
-        "vitline.model_digest": configs[models[0]].get("digest") if models else None,
+        "vitline.model_digest": first["digest"] if first else None,
         "mlflow.source.name": "vitline evaluate",
     }
     corpora = dict.fromkeys(task["corpus"] for task in spec["tasks"])
-    manifests = {uri: open_store(uri).read_json_or_none("manifest.json") or {} for uri in corpora}
-    snapshot.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items() if manifest]
-    if digests := [manifest["digest"] for manifest in manifests.values() if manifest]:
+    manifests = {uri: manifest for uri in corpora if (manifest := stored_manifest(uri))}
+    snapshot.corpora = [corpus_use(uri, manifest, "test", "test") for uri, manifest in manifests.items()]
+    if digests := [manifest["digest"] for manifest in manifests.values()]:
         snapshot.tags["vitline.corpus_digest"] = digests[0] if len(digests) == 1 else digest_of(digests)
-    snapshot.model_inputs = makers(configs.values())
+    snapshot.model_inputs = makers(records.values())
     scores = [Score.model_validate(score) for score in state.get("scores") or ()]
-    images_seen = {model: config.get("provenance", {}).get("images_seen", 0) for model, config in configs.items()}
+    images_seen = {model: record.get("provenance", {}).get("images_seen", 0) for model, record in records.items()}
     snapshot.values = score_values(scores, images_seen)
     snapshot.facts += [f"**Weights:** `{model}`" for model in models]
     uses = {corpus.digest: corpus for corpus in snapshot.corpora}

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
+from flows.stored_configs import JSON
 from infra.config import canonical_json, digest_of
 from infra.runs.run_state import OUTCOMES
+from infra.storage import open_store
+from vit.model_record import ModelRecord
 
-JSON = dict[str, Any]
 Values = Mapping[str, tuple[float, int]]
 """Value and step by metric."""
 
@@ -24,6 +26,44 @@ MODEL_PARAMS = (
 )
 
 
+class StoredSegment(TypedDict):
+    num_shards: int
+
+
+class StoredSplit(TypedDict):
+    num_rows: int
+    segments: list[StoredSegment]
+
+
+class StoredCounts(TypedDict):
+    num_accepted: int
+    num_refused: int
+    num_bytes: int
+
+
+class StoredManifest(TypedDict):
+    """The fields of `manifest.json` of a corpus that run snapshots read."""
+
+    name: str
+    version: str
+    digest: str
+    num_classes: int
+    splits: dict[str, StoredSplit]
+    counts: StoredCounts
+
+
+class CorpusProfile(TypedDict):
+    """Numbers of a corpus in one use."""
+
+    num_rows: int
+    """Rows of the split that is used, or of the whole corpus."""
+    num_classes: int
+    splits: dict[str, int]
+    images_accepted: int
+    images_refused: int
+    version: str
+
+
 @dataclass(frozen=True)
 class Corpus:
     """A prepared corpus in one use, such as training or test."""
@@ -32,7 +72,7 @@ class Corpus:
     digest: str
     uri: str
     context: str
-    profile: JSON
+    profile: CorpusProfile
 
 
 @dataclass(frozen=True)
@@ -144,11 +184,17 @@ def json_ready(value: Any) -> Any:
     return repr(value) if isinstance(value, float) else value
 
 
-def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Corpus:
+def stored_manifest(uri: str) -> StoredManifest | None:
+    """The manifest of the corpus at a URI; None if it was deleted."""
+    manifest: StoredManifest | None = open_store(uri).read_json_or_none("manifest.json")
+    return manifest
+
+
+def corpus_use(uri: str, manifest: StoredManifest, context: str, split: str | None) -> Corpus:
     """A corpus in one use. MLflow identifies a data set by name and digest, so the names of other uses than training and
     preparation end in the split."""
     splits = {name: part["num_rows"] for name, part in manifest["splits"].items()}
-    profile = {
+    profile: CorpusProfile = {
         "num_rows": splits[split] if split in splits else manifest["counts"]["num_accepted"],
         "num_classes": manifest["num_classes"],
         "splits": splits,
@@ -160,7 +206,7 @@ def corpus_use(uri: str, manifest: JSON, context: str, split: str | None) -> Cor
     return Corpus(name, manifest["digest"], uri, context, profile)
 
 
-def makers(configs: Iterable[JSON | None]) -> dict[str, str]:
+def makers(configs: Iterable[ModelRecord | None]) -> dict[str, str]:
     """Run keys of trainings by the digest of their published model, from model configs that name their run."""
     return {c["digest"]: key for c in configs if c and (key := c.get("provenance", {}).get("run_key"))}
 

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from flows.to_mlflow import outbox
 from flows.to_mlflow.outbox import Kind, OutboxEntry
@@ -38,6 +38,15 @@ class Curves:
     """Number of the next segment by journal, such as {"a1": 12, "a1/node-1": 3}."""
     known: set[tuple[str, int]] = field(default_factory=set)
     seen: dict[str, set[int]] = field(default_factory=dict)
+
+
+class ShippedNote(TypedDict, total=False):
+    """What was sent of a run, in a tag of its MLflow run."""
+
+    view: str
+    """Digest of the run snapshot; absent until all of it was sent."""
+    segments: dict[str, int]
+    """Number of the next segment by journal."""
 
 
 class Sender:
@@ -248,8 +257,8 @@ class Sender:
         lines = "\n".join(f"- {fact}" for fact in [*facts, f"**Store:** `{snapshot.store_uri}`"])
         self.tracking.put_tags(run, {"mlflow.note.content": "\n\n".join(filter(None, (state, more, lines)))})
         self.tracking.put_status(run, snapshot.status, snapshot.end_ms)
-        done = {"segments": curves.done} if curves else {}
-        self.tracking.put_tags(run, {SHIPPED: json.dumps({**done, "view": digest}, sort_keys=True)})
+        note: ShippedNote = {"segments": curves.done, "view": digest} if curves else {"view": digest}
+        self.tracking.put_tags(run, {SHIPPED: json.dumps(note, sort_keys=True)})
 
 
 def children_table(snapshot: RunSnapshot, pages: Sequence[str | None]) -> str:
@@ -277,10 +286,10 @@ def journal_name(segment: Segment) -> str:
     return f"a{segment.attempt}/{segment.writer}".rstrip("/")
 
 
-def shipped(run: TrackedRun) -> dict[str, Any]:
+def shipped(run: TrackedRun) -> ShippedNote:
     """The record of what was sent, from a tag of the MLflow run; empty if it cannot be parsed."""
     try:
-        record: dict[str, Any] = json.loads(run.tags.get(SHIPPED, "{}"))
+        record: ShippedNote = json.loads(run.tags.get(SHIPPED, "{}"))
     except ValueError:
         return {}
     return record

@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 
 from flows.to_mlflow import outbox
+from flows.to_mlflow.messages import SyncAnswer
 from flows.to_mlflow.shipper import start_child
 from infra.redact import log_to_stderr
 from infra.settings import Settings
@@ -48,10 +49,10 @@ class Keeper:
             return {}
         child = start_child(self._settings, ["--left"], None)
         answer, _ = child.communicate()
-        report = json.loads(answer) if child.returncode == 0 else {"left": {}}
-        if report.get("sent"):
+        report: SyncAnswer | None = json.loads(answer) if child.returncode == 0 else None
+        if report and report["sent"]:
             log.info("sent the rest of %s", ", ".join(report["sent"]))
-        reasons: dict[str, str] = report["left"]
+        reasons = report["left"] if report else {}
         for key, why in reasons.items():
             log.warning("%s is not sent: %s", key, why)
         for entry in due:

@@ -23,6 +23,7 @@ from typing import Any
 
 from flows.records import list_pipeline_keys, list_run_keys
 from flows.to_mlflow import outbox
+from flows.to_mlflow.messages import ParentLine, SyncAnswer
 from flows.to_mlflow.outbox import Kind
 from flows.to_mlflow.send_run import Sender
 from infra.mlflow.tracking import Tracking
@@ -154,31 +155,31 @@ def one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:500]
 
 
-def sync(root: Store, tracking: Tracking, keys: list[str]) -> dict[str, Any]:
+def sync(root: Store, tracking: Tracking, keys: list[str]) -> SyncAnswer:
     """Sends what MLflow lacks of the named runs and pipelines, or of all."""
     known: list[tuple[Kind, str]] = [("run", key) for key in list_run_keys(root)]
     known += [("pipeline", key) for key in list_pipeline_keys(root)]
     return send_each(root, tracking, [(kind, key) for kind, key in known if not keys or key in keys])
 
 
-def send_each(root: Store, tracking: Tracking, chosen: Sequence[tuple[Kind, str]]) -> dict[str, Any]:
+def send_each(root: Store, tracking: Tracking, chosen: Sequence[tuple[Kind, str]]) -> SyncAnswer:
     """Keys by outcome, and the reason for each key that is left unsent. Stops if MLflow itself does not answer."""
     sender = Sender(root, tracking)
-    done: dict[str, list[str]] = {name: [] for name in ("sent", "unchanged", "absent", "deleted")}
-    left: dict[str, str] = {}
+    done: SyncAnswer = {"sent": [], "unchanged": [], "absent": [], "deleted": [], "left": {}}
+    left = done["left"]
     for number, (kind, key) in enumerate(chosen):
         try:
             if left or not number:
                 tracking.ping()
         except Exception as error:
-            left |= dict.fromkeys([key for _, key in chosen[number:]], one_line(error))
+            left.update(dict.fromkeys([key for _, key in chosen[number:]], one_line(error)))
             break
         try:
             done[sender.send(kind, key)].append(key)
         except Exception as error:
             log.debug("%s", key, exc_info=True)
             left[key] = one_line(error)
-    return {**done, "left": left}
+    return done
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -213,7 +214,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def follow_stdin(follower: Follower, parent: int | None) -> list[str]:
     """Follows the runs that the parent's lines name. Returns the unsent keys after a `close` line or the end of the parent."""
-    lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    lines: queue.Queue[ParentLine | None] = queue.Queue()
 
     def read() -> None:
         for line in sys.stdin:
@@ -231,9 +232,10 @@ def follow_stdin(follower: Follower, parent: int | None) -> list[str]:
             return follower.close(ORPHAN_S)
         if "close" in line:
             return follower.close(line["close"])
-        for kind in ("run", "pipeline"):
-            if kind in line:
-                follower.follow(kind, line[kind])
+        if "run" in line:
+            follower.follow("run", line["run"])
+        if "pipeline" in line:
+            follower.follow("pipeline", line["pipeline"])
 
 
 if __name__ == "__main__":

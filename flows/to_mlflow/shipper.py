@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from flows.records import list_pipeline_keys, list_run_keys
 from flows.to_mlflow import outbox
+from flows.to_mlflow.messages import ParentLine, SyncAnswer
 from flows.to_mlflow.outbox import Kind, OutboxEntry
 from infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 from infra.settings import Settings, inherited_environment
@@ -56,7 +57,7 @@ class Shipper:
         self._settings, self._log_dir = settings, log_dir
         self._child: subprocess.Popen[bytes] | None = None
         self._next_start, self._wait_s = 0.0, _FIRST_WAIT_S
-        self._followed: list[dict[str, str]] = []
+        self._followed: list[ParentLine] = []
         self._urls: dict[str, str] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
 
@@ -102,9 +103,9 @@ class Shipper:
             while self._child is not None:
                 child, self._child = self._child, None
                 remaining = max(deadline - time.monotonic(), 0.1)
-                line = json.dumps({"close": max(remaining - _ANSWER_S, remaining / 2)}).encode() + b"\n"
+                line: ParentLine = {"close": max(remaining - _ANSWER_S, remaining / 2)}
                 try:
-                    answer, _ = child.communicate(line, timeout=remaining)
+                    answer, _ = child.communicate(json.dumps(line).encode() + b"\n", timeout=remaining)
                     left: list[str] = json.loads(answer)["left"]
                     return left
                 except subprocess.TimeoutExpired:  # it hangs
@@ -113,7 +114,7 @@ class Shipper:
                 except ValueError:  # it died without an answer
                     if deadline - time.monotonic() > _WORTH_A_START_S:
                         self._start(followed)
-        return sorted({key for each in followed for key in each.values()})
+        return sorted({each["run"] if "run" in each else each["pipeline"] for each in followed})
 
     def _follow(self, kind: Kind, key: str) -> None:
         if self._settings.mlflow_tracking_uri is None:
@@ -122,7 +123,7 @@ class Shipper:
             outbox.put(open_store(self._settings.root), OutboxEntry(kind, key))
         except (OSError, RuntimeError):  # sending to MLflow must not stop a run, and the child may still send it
             log.warning("%s %s could not be put into the outbox", kind, key, exc_info=True)
-        line: dict[str, str] = {kind: key}
+        line: ParentLine = {"run": key} if kind == "run" else {"pipeline": key}
         with self._lock:
             if line in self._followed or self._closed.is_set():
                 return
@@ -140,7 +141,7 @@ class Shipper:
                 if dead and time.monotonic() >= self._next_start and not self._closed.is_set():
                     self._start(self._followed)
 
-    def _start(self, lines: Sequence[dict[str, str]]) -> None:
+    def _start(self, lines: Sequence[ParentLine]) -> None:
         if self._child is not None:
             self._child.communicate()
         self._next_start = time.monotonic() + self._wait_s
@@ -149,7 +150,7 @@ class Shipper:
         self._child = start_child(self._settings, arguments, self._log_dir / "shipper.log")
         self._write_lines(self._child, lines)
 
-    def _write_lines(self, child: subprocess.Popen[bytes], lines: Sequence[dict[str, str]]) -> None:
+    def _write_lines(self, child: subprocess.Popen[bytes], lines: Sequence[ParentLine]) -> None:
         assert child.stdin is not None
         with contextlib.suppress(OSError):
             child.stdin.write(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
@@ -179,7 +180,7 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
     answer, _ = child.communicate()
     if child.returncode:
         raise RuntimeError("the shipper failed; its messages are above.")
-    report: dict[str, Any] = json.loads(answer)
+    report: SyncAnswer = json.loads(answer)
     return SyncReport(report["sent"], report["unchanged"], report["deleted"], report["left"])
 
 

@@ -9,12 +9,23 @@ import time
 from collections.abc import Sequence
 
 from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
+from flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
 from flows.to_mlflow.evaluation_snapshot import show_evaluation
-from flows.to_mlflow.run_snapshot import JSON, MODEL_PARAMS, Published, RunSnapshot, corpus_use, makers, plain
+from flows.to_mlflow.run_snapshot import (
+    MODEL_PARAMS,
+    Published,
+    RunSnapshot,
+    StoredManifest,
+    corpus_use,
+    makers,
+    plain,
+    stored_manifest,
+)
 from infra.config import canonical_json, digest_of, flatten
 from infra.runs.journal import list_segments, read_segments
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.storage import Store, json_bytes, open_store
+from vit.model_record import model_record
 from vit.run_spec import StartRecord, read_starts
 from vit.serving.registry_model import registry_files
 
@@ -59,12 +70,11 @@ MAX_REQUEST_PARAMS = 20
 def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
     """The run snapshot of a run in its present state; None before its first attempt."""
     run = root.child(f"runs/{key}")
-    config, state, attempts = run.read_json_or_none("config.json"), read_state(run), attempt_records(run)
+    config: RunFile | None = run.read_json_or_none("config.json")
+    state, attempts = read_state(run), attempt_records(run)
     if config is None or (state is None and not attempts):
         return None
-    state = state or NO_STATE
-    training = config.get("config")
-    stage = training["stage"] if training else "prepare" if "requests" in config else "evaluate"
+    state, stage = state or NO_STATE, stage_of(config)
     ended = state["state"] != "running"
     newer = attempts and attempts[-1].attempt > state["attempt"]
     if newer:  # the next attempt has started and has not written its state yet
@@ -81,9 +91,12 @@ def stage_snapshot(root: Store, key: str) -> RunSnapshot | None:
         files={"config.json": json_bytes(config)} | ({"state.json": json_bytes(state)} if ended else {}),
     )
     add_origin(snapshot, attempts)
-    {"prepare": show_preparation, "evaluate": show_evaluation}.get(stage, show_training)(
-        snapshot, root, run, config, state
-    )
+    if "config" in config:
+        show_training(snapshot, run, config, state)
+    elif "requests" in config:
+        show_preparation(snapshot, root, config, state)
+    else:
+        show_evaluation(snapshot, root, config, state)
     snapshot.tags = {name: str(value) for name, value in snapshot.tags.items() if value not in (None, "")}
     snapshot.params = {name: value for name, value in snapshot.params.items() if value is not None}
     return snapshot
@@ -135,11 +148,11 @@ def origin_facts(origin: Origin) -> list[str]:
     return [f"**Requested by:** [{name}]({origin.flow_run_url}) in Prefect ({origin.trigger})"]
 
 
-def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: RunStateRecord) -> None:
+def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: RunStateRecord) -> None:
     """A pre-training or fine-tuning: recipe, corpus, length of the curves and published model."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
-    manifest = open_store(config["corpus"]).read_json_or_none("manifest.json") or {}
+    manifest = stored_manifest(config["corpus"])
     snapshot.total_steps = recipe["total_steps"]
     snapshot.params = training_params(config, manifest)
     snapshot.tags |= {
@@ -155,10 +168,10 @@ def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, st
     snapshot.corpora = [
         corpus_use(config["corpus"], manifest, context, split)
         for context, split in contexts.items()
-        if split in manifest.get("splits", {})
+        if manifest and split and split in manifest["splits"]
     ]
     if config["init_model"]:
-        snapshot.model_inputs = makers([open_store(config["init_model"]).read_json_or_none("config.json")])
+        snapshot.model_inputs = makers([model_record(config["init_model"])])
     if run.exists("inputs.png"):
         snapshot.files = {**snapshot.files, "inputs.png": run.read("inputs.png")}
     # Figures and their page; their numbers are large and stay in the store.
@@ -173,7 +186,7 @@ def show_training(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, st
         snapshot.model = published(state, snapshot)
 
 
-def training_params(config: JSON, manifest: JSON) -> JSON:
+def training_params(config: StoredTraining, manifest: StoredManifest | None) -> JSON:
     """The params of a training; `total_images` is the budget, which should be equal when two recipes are compared."""
     flat = flatten(config["recipe"])
     init = config["init_model"]
@@ -181,9 +194,9 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
     return {
         **{name: plain(flat.get(name)) for name in TRAIN_PARAMS},
         **{f"execution.{name}": config["execution"].get(name) for name in EXECUTION_PARAMS},
-        "corpus": manifest.get("name"),
-        "corpus_version": manifest.get("version"),
-        "num_classes": manifest.get("num_classes"),
+        "corpus": manifest["name"] if manifest else None,
+        "corpus_version": manifest["version"] if manifest else None,
+        "num_classes": manifest["num_classes"] if manifest else None,
         "total_images": images,
         "init_model": "/".join(init.rstrip("/").split("/")[-2:]) if init else None,
     }
@@ -192,7 +205,7 @@ def training_params(config: JSON, manifest: JSON) -> JSON:
 def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
     """The published model of a finished training; None if it was deleted."""
     store = open_store(state["model"])
-    config = store.read_json_or_none("config.json")
+    config = model_record(store.uri)
     if config is None:
         return None
     name, version = store.uri.rstrip("/").split("/")[-2:]
@@ -219,7 +232,7 @@ def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
     )
 
 
-def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON, state: RunStateRecord) -> None:
+def show_preparation(snapshot: RunSnapshot, root: Store, spec: PreparationFile, state: RunStateRecord) -> None:
     """Prepared corpora: images accepted and refused, bytes, leakage, seconds, rate; the step is the number of shards. Reports
     and statistics are sent as files."""
     snapshot.params = {"corpora": ", ".join(request["name"] for request in spec["requests"])}
@@ -232,7 +245,7 @@ def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON,
     made = {
         name: root.uri_of(f"corpora/{name}/{corpus['version']}") for name, corpus in state.get("corpora", {}).items()
     }
-    manifests = {uri: m for uri in made.values() if (m := open_store(uri).read_json_or_none("manifest.json"))}
+    manifests = {uri: m for uri in made.values() if (m := stored_manifest(uri))}
     if not manifests:
         return
     snapshot.corpora = [corpus_use(uri, manifest, "prepared", None) for uri, manifest in manifests.items()]
@@ -243,7 +256,7 @@ def show_preparation(snapshot: RunSnapshot, root: Store, run: Store, spec: JSON,
     total: dict[str, float] = {}
     for uri, manifest in manifests.items():
         counts, files = manifest["counts"], corpus_files(uri)
-        own = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
+        own: dict[str, float] = {"images_accepted": counts["num_accepted"], "images_refused": counts["num_refused"]}
         own |= duplicates_and_leakage(json.loads(files.get("stats.json", b"{}")))
         folder = f"{manifest['name']}/" if len(manifests) > 1 else ""
         snapshot.files = {**snapshot.files, **{folder + name: data for name, data in files.items()}}
@@ -347,11 +360,12 @@ def user_of(root: Store, record: PipelineRecord) -> str | None:
 
 def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -> None:
     """Adds the params of a stage to the parent: those of the pre-training by name, those of other stages with a prefix."""
-    config = root.child(f"runs/{key}").read_json_or_none("config.json") if key else None
+    config: RunFile | None = root.child(f"runs/{key}").read_json_or_none("config.json") if key else None
     if config is None:
         return
-    if training := config.get("config"):
-        manifest = open_store(training["corpus"]).read_json_or_none("manifest.json") or {}
+    if "config" in config:
+        training = config["config"]
+        manifest = stored_manifest(training["corpus"])
         prefix = "" if stage == "pretrain" else f"{stage}."
         snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
         if stage == "pretrain":

@@ -1,0 +1,81 @@
+"""The fields of `config.json` of a run that lists and run snapshots read. Files of other versions of vitline are read, too, so
+they are not validated as the specs that jobs read."""
+
+from typing import Any, NotRequired, TypedDict, final
+
+JSON = dict[str, Any]
+
+
+class StoredTraining(TypedDict):
+    """The config of a training, `vit.config.TrainConfig` as JSON."""
+
+    stage: str
+    """pretrain or finetune."""
+    corpus: str
+    split: str
+    val_split: str | None
+    init_model: str | None
+    recipe: JSON
+    execution: JSON
+
+
+@final
+class TrainingFile(TypedDict):
+    """`vit.run_spec.RunSpec` as JSON."""
+
+    run_key: str
+    config: StoredTraining
+    inputs: dict[str, str]
+    night: NotRequired[str | None]
+
+
+class StoredSource(TypedDict):
+    """Where the images of a corpus come from."""
+
+    kind: str
+
+
+class StoredRequest(TypedDict):
+    """The request for a corpus, `data_prep.config.CorpusConfig` as JSON."""
+
+    name: str
+    source: StoredSource
+    recipe: NotRequired[JSON]
+
+
+@final
+class PreparationFile(TypedDict):
+    """`data_prep.prepare.PrepareSpec` as JSON."""
+
+    run_key: str
+    requests: list[StoredRequest]
+
+
+class StoredTask(TypedDict):
+    """A task of an evaluation."""
+
+    name: str
+    corpus: str
+
+
+@final
+class EvaluationFile(TypedDict):
+    """`vit.vtab.evaluate.EvaluationSpec` as JSON."""
+
+    run_key: str
+    tasks: list[StoredTask]
+    models: list[str | None]
+    architecture: JSON
+    protocol: JSON
+    seed: int
+    num_seeds: NotRequired[int]
+
+
+RunFile = TrainingFile | PreparationFile | EvaluationFile
+
+
+def stage_of(config: RunFile) -> str:
+    """prepare, pretrain, finetune or evaluate."""
+    if "config" in config:
+        return config["config"]["stage"]
+    return "prepare" if "requests" in config else "evaluate"
