@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from infra.names import did_you_mean
 
@@ -16,7 +16,22 @@ class FrozenConfig(BaseModel):
     """Base class of all configs. It is immutable and refuses unknown fields. Field docstrings are the help texts of forms."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+        serialize_by_alias=True,
+    )
+
+
+_NEW_NAMES: dict[str, str] = {"falls_at": "milestones"}
+
+
+def renamed(stored_as: str, default: Any) -> Any:
+    """A field with a new name. Stored configs and digests keep `stored_as`, and both names are read."""
+    return Field(
+        default, validation_alias=AliasChoices(_NEW_NAMES[stored_as], stored_as), serialization_alias=stored_as
     )
 
 
@@ -26,9 +41,9 @@ def replace(config: C, /, **changes: Any) -> C:
     A dotted path names a field of a nested config: `replace(config, **{"recipe.seed": 1})`.
     Raises ValueError for unknown fields and invalid values.
     """
-    tree = config.model_dump()
+    tree = config.model_dump(by_alias=False)
     for path, value in changes.items():
-        *parents, leaf = path.split(".")
+        *parents, leaf = (_NEW_NAMES.get(name, name) for name in path.split("."))
         node = tree
         for depth, parent in enumerate(parents):
             if not isinstance(node, dict) or not isinstance(node.get(parent), dict):
@@ -42,7 +57,7 @@ def replace(config: C, /, **changes: Any) -> C:
                 f"{type(config).__name__} has no field {path!r}; available fields: {', '.join(sorted(node))}."
                 f"{did_you_mean(path, flatten(tree))}"
             )
-        node[leaf] = value.model_dump() if isinstance(value, BaseModel) else value
+        node[leaf] = value.model_dump(by_alias=False) if isinstance(value, BaseModel) else value
     return type(config).model_validate(tree)
 
 

@@ -7,6 +7,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from infra.config import replace
+from vit.config import OptimConfig
+
 MOVED = {
     "vit.registry_model": ("_load_pyfunc", "vit.serving.registry_model"),
     "vit.serving": ("load_served", "vit.serving.mlflow_model"),
@@ -42,3 +45,13 @@ def test_flows_keep_the_entrypoints_of_registered_deployments():
 
     names = ("prepare_corpus", "pretrain_flow", "finetune", "evaluate", "pretrain_then_transfer_flow", "compare_runs")
     assert all(callable(getattr(deployed, name)) for name in names)
+
+
+def test_renamed_field_is_read_by_both_names_and_keeps_digests():
+    staircase = {"schedule": "staircase", "warmup_steps": 0}
+    config = OptimConfig(**staircase, milestones=(0.5,))
+    stored = config.model_dump(mode="json")
+    assert (stored["falls_at"], "milestones" in stored) == ([0.5], False)
+    assert OptimConfig.model_validate(stored) == config
+    for name in ("milestones", "falls_at"):
+        assert replace(config, **{name: (0.7,)}).milestones == (0.7,)

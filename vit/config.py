@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, digest_of
+from infra.config import FrozenConfig, digest_of, renamed
 from vit.input.config import InputConfig
 from vit.models.config import AnyNetworkConfig, ViTConfig
 
@@ -23,8 +23,8 @@ class OptimConfig(FrozenConfig):
     """Optimizer steps of linear warmup from a learning rate of zero."""
     schedule: Literal["cosine", "linear", "staircase"] = "cosine"
     """Shape of the decay after warmup: cosine or linear from the peak to `end_lr`, or a staircase that divides the learning
-    rate by ten at each of `falls_at`."""
-    falls_at: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = ()
+    rate by ten at each of `milestones`."""
+    milestones: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = renamed("falls_at", ())
     """Fractions of the training after which the staircase schedule falls (BiT: 0.3, 0.6, 0.9)."""
     end_lr: NonNegativeFloat = 0.0
     """Learning rate at the last step of a cosine or linear schedule (1e-5 in the paper's code for linear)."""
@@ -41,9 +41,9 @@ class OptimConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.schedule == "staircase") != bool(self.falls_at):
+        if (self.schedule == "staircase") != bool(self.milestones):
             raise ValueError(
-                f"schedule={self.schedule!r} with falls_at={self.falls_at}: the staircase schedule needs falls_at, such as "
+                f"schedule={self.schedule!r} with milestones={self.milestones}: the staircase schedule needs milestones, such as "
                 "(0.3, 0.6, 0.9), and other schedules do not use it."
             )
         if self.schedule == "staircase" and self.end_lr:

@@ -15,12 +15,12 @@ def lr_at(step: int, config: OptimConfig, total_steps: int) -> float:
     """Learning rate of optimizer step `step` (1 to total_steps): linear warmup from zero, then decay to `end_lr`.
 
     lr(t) = decay(progress) * min(1, t / warmup), progress = (t - warmup) / (total - warmup), as in the paper's code.
-    A staircase measures progress from step 1 and divides by ten at each of `falls_at`, as in BiT's bit_hyperrule.py.
+    A staircase measures progress from step 1 and divides by ten at each of `milestones`, as in BiT's bit_hyperrule.py.
     The learning rate depends only on the step, so there is no scheduler state to save and restore.
     """
     warmup = config.warmup_steps
     if config.schedule == "staircase":
-        lr = config.peak_lr * 0.1 ** sum(step > round(at * total_steps) for at in config.falls_at)
+        lr = config.peak_lr * 0.1 ** sum(step > round(at * total_steps) for at in config.milestones)
         return lr * min(1.0, step / warmup) if warmup else lr
     progress = min(max((step - warmup) / max(total_steps - warmup, 1), 0.0), 1.0)
     shape = 0.5 * (1 + math.cos(math.pi * progress)) if config.schedule == "cosine" else 1 - progress

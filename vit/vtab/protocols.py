@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, digest_of, replace
+from infra.config import FrozenConfig, digest_of, renamed, replace
 from infra.names import did_you_mean
 from vit.config import OptimConfig, TrainRecipe
 from vit.input.config import AugmentConfig, InputConfig
@@ -95,8 +95,8 @@ class Protocol(FrozenConfig):
     fewer_than: PositiveInt | None = None
     """Number of training examples from which the protocol needs MixUp, which is not supported. None: any number."""
     schedule: Literal["cosine", "staircase"] = "cosine"
-    """Half a cosine to zero, or division by ten at each of `falls_at`."""
-    falls_at: tuple[float, ...] = ()
+    """Half a cosine to zero, or division by ten at each of `milestones`."""
+    milestones: tuple[float, ...] = renamed("falls_at", ())
     """Fractions of the training after which the staircase schedule falls."""
     clip_norm: PositiveFloat | None = 1.0
     """Largest global gradient norm; None turns clipping off."""
@@ -153,7 +153,7 @@ class Protocol(FrozenConfig):
                     peak_lr=lr,
                     warmup_steps=choice.warmup_steps,
                     schedule=self.schedule,
-                    falls_at=self.falls_at,
+                    milestones=self.milestones,
                     clip_norm=self.clip_norm,
                 ),
                 total_steps=steps,
@@ -262,7 +262,7 @@ BIT_HYPERRULE = Protocol(
     warmup_steps=100,
     fewer_than=20_000,
     schedule="staircase",
-    falls_at=(0.4, 0.6, 0.8),
+    milestones=(0.4, 0.6, 0.8),
     clip_norm=None,
     global_batch_size=512,
     num_lanes=64,
@@ -281,7 +281,7 @@ VTAB_SWEEP = Protocol(
     total_steps=(2500, 10_000),
     warmup_steps=0,
     schedule="staircase",
-    falls_at=(0.3, 0.6, 0.9),
+    milestones=(0.3, 0.6, 0.9),
     clip_norm=None,
     global_batch_size=512,
     num_lanes=64,

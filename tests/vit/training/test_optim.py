@@ -27,13 +27,13 @@ def test_learning_rate(schedule, end_lr, step, expected):
 
 
 def test_a_staircase_falls_to_a_tenth_after_each_of_its_steps():
-    config = OptimConfig(peak_lr=1.0, warmup_steps=100, schedule="staircase", falls_at=(0.4, 0.6, 0.8))
+    config = OptimConfig(peak_lr=1.0, warmup_steps=100, schedule="staircase", milestones=(0.4, 0.6, 0.8))
     steps = {50: 0.5, 100: 1.0, 200: 1.0, 201: 0.1, 300: 0.1, 301: 0.01, 400: 0.01, 401: 0.001, 500: 0.001}
     assert {step: lr_at(step, config, total_steps=500) for step in steps} == pytest.approx(steps)
-    with pytest.raises(ValueError, match="falls_at"):
+    with pytest.raises(ValueError, match="milestones"):
         OptimConfig(schedule="staircase")
-    with pytest.raises(ValueError, match="falls_at"):
-        OptimConfig(falls_at=(0.5,))
+    with pytest.raises(ValueError, match="milestones"):
+        OptimConfig(milestones=(0.5,))
 
 
 def test_only_kernels_decay():

@@ -42,7 +42,7 @@ def test_its_first_version_and_the_benchmark_choose_among_four():
     assert [g[:2] for g in grid(sweep)] == [(0.1, 2500), (0.01, 2500), (0.1, 10_000), (0.01, 10_000)]
     augment = sweep[0].input.augment
     assert (augment.image_size_px, augment.train_crop, augment.flip, augment.antialias) == (224, "none", False, False)
-    assert (sweep[0].optim.schedule, sweep[0].optim.falls_at) == ("staircase", (0.3, 0.6, 0.9))
+    assert (sweep[0].optim.schedule, sweep[0].optim.milestones) == ("staircase", (0.3, 0.6, 0.9))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_bit_takes_small_pictures_small():
     assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (128, 160)
     (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=96 * 96)  # Patch Camelyon and smallNORB
     assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (384, 448)
-    assert (recipe.optim.peak_lr, recipe.total_steps, recipe.optim.falls_at) == (0.003, 500, (0.4, 0.6, 0.8))
+    assert (recipe.optim.peak_lr, recipe.total_steps, recipe.optim.milestones) == (0.003, 500, (0.4, 0.6, 0.8))
     with pytest.raises(ValueError, match=r"^not supported: bit-hyperrule uses MixUp from 20,000 .* has 50,000"):
         settings("bit-hyperrule", "bit-r50x1", num_train=50_000)
 
