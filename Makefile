@@ -4,13 +4,13 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Two processes. Threads of both would wait for each other at every barrier.
 BY_FILE := -n 2 --dist loadfile
-test test-stack test-slow test-servers test-portable stack-fast stack-slow servers-fast servers-slow servers-all: export OMP_NUM_THREADS := 1
+test test-stack test-slow test-servers test-portable stack-fast stack-slow servers-fast servers-slow: export OMP_NUM_THREADS := 1
 # The tests that compute with networks; what else there is has no kernels to choose.
 COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspection models training vtab)
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: stack-fast stack-slow stack-all servers-fast servers-slow servers-all
+.PHONY: stack-fast stack-slow servers-fast servers-slow
 .PHONY: demo up down install test test-stack test-slow test-servers test-portable lint docs clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
@@ -29,8 +29,8 @@ test:  ## the fast tests, which need no server
 	@$(PYTHON) infra/local/install.py dev
 	@$(PYTEST) $(BY_FILE) -m "not slow and not stack and not servers"
 
-# Tests that share one stack run in one process, one after the other; those with servers of their own run beside them. What
-# kills servers has a stack to itself: other tests check that servers are up and that no log repeats an error.
+# Tests that share one stack run in one process, one after the other. What kills servers has a stack to itself: other tests
+# check that servers are up and that no log repeats an error. Two processes at a time, the longest first.
 BESIDE := @$(MAKE) -j2 --keep-going --no-print-directory
 test-stack:  ## the tests that use the local stack or start servers of their own
 	@$(PYTHON) infra/local/install.py dev
@@ -42,18 +42,14 @@ test-slow:  ## kills, long runs and long fuzzing
 
 test-servers:  ## both
 	@$(PYTHON) infra/local/install.py dev
-	$(BESIDE) stack-all servers-all
+	$(BESIDE) stack-slow stack-fast servers-slow servers-fast
 
 stack-fast: CHOSEN := stack and not slow
 stack-slow: CHOSEN := stack and slow
 servers-fast: CHOSEN := servers and not stack and not slow
 servers-slow: CHOSEN := slow and not stack
-servers-all: CHOSEN := (servers or slow) and not stack
-stack-fast stack-slow servers-fast servers-slow servers-all:
+stack-fast stack-slow servers-fast servers-slow:
 	@$(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15
-
-stack-all:
-	@$(MAKE) --keep-going --no-print-directory -j1 stack-fast stack-slow
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
 	@$(PYTHON) infra/local/install.py dev

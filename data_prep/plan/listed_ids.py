@@ -88,7 +88,7 @@ def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[
         for i, (group, shards) in enumerate(given)
     ]
     run = executor if len(tasks) > 2 else in_process
-    for _ in run(deal_ids, tasks):
+    for _ in run(partition_ids, tasks):
         pass
     found = [each for each in run(find_repeats, tasks) if each]
     if len(found) < len(tasks):
@@ -109,7 +109,7 @@ def check_repeats(source: RawCorpus, found: Sequence[Repeats], part: Callable[[i
         raise ids_there_error(row["example_id"], sum(each.num_there for each in found))
 
 
-def deal_ids(task: IdTask) -> None:
+def partition_ids(task: IdTask) -> None:
     """Partition the ids of some chunks into buckets."""
     corpus = open_store(task.corpus)
     config = CorpusConfig.model_validate(corpus.read_json(REQUEST_KEY))

@@ -1,4 +1,4 @@
-"""Schedules that somebody switches on at the page, and runs that then start by themselves."""
+"""Schedules that a user activates on the deployment's page, and the runs that they start."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -69,19 +69,13 @@ def started_by_itself(work, deployment: str) -> dict:
     return found
 
 
-def test_reconcile_starts_by_itself_and_finishes(work, page):
-    page.edit("reconcile/default", paused=False)
-    deployment = page.schedule("reconcile/default", "* * * * *")
-    ended = work.flows.wait(started_by_itself(work, deployment)["id"])
-    assert ended["state_name"] == "Completed", ended["state"]
-
-
-def test_a_night_starts_by_itself_and_stands_in_the_comparison_of_the_morning(work, page, in_stack):
+def test_schedules_start_reconcile_and_a_night_which_the_comparison_shows(work, page, in_stack):
     tiny = work.flows.api.get("/deployments/name/pretrain-then-transfer/tiny").json()["parameters"]["request"]
     request = {**tiny, "name": "night", "deadline_hours": 1.0, "max_late_hours": 1.0}
     page.edit("pretrain-then-transfer/nightly", parameters={"request": request})
     due = datetime.now(UTC).replace(second=0) + timedelta(minutes=2)
     deployment = page.schedule("pretrain-then-transfer/nightly", f"{due:%M} {due:%H} * * *")
+    check_reconcile(work, page)
     run = work.flows.wait(started_by_itself(work, deployment)["id"], timeout_s=600)
     assert (run["state_name"], run["state"]["message"][:9]) == ("Completed", "val/top1 "), run["state"]
     assert datetime.fromisoformat(run["expected_start_time"]) == due.replace(microsecond=0)
@@ -92,3 +86,12 @@ def test_a_night_starts_by_itself_and_stands_in_the_comparison_of_the_morning(wo
     assert work.flows.wait(morning)["state_name"] == "Completed"
     rows = json.loads(work.flows.artifacts(morning)["comparison"]["data"])
     assert [row for row in rows if "tasks/digits-5-to-9/top1" in row.values() and record.key in row], rows
+
+
+def check_reconcile(work, page):
+    """Reconcile starts by its schedule, too, and completes."""
+    page.edit("reconcile/default", paused=False)
+    deployment = page.schedule("reconcile/default", "* * * * *")
+    ended = work.flows.wait(started_by_itself(work, deployment)["id"])
+    assert ended["state_name"] == "Completed", ended["state"]
+    page.edit("reconcile/default", paused=True)

@@ -1,7 +1,9 @@
-"""Each server of the stack is killed while a flow trains: the flow ends as an undisturbed one does, to the last digit."""
+"""The flow process, each server of the stack and a worker are killed while a flow trains: the result is bit for bit that of
+an undisturbed training."""
 
 import contextlib
 import os
+import re
 import signal
 import time
 
@@ -38,10 +40,15 @@ def back(stack, patience_s=240):
         time.sleep(0.5)
 
 
-def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finished_everywhere(work, stack, kill):
-    run = work.start("pretrain-then-transfer/tiny", name="unseen")
-    record = work.eventually(lambda: next((r for r in list_pipelines(work.root.uri) if r.name == "unseen"), None))
-    work.eventually(lambda: read_pipeline(work.root, record.key).stages[1:])  # trained, and now scored
+def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finished_everywhere(
+    work, pipelines, stack, kill
+):
+    overrides = pipelines.record.request["overrides"] | {"protocol.total_steps": 4}  # its training is reused
+    run = work.start("pretrain-then-transfer/tiny", name="twice", overrides=overrides)
+    record = work.eventually(
+        lambda: next((r for r in list_pipelines(work.root.uri) if r.origin.flow_run_id == run), None)
+    )
+    work.eventually(lambda: read_pipeline(work.root, record.key).stages[1:])
     mlflow = service(stack, "mlflow")
     for process in [mlflow, *mlflow.children(recursive=True)]:
         os.kill(process.pid, signal.SIGSTOP)
@@ -49,9 +56,7 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finishe
         while (state := work.flows.find(run)["state_name"]) in ("Pending", "Running"):
             for process in work.processes_of_flow(run):
                 with contextlib.suppress(psutil.Error):  # it may end by itself
-                    if (
-                        "flows.to_mlflow.ship_runs" in process.cmdline()
-                    ):  # the flow process started it and gave it its environment
+                    if "flows.to_mlflow.ship_runs" in process.cmdline():  # a child of the flow process
                         process.kill()
             time.sleep(1.0)
     finally:
@@ -73,15 +78,37 @@ def outcome(work, key):
     """What the servers may not have changed: every loss, the score and the weights."""
     run = work.run(key)
     state = read_state(run)
-    losses = [(r.step, r.value) for r in read_journal(run) if r.key == "train/loss"]
+    losses = {r.step: r.value for r in read_journal(run) if r.key == "train/loss"}
     return losses, state["val_top1"], load_model(state["model"]).digest
 
 
-def test_store_mlflow_and_prefect_are_killed_in_mid_training(work, stack, kill):
-    undisturbed = work.pretrain("undisturbed", STEPS)
-    expected = work.key(undisturbed)
+def training_worker(work):
+    processes = [psutil.Process(pid) for pid in work.workers()]
+    return next(process for process in processes if "RayTrainWorker" in " ".join(process.cmdline()))
+
+
+def test_a_killed_flow_process_leaves_the_job_and_a_second_run_finds_it_again(work):
+    first = work.pretrain("flow-killed", STEPS)
+    key = work.key(first)
+    work.reach(key, 5)
+    for process in work.processes_of_flow(first):
+        process.kill()
+    assert work.flows.wait(first, timeout_s=240)["state_type"] == "CRASHED"
+    at = work.progress(key)
+    work.reach(key, at + 5)
+    assert work.jobs.find(f"{key}-a1").state == "running"
+    second = work.pretrain("flow-killed", STEPS)
+    assert work.flows.wait(second)["state_name"] == "Completed"
+    assert any("following it from here" in line for line in work.flows.lines(second))
+    state = read_state(work.run(key))
+    assert (state["state"], state["attempt"], state["step"]) == ("finished", 1, STEPS)
+
+
+def test_store_mlflow_prefect_and_a_worker_are_killed_in_mid_training(work, stack, kill):
+    undisturbed = work.pretrain("flow-killed", STEPS)  # finished by the test above: no server and no worker was killed
     ended = work.flows.wait(undisturbed)
     assert ended["state_name"] == "Completed", ended["state"]
+    expected = "flow-killed-" + re.search(r"models/flow-killed/(\w+)", ended["state"]["message"])[1]
 
     run = work.pretrain("disturbed", STEPS)
     key = work.key(run)
@@ -92,11 +119,13 @@ def test_store_mlflow_and_prefect_are_killed_in_mid_training(work, stack, kill):
             kill(name)
         work.reach(key, at + 20)
         back(stack)
+    training_worker(work).kill()
     assert work.progress(key) < STEPS, "killed too late to have mattered"
     ended = work.flows.wait(run)
     assert (ended["state_type"], ended["state_name"]) == ("COMPLETED", "Completed"), ended["state"]
     assert outcome(work, key) == outcome(work, expected)
     assert read_state(work.run(key))["attempt"] == 1
+    assert len(work.run(key).list("starts/")) == 2
     work.eventually(lambda: work.mlflow_status(key) == "FINISHED")
     sent = work.mlflow_curve(key, "train/loss")
     recorded = [(r.step, r.value) for r in read_journal(work.run(key)) if r.key == "train/loss"]

@@ -6,9 +6,7 @@ A real SeaweedFS; between it and the work stands a proxy where faults are wanted
 import contextlib
 import http.client
 import itertools
-import json
 import os
-import signal
 import struct
 import threading
 import time
@@ -23,9 +21,7 @@ from data_prep.corpora import presets
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from data_prep.shards.verify_shards import verify_corpus
-from infra.local.ray_node import LocalRay
 from infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
-from infra.ray_jobs import RayJobs
 from infra.runs.claims import ClaimHolder, read_claim, take_claim
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state, request_stop
@@ -35,7 +31,7 @@ from infra.stores import s3_store
 from vit.config import TrainConfig
 from vit.published import load_model
 from vit.run import TrainingRun
-from vit.run_spec import make_spec, read_progress
+from vit.run_spec import make_spec
 from vit.training.checkpoint import list_checkpoints, newest_checkpoint
 from vit.training.world import World
 
@@ -297,50 +293,3 @@ def test_a_store_killed_in_mid_training_is_waited_for(own_store, own_uri, on_dis
         assert claim.beat().attempt == attempt
     assert outcome(run) == expected
     assert find_stack(own_store).services[0].restarts >= 1
-
-
-@pytest.mark.slow
-def test_workers_of_ray_outlive_the_store_and_their_own_kill(own_store, own_uri, on_disk, train_config, tmp_path):
-    """Two workers: the store is killed at one third, a worker at two thirds; then the same undisturbed."""
-    corpus = copied(on_disk[0], own_uri)
-    config = at(train_config("stores-ray", workers=2, steps=100), corpus)
-    found = []
-    with LocalRay(tmp_path, num_cpus=2) as ray:
-        jobs = RayJobs(ray.address, ray.env["RAY_AUTH_TOKEN_PATH"])
-        for root, disturbed in ((own_uri, True), (f"{own_uri}/again", False)):
-            spec = make_spec(config, root)
-            run = open_store(root).child(f"runs/{spec.run_key}")
-            claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
-            run.write_json("config.json", spec.model_dump(mode="json"))
-            command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", str(claim.attempt)]
-            job = f"{claim.job_id}{'' if disturbed else '-again'}"
-            jobs.submit(job, command, env={}, metadata={})
-            if disturbed:
-                wait_for_step(run, 33)
-                kill_store(own_store)
-                wait_for_step(run, 66)
-                training_worker(run).send_signal(signal.SIGKILL)
-            ended = jobs.follow(job, lambda job: None, poll_s=0.2)
-            assert ended.exit_code == 0, jobs.logs(job)
-            found.append(outcome(run)[:3])
-    assert sorted(found[0][0]) == list(range(1, 101))
-    assert found[0] == found[1]
-
-
-def wait_for_step(run, step, timeout_s=300):
-    deadline = time.monotonic() + timeout_s
-    while True:
-        with contextlib.suppress(json.JSONDecodeError):
-            if (read_progress(run) or {"step": 0})["step"] >= step:
-                return
-        assert time.monotonic() < deadline, f"{run.uri} did not reach step {step}"
-        time.sleep(0.05)
-
-
-def training_worker(run):
-    """One of the training processes of this test's Ray; Ray names them by class."""
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "RayTrainWorker" in " ".join(process.cmdline()):
-                return process
-    raise AssertionError("no training worker")

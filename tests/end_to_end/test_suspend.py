@@ -50,7 +50,7 @@ def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work, pipelines):
     resume(work, run)
     work.eventually(lambda: work.progress(key) > state["step"])
     assert read_state(work.run(key))["from_step"] == state["step"]
-    # Resumed at once, while the process from before is still about to give way.
+    # Resumed at once, while the earlier process is still stopping.
     suspend(work, run)
     resume(work, run)
     ended = work.flows.wait(run, timeout_s=900)
