@@ -1,4 +1,4 @@
-"""A network, recipe and batches small enough to train within a test; and the peers."""
+"""A network, a recipe and batches small enough to train within a test; timm and transformers as modules."""
 
 import types
 
@@ -48,20 +48,20 @@ def make_batch():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _one_arithmetic_thread():
+def _single_torch_thread():
     """Networks this small are slower on two threads, and far slower on a busy machine."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def _torchvision():
-    """timm and transformers import torchvision; its compiled operators need not be there, but must be declared. Neither
-    peer is to ask anybody on the network."""
+    """Lets timm and transformers import torchvision, whose compiled operators may be missing but must be declared.
+    Keeps both libraries offline."""
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         try:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # a torchvision whose operators did load
+        except RuntimeError:  # the operators of this torchvision were loaded
             break
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""Which devices a training asks for: what was asked, and what the cluster can ever have."""
+"""Which devices a training uses: decided by its config and by the GPUs that the cluster can have at most."""
 
 import json
 import os
@@ -15,10 +15,10 @@ from vit.devices import choose_devices, most_gpus
 @pytest.mark.parametrize(
     ("asked", "workers", "alive", "most", "expected"),
     [
-        ("auto", 2, 0, None, (False, 2)),  # no GPU, and nobody says that one can come
+        ("auto", 2, 0, None, (False, 2)),  # no GPU, and no autoscaler declares one
         ("auto", 2, 0, 0.0, (False, 2)),
-        ("auto", 2, 0, 8.0, (True, 2)),  # a group that scales from zero
-        ("auto", 8, 4, 8.0, (True, 8)),  # half of them live
+        ("auto", 2, 0, 8.0, (True, 2)),  # a node group that scales from zero
+        ("auto", 8, 4, 8.0, (True, 8)),  # half of them are up
         ("auto", 8, 4, None, (True, 8)),
         ("auto", 2, 1, 1.0, (True, 1)),  # one machine with one GPU
         ("cuda", 2, 0, None, (True, 2)),
@@ -26,29 +26,29 @@ from vit.devices import choose_devices, most_gpus
         ("cpu", 2, 8, 8.0, (False, 2)),
     ],
 )
-def test_what_lives_at_this_second_decides_nothing(asked, workers, alive, most, expected):
+def test_devices_follow_the_request_and_the_cluster_maximum(asked, workers, alive, most, expected):
     assert choose_devices(asked, workers, alive, most)[:2] == expected
 
 
-def test_gpus_that_can_never_come_are_not_waited_for():
+def test_more_gpus_than_the_cluster_can_have_are_refused():
     with pytest.raises(ValueError, match=r"needs 2 GPUs, but this cluster can have at most 1\. .*num_workers"):
         choose_devices("cuda", 2, 0, 1.0)
 
 
-def test_what_a_cluster_can_have_is_what_its_node_types_add_up_to():
+def test_most_gpus_are_those_of_one_node_or_of_declared_node_types():
     assert most_gpus(one_node=True, alive=1, declared=None) == 1
     assert most_gpus(one_node=False, alive=1, declared=None) is None
     assert most_gpus(one_node=False, alive=0, declared={"CPU": 8, "GPU": 4}) == 4
     assert most_gpus(one_node=False, alive=0, declared={"CPU": 8}) == 0
 
 
-def test_the_progress_line_says_what_is_waited_for_and_what_is_used():
+def test_progress_line_shows_awaited_and_used_gpus():
     waiting = {"step": 0, "total_steps": 9, "waiting_for": "2 GPUs, of which the cluster has 1"}
     assert line("pretrain", waiting, 65) == "pretrain: waiting for 2 GPUs, of which the cluster has 1 (1:05)"
     assert line("pretrain", {"step": 3, "total_steps": 9, "devices": "2 GPUs"}, 65) == "pretrain: 3/9 steps, on 2 GPUs"
 
 
-# The driver of a real job, of which only the work and the backend that wants real GPUs are replaced.
+# The driver of a real job; only the work and the backend, which needs real GPUs, are replaced.
 DRIVER = """
 import sys
 import vit.ray_train as driver
@@ -67,7 +67,7 @@ driver.fit(sys.argv[1], 1, TrainConfig.model_validate_json(sys.argv[2]), sys.arg
 
 @pytest.mark.slow
 @pytest.mark.servers
-def test_a_gpu_that_comes_later_is_waited_for_and_used(train_config, tmp_path):
+def test_gpu_that_is_added_later_is_awaited_and_used(train_config, tmp_path):
     from ray.cluster_utils import Cluster
 
     run, config = tmp_path / "run", train_config("late", device="cuda")

@@ -1,4 +1,4 @@
-"""Published models: what comes back is what went in, whoever changed a byte is named, and adapting starts as the paper does."""
+"""Published models: loading is exact, a changed file is named, and fine-tuning starts as in the paper."""
 
 import contextlib
 import io
@@ -47,7 +47,7 @@ def published(network, root) -> str:
     return publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"})
 
 
-def test_a_model_comes_back_bit_for_bit(network, published):
+def test_model_is_loaded_bit_for_bit(network, published):
     model = load_model(published)
     ours = network.state_dict()
     assert model.network.state_dict().keys() == ours.keys()
@@ -58,7 +58,7 @@ def test_a_model_comes_back_bit_for_bit(network, published):
     assert model.provenance == {"run_key": "birds-0a"}
 
 
-def test_the_digest_is_of_the_content_not_of_the_place(network, published, root):
+def test_digest_depends_on_content_and_not_on_location(network, published, root):
     elsewhere = publish(open_store(root).child("other"), "x", "9", network, CONTRACT, CLASSES, {"run_key": "x-1"})
     digest = load_model(published).digest
     assert load_model(elsewhere).digest == digest
@@ -85,7 +85,7 @@ def test_predictions_are_probabilities_over_all_classes_best_first(published, tm
 
 
 @pytest.mark.parametrize("processor", ["this one", "another"])
-def test_a_prediction_depends_on_its_neighbours_by_rounding_only(published, tmp_path, processor):
+def test_prediction_depends_on_its_batch_by_rounding_only(published, tmp_path, processor):
     """Which kernel computes a batch depends on its size and on the processor, so the last digit is not promised."""
     path = tmp_path / "picture.png"
     path.write_bytes(noise(1, (30, 20)))
@@ -102,7 +102,7 @@ def test_a_prediction_depends_on_its_neighbours_by_rounding_only(published, tmp_
     assert [p for _, p in alone] == pytest.approx([p for _, p in among_others[:2]], rel=0, abs=away / 2)
 
 
-def test_a_prediction_sees_what_training_and_evaluation_see(published):
+def test_prediction_gets_the_same_input_as_training_and_evaluation(published):
     model = load_model(published)
     image = noise(3, (16, 16))  # nothing to resize: the pixels are those of the file
     pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.uint8).copy())[None]
@@ -112,7 +112,7 @@ def test_a_prediction_sees_what_training_and_evaluation_see(published):
     assert [answer[name] for name in CLASSES] == expected.tolist()
 
 
-def test_the_value_range_of_the_contract_is_obeyed(network, root):
+def test_value_range_of_the_contract_is_applied(network, root):
     contract = replace(CONTRACT, low=0.0, high=1.0)
     uri = publish(open_store(root).child("models"), "unit", "1", network, contract, CLASSES, {})
     image = noise(3, (16, 16))
@@ -147,7 +147,7 @@ def test_a_changed_or_missing_file_is_refused_by_name(published, file, old, new)
     assert not any(other in str(refused.value) for other in others)
 
 
-def test_changed_and_cut_weights_are_refused_by_name(published):
+def test_changed_and_truncated_weights_are_refused_by_name(published):
     store = open_store(published)
     data = store.read("model.safetensors")
     for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-100]):
@@ -156,14 +156,14 @@ def test_changed_and_cut_weights_are_refused_by_name(published):
             load_model(published)
 
 
-def test_a_folder_without_a_model_names_the_next_step(tmp_path):
+def test_error_for_a_folder_without_a_model_names_the_next_step(tmp_path):
     with pytest.raises(CheckpointError, match=r"no published model.*vitline model ls"):
         load_model(str(tmp_path))
 
 
 @pytest.fixture
-def in_folder(tmp_path, monkeypatch):
-    """A folder in which nobody has set anything."""
+def working_directory(tmp_path, monkeypatch):
+    """A working directory without any settings of vitline."""
     monkeypatch.chdir(tmp_path)
     for name in ("VITLINE_ROOT", "VITLINE_HOME", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
@@ -178,26 +178,24 @@ def put(root, network, version, created_at) -> str:
     return uri
 
 
-def test_a_model_is_loaded_by_name_as_the_commands_find_it(network, in_folder, monkeypatch):
-    store = in_folder / ".vitline" / "store"
+def test_model_is_loaded_by_the_name_that_commands_use(network, working_directory, monkeypatch):
+    store = working_directory / ".vitline" / "store"
     newest, old = put(store, network, "0a", 2.0), put(store, network, "0b", 1.0)
     for name in ("birds", "birds/0a", newest, ".vitline/store/models/birds/0a", store / "models/birds/0a"):
         assert load_model(name).provenance == {"run_key": "birds-0a"}, name
     assert load_model("birds/0b").uri == old
     with pytest.raises(CheckpointError, match=r"'crows' is no published model below .*; there are: birds/0a, birds/0b"):
         load_model("crows")
-    elsewhere = put(in_folder / "elsewhere", network, "0c", 1.0)
-    monkeypatch.setenv("VITLINE_ROOT", str(in_folder / "elsewhere"))
+    elsewhere = put(working_directory / "elsewhere", network, "0c", 1.0)
+    monkeypatch.setenv("VITLINE_ROOT", str(working_directory / "elsewhere"))
     assert load_model("birds").uri == elsewhere
 
 
-def test_in_the_folder_of_a_stack_that_is_down_its_store_is_read_or_the_next_step_named(
-    network, in_folder, monkeypatch
-):
+def test_store_of_a_stopped_stack_is_read_or_the_next_step_is_named(network, working_directory, monkeypatch):
     from infra.local.stack_config import StackConfig
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
-    directory, before = in_folder / ".vitline" / "stack", dict(os.environ)
+    directory, before = working_directory / ".vitline" / "stack", dict(os.environ)
     directory.mkdir(parents=True)
 
     def stack(object_store):
@@ -216,7 +214,7 @@ def test_in_the_folder_of_a_stack_that_is_down_its_store_is_read_or_the_next_ste
     assert dict(os.environ) == before
 
 
-def test_a_model_that_contradicts_itself_is_not_published(network, root):
+def test_inconsistent_model_is_not_published(network, root):
     models = open_store(root).child("models")
     with pytest.raises(ValueError, match="3 class names, but the head has 4"):
         publish(models, "x", "1", network, CONTRACT, CLASSES[:3], {})
@@ -225,7 +223,7 @@ def test_a_model_that_contradicts_itself_is_not_published(network, root):
     assert models.list() == []
 
 
-def test_adapting_starts_from_a_zero_head_and_everything_else_as_it_was(network):
+def test_adapting_zeroes_the_head_and_keeps_all_other_weights(network):
     adapted = adapt(network, CONFIG, num_classes=7)
     assert adapted.head.weight.shape == (7, 16)
     assert torch.count_nonzero(adapted.head.weight) == torch.count_nonzero(adapted.head.bias) == 0
@@ -241,15 +239,15 @@ def test_adapting_resamples_positions_for_another_resolution(network):
     adapted = adapt(network, replace(CONFIG, image_size_px=28, dropout_rate=0.0), num_classes=2)
     old, new = network.pos_embed.detach(), adapted.pos_embed.detach()
     assert new.shape == (1, 1 + 49, 16)
-    assert torch.equal(new[:, 0], old[:, 0])  # the class token's
+    assert torch.equal(new[:, 0], old[:, 0])  # of the class token
     corners_of = {4: (1, 4, 13, 16), 7: (1, 7, 43, 49)}
-    # Aligned corners: a grid of 7 has the grid of 4 at every other place.
+    # Aligned corners: every second point of a grid of 7 is a point of the grid of 4.
     torch.testing.assert_close(new[:, corners_of[7]], old[:, corners_of[4]])
     torch.testing.assert_close(new[:, 2], (old[:, 1] + old[:, 2]) / 2)
     assert adapted(torch.zeros(1, 3, 28, 28)).shape == (1, 2)
 
 
-def test_adapting_leaves_the_source_alone(network):
+def test_adapting_does_not_change_the_source(network):
     before = {name: value.clone() for name, value in network.state_dict().items()}
     adapted = adapt(network, CONFIG, num_classes=2)
     with torch.no_grad():
@@ -266,7 +264,7 @@ def test_adapting_to_another_network_is_refused_by_field(network, field, value):
         adapt(network, replace(CONFIG, **{field: value}), num_classes=2)
 
 
-def test_three_lines_load_a_model_without_ray_and_without_settings(published, tmp_path):
+def test_model_is_loaded_without_ray_and_without_settings(published, tmp_path):
     (tmp_path / "cat.png").write_bytes(noise(0, (30, 20)))
     script = f"""
 import sys
@@ -285,8 +283,8 @@ assert not {{"sklearn", "prefect", "mlflow", "fsspec.implementations.local"}} & 
     assert done.stdout.strip() in CLASSES
 
 
-def test_the_base_install_and_torch_are_enough(published):
-    """Three lines of Python, without Ray, MLflow, Prefect, S3 or anything to draw with."""
+def test_prediction_needs_only_the_base_install_and_torch(published):
+    """Three lines of Python, without Ray, MLflow, Prefect, S3 or a plotting library."""
     absent = ("ray", "mlflow", "prefect", "s3fs", "boto3", "matplotlib", "timm", "transformers", "sklearn", "scipy")
     code = f"""
 import sys

@@ -1,9 +1,9 @@
-"""What the driver asks of Ray Train. Whole runs are in `tests/end_to_end/`."""
+"""How the driver sets up Ray Train. Whole runs are in `tests/end_to_end/`."""
 
 from vit.ray_train import trainer_class
 
 
-def test_only_the_detached_process_of_a_run_is_left_out():
+def test_trainer_omits_only_the_placement_group_cleaner():
     from ray.train.torch import TorchTrainer
 
     def callbacks(trainer):

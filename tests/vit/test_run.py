@@ -1,4 +1,4 @@
-"""A run in one process, without Ray: what it leaves in the store, and every way in which it goes on or ends."""
+"""A training run in one process, without Ray: what it writes to the store, and how it resumes, stops and fails."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ from vit.training.world import World
 
 @pytest.fixture
 def start(root):
-    """start(config): the run and attempt of a claimed spec, as a flow leaves it for the driver."""
+    """start(config): the run and attempt of a claimed spec, as a flow prepares it for the driver."""
 
     def make(config, run=None):
         spec = make_spec(config, root)
@@ -85,8 +85,8 @@ def test_every_network_trains_is_published_and_can_be_fine_tuned(start, train_co
     assert all(torch.equal(tuned.state_dict()[name], source.state_dict()[name]) for name in kept)
 
 
-def test_every_machine_reports_its_load_once(root):
-    """Rank 0's machine into rank 0's journal, another one into its own, from one process of each."""
+def test_one_process_per_node_reports_system_metrics(root):
+    """Rank 0's node writes to rank 0's journal, another node to its own journal; one process per node does."""
     run, steps = open_store(root), iter((5, 6))
     with Reporter(run, 1, 10, active=True) as reporter:
         with system_metrics(run, 1, World(), reporter.journal, lambda: next(steps)):
@@ -105,7 +105,7 @@ def test_every_machine_reports_its_load_once(root):
     }
 
 
-def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_config, monkeypatch):
+def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_config, monkeypatch):
     whole, attempt = start(train_config("whole"))
     TrainingRun(whole, attempt, World()).execute()
     config = train_config("parts")
@@ -123,7 +123,7 @@ def test_a_preempted_run_goes_on_bit_for_bit_in_another_attempt(start, train_con
 
 
 @pytest.mark.parametrize(("on_cancel", "kept"), [("checkpoint", 1), ("discard", 0)])
-def test_a_stop_request_is_obeyed_by_its_attempt_only(start, train_config, on_cancel, kept):
+def test_stop_request_affects_its_own_attempt_only(start, train_config, on_cancel, kept):
     run, attempt = start(train_config("stopped", on_cancel=on_cancel))
     request_stop(run, "cancelled", by="test", attempt=attempt)
     assert TrainingRun(run, attempt, World()).execute() == "cancelled"
@@ -133,7 +133,7 @@ def test_a_stop_request_is_obeyed_by_its_attempt_only(start, train_config, on_ca
     assert TrainingRun(run, attempt, World()).execute() == "finished"
 
 
-def test_an_attempt_that_lost_its_claim_touches_nothing(start, train_config):
+def test_attempt_that_lost_its_claim_writes_nothing(start, train_config):
     run, old = start(train_config("fenced"))
     start(train_config("fenced"), run)
     before = run.list()
@@ -141,7 +141,7 @@ def test_an_attempt_that_lost_its_claim_touches_nothing(start, train_config):
     assert run.list() == before
 
 
-def test_restarts_without_progress_end_the_run_with_the_error_that_caused_them(start, train_config, monkeypatch):
+def test_restarts_without_progress_fail_the_run_with_their_first_error(start, train_config, monkeypatch):
     """A corpus that was replaced fails every time, before the first step; the driver would restart it for ever."""
     run, attempt = start(train_config("stuck", max_restarts_without_progress=2))
     spec = run.read_json("config.json")
@@ -155,7 +155,7 @@ def test_restarts_without_progress_end_the_run_with_the_error_that_caused_them(s
     assert read_state(run)["reason"].endswith("rank 0: The corpus was replaced")
 
 
-def test_a_loss_that_is_not_finite_ends_as_diverged_and_stays_in_the_journal(start, train_config, monkeypatch):
+def test_non_finite_loss_ends_the_run_as_diverged_and_is_in_the_journal(start, train_config, monkeypatch):
     import vit.training.train
 
     run, attempt = start(train_config("diverging", max_nonfinite_steps=2))
@@ -166,7 +166,7 @@ def test_a_loss_that_is_not_finite_ends_as_diverged_and_stays_in_the_journal(sta
     assert math.isnan(losses(run)[1])
 
 
-def test_other_pixels_or_another_held_out_split_are_another_run(train_config, root, digits, tmp_path):
+def test_run_key_depends_on_decode_policy_and_held_out_split(train_config, root, digits, tmp_path):
     """The corpus digest covers bytes and labels, not how they are decoded or what is scored at the end."""
     config = train_config("key")
     other_val = TrainConfig.model_validate(config.model_dump() | {"val_split": "test"})
@@ -188,7 +188,7 @@ def test_a_replaced_corpus_is_refused(start, train_config):
         TrainingRun(run, attempt, World()).execute()
 
 
-def test_a_published_model_that_was_changed_is_refused_by_name(start, train_config):
+def test_changed_published_model_is_refused_by_name(start, train_config):
     run, attempt = start(train_config("tampered"))
     TrainingRun(run, attempt, World()).execute()
     model = open_store(read_state(run)["model"])

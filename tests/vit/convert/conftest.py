@@ -1,4 +1,4 @@
-"""Networks whose weights are nowhere near zero."""
+"""Fixtures that compare networks: weights far from zero, and a relative difference."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 
 @pytest.fixture(scope="session")
-def scatter():
-    """scatter(module, seed): weights of ordinary size, so that attention is uneven and logits are of order 1."""
+def randomise():
+    """randomise(module, seed): draws weights of ordinary size, so that attention is uneven and logits are of order 1."""
 
-    def scatter(module: nn.Module, seed: int = 0) -> nn.Module:
+    def randomise(module: nn.Module, seed: int = 0) -> nn.Module:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for name, value in module.named_parameters():
@@ -18,22 +18,22 @@ def scatter():
                     value.copy_(drawn * 0.2 + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
                 elif "pos_embed" in name or "token" in name or "latent" in name or "probe" in name:
                     value.copy_(drawn)
-                else:  # each output channel of another size, as after training
+                else:  # each output channel of another scale, as after training
                     size = torch.exp(0.3 * torch.randn(len(value), generator=generator)).reshape(
                         -1, *[1] * (value.ndim - 1)
                     )
                     value.copy_(drawn * size / value[0].numel() ** 0.5)
         return module.eval()
 
-    return scatter
+    return randomise
 
 
 @pytest.fixture(scope="session")
-def far():
-    """far(ours, theirs): the largest difference, in units of their largest value."""
+def rel_diff():
+    """rel_diff(ours, theirs): the largest absolute difference, divided by their largest absolute value."""
 
-    def far(ours: Tensor, theirs: Tensor) -> float:
+    def rel_diff(ours: Tensor, theirs: Tensor) -> float:
         assert ours.shape == theirs.shape
         return float((ours - theirs).abs().max() / theirs.abs().max())
 
-    return far
+    return rel_diff

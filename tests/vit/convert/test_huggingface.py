@@ -1,4 +1,4 @@
-"""ViT of transformers and ours compute the same function; other networks are refused with the reason."""
+"""The ViT of transformers and ours compute the same function; other networks are refused with the reason."""
 
 import json
 import math
@@ -33,11 +33,11 @@ CLASSES = ["cat", "dog", "Ente", "鸟"]
 
 
 @pytest.fixture
-def theirs(transformers, scatter):
-    """theirs(kind, **settings): one of their networks, with weights far from zero."""
+def theirs(transformers, randomise):
+    """theirs(kind, **settings): a network of transformers with weights far from zero."""
 
     def make(kind="ViTForImageClassification", **settings):
-        return scatter(getattr(transformers, kind)(transformers.ViTConfig(**settings)))
+        return randomise(getattr(transformers, kind)(transformers.ViTConfig(**settings)))
 
     return make
 
@@ -48,7 +48,7 @@ def images(size, dtype=torch.float32):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("names", ["in memory", "in a file"])
-def test_logits_equal_those_of_transformers(case, names, theirs, far, tmp_path):
+def test_logits_equal_those_of_transformers(case, names, theirs, rel_diff, tmp_path):
     other = theirs(**CASES[case])
     if names == "in memory":
         ours = from_huggingface(other.state_dict(), other.config.to_dict(), "transformers")
@@ -63,14 +63,14 @@ def test_logits_equal_those_of_transformers(case, names, theirs, far, tmp_path):
     with torch.no_grad():
         x = images(other.config.image_size)
         logits = other(x).logits
-        assert far(ours.network(x), logits) <= 1e-5
+        assert rel_diff(ours.network(x), logits) <= 1e-5
         other.set_attn_implementation("sdpa")
-        assert far(ours.network.double()(x.double()), other.double()(x.double()).logits) <= 1e-10
+        assert rel_diff(ours.network.double()(x.double()), other.double()(x.double()).logits) <= 1e-10
     assert logits.abs().max() > 0.5
-    assert logits.std(dim=0).max() > 0.05, "every image gets the same answer: nothing was compared"
+    assert logits.std(dim=0).max() > 0.05, "all images have the same logits: the comparison means nothing"
 
 
-def test_gradients_equal_those_of_transformers(theirs, far):
+def test_gradients_equal_those_of_transformers(theirs, rel_diff):
     other = theirs(**TINY)
     ours = from_huggingface(other.state_dict(), other.config.to_dict(), "transformers")
     x, labels = images(18), torch.tensor([0, 2, 1])
@@ -79,7 +79,7 @@ def test_gradients_equal_those_of_transformers(theirs, far):
     gradients = {name: value.grad for name, value in other.named_parameters()}
     for name, value in ours.network.named_parameters():
         match = torch.cat([gradients[entry] for entry in ours.report.loaded[name].split(", ")])
-        assert far(value.grad, match) <= 1e-4, name
+        assert rel_diff(value.grad, match) <= 1e-4, name
 
 
 WRITTEN = {
@@ -96,14 +96,16 @@ COMPUTED = {
 
 
 @pytest.mark.parametrize("case", [*WRITTEN, *COMPUTED])
-def test_written_folder_has_the_same_logits_in_transformers_and_reads_back(case, transformers, scatter, far, tmp_path):
-    ours = scatter(build_network((WRITTEN | COMPUTED)[case], 4))
+def test_written_folder_has_the_same_logits_in_transformers_and_reads_back(
+    case, transformers, randomise, rel_diff, tmp_path
+):
+    ours = randomise(build_network((WRITTEN | COMPUTED)[case], 4))
     write_huggingface(ours, tmp_path, CLASSES)
     other, about = transformers.ViTForImageClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(about.values()), about
     with torch.no_grad():
         x = images(ours.config.image_size_px)
-        assert far(other(x).logits, ours(x)) <= 1e-5
+        assert rel_diff(other(x).logits, ours(x)) <= 1e-5
     assert [other.config.id2label[i] for i in range(4)] == CLASSES
     assert read_classes(tmp_path) == tuple(CLASSES)
     back = read_huggingface(tmp_path)
@@ -121,7 +123,7 @@ def test_reading_and_writing_keeps_every_bit(theirs, tmp_path):
     assert all(torch.equal(value, other[name]) for name, value in ours.items())
 
 
-def test_pooler_becomes_pre_logits_layer_unless_there_is_a_classifier(theirs, far, tmp_path):
+def test_pooler_becomes_pre_logits_layer_unless_there_is_a_classifier(theirs, rel_diff, tmp_path):
     other = theirs("ViTModel", **TINY)
     other.save_pretrained(tmp_path)
     ours = read_huggingface(tmp_path, num_classes=9)
@@ -129,7 +131,7 @@ def test_pooler_becomes_pre_logits_layer_unless_there_is_a_classifier(theirs, fa
     assert set(ours.report.missing) == {"head.weight", "head.bias"}
     assert ours.report.loaded["pre_logits.weight"] == "pooler.dense.weight"
     with torch.no_grad():
-        assert far(ours.network.features(images(18)), other(images(18)).pooler_output) <= 1e-5
+        assert rel_diff(ours.network.features(images(18)), other(images(18)).pooler_output) <= 1e-5
     with pytest.raises(ConversionError, match=r"has no head\. Give the number of classes"):
         read_huggingface(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
@@ -223,8 +225,8 @@ def test_image_processor_of_transformers_follows_image_contract(cut, transformer
     half = torch.cat([torch.zeros(3, 40, 30, dtype=torch.uint8), white[:, :, :30]], dim=2)
     pixels = processor(half, return_tensors="pt")["pixel_values"]
     assert float(pixels.mean()) == pytest.approx(1.0, abs=0.05)
-    said = json.loads((tmp_path / "preprocessor_config.json").read_text())
-    assert math.isclose(said["rescale_factor"], 1 / 255)
+    written = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    assert math.isclose(written["rescale_factor"], 1 / 255)
 
 
 def test_tables_name_each_entry_once():

@@ -1,4 +1,4 @@
-"""Official files against the networks of their authors: golden float64 logits of `tests/golden/make_model_vectors.py`."""
+"""Official files, compared with their authors' networks by golden float64 logits (`tests/golden/make_model_vectors.py`)."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def test_logits_equal_those_of_the_original_networks(case, tmp_path):
     with torch.inference_mode():
         error32 = (network(images_of(case)).double() - expected).abs().max() / scale
         assert error32 <= (5e-5 if "depth-24" in case else 1e-5)
-        if case != "paper-b16":  # too slow in float64 for 86 million weights; the small networks cover it
+        if case != "paper-b16":  # float64 is too slow for 86 million weights; the small networks cover it
             error64 = (network.double()(images_of(case).double()) - expected).abs().max() / scale
             assert error64 <= 1e-10
 
@@ -171,7 +171,7 @@ def changed(**changes):
         ({}, {}, "contains no weights"),
     ],
 )  # fmt: skip
-def test_unexplained_entries_are_refused(entries, asked, message, tmp_path):
+def test_unexpected_missing_and_misshapen_entries_are_refused(entries, asked, message, tmp_path):
     with pytest.raises(ConversionError, match=message.replace("(", r"\(").replace(")", r"\)")):
         read_npz(written(tmp_path, entries), **asked)
 

@@ -49,7 +49,7 @@ CASES = {
 
 
 @pytest.fixture
-def theirs(timm, scatter):
+def theirs(timm, randomise):
     """theirs(case): (timm's network, the arguments that its config.json would have)."""
 
     def make(case: str):
@@ -57,19 +57,19 @@ def theirs(timm, scatter):
         if case == "hybrid":  # the architecture of timm with fewer blocks
             backbone = timm.models.vision_transformer_hybrid._resnetv2((1, 2))
             embed = partial(timm.layers.HybridEmbed, backbone=backbone)
-            return scatter(timm.models.VisionTransformer(embed_layer=embed, **args)), {"architecture": name, **args}
-        return scatter(timm.create_model(name, **args)), {"architecture": name, **args}
+            return randomise(timm.models.VisionTransformer(embed_layer=embed, **args)), {"architecture": name, **args}
+        return randomise(timm.create_model(name, **args)), {"architecture": name, **args}
 
     return make
 
 
 @pytest.fixture
-def tiny_bit(timm, scatter):
+def tiny_bit(timm, randomise):
     from timm.layers import StdConv2d
 
     conv = partial(StdConv2d, eps=1e-8)
     network = timm.models.resnetv2.ResNetV2((1, 2), (256, 512), num_classes=5, stem_type="fixed", conv_layer=conv)
-    return scatter(network)
+    return randomise(network)
 
 
 def images(network, dtype=torch.float32, count=3, size=None):
@@ -78,34 +78,34 @@ def images(network, dtype=torch.float32, count=3, size=None):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_equal_those_of_timm(case, theirs, far):
+def test_logits_equal_those_of_timm(case, theirs, rel_diff):
     other, args = theirs(case)
     ours = from_timm(other.state_dict(), args, "timm")
     in_float64 = from_timm(other.double().state_dict(), args, "timm").network
     with torch.no_grad():
         x = images(ours.network, torch.float64)
         logits = other(x)
-        assert far(in_float64(x), logits) <= CASES[case][2]
-        assert far(ours.network(x.float()), other.float()(x.float())) <= 1e-5
+        assert rel_diff(in_float64(x), logits) <= CASES[case][2]
+        assert rel_diff(ours.network(x.float()), other.float()(x.float())) <= 1e-5
     assert logits.abs().max() > 0.5
-    assert logits.std(dim=0).max() > 0.05, "every image gets the same answer: nothing was compared"
+    assert logits.std(dim=0).max() > 0.05, "all images have the same logits: the comparison means nothing"
     assert set(ours.report.loaded) == set(ours.network.state_dict())
     assert set(", ".join(ours.report.loaded.values()).split(", ")) == set(other.state_dict())
 
 
-def test_logits_of_bit_equal_those_of_timm(tiny_bit, far):
+def test_logits_of_bit_equal_those_of_timm(tiny_bit, rel_diff):
     args = {"architecture": "resnetv2_50x1_bit", "input_size": [3, 40, 40]}
     ours = from_timm(tiny_bit.state_dict(), args, "timm").network
     in_float64 = from_timm(tiny_bit.double().state_dict(), args, "timm").network
     with torch.no_grad():
         x = images(ours, torch.float64)
-        assert far(in_float64(x), tiny_bit(x)) <= 1e-10
-        assert far(ours(x.float()), tiny_bit.float()(x.float())) <= 1e-5
+        assert rel_diff(in_float64(x), tiny_bit(x)) <= 1e-10
+        assert rel_diff(ours(x.float()), tiny_bit.float()(x.float())) <= 1e-5
     assert ours.config == BiTConfig(stages=(1, 2), image_size_px=40)
 
 
 @pytest.mark.parametrize("case", ["token", "average", "attention-pool", "hybrid", "bit"])
-def test_gradients_equal_those_of_timm(case, theirs, tiny_bit, far):
+def test_gradients_equal_those_of_timm(case, theirs, tiny_bit, rel_diff):
     other, args = (tiny_bit, {"input_size": [3, 40, 40]}) if case == "bit" else theirs(case)
     ours = from_timm(other.state_dict(), args, "timm").network
     table = {"bit": BIT, "hybrid": HYBRID}.get(case, TRANSFORMER)
@@ -116,10 +116,10 @@ def test_gradients_equal_those_of_timm(case, theirs, tiny_bit, far):
     for name, value in ours.named_parameters():
         (entry,) = names_of(name, table)
         match = their_parameters[entry]
-        # A kernel that was multiplied by a has a gradient that was divided by a.
+        # The gradient of a kernel that was multiplied by a factor is divided by this factor.
         factor = (value / match.reshape(value.shape)).detach().nanmean(dim=tuple(range(1, value.ndim)), keepdim=True)
         gradient = value.grad * (factor if value.ndim == 4 else 1)
-        assert far(gradient, match.grad.reshape(value.shape)) <= 1e-4, name
+        assert rel_diff(gradient, match.grad.reshape(value.shape)) <= 1e-4, name
 
 
 WRITTEN = {
@@ -134,21 +134,23 @@ WRITTEN = {
 }  # fmt: skip
 
 
-def written(config, scatter, tmp_path, num_classes=4, contract=None):
-    network = scatter(meta_network(config, num_classes).to_empty(device="cpu"))  # without drawing initial weights first
+def written(config, randomise, tmp_path, num_classes=4, contract=None):
+    network = randomise(
+        meta_network(config, num_classes).to_empty(device="cpu")
+    )  # without drawing initial weights first
     if config.architecture != "bit" and config.pos_embed == "sincos-2d":
-        network = scatter(build_network(config, num_classes))
+        network = randomise(build_network(config, num_classes))
     write_timm(network, tmp_path, ["cat", "dog", "Ente", "鸟"][:num_classes], contract)
     return network
 
 
 @pytest.mark.parametrize("case", WRITTEN)
-def test_written_folder_has_the_same_logits_in_timm_and_reads_back(case, timm, scatter, far, tmp_path):
-    ours = written(WRITTEN[case], scatter, tmp_path)
+def test_written_folder_has_the_same_logits_in_timm_and_reads_back(case, timm, randomise, rel_diff, tmp_path):
+    ours = written(WRITTEN[case], randomise, tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
         x = images(ours, torch.float64)
-        assert far(theirs.double()(x), ours.double()(x)) <= 1e-10
+        assert rel_diff(theirs.double()(x), ours.double()(x)) <= 1e-10
     assert theirs.pretrained_cfg["label_names"] == ["cat", "dog", "Ente", "鸟"]
     assert read_classes(tmp_path) == ("cat", "dog", "Ente", "鸟")
     back = read_timm(tmp_path)
@@ -169,45 +171,45 @@ def test_reading_and_writing_keeps_every_bit(case, theirs):
 @pytest.mark.parametrize(
     "variant", ["r_ti16", *(pytest.param(v, marks=pytest.mark.slow) for v in ("r26_s32", "bit_r50x1"))]
 )
-def test_written_resnets_have_the_same_logits_in_timm_and_read_back(variant, timm, scatter, far, tmp_path):
+def test_written_resnets_have_the_same_logits_in_timm_and_read_back(variant, timm, randomise, rel_diff, tmp_path):
     small = {} if variant.startswith("bit") else {"depth": 1, "embed_dim": 32, "num_heads": 2, "mlp_dim": 64}
     config = replace(network_variant(variant), image_size_px=32, **small)
-    ours = written(config, scatter, tmp_path)
+    ours = written(config, randomise, tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
         x = images(ours, torch.float64, count=2)
-        assert far(theirs.double()(x), ours.double()(x)) <= 1e-5
+        assert rel_diff(theirs.double()(x), ours.double()(x)) <= 1e-5
     back = read_timm(tmp_path)
     assert back.config == config
     for name, value in ours.float().state_dict().items():
-        # Kernels were divided and multiplied, with rounding each time.
+        # Kernels were divided and multiplied by a factor, with rounding each time.
         rtol = 3e-7 if value.ndim == 4 and "patch_embed" not in name else 0
         torch.testing.assert_close(back.network.state_dict()[name], value, rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["sincos-2d", "learned-2d"])
-def test_computed_positions_are_written_as_a_table(kind, timm, scatter, far, tmp_path):
-    ours = written(replace(WRITTEN["token"], pos_embed=kind), scatter, tmp_path)
+def test_computed_positions_are_written_as_a_table(kind, timm, randomise, rel_diff, tmp_path):
+    ours = written(replace(WRITTEN["token"], pos_embed=kind), randomise, tmp_path)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
     with torch.no_grad():
-        assert far(theirs(images(ours)), ours(images(ours))) <= 1e-5
+        assert rel_diff(theirs(images(ours)), ours(images(ours))) <= 1e-5
 
 
-def test_image_contract_becomes_data_config_of_timm(timm, scatter, tmp_path):
+def test_image_contract_becomes_data_config_of_timm(timm, randomise, tmp_path):
     evaluation = AugmentConfig(image_size_px=16, eval_resize="shorter_side", eval_resize_px=20)
     contract = ImageContract(decode=DecodePolicy(), evaluation=evaluation, low=0.0, high=1.0)
-    written(WRITTEN["gap"], scatter, tmp_path, contract=contract)
+    written(WRITTEN["gap"], randomise, tmp_path, contract=contract)
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     data = timm.data.resolve_model_data_config(theirs)
     assert (data["mean"], data["std"]) == ([0.0] * 3, [1.0] * 3)
     assert (tuple(data["input_size"]), data["interpolation"], data["crop_pct"]) == ((3, 16, 16), "bilinear", 0.8)
-    written(WRITTEN["gap"], scatter, tmp_path)
+    written(WRITTEN["gap"], randomise, tmp_path)
     data = timm.data.resolve_model_data_config(timm.create_model(f"local-dir:{tmp_path}"))
     assert (data["mean"], data["std"], data["crop_mode"]) == ([0.5] * 3, [0.5] * 3, "squash")
 
 
-def test_folder_written_by_timm_is_read(timm, scatter, far, tmp_path):
-    theirs = scatter(timm.create_model("vit_base_patch16_gap_224", img_size=32, depth=1, num_classes=3, patch_size=8))
+def test_folder_written_by_timm_is_read(timm, randomise, rel_diff, tmp_path):
+    theirs = randomise(timm.create_model("vit_base_patch16_gap_224", img_size=32, depth=1, num_classes=3, patch_size=8))
     timm.models.save_for_hf(theirs, str(tmp_path), safe_serialization=True)
     for place in (tmp_path, tmp_path / "model.safetensors"):
         ours = read_timm(place)
@@ -215,13 +217,13 @@ def test_folder_written_by_timm_is_read(timm, scatter, far, tmp_path):
             image_size_px=32, patch_size_px=8, depth=1, num_heads=16, pool="gap", gelu="erf"
         )
         with torch.no_grad():
-            assert far(ours.network(images(ours.network)), theirs(images(ours.network))) <= 1e-5
+            assert rel_diff(ours.network(images(ours.network)), theirs(images(ours.network))) <= 1e-5
         assert ours.report.adapted == []
 
 
 @pytest.mark.slow
 def test_every_architecture_of_timm_is_read_exactly_or_refused(timm):
-    """On the meta device: the settings that no entry shows are those of timm, whatever the name."""
+    """Built on the meta device. Settings that no entry shows (heads, epsilon, GELU, pool) equal timm's for every name."""
     kinds = ("vit", "deit", "flexivit", "eva", "beit", "test_vit", "resnetv2", "aimv2", "siglip", "naflexvit", "samvit")
     names = [name for name in timm.list_models() if name.startswith(kinds)]
     read = 0
@@ -250,7 +252,7 @@ def test_every_architecture_of_timm_is_read_exactly_or_refused(timm):
 
 
 @pytest.mark.parametrize("variant", ["ti16", "b8", "h14", "g14", "G14", "so400m14", "r50_b16", "r50_l32", "bit_r152x4"])
-def test_timm_knows_the_names_and_arguments(variant, timm):
+def test_timm_builds_networks_from_written_names_and_arguments(variant, timm):
     args, state = to_timm(meta_network(network_variant(variant), 3).to_empty(device="meta"))
     theirs = timm.create_model(**args, device="meta").state_dict()
     assert {name: value.shape for name, value in state.items()} == {name: v.shape for name, v in theirs.items()}
@@ -280,12 +282,12 @@ def state_of(timm, **args):
     ],
 )  # fmt: skip
 def test_unsupported_settings_are_refused(timm, build, args, message):
-    said = {k: v for k, v in (TINY | build).items() if k in ("num_heads", "global_pool")}
+    settings = {k: v for k, v in (TINY | build).items() if k in ("num_heads", "global_pool")}
     with pytest.raises(ConversionError, match=message):
-        from_timm(state_of(timm, **build), said | args, "somewhere")
+        from_timm(state_of(timm, **build), settings | args, "somewhere")
 
 
-def test_heads_and_resolution_are_found_without_entries(timm):
+def test_heads_and_resolution_come_from_architecture_or_arguments(timm):
     state = state_of(timm)
     with pytest.raises(ConversionError, match=r"width 32 at depth 3 is known\. Give num_heads"):
         from_timm(state, {}, "somewhere")
@@ -305,7 +307,7 @@ def test_heads_and_resolution_are_found_without_entries(timm):
     ]
 
 
-def test_missing_head_becomes_zeros_and_half_precision_float32(timm):
+def test_missing_head_becomes_zeros_and_bfloat16_becomes_float32(timm):
     state = {name: value.bfloat16() for name, value in state_of(timm, num_classes=0).items()}
     ours = from_timm(state, {"architecture": "vit_base_patch16_224", "num_heads": 4}, "x", num_classes=9)
     assert torch.count_nonzero(ours.network.head.weight) == 0
@@ -332,7 +334,7 @@ def test_unsupported_networks_are_not_written(config, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_pickles_and_other_folders_are_refused(tmp_path):
+def test_pickles_and_unrelated_folders_are_refused(tmp_path):
     for name in ("pytorch_model.bin", "weights.pth", "a.ckpt", "a.pkl", "a.pt"):
         (tmp_path / name).write_bytes(b"anything")
         for place in (tmp_path, tmp_path / name):

@@ -1,4 +1,4 @@
-"""A tiny corpus written straight from the schema, so that reading is checked against rows that the test knows."""
+"""A tiny corpus written directly from the schema, so that readers are checked against rows that the test knows."""
 
 import io
 from dataclasses import dataclass
@@ -35,9 +35,9 @@ def make_corpus(
     digest="tiny",
     labels=None,
     weights=None,
-    spoilt=frozenset(),
+    undecodable=frozenset(),
 ):
-    """PNG images of many sizes; row i has class i mod 5, or the lists and weights given. Spoilt rows are no images."""
+    """PNG images of many sizes; row i has class i mod 5, or the lists and weights given. `undecodable` rows are no images."""
     store, rng = open_store(str(folder)), np.random.default_rng(len(digest))
     num_rows = sum(segments)
     pixels = [rng.integers(0, 256, (*rng.integers(9, 40, 2), 3), dtype=np.uint8) for _ in range(num_rows)]
@@ -73,7 +73,7 @@ def make_corpus(
             rows = [_row(i, pixels[i], labels, weights) for i in range(first, stop)]
             schema = manifest.arrow_schema()
             for i, row in enumerate(rows, start=first):
-                row["image"] |= {"bytes": b"no image"} if i in spoilt else {}
+                row["image"] |= {"bytes": b"no image"} if i in undecodable else {}
                 row |= {name: f"{name}-{row['example_id']}".encode() for name in _byte_columns(schema)}
             table = pa.Table.from_pylist(rows, schema=schema)
             with store.writer(shard_key("train", info.name, shard, info.num_shards)) as file:

@@ -1,4 +1,4 @@
-"""Crops by hand and by law; resizing against Pillow, JAX and the bilinear formula written out."""
+"""Crops: an example worked out by hand, and properties. Resizing, compared with Pillow, JAX and the bilinear formula."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from make_resize_vectors import picture as made_picture  # noqa: E402
 
 
 def picture(height, width, seed=0):
-    """Smooth waves with an edge: like a photograph, unlike noise, small errors of weights stay small."""
+    """Smooth waves with an edge. As in photographs and unlike in noise, small errors of weights change pixels little."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:height, :width]
     waves = [np.sin(x * a + y * b + c) for a, b, c in rng.uniform(0.02, 0.4, (3, 3))]
@@ -47,7 +47,7 @@ def as_array(pixels):
     return pixels[0].permute(1, 2, 0).numpy()
 
 
-def test_a_crop_by_hand():
+def test_inception_crop_matches_hand_calculation():
     """100 x 200: area 0.05 + 0.95 * 0.2 = 0.24 of 20,000 = 4,800; aspect 3/4 + 7/12 * 3/7 = 1: 69.28 on a side."""
     draws = [0.2, 3 / 7, 0.5, 0.999] + [0.0] * (NUM_DRAWS - 4)
     assert inception_crop(100, 200, draws, 0.05) == Box(16, 131, 69, 69)  # (100-69+1)/2 = 16; 132 * 0.999 = 131.9
@@ -65,10 +65,10 @@ def test_crops_lie_inside_the_image(height, width, row, least):
     assert 1 <= box.width <= width - box.left
 
 
-def test_crops_have_the_asked_distribution():
+def test_crops_have_the_requested_distribution_of_area_and_aspect():
     boxes = np.array([inception_crop(1000, 1000, d, 0.05) for d in train_draws(3, 0, np.arange(4000)).tolist()])
     area, aspect = boxes[:, 2] * boxes[:, 3] / 1e6, boxes[:, 3] / boxes[:, 2]
-    small = area < 0.5  # never rejected there
+    small = area < 0.5  # boxes of this area always fit, so none is drawn again
     assert area.min() == pytest.approx(0.05, abs=0.002)
     assert np.abs(np.quantile(area[small], [0.25, 0.5, 0.75]) - [0.1625, 0.275, 0.3875]).max() < 0.02
     assert np.abs(np.quantile(aspect[small], [0, 0.5, 1]) - [0.75, 1.0417, 1.3333]).max() < 0.02
@@ -76,7 +76,7 @@ def test_crops_have_the_asked_distribution():
     assert np.abs((boxes[small][:, :2] / free).mean(axis=0) - 0.5).max() < 0.03
 
 
-def test_draws_are_a_function_of_seed_epoch_and_row():
+def test_draws_depend_on_seed_epoch_and_row_only():
     draws = train_draws(5, [0, 0, 1], [7, 8, 7])
     assert draws.shape == (3, NUM_DRAWS)
     assert (train_draws(5, 1, 7) == draws[2]).all()
@@ -95,12 +95,12 @@ def test_antialiased_resize_agrees_with_pillow(box):
 
 
 @pytest.mark.parametrize("box", [Box(5, 9, 37, 41), Box(0, 0, 20, 11), Box(2, 3, 24, 24)])
-def test_plain_resize_agrees_with_the_formula(box):
+def test_resize_without_antialias_agrees_with_bilinear_formula(box):
     image = picture(60, 70)
     ours = as_array(resize(image, box, 24, 24, antialias=False))
     expected = bilinear(image[box.top : box.top + box.height, box.left : box.left + box.width].astype(float), 24, 24)
     assert np.abs(ours - expected).max() <= 1
-    assert np.abs(ours - expected).mean() < 0.4  # rounding once gives 0.25, and torch rounds after each direction
+    assert np.abs(ours - expected).mean() < 0.4  # rounding once gives 0.25, and torch rounds after each axis
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ def test_plain_resize_agrees_with_the_formula(box):
     json.loads((GOLDEN / "resize_vectors.json").read_text())["cases"],
     ids=lambda c: f"{c['from']}{c['antialias']}",
 )
-def test_resize_agrees_with_what_the_originals_compute(case):
+def test_resize_agrees_with_golden_vectors_of_jax(case):
     (height, width), (to_height, to_width) = case["from"], case["to"]
     ours = as_array(
         resize(made_picture(height, width), Box(0, 0, height, width), to_height, to_width, antialias=case["antialias"])
     )
-    # These pictures jump from pixel to pixel: rounding to bytes after each direction is all that may differ.
+    # Neighbouring pixels of these pictures differ much; only rounding to bytes after each axis may differ.
     assert np.abs(ours - np.array(case["values"]).reshape(to_height, to_width, 3)).max() <= 1.01
 
 
-def test_the_flip_mirrors_and_comes_half_the_time():
+def test_half_of_the_images_are_flipped():
     image, out = picture(40, 50), torch.empty(2, 32, 32, 3, dtype=torch.uint8)
     config = AugmentConfig(image_size_px=32)
     draws = [0.5] * NUM_DRAWS
@@ -128,7 +128,7 @@ def test_the_flip_mirrors_and_comes_half_the_time():
     assert abs((train_draws(0, 0, np.arange(2000))[:, -1] < 0.5).mean() - 0.5) < 0.04
 
 
-def test_evaluation_transforms_by_name():
+def test_evaluation_resizes_to_square_or_by_shorter_side():
     image = picture(90, 120)
     square = evaluation_pixels(image, AugmentConfig(image_size_px=48))
     assert (square == as_array(resize(image, Box(0, 0, 90, 120), 48, 48, antialias=True))).all()
@@ -137,14 +137,14 @@ def test_evaluation_transforms_by_name():
     assert (evaluation_pixels(image, config) == whole[6:54, 16:64]).all()
 
 
-def test_training_without_a_crop_is_evaluation_and_a_flip():
+def test_training_without_crop_equals_evaluation_plus_flip():
     image, out = picture(90, 120), torch.empty(48, 48, 3, dtype=torch.uint8)
     config = AugmentConfig(image_size_px=48, train_crop="none")
     train_pixels(image, [0.1] * NUM_DRAWS, config, out)
     assert (out.numpy()[:, ::-1] == evaluation_pixels(image, config)).all()
 
 
-def test_a_random_crop_is_a_square_of_the_resized_whole():
+def test_random_crop_is_cut_from_the_resized_image():
     image, out = picture(90, 120), torch.empty(48, 48, 3, dtype=torch.uint8)
     config = AugmentConfig(image_size_px=48, train_crop="random", train_resize_px=56, flip=False, antialias=False)
     whole = as_array(resize(image, Box(0, 0, 90, 120), 56, 56, antialias=False))
@@ -153,7 +153,7 @@ def test_a_random_crop_is_a_square_of_the_resized_whole():
         assert (out.numpy() == whole[top : top + 48, left : left + 48]).all()
 
 
-def test_options_without_effect_are_refused():
+def test_ineffective_and_invalid_options_are_refused():
     with pytest.raises(ValueError, match="train_resize_px=None"):
         AugmentConfig(train_crop="random")
     with pytest.raises(ValueError, match="train_crop='inception' with train_resize_px=256"):

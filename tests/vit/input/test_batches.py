@@ -1,4 +1,4 @@
-"""Laws of batches: what is delivered depends on the recipe alone, and every rank's part adds up to the whole."""
+"""Properties of batches: their content depends on the recipe alone, and the ranks' shares add up to the global batch."""
 
 import gc
 import threading
@@ -24,7 +24,7 @@ SEED = 11
 
 
 def start(corpus, **changes):
-    """Batches of SEED; `changes` are arguments of `train_batches` or fields of `Loading`."""
+    """Training batches with SEED; `changes` are arguments of `train_batches` or fields of `Loading`."""
     loading = Loading(**{f.name: changes.pop(f.name) for f in fields(Loading) if f.name in changes})
     given = {"seed": SEED, "num_steps": 9, "micro_batch_size": 5, "loading": loading} | changes
     return train_batches(corpus.store, corpus.manifest, "train", given.pop("config", CONFIG), **given)
@@ -56,7 +56,7 @@ def order_of_tiny():
 
 @pytest.fixture(scope="module")
 def expected(tiny):
-    """The definition: row from the order, pixels from the source picture, crop from (seed, epoch, row)."""
+    """Batches by definition: row from the order, pixels from the source picture, crop from (seed, epoch, row)."""
     rows, found = order_of_tiny().locate(np.arange(9 * 12)), {}
     for slot, (epoch, row) in enumerate(zip(rows.epoch.tolist(), rows.row.tolist(), strict=True)):
         image = torch.empty(16, 16, 3, dtype=torch.uint8)
@@ -86,19 +86,19 @@ def test_pixels_and_labels_depend_on_the_recipe_alone(tiny, expected, world_size
     assert_same(by_slot([start(tiny, rank=r, world_size=world_size, **execution) for r in range(world_size)]), expected)
 
 
-def test_a_seek_delivers_bit_for_bit_what_iterating_does(tiny, expected):
+def test_seeking_equals_iterating_bit_for_bit(tiny, expected):
     late = {slot: value for slot, value in expected.items() if slot >= 5 * 12}
     assert_same(by_slot([start(tiny, start_step=5, rank=r, world_size=3) for r in range(3)], first_step=5), late)
 
 
-def test_a_shared_cache_changes_nothing_and_keeps_its_budget(tiny, expected):
+def test_shared_cache_does_not_change_batches_or_exceed_its_budget(tiny, expected):
     cache = DecodedCache(30_000)
     for _ in range(2):
         assert_same(by_slot([start(tiny, shared_cache=cache)]), expected)
     assert 20_000 < cache.num_bytes <= 30_000
 
 
-def test_once_cached_nothing_is_read(tiny, expected, corpus_maker, tmp_path):
+def test_cached_corpus_is_not_read_again(tiny, expected, corpus_maker, tmp_path):
     copy = corpus_maker(tmp_path, digest="tiny")
     cache = DecodedCache(10**7)
     list(start(copy, shared_cache=cache))
@@ -108,7 +108,7 @@ def test_once_cached_nothing_is_read(tiny, expected, corpus_maker, tmp_path):
 
 
 def test_a_rank_without_rows_yields_padding(corpus_maker, tmp_path):
-    """Two row groups of 4 and 1 rows on 2 lanes, B = 2: lane 1 ends after one round, then rank 0 has it all."""
+    """Two row groups of 4 and 1 rows on 2 lanes, B = 2: lane 1 ends after one round, then rank 0 has all rows."""
     corpus = corpus_maker(tmp_path, segments=(5,))
     config = InputConfig(global_batch_size=2, num_lanes=2, shuffle_window=1, augment=CONFIG.augment)
     counts = [
@@ -168,7 +168,7 @@ def test_evaluation_counts_every_example_once(tiny, world_size):
     assert all((im.numpy() == evaluation_pixels(tiny.pixels[row], CONFIG.augment)).all() for row, _, im in valid)
 
 
-def test_a_damaged_shard_is_named(corpus_maker, tmp_path):
+def test_error_names_the_damaged_shard(corpus_maker, tmp_path):
     corpus = corpus_maker(tmp_path)
     key = "train/s000/part-00001-of-00004.parquet"
     corpus.store.write(key, corpus.store.read(key)[:1000])
@@ -176,8 +176,8 @@ def test_a_damaged_shard_is_named(corpus_maker, tmp_path):
         list(start(corpus))
 
 
-def test_a_row_that_cannot_be_decoded_is_named(corpus_maker, tmp_path):
-    corpus = corpus_maker(tmp_path, spoilt={13})
+def test_error_names_the_row_that_cannot_be_decoded(corpus_maker, tmp_path):
+    corpus = corpus_maker(tmp_path, undecodable={13})
     with pytest.raises(ValueError, match=r"part-00001-of-00004.parquet, row 1 \(row 13 of split 'train'\) cannot be"):
         list(start(corpus))
     with pytest.raises(ValueError, match=r"row 13 of split 'train'"):
@@ -188,7 +188,7 @@ def input_threads():
     return [t.name for t in threading.enumerate() if t.name.startswith(("input", "row-group-loader"))]
 
 
-def test_no_thread_is_left(tiny):
+def test_closed_finished_and_dropped_iterators_leave_no_thread(tiny):
     torch_threads = torch.get_num_threads()
     with start(tiny, num_steps=None, threads=3) as batches:
         next(batches)
@@ -208,13 +208,13 @@ def test_no_thread_is_left(tiny):
     assert not input_threads()
 
 
-def test_waiting_is_measured_and_endless_iteration_goes_on(tiny):
+def test_waiting_is_measured_and_iteration_without_num_steps_is_endless(tiny):
     with start(tiny, num_steps=None) as batches:
         assert len(list(islice(batches, 20))) == 20
         assert batches.wait_s > 0
 
 
-def test_impossible_requests_are_refused_at_once(tiny):
+def test_invalid_requests_are_refused_before_iteration(tiny):
     with pytest.raises(ValueError, match="world_size=7 must be 1 to num_lanes=6"):
         start(tiny, world_size=7)
     with pytest.raises(ValueError, match="rank=2 must be 0 to world_size - 1 = 1"):

@@ -1,4 +1,4 @@
-"""Laws of the order (docs/design.md, "Reading order"), and the definition itself, materialised naively with lists."""
+"""Properties of the reading order (docs/design.md, "Reading order"), and a naive implementation of its definition."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def orders(draw):
 
 
 def naive_epoch(segments, rows_per_group, lanes, window, seed, digest, epoch):
-    """One epoch as a list of (lane, row), straight from the definition's sentences."""
+    """One epoch as a list of (lane, row), implemented with lists from the sentences of the definition."""
     groups, start = [], 0
     for num_rows in segments:
         rows = list(range(start, start + num_rows))
@@ -82,7 +82,7 @@ def naive_epoch(segments, rows_per_group, lanes, window, seed, digest, epoch):
     seed=st.integers(0, 99),
     data=st.data(),
 )
-def test_it_equals_the_definition(segments, rows_per_group, window, seed, data):
+def test_order_equals_the_naive_definition(segments, rows_per_group, window, seed, data):
     num_groups = sum(-(-n // rows_per_group) for n in segments)
     lanes = data.draw(st.integers(1, min(num_groups, 8)))
     order = order_of(segments, rows_per_group, lanes, window, seed=seed)
@@ -92,10 +92,10 @@ def test_it_equals_the_definition(segments, rows_per_group, window, seed, data):
     assert found.epoch.tolist() == [0] * sum(segments) + [1] * sum(segments)
 
 
-def test_an_example_worked_out_by_hand(monkeypatch):
-    """Segments of 5 and 2 rows, R = 2: groups ab cd e | fg. Dealt 2 0 3 1 to two lanes: e fg | ab cd.
+def test_order_matches_an_example_worked_out_by_hand(monkeypatch):
+    """Segments of 5 and 2 rows, R = 2: groups ab cd e | fg. Dealt to two lanes in the order 2 0 3 1: e fg | ab cd.
 
-    Blocks of w = 2 groups, reversed: lane 0 reads g f e, lane 1 reads d c b a. In turn: g d f c e b a.
+    Blocks of w = 2 groups, reversed: lane 0 reads g f e, lane 1 reads d c b a. Read in turn: g d f c e b a.
     """
 
     class Reversed:
@@ -120,7 +120,7 @@ def test_an_example_worked_out_by_hand(monkeypatch):
 
 @settings(max_examples=50)
 @given(order=orders(), epoch=st.integers(0, 10**6))
-def test_every_example_comes_once_per_epoch_and_can_be_found_again(order, epoch):
+def test_every_example_occurs_once_per_epoch_and_its_position_is_found(order, epoch):
     positions = np.arange(epoch * order.num_rows, (epoch + 1) * order.num_rows)
     found = order.locate(positions)
     assert sorted(found.row.tolist()) == list(range(order.num_rows))
@@ -140,7 +140,7 @@ def test_row_groups_are_located_as_stored(order):
 
 @settings(max_examples=50)
 @given(order=orders(), data=st.data())
-def test_ranks_share_every_batch_and_the_order_does_not_know_them(order, data):
+def test_ranks_split_every_batch_for_any_world_size(order, data):
     world_size = data.draw(st.integers(1, order.num_lanes))
     batch = data.draw(st.integers(0, 50))
     found = order.locate(order.slots(batch))
@@ -184,15 +184,15 @@ def test_seed_epoch_and_corpus_change_the_order():
     assert rows() == orders_seen[0]
 
 
-def test_a_position_far_away_is_reached_at_once():
-    """A split of JFT's size, a million epochs on: only lanes are held."""
+def test_distant_positions_are_located_without_iterating():
+    """A split of the size of JFT after a million epochs: only per-lane state is kept in memory."""
     order = order_of([303_000_000, 1_000], rows_per_group=64, lanes=512, window=8, batch=4096)
     position = 10**6 * order.num_rows + np.arange(4096) * 73_000
     found = order.locate(position)
     assert (order.position_of(found.epoch, found.row) == position).all()
 
 
-def test_what_cannot_be_dealt_is_refused():
+def test_invalid_lanes_window_and_world_size_are_refused():
     with pytest.raises(ValueError, match=r"num_lanes=3 must divide global_batch_size=8"):
         order_of([100], 4, lanes=3, window=1, batch=8)
     with pytest.raises(ValueError, match=r"num_lanes=8 is more than the 3 row groups .* \(12 rows, 4 per group\)"):
@@ -203,7 +203,7 @@ def test_what_cannot_be_dealt_is_refused():
         order_of([12], 4, lanes=1, window=0)
 
 
-def test_the_plan_by_hand():
+def test_plan_matches_hand_calculation():
     """10 groups of 4 rows on 4 lanes: 12 12 8 8 rows; of 3 ranks, rank 0 serves lanes 0 and 3."""
     order = order_of([40], rows_per_group=4, lanes=4, window=2, batch=8)
     plan = plan_order(order, world_size=3, mean_row_group_bytes=1000)
@@ -214,7 +214,7 @@ def test_the_plan_by_hand():
 
 
 @given(st.integers(1, 400), st.integers(1, 512), st.integers(1, 8), st.integers(1, 8))
-def test_the_proposal_is_always_valid(num_rows, batch, window, world_size):
+def test_proposed_num_lanes_is_always_valid(num_rows, batch, window, world_size):
     split = split_of([num_rows], 4)
     assume(any(batch % n == 0 for n in range(world_size, min(batch, -(-num_rows // 4)) + 1)))
     lanes = propose_num_lanes(
@@ -228,7 +228,7 @@ def test_the_proposal_is_always_valid(num_rows, batch, window, world_size):
     check_world_size(world_size, lanes)
 
 
-def test_the_proposal_for_usual_sizes():
+def test_proposed_num_lanes_for_typical_sizes():
     def lanes(num_rows, rows_per_group, **given):
         return propose_num_lanes(split_of([num_rows], rows_per_group), **given)
 

@@ -1,4 +1,4 @@
-"""Threads ahead of the consumer: order, bounds, errors, and torch's thread count left as it was."""
+"""Prefetch threads: order, bounds and errors; torch's thread count stays as it was."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from vit.input.load_queue import AHEAD, NOW, Load, LoadQueue
 from vit.input.prefetch import Prefetcher
 
 
-def test_items_come_in_order_after_all_their_tasks():
+def test_items_are_yielded_in_order_after_their_tasks():
     done = set()
 
     def task(i, j):
@@ -22,7 +22,7 @@ def test_items_come_in_order_after_all_their_tasks():
         assert {(i, j) for j in range(4)} <= done
 
 
-def test_it_stays_at_most_its_depth_ahead():
+def test_prefetcher_is_at_most_its_depth_ahead():
     begun = []
 
     def work():
@@ -34,10 +34,10 @@ def test_it_stays_at_most_its_depth_ahead():
         for i in range(5):
             assert next(items) == i
             time.sleep(0.02)
-            assert begun[-1] <= i + 3 + 1  # the queue, and one in the planner's hand
+            assert begun[-1] <= i + 3 + 1  # the queue, and one item that the planner holds
 
 
-def test_an_error_of_a_task_or_of_the_plan_comes_at_its_item():
+def test_error_of_a_task_or_plan_is_raised_at_its_item():
     def fail():
         raise ValueError("this one")
 
@@ -57,7 +57,7 @@ def test_an_error_of_a_task_or_of_the_plan_comes_at_its_item():
         next(items)
 
 
-def test_closing_cancels_what_has_not_begun_and_calls_on_close_once():
+def test_close_cancels_pending_tasks_and_calls_on_close_once():
     closed, release = [], threading.Event()
     items = Prefetcher(
         iter([([release.wait], 0), *(([lambda: None], i) for i in range(1, 9))]),
@@ -71,7 +71,7 @@ def test_closing_cancels_what_has_not_begun_and_calls_on_close_once():
     assert closed == [True]
 
 
-def test_tasks_run_torch_alone_and_nobody_else_is_changed():
+def test_tasks_use_one_torch_thread_and_other_threads_are_unchanged():
     before, seen, elsewhere = torch.get_num_threads(), [], []
     torch.set_num_threads(2)
     try:
@@ -86,7 +86,7 @@ def test_tasks_run_torch_alone_and_nobody_else_is_changed():
         torch.set_num_threads(before)
 
 
-def test_urgent_loads_overtake_and_run_once():
+def test_urgent_loads_run_first_and_once():
     gate, order = threading.Event(), []
     loads = LoadQueue(1)
     first = Load(gate.wait)
@@ -102,7 +102,7 @@ def test_urgent_loads_overtake_and_run_once():
     assert order == ["urgent", "ahead"]
 
 
-def test_a_load_that_nobody_holds_is_forgotten():
+def test_unreferenced_load_is_dropped():
     gate, ran, loads = threading.Event(), [], LoadQueue(1)
     first, kept = Load(gate.wait), Load(lambda: ran.append("kept"))
     loads.put(first, NOW)
@@ -115,7 +115,7 @@ def test_a_load_that_nobody_holds_is_forgotten():
     assert ran == ["kept"]
 
 
-def test_a_load_runs_in_the_waiting_thread_if_nobody_began_and_keeps_its_error():
+def test_pending_load_runs_in_the_waiting_thread_and_keeps_its_error():
     assert Load(threading.get_ident).result() == threading.get_ident()
     broken = Load(lambda: 1 / 0)
     for _ in range(2):

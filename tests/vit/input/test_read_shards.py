@@ -1,4 +1,4 @@
-"""What lanes read: each row group once an epoch, bounded in memory, nothing that the cache holds."""
+"""What lanes read: each row group once per epoch, in bounded memory, and nothing that is in the cache."""
 
 import gc
 from types import SimpleNamespace
@@ -52,7 +52,7 @@ def setting():
 
 
 def gather_steps(setting, reader, steps, world_size=1, rank=0):
-    """Gathers and checks the examples; returns the most row groups alive at once."""
+    """Gathers and checks the examples; returns the largest number of row groups in memory at once."""
     most = 0
     for step in steps:
         rows = setting.order.locate(setting.order.slots(step))
@@ -65,30 +65,30 @@ def gather_steps(setting, reader, steps, world_size=1, rank=0):
 
 
 @pytest.mark.parametrize("ahead_groups", [0, 3, 100])
-def test_every_row_group_is_read_once_an_epoch_and_memory_is_bounded(setting, ahead_groups):
+def test_every_row_group_is_read_once_per_epoch_in_bounded_memory(setting, ahead_groups):
     reader = LaneReader(setting.split, setting.order, setting.loads, ahead_groups * GROUP_BYTES)
     most = gather_steps(setting, reader, range(40))
     reads_of_first_epoch = [g for g in range(60) if setting.read.count(g) == 1]
     assert set(setting.read) == set(range(60))
-    assert len(reads_of_first_epoch) >= 60 - 12  # the second epoch's first blocks are on their way
-    assert most <= 6 * 2 + min(ahead_groups, 6 * 2) + 3  # open blocks, blocks ahead, and what is just changing hands
+    assert len(reads_of_first_epoch) >= 60 - 12  # the first blocks of the second epoch are being read ahead
+    assert most <= 6 * 2 + min(ahead_groups, 6 * 2) + 3  # open blocks, blocks read ahead, groups being handed over
 
 
-def test_a_rank_reads_its_own_lanes_only(setting):
+def test_rank_reads_its_own_lanes_only(setting):
     reader = LaneReader(setting.split, setting.order, setting.loads, 0)
     gather_steps(setting, reader, range(40), world_size=3, rank=1)
     own = {int(g) for lane in (1, 4) for block in range(5) for g in setting.order.block_groups(0, lane, block)}
     assert set(setting.read) == own
 
 
-def test_a_seek_reads_the_open_blocks_and_no_others(setting):
+def test_seek_reads_open_blocks_only(setting):
     reader = LaneReader(setting.split, setting.order, setting.loads, 0)
     gather_steps(setting, reader, [25])
     setting.loads.close()
     assert set(setting.read) <= {int(g) for lane in range(6) for g in setting.order.block_groups(0, lane, 3)}
 
 
-def test_what_is_cached_is_not_read(setting):
+def test_cached_rows_are_not_read(setting):
     for row in range(240):
         if row // 4 != 17:
             setting.split.cache.offer("d", row, CachedExample(np.zeros((1, 1, 3), np.uint8), row))

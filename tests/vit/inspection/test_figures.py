@@ -1,4 +1,4 @@
-"""The paper's figures: numbers by hand on made-up attention, agreement with numpy and explicit matrices, and the page."""
+"""The paper's figures: values by hand on synthetic attention, agreement with numpy and explicit matrices, and the page."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def images_of(config, count=5):
 
 
 def attention_of(network, images):
-    """Weights of every layer, from a forward pass written out."""
+    """Attention weights of every layer, from an explicit forward pass."""
     x = network.tokens(images) + network.positions()[0]
     weights = []
     for block in network.encoder():
@@ -49,7 +49,7 @@ def attention_of(network, images):
     return weights
 
 
-def test_mean_distance_by_hand():
+def test_mean_distance_matches_hand_calculation():
     distances = torch.from_numpy(grid_distances(2, 16))
     torch.testing.assert_close(distances[0], torch.tensor([0.0, 16, 16, 16 * math.sqrt(2)], dtype=torch.float64))
     even = torch.full((1, 1, 4, 4), 0.25)
@@ -60,8 +60,8 @@ def test_mean_distance_by_hand():
     torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64))
 
 
-def test_the_class_token_is_dropped_and_rows_are_renormalised():
-    """Two patches 8 px apart. They look at the class token, themselves and each other by .6 .1 .3 and .5 .5 0."""
+def test_class_token_is_dropped_and_rows_are_renormalised():
+    """Two patches 8 px apart. Attention to the class token, to themselves, to each other: .6 .1 .3 and .5 .5 0."""
     distances = torch.from_numpy(grid_distances(2, 8))[:2, :2]
     weights = torch.tensor([[[[0.0, 0.0, 1.0], [0.6, 0.1, 0.3], [0.5, 0.0, 0.5]]]])
     expected = (8 * 0.3 / 0.4 + 0) / 2
@@ -77,7 +77,7 @@ def test_rollout_of_two_layers_is_the_product_of_their_matrices():
     torch.testing.assert_close(found, torch.tensor([expected], dtype=torch.float64))
 
 
-def test_components_are_orthonormal_and_those_of_numpy():
+def test_principal_components_are_orthonormal_and_agree_with_numpy():
     kernels = np.random.default_rng(0).normal(size=(50, 3, 4, 4)) * np.linspace(1, 3, 48).reshape(3, 4, 4) + 2
     components, fractions = principal_components(kernels)
     assert components.shape == (28, 4, 4, 3)
@@ -91,7 +91,7 @@ def test_components_are_orthonormal_and_those_of_numpy():
 
 
 @pytest.mark.parametrize("table", ["learned-1d", "learned-2d", "sincos-2d"])
-def test_positions_are_as_similar_to_each_other_and_most_to_themselves(table):
+def test_position_similarity_is_symmetric_and_one_on_the_diagonal(table):
     network = network_of(TINY.model_copy(update={"pos_embed": table, "pos_embed_at": "every-layer"}))
     similarity = position_similarity(network)
     assert similarity.shape == (16, 16)
@@ -102,7 +102,7 @@ def test_positions_are_as_similar_to_each_other_and_most_to_themselves(table):
 
 
 @pytest.mark.parametrize("pool", ["token", "gap", "map"])
-def test_a_network_seen_by_hooks_equals_its_attention_written_out(pool):
+def test_inspection_by_hooks_equals_explicit_attention(pool):
     network = network_of(TINY.model_copy(update={"pool": pool, "dropout_rate": 0.5})).train()
     _, images = images_of(TINY)
     inspection = inspect_network(network, images, batch_size=2)
@@ -124,7 +124,7 @@ def test_a_network_seen_by_hooks_equals_its_attention_written_out(pool):
 
 
 @pytest.mark.parametrize("table", ["none", "relative"])
-def test_positions_that_are_not_added_to_tokens_are_left_out_with_a_sentence(table, tmp_path):
+def test_similarity_of_positions_not_added_to_tokens_is_omitted_with_a_note(table, tmp_path):
     config = TINY.model_copy(update={"pos_embed": table})
     pixels, images = images_of(config)
     inspection = inspect_network(network_of(config), images)
@@ -134,7 +134,7 @@ def test_positions_that_are_not_added_to_tokens_are_left_out_with_a_sentence(tab
     assert keys == [NAMES[0], *NAMES[2:], "inspection.json", "index.html"]
 
 
-def test_a_mask_is_brightest_where_the_rollout_is_and_zero_where_the_network_does_not_see():
+def test_rollout_mask_peaks_with_the_rollout_and_is_zero_outside_the_patches():
     rollout = np.full((4, 4), 0.01)
     rollout[1, 2] = 0.5
     mask = rollout_mask(rollout, image_px=18, patch_px=4)
@@ -157,7 +157,7 @@ def test_a_mask_is_brightest_where_the_rollout_is_and_zero_where_the_network_doe
         (BiTConfig(stages=(1,)), NAMES[:1], "64 kernels of the 7 x 7 root convolution"),
     ],
 )
-def test_the_page_holds_every_figure_of_the_network(config, names, says, tmp_path):
+def test_page_contains_every_figure_of_the_network(config, names, says, tmp_path):
     pixels, images = images_of(config)
     inspection = inspect_network(network_of(config), images)
     store = open_store(tmp_path)
@@ -178,7 +178,7 @@ def test_the_page_holds_every_figure_of_the_network(config, names, says, tmp_pat
         assert numbers["num_images"] == 5
 
 
-def test_images_that_are_not_the_networks_are_refused():
+def test_mismatched_images_and_non_finite_networks_are_refused():
     network = network_of(TINY)
     with pytest.raises(ValueError, match=r"expected \(n, 3, 18, 18\)"):
         inspect_network(network, torch.zeros(1, 3, 16, 16))
@@ -189,6 +189,6 @@ def test_images_that_are_not_the_networks_are_refused():
         inspect_network(network, torch.zeros(1, 3, 18, 18))
 
 
-def test_matplotlib_is_imported_only_to_draw():
+def test_matplotlib_is_imported_only_for_drawing():
     code = "import sys, vit.inspection.page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Masked patches: targets and losses by hand, the counts of each corruption, and that it can be learned."""
+"""Masked patch prediction: targets and losses worked out by hand, counts of each corruption, overfitting one batch."""
 
 import math
 
@@ -26,7 +26,7 @@ def seeded(seed):
 
 
 def from_bytes(pixels):
-    """(B, H, W, 3) from 0 to 255 -> images as the network gets them."""
+    """(B, H, W, 3) from 0 to 255 -> images as the network receives them."""
     return torch.as_tensor(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
 
 
@@ -35,12 +35,12 @@ def made_model(target, pool="token", seed=0):
     return MaskedPatchModel(VisionTransformer(TINY.model_copy(update={"pool": pool}), 3), target)
 
 
-def test_colors_are_three_bits_a_channel():
+def test_colors_have_three_bits_per_channel():
     colors = torch.tensor([[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0.124, 0.126, 0.5], [1.2, -0.1, 0]])
     assert color_index(colors).tolist() == [0, 511, 448, 56, 7, 0 * 64 + 1 * 8 + 4, 448]
 
 
-def test_mean_colors_by_hand():
+def test_mean_colors_match_hand_calculation():
     """Patches of 2 px on an image of 5 x 5: 2 x 2 patches in raster order, the fifth row and column dropped."""
     image = torch.full((1, 5, 5, 3), 255)
     image[0, :2, :2] = torch.tensor([[[255, 0, 0], [255, 0, 0]], [[255, 0, 0], [0, 0, 0]]])  # mean red 3/4
@@ -50,7 +50,7 @@ def test_mean_colors_by_hand():
     assert found.tolist() == [[[6 * 64], [3 * 8 + 6], [0], [511]]]
 
 
-def test_downsized_patches_and_pixels_by_hand():
+def test_downsized_patches_and_pixels_match_hand_calculation():
     """One patch of 8 px whose 4 x 4 parts of 2 px have green (row * 60 + column), blue 255; red differs within a part."""
     image = torch.zeros(1, 8, 8, 3)
     for row in range(8):
@@ -63,7 +63,7 @@ def test_downsized_patches_and_pixels_by_hand():
     torch.testing.assert_close(pixels, image.reshape(1, 1, 8 * 8 * 3) / 255)
 
 
-def test_every_image_has_exactly_the_shares_of_the_paper():
+def test_every_image_is_corrupted_in_the_shares_of_the_paper():
     corruption = draw_corruption(64, 196, seeded(0))
     own = torch.arange(196)
     for i in range(64):
@@ -74,21 +74,21 @@ def test_every_image_has_exactly_the_shares_of_the_paper():
         assert other.sum() == 10
         assert not (other & corruption.masked[i]).any()
         assert not ((other | corruption.masked[i]) & ~chosen).any()
-    # All patches are chosen alike: 64 * 98 draws over 196 patches, 32 each; the deviation is 4.
+    # All patches are equally likely: 64 * 98 draws over 196 patches, 32 each; the standard deviation is 4.
     counts = corruption.places.flatten().bincount(minlength=196)
     assert counts.min() > 32 - 5 * 4
     assert counts.max() < 32 + 5 * 4
     assert draw_corruption(1, 196, seeded(0), rate=0.15).places.shape == (1, 29)
 
 
-def test_the_generator_decides():
+def test_corruption_depends_on_the_generator_only():
     first, same, other = (draw_corruption(4, 16, seeded(seed)) for seed in (7, 7, 8))
     assert all(torch.equal(getattr(first, name), getattr(same, name)) for name in ("places", "source", "masked"))
     assert not torch.equal(first.places, other.places)
 
 
 @pytest.mark.parametrize(("rate", "num_patches"), [(0.0, 16), (0.02, 16), (1.1, 16), (0.5, 1)])
-def test_a_rate_that_corrupts_nothing_is_refused(rate, num_patches):
+def test_rates_above_one_or_without_a_corrupted_patch_are_refused(rate, num_patches):
     with pytest.raises(ValueError, match="Choose another rate"):
         draw_corruption(1, num_patches, seeded(0), rate)
 
@@ -106,8 +106,8 @@ def test_embeddings_are_masked_replaced_or_kept():
 
 
 @pytest.mark.parametrize("pool", ["token", "gap"])
-def test_a_prediction_comes_from_its_own_patch_after_its_own_position(pool):
-    """Nothing corrupted but by name: what is predicted of a patch is the head on that patch's encoded token."""
+def test_prediction_comes_from_the_encoded_token_of_its_patch(pool):
+    """With a corruption that changes no embedding, a patch's prediction is the head applied to its encoded token."""
     model = made_model("pixels-l2", pool)
     torch.nn.init.normal_(model.prediction_head.weight)
     images = torch.rand(2, 3, 16, 16) * 2 - 1
@@ -119,11 +119,11 @@ def test_a_prediction_comes_from_its_own_patch_after_its_own_position(pool):
     torch.testing.assert_close(model(images, corruption), expected)
 
 
-def test_losses_by_hand():
-    """Two images, one corrupted patch each, of two; four colours stand for the 512."""
+def test_losses_match_hand_calculation():
+    """Two images of two patches, of which one is corrupted; four colours stand for the 512."""
     corruption = Corruption(torch.tensor([[1], [0]]), torch.tensor([[0, 1]] * 2), torch.zeros(2, 2, dtype=torch.bool))
     logits = torch.tensor([[0.0, 0, 0, 0], [math.log(7), 0, 0, 0]])[:, None, None]
-    targets = torch.tensor([[[9], [3]], [[0], [9]]])  # 9 is no class: it must not be looked at
+    targets = torch.tensor([[[9], [3]], [[0], [9]]])  # 9 is no class: it must not be read
     losses = masked_patch_losses(logits, targets, corruption)
     torch.testing.assert_close(losses, torch.tensor([math.log(4), math.log(10 / 7)]))
     assert masked_patch_accuracy(logits, targets, corruption).tolist() == [0, 1]
@@ -135,7 +135,7 @@ def test_losses_by_hand():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_what_is_not_corrupted_does_not_count(target):
+def test_uncorrupted_patches_do_not_change_the_loss(target):
     model = made_model(target)
     torch.nn.init.normal_(model.prediction_head.weight, std=0.1)
     images = torch.rand(3, 3, 16, 16, generator=seeded(0)) * 2 - 1
@@ -150,9 +150,9 @@ def test_what_is_not_corrupted_does_not_count(target):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_one_batch_is_learned_by_heart(target):
+def test_model_overfits_one_batch(target):
     model = made_model(target)
-    images = torch.rand(8, 3, 1, 1, generator=seeded(0)).expand(-1, -1, 16, 16) * 2 - 1  # one colour an image
+    images = torch.rand(8, 3, 1, 1, generator=seeded(0)).expand(-1, -1, 16, 16) * 2 - 1  # one colour per image
     corruption = draw_corruption(8, 16, seeded(1))
     targets = patch_targets(images, 4, target)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -164,14 +164,14 @@ def test_one_batch_is_learned_by_heart(target):
         optimizer.step()
         losses.append(loss.item())
     if target != "pixels-l2":
-        assert losses[0] == pytest.approx(math.log(512), abs=1e-5)  # the head starts with no opinion
+        assert losses[0] == pytest.approx(math.log(512), abs=1e-5)  # predictions start uniform
     assert losses[-1] < losses[0] / 50
     assert masked_patch_accuracy(model(images, corruption), targets, corruption).mean() > 0.75
     assert model.mask_token.grad.abs().sum() > 0
     assert model.network.head.weight.grad is None
 
 
-def test_what_does_not_fit_is_refused():
+def test_small_patches_and_a_corruption_of_another_batch_are_refused():
     with pytest.raises(ValueError, match="patches of 4 px or more"):
         MaskedPatchModel(VisionTransformer(TINY.model_copy(update={"patch_size_px": 2}), 3), "downsized-4x4-3bit")
     with pytest.raises(ValueError, match="Draw a corruption for this batch"):

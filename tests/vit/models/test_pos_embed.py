@@ -1,4 +1,4 @@
-"""The resampler against values worked out by hand and its refusals."""
+"""Resampling of position embeddings: values worked out by hand, agreement with SciPy, refusals."""
 
 import math
 
@@ -16,26 +16,26 @@ def test_bilinear_with_aligned_corners_keeps_corners_and_class_token():
     assert resample_pos_embed(table, 9).flatten().tolist() == pytest.approx(expected)
 
 
-def test_a_gap_table_has_no_class_token_and_the_same_grid_is_untouched():
+def test_gap_table_has_no_class_token_and_an_equal_grid_is_returned_as_is():
     table = torch.randn(1, 16, 8)
     assert resample_pos_embed(table, 16) is table
     assert resample_pos_embed(table, 36).shape == (1, 36, 8)
 
 
 @pytest.mark.parametrize(("entries", "patches"), [(8, 16), (17, 15)])
-def test_a_grid_that_is_no_square_is_refused(entries, patches):
+def test_non_square_grid_is_refused(entries, patches):
     with pytest.raises(ValueError, match=r"square|n\*n"):
         resample_pos_embed(torch.zeros(1, entries, 4), patches)
 
 
-def test_resampling_one_axis_is_resampling_the_grid_along_it():
+def test_resampling_one_axis_equals_resampling_the_grid_along_it():
     x = torch.randn(2, 3, 8)
     grid = x[:, None].expand(-1, 3, -1, -1).reshape(2, 9, 8)
     moved = resample_pos_embed(grid, 25).reshape(2, 5, 5, 8)
     torch.testing.assert_close(resample_axis(x, 5), moved[:, 2])
 
 
-def test_the_default_is_scipys_zoom_of_order_one():
+def test_default_method_equals_scipy_zoom_of_order_one():
     table = torch.randn(1, 14 * 14, 5)
     zoomed = scipy.ndimage.zoom(table[0].reshape(14, 14, 5).numpy(), (24 / 14, 24 / 14, 1), order=1)
     assert abs(resample_pos_embed(table, 24 * 24)[0].reshape(24, 24, 5).numpy() - zoomed).max() <= 5e-6

@@ -1,4 +1,4 @@
-"""The table of the named networks against the networks."""
+"""The table of sizes agrees with the networks."""
 
 import pytest
 
@@ -9,11 +9,11 @@ from vit.models.variants import REGISTERED, network_variant
 
 
 @pytest.mark.parametrize("name", REGISTERED)
-def test_what_the_table_says_is_so(name):
+def test_table_has_the_counted_parameters_and_flops(name):
     config = network_variant(name)
     counted = sum(p.numel() for p in meta_network(config, NUM_CLASSES).parameters())
     assert SIZES[name] == (counted, forward_flops(config, NUM_CLASSES))
 
 
-def test_no_network_is_missing():
+def test_table_has_every_registered_network():
     assert SIZES.keys() == set(REGISTERED)

@@ -1,4 +1,4 @@
-"""Every named network: parameters and operations of the published tables, and that it builds and runs."""
+"""Every named network has the published parameters and operations, builds and runs."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ VITS = [
     ("h14", 384, 632_651_240, 659_351_123, 660_990_803, 656_440_691),  # 27 x 27: the last six rows are dropped
     ("h14", 518, 633_470_440, 660_170_323, 661_810_003, 657_259_891),
 ]
-HYBRIDS = [  # 1000 classes at 224 and 384, and what the ResNet has of them
+HYBRIDS = [  # with 1000 classes at 224 and 384 px; and of the ResNet alone
     ("r50_b16", 98_659_112, 98_950_952, 11_894_848),
     ("r50_b32", 110_945_832, 111_018_792, 23_508_032),
     ("r50_l32", 328_994_856, 329_092_136, 23_508_032),
@@ -53,7 +53,7 @@ BITS = [  # body, 1000 classes, 21843 classes, GMACs (1000 classes) at 224, 384,
     ("bit_r152x4", 928_340_224, 936_533_224, 1_107_299_923, 182.78, 537.13, 731.08, 839.25),
     ("bit_r200x3", 562_488_000, 568_633_000, 696_713_235, 134.35, 394.80, 537.37, 616.88),
 ]
-JFT_GMACS = {  # forward at 224 with pre-logits and 18,291 classes; of which the paper's Table 6 is 6 x images
+JFT_GMACS = {  # forward at 224 px with pre-logits and 18,291 classes; the paper's Table 6 is this x 6 x number of images
     "b32": 4.42, "b16": 17.58, "l32": 15.40, "l16": 61.57, "h14": 167.32,
     "r50_b32": 8.47, "r50_b16": 21.55, "r50_l32": 19.43, "r50_l16": 65.56,
     "bit_r50x1": 4.12, "bit_r50x2": 16.19, "bit_r101x1": 7.84, "bit_r152x1": 11.55, "bit_r152x2": 45.89, "bit_r200x3": 134.45,
@@ -128,7 +128,7 @@ TINY = {"embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
         BiTConfig(image_size_px=32, stages=(1, 1, 1, 1), width_factor=2),
     ],
 )
-def test_operations_are_what_torch_counts(config):
+def test_operations_equal_those_that_torch_counts(config):
     network = meta_network(config, 10).requires_grad_(False)
     images = torch.zeros(3, 3, config.image_size_px, config.image_size_px, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -136,7 +136,7 @@ def test_operations_are_what_torch_counts(config):
     assert counter.get_total_flops() == 3 * forward_flops(config, 10)
 
 
-# Built for real up to here; the rest is built and run on the meta device, or in the slow test.
+# Networks of more parameters are built and run on the meta device only, or in the slow test.
 LARGEST = 50_000_000
 
 
@@ -157,7 +157,9 @@ def test_every_variant_builds_and_runs(variant):
     assert torch.equal(logits, torch.zeros(2, 5))  # the head starts at zero
 
 
-LARGE = [v for v in REGISTERED if LARGEST < count(meta_network(small(v), 5)) < 600_000_000]  # H, g, G, R152x4: meta
+LARGE = [
+    v for v in REGISTERED if LARGEST < count(meta_network(small(v), 5)) < 600_000_000
+]  # H, g, G, R152x4: meta device only
 
 
 @pytest.mark.slow
@@ -175,12 +177,12 @@ def test_every_large_variant_runs(variant):
     [("ViT-B/16", "b16"), ("R50+ViT-B/16", "r50_b16"), ("R26+S/32", "r26_s32"), ("BiT-R50x1", "bit_r50x1"),
      ("So400m/14", "so400m14"), ("R+Ti/16", "r_ti16"), ("vit-l32", "l32")],
 )  # fmt: skip
-def test_variants_as_papers_write_them(written, plain):
+def test_variants_are_accepted_as_papers_write_them(written, plain):
     assert network_variant(written) == network_variant(plain)
     assert network_variant("g14").embed_dim < network_variant("G14").embed_dim
 
 
 @pytest.mark.parametrize("variant", ["x16", "b", "r50_b8", "bit_r51x1", "bit_r50x9", ""])
-def test_an_unknown_variant_is_told_what_variants_are_made_of(variant):
+def test_unknown_variant_is_refused(variant):
     with pytest.raises(ValueError, match="is not a network variant"):
         network_variant(variant)

@@ -1,4 +1,4 @@
-"""The network against the paper: parameter counts, initial distribution, and an explicit formula of the forward pass."""
+"""The network, compared with the paper: parameter counts, initial distribution, explicit formula of the forward pass."""
 
 import math
 
@@ -34,7 +34,7 @@ SIZES = {
         ("H", 14, 384, "token", False, 1000, 632_651_240),  # 27 x 27 patches: the last six rows are dropped
     ],
 )
-def test_parameter_counts_are_the_papers(size, patch, image, pool, pre_logits, num_classes, expected):
+def test_parameter_counts_equal_the_paper(size, patch, image, pool, pre_logits, num_classes, expected):
     config = ViTConfig(image_size_px=image, patch_size_px=patch, pool=pool, pre_logits=pre_logits, **SIZES[size])
     with torch.device("meta"):
         model = VisionTransformer(config, num_classes)
@@ -44,7 +44,7 @@ def test_parameter_counts_are_the_papers(size, patch, image, pool, pre_logits, n
 TINY = ViTConfig(image_size_px=16, patch_size_px=8, embed_dim=64, depth=2, num_heads=4, mlp_dim=256, pre_logits=True)
 
 
-def test_initial_distribution_is_the_originals():
+def test_initial_distribution_equals_the_original_code():
     torch.manual_seed(0)
     model = VisionTransformer(TINY.model_copy(update={"embed_dim": 256}), 10)
     dim = 256
@@ -62,7 +62,7 @@ def test_initial_distribution_is_the_originals():
     assert not model.head.weight.any()
 
 
-def test_forward_is_the_formula_of_the_paper():
+def test_forward_equals_the_formula_of_the_paper():
     """z' = z + MSA(LN(z)); z = z' + MLP(LN(z')), written out with loops over heads and patches, in float64."""
     torch.manual_seed(1)
     model = VisionTransformer(TINY, 7).double()
@@ -109,14 +109,14 @@ IMAGES = torch.linspace(-1, 1, 2 * 3 * 16 * 16, dtype=torch.float64).reshape(2, 
 
 
 def with_positions(network, table):
-    """The logits with `table[i]` (T, D) added to the input of block i, by hand."""
+    """The logits with `table[i]` (T, D) added to the input of block i, by an explicit loop."""
     x = network.tokens(IMAGES)
     for i, block in enumerate(network.blocks):
         x = block(x + table[i] if i < len(table) else x)
     return network.head(network.pooled(network.norm(x)))
 
 
-def test_positions_per_layer_shared_and_at_the_stem():
+def test_positions_are_added_at_the_stem_shared_or_per_layer():
     stem = perturbed(replace(TINY, pos_embed_at="stem"))
     torch.testing.assert_close(stem(IMAGES), with_positions(stem, stem.pos_embed))
     shared = perturbed(replace(TINY, pos_embed_at="shared"))
@@ -130,7 +130,7 @@ def test_positions_per_layer_shared_and_at_the_stem():
 def test_two_dimensional_positions_are_the_sum_of_a_column_and_a_row():
     network = perturbed(replace(TINY, pos_embed="learned-2d"))
     table = network.positions()[0]
-    assert not table[0].any()  # the class token has no place in the grid
+    assert not table[0].any()  # the class token has no position in the grid
     x, y = network.pos_embed_x[0], network.pos_embed_y[0]
     for row in (0, 1):
         for column in (0, 1):
@@ -166,14 +166,14 @@ def test_stochastic_depth_drops_whole_branches_more_often_with_depth():
     assert [block.drop_rate for block in network.blocks] == pytest.approx([0.0, 0.4, 0.8])
     block, x = network.blocks[2], torch.randn(1, 5, 64, dtype=torch.float64).expand(400, -1, -1)
     out = block(x)
-    kept = ~torch.isclose(out, x).all(dim=(1, 2))  # neither branch was added
+    kept = ~torch.isclose(out, x).all(dim=(1, 2))  # false where neither branch was added
     assert kept.double().mean() == pytest.approx(1 - 0.8**2, abs=0.08)
     whole = block.eval()(x[:1])
-    both = torch.isclose(out, whole).all(dim=(1, 2)).double().mean()  # what is kept is not scaled up
+    both = torch.isclose(out, whole).all(dim=(1, 2)).double().mean()  # kept branches are not scaled up
     assert both == pytest.approx(0.2**2, abs=0.04)
 
 
-def test_bfloat16_stays_within_its_rounding():
+def test_bfloat16_differs_by_rounding_only():
     network = perturbed(replace(TINY, depth=6)).float()
     exact = network(IMAGES.float())
     with torch.autocast("cpu", torch.bfloat16):
@@ -181,7 +181,7 @@ def test_bfloat16_stays_within_its_rounding():
     assert (rounded - exact).abs().max() / exact.abs().max() < 0.03
 
 
-def test_another_resolution_is_named_and_can_be_loaded():
+def test_another_resolution_is_refused_until_positions_are_resampled():
     network = perturbed(TINY)
     with pytest.raises(ValueError, match=r"The image gives 10 tokens, but the position embeddings are for 5: .* 16 px"):
         network(torch.zeros(1, 3, 24, 24, dtype=torch.float64))
@@ -202,6 +202,6 @@ def test_another_resolution_is_named_and_can_be_loaded():
         ({"image_size_px": 7}, "image_size_px=7 must be at least patch_size_px=8"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(changes, message):
+def test_contradictory_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(TINY, **changes)

@@ -1,4 +1,4 @@
-"""Exported programs compute what the network computes, for any batch; one that does not is refused and not kept."""
+"""Exported programs compute the logits of the network for any batch size; one that does not is refused and deleted."""
 
 import importlib.util
 import json
@@ -56,14 +56,14 @@ def assert_equal(loaded, model):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_torch_program_is_the_network_for_any_batch(case, tmp_path):
+def test_torch_program_equals_the_network_for_any_batch_size(case, tmp_path):
     model = published(case)
     path = export_torch(model, tmp_path / "m.pt2")
     assert_equal(torch.export.load(path).module(), model)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_onnx_model_is_the_network_for_any_batch(case, tmp_path):
+def test_onnx_model_equals_the_network_for_any_batch_size(case, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     model = published(case)
     session = onnxruntime.InferenceSession(str(export_onnx(model, tmp_path / "m.onnx")))
@@ -72,7 +72,7 @@ def test_an_onnx_model_is_the_network_for_any_batch(case, tmp_path):
     assert_equal(lambda x: torch.from_numpy(session.run(None, {"image": x.numpy()})[0]), model)
 
 
-def test_what_the_program_needs_to_know_stands_beside_it(tmp_path):
+def test_export_writes_classes_and_image_contract_to_a_json_file(tmp_path):
     model = published("token")
     export_torch(model, tmp_path / "m.pt2")
     about = json.loads((tmp_path / "m.pt2.json").read_text(encoding="utf-8"))
@@ -82,7 +82,7 @@ def test_what_the_program_needs_to_know_stands_beside_it(tmp_path):
     assert 0 <= about["largest_difference"] <= 1e-5
 
 
-def test_a_program_that_computes_something_else_is_refused_and_not_kept(tmp_path, monkeypatch):
+def test_program_with_other_logits_is_refused_and_deleted(tmp_path, monkeypatch):
     model = published("gap-2d")
     wrong = SimpleNamespace(module=lambda: lambda x: model.network(x) * 1.0001)
     monkeypatch.setattr(torch.export, "load", lambda path: wrong)
@@ -94,15 +94,15 @@ def test_a_program_that_computes_something_else_is_refused_and_not_kept(tmp_path
 
 
 @pytest.mark.slow
-def test_what_onnxruntime_makes_of_zeros_before_a_max_pool_is_noticed(tmp_path, monkeypatch):
-    """Fails once onnxruntime computes what the file says: then `_keep_zero_padding` can go."""
+def test_wrong_zero_padding_of_onnxruntime_before_max_pool_is_detected(tmp_path, monkeypatch):
+    """Fails once onnxruntime computes what the file says: then `_keep_zero_padding` can be removed."""
     monkeypatch.setattr(export, "_keep_zero_padding", lambda graph: None)
     with pytest.raises(RuntimeError, match="ONNX of models/birds/1 computes other logits"):
         export_onnx(published("bit"), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_onnx_without_its_packages_names_the_extra(tmp_path, monkeypatch):
+def test_onnx_export_without_its_packages_names_the_extra(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "onnxscript" else find(name, *rest)

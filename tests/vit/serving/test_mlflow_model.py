@@ -1,4 +1,4 @@
-"""A published model in MLflow's clothes answers as it does without them."""
+"""A published model that is saved as an MLflow model makes the same predictions."""
 
 import base64
 import os
@@ -49,7 +49,7 @@ def expected(model, images):
     ]
 
 
-def test_mlflow_loads_it_and_predicts_the_same(model, folder):
+def test_mlflow_loads_the_model_and_predicts_the_same(model, folder):
     import pandas
     from mlflow.pyfunc import load_model as load
 
@@ -67,7 +67,7 @@ def test_mlflow_loads_it_and_predicts_the_same(model, folder):
     assert [column.name for column in served.metadata.get_output_schema()] == ["classes", "probabilities"]
 
 
-def test_the_folder_holds_no_pickle_and_says_what_it_needs(model, folder):
+def test_folder_has_no_pickle_and_lists_its_requirements(model, folder):
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {f"artifacts/published/{name}" for name in ("model.safetensors", "config.json", "classes.json")} <= files
     assert not [name for name in files if name.endswith((".pkl", ".pickle", ".pth", ".pt", ".bin"))]
@@ -79,7 +79,7 @@ def test_the_folder_holds_no_pickle_and_says_what_it_needs(model, folder):
     assert "**vitline**" in (folder / "README.md").read_text()
 
 
-def test_another_place_or_another_model_is_refused(model, folder):
+def test_non_empty_folder_and_invalid_images_are_refused(model, folder):
     with pytest.raises(ValueError, match="served is not empty"):
         save_mlflow_model(model, folder)
     with pytest.raises(ValueError, match="an image is not valid base64"):
@@ -89,11 +89,11 @@ def test_another_place_or_another_model_is_refused(model, folder):
 
 
 @pytest.mark.slow
-def test_mlflow_serves_it(model, folder, tmp_path):
+def test_mlflow_serves_the_model(model, folder, tmp_path):
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(folder), "--env-manager", "local"]
-    # The commands that MLflow starts in turn are found beside this Python.
+    # The commands that MLflow itself starts are in the folder of this Python.
     path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     environment = inherited_environment((), PATH=path, PYTHONPATH=str(Path(__file__).parents[3]))
     with (tmp_path / "log").open("wb") as log:
@@ -120,7 +120,7 @@ def test_mlflow_serves_it(model, folder, tmp_path):
         answer = httpx.post(f"{url}/invocations", json={"dataframe_records": rows}, timeout=60).raise_for_status()
         for served, ours in zip(answer.json()["predictions"], expected(model, images), strict=True):
             assert served["classes"] == ours["classes"]
-            # The server computes with more threads than tests do.
+            # The server uses more threads than the tests.
             assert served["probabilities"] == pytest.approx(ours["probabilities"], rel=1e-5)
         refused = httpx.post(f"{url}/invocations", json={"dataframe_records": [{"image": "?"}]}, timeout=60)
         assert refused.status_code == 400

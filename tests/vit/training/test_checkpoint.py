@@ -1,4 +1,4 @@
-"""Checkpoints: exact, complete or invisible, refused when damaged or foreign."""
+"""Checkpoints: restored exactly, visible only when complete, refused when damaged or of another recipe or corpus."""
 
 import threading
 import uuid
@@ -38,7 +38,7 @@ def meta(tiny_recipe):
 
 @pytest.fixture
 def trained(tiny_recipe, make_batch):
-    """trained(steps): a state after so many updates."""
+    """trained(steps): a state after this number of updates."""
 
     def make(steps: int):
         state = initial_state(tiny_recipe, 5, CPU.device)
@@ -68,7 +68,7 @@ def assert_equal_states(a, b):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_what_any_number_of_ranks_saved_is_restored_exactly(run, meta, trained, world_size):
+def test_state_saved_by_any_number_of_ranks_is_restored_exactly(run, meta, trained, world_size):
     state = trained(4)
     commit(run, state, meta, world_size=world_size)
     other = trained(1)
@@ -78,7 +78,7 @@ def test_what_any_number_of_ranks_saved_is_restored_exactly(run, meta, trained, 
     assert_equal_states(state, other)
 
 
-def test_ranks_share_the_bytes_and_the_files_are_ordinary_safetensors(run, meta, trained):
+def test_ranks_write_even_shares_as_ordinary_safetensors_files(run, meta, trained):
     state = trained(2)
     tensors = state_tensors(state)
     shares = [sum(tensors[n].nbytes for n, r in owners(tensors, 3).items() if r == rank) for rank in range(3)]
@@ -92,7 +92,7 @@ def test_ranks_share_the_bytes_and_the_files_are_ordinary_safetensors(run, meta,
     assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
 
 
-def test_the_state_may_change_while_its_checkpoint_is_being_written(run, meta, trained, make_batch, tiny_recipe):
+def test_state_may_change_while_its_checkpoint_is_being_written(run, meta, trained, make_batch, tiny_recipe):
     state, expected = trained(3), trained(3)
     gate = threading.Event()
     saver = CheckpointSaver(run, attempt=1, before_commit=gate.wait)
@@ -109,7 +109,7 @@ def test_the_state_may_change_while_its_checkpoint_is_being_written(run, meta, t
 @pytest.mark.parametrize(
     "damage", ["flipped byte", "missing file", "cut short", "manifest not JSON", "manifest changed"]
 )
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run, meta, trained, damage):
+def test_damaged_checkpoint_is_named_and_the_previous_one_is_used(run, meta, trained, damage):
     commit(run, trained(2), meta)
     commit(run, trained(4), meta)
     prefix = checkpoint_prefix(4, 1)
@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(run, meta, tr
     ref, _ = newest_checkpoint(run, lambda prefix, error: rejected.append((prefix, str(error))))
     assert ref.step == 2
     assert [(p, prefix in text) for p, text in rejected] == [(prefix, True)]
-    # The run goes on from there and may save the damaged step again.
+    # The run resumes from there and may save the damaged step again.
     state = trained(1)
     assert resume(run, state, meta, CPU).step == 2
     commit(run, trained(4), meta, keep=1)
@@ -145,7 +145,7 @@ def test_another_recipe_or_corpus_is_refused_with_the_difference(run, meta, trai
         resume(run, trained(1), {**meta, "corpus_digest": "d" * 64}, CPU)
 
 
-def test_an_attempt_that_lost_its_claim_commits_nothing_and_is_told(run, meta, trained):
+def test_attempt_that_lost_its_claim_commits_nothing_and_raises(run, meta, trained):
     def lost():
         raise ClaimLost("attempt 2 holds it")
 
@@ -156,7 +156,7 @@ def test_an_attempt_that_lost_its_claim_commits_nothing_and_is_told(run, meta, t
     assert list_checkpoints(run) == []
 
 
-def test_only_the_newest_are_kept_and_a_later_attempt_wins_at_the_same_step(run, meta, trained):
+def test_newest_checkpoints_are_kept_and_a_later_attempt_wins_at_the_same_step(run, meta, trained):
     for steps in (1, 2, 3):
         commit(run, trained(steps), meta, keep=2)
     assert list_checkpoints(run) == [checkpoint_prefix(3, 1), checkpoint_prefix(2, 1)]
@@ -165,14 +165,14 @@ def test_only_the_newest_are_kept_and_a_later_attempt_wins_at_the_same_step(run,
     assert list_checkpoints(run)[0] == checkpoint_prefix(3, 2)
 
 
-def test_what_a_killed_save_left_is_swept_by_a_later_one(run, meta, trained):
+def test_files_of_a_killed_save_are_deleted_by_a_later_one(run, meta, trained):
     run.write(f"{checkpoint_prefix(1, 1)}/rank-00000-of-00002.safetensors", b"half")
     commit(run, trained(2), meta)
     assert not run.list(checkpoint_prefix(1, 1))
 
 
-def test_a_group_restarted_within_an_attempt_does_not_mix_its_files_with_older_ones(run, meta, trained):
-    """Rank 1 of an earlier start left its files; the new rank 0 waits for the new rank 1."""
+def test_workers_restarted_within_an_attempt_do_not_commit_older_files(run, meta, trained):
+    """Rank 1 of an earlier start has left its files; the new rank 0 waits for the new rank 1."""
     old = trained(2)
     CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write(
         {"model/old": torch.zeros(1)}, {"step": 2, "save_id": "before"}

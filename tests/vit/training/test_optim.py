@@ -1,4 +1,4 @@
-"""Schedules at points worked out by hand; which parameters decay; the update against the formula."""
+"""Schedules at points worked out by hand; which parameters decay; the update, compared with the formula."""
 
 import pytest
 import torch
@@ -21,12 +21,12 @@ from vit.training.optim import build_optimizer, is_decayed, lr_at, set_lr
         ("linear", 0.2, 110, 0.2),
     ],
 )
-def test_learning_rate(schedule, end_lr, step, expected):
+def test_learning_rate_at_points_worked_out_by_hand(schedule, end_lr, step, expected):
     config = OptimConfig(peak_lr=1.0, warmup_steps=10, schedule=schedule, end_lr=end_lr)
     assert lr_at(step, config, total_steps=110) == pytest.approx(expected)
 
 
-def test_a_staircase_falls_to_a_tenth_after_each_of_its_steps():
+def test_staircase_schedule_divides_by_ten_after_each_milestone():
     config = OptimConfig(peak_lr=1.0, warmup_steps=100, schedule="staircase", milestones=(0.4, 0.6, 0.8))
     steps = {50: 0.5, 100: 1.0, 200: 1.0, 201: 0.1, 300: 0.1, 301: 0.01, 400: 0.01, 401: 0.001, 500: 0.001}
     assert {step: lr_at(step, config, total_steps=500) for step in steps} == pytest.approx(steps)
@@ -63,14 +63,14 @@ SMALL = {"image_size_px": 16, "embed_dim": 8, "depth": 1, "num_heads": 2, "mlp_d
         BiTConfig(image_size_px=16, stages=(1,)),
     ],
 )
-def test_of_every_network_what_the_original_calls_a_kernel_decays(config):
+def test_only_kernels_of_every_network_decay(config):
     named = dict(meta_network(config, 3).named_parameters())
     kernels = {name for name, p in named.items() if name.endswith(".weight") and p.ndim >= 2}
     assert {name for name, p in named.items() if is_decayed(name, p)} == kernels
     assert len(kernels) < len(named)
 
 
-def test_decay_is_relative_to_the_learning_rate():
+def test_decay_is_multiplied_by_the_learning_rate():
     """First step of Adam: p - lr * sign(g) - lr * wd * p. With g = 3, p = 2, lr = 0.1, wd = 0.5: 2 - 0.1 - 0.1."""
     layer = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.constant_(layer.weight, 2.0)

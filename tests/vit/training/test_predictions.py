@@ -1,4 +1,4 @@
-"""What a score is made of: every example once, and tables and pictures that say no other thing than the score."""
+"""The predictions behind a score: every example once; tables and pages agree with the score."""
 
 import base64
 import csv
@@ -37,7 +37,7 @@ from vit.vtab.trained.trial_files import shown_files
 from vit.vtab.trained.trials import Trial, finished_result
 
 
-def said(label, predicted, probability=None, loss=None, row=None) -> Predictions:
+def predictions_of(label, predicted, probability=None, loss=None, row=None) -> Predictions:
     """Predictions from plain lists."""
     n = len(label)
     return Predictions(
@@ -53,8 +53,8 @@ def rows_of(text: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text)))
 
 
-class Spoken(nn.Module):
-    """Four logits, which stand in the first pixels of each image, as (n, 4, 4, 3) bytes."""
+class FirstRowNetwork(nn.Module):
+    """A network whose four logits are the first row of the first channel of each image, (n, 4, 4, 3) bytes."""
 
     num_classes = 4
 
@@ -63,7 +63,7 @@ class Spoken(nn.Module):
 
 
 def batch(logits, labels, first_slot=0, padding=0) -> Batch:
-    """A batch of which `Spoken` says what is given; its padding says class 3."""
+    """A batch for which `FirstRowNetwork` gives these logits; its padding is predicted as class 3."""
     n = len(logits)
     images = torch.zeros(n + padding, 4, 4, 3, dtype=torch.uint8)
     images[:n, 0, :, 0] = torch.tensor(logits, dtype=torch.uint8)
@@ -100,14 +100,14 @@ def trained(digits, tmp_path_factory):
     return trials, trial, ensure_trial(trials.uri, trial)
 
 
-def kept(trained) -> Predictions:
+def stored_predictions(trained) -> Predictions:
     trials, _, result = trained
     return Predictions.from_parquet(trials.read(result.files[0]))
 
 
-def test_predictions_of_a_trial_are_its_score_and_hold_every_row_once(trained, digits):
+def test_predictions_of_a_trial_contain_every_row_once_and_give_its_score(trained, digits):
     _, trial, result = trained
-    predictions = kept(trained)
+    predictions = stored_predictions(trained)
     assert predictions.row.tolist() == list(range(797))
     assert predictions.right.sum() / len(predictions) == result.top1
     assert predictions.loss.astype(np.float64).mean() == pytest.approx(result.loss, rel=1e-5)
@@ -119,9 +119,9 @@ def test_predictions_of_a_trial_are_its_score_and_hold_every_row_once(trained, d
     assert all(f"{trial.key}/{predictions.digest[:12]}/" in key for key in result.files)
 
 
-def test_the_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, digits):
+def test_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, digits):
     trials, _, result = trained
-    predictions, names = kept(trained), load_class_names(digits)
+    predictions, names = stored_predictions(trained), load_class_names(digits)
     files = {key.rpartition("/")[2]: trials.read(key) for key in result.files}
     assert list(files) == ["predictions.parquet", "per_class.csv", "top_losses.html", "confusion.csv", "confusion.png"]
     head, *rows = rows_of(files["confusion.csv"].decode())
@@ -147,14 +147,14 @@ def test_the_files_of_a_trial_agree_with_each_other_and_with_its_score(trained, 
     assert "://" not in page
 
 
-def test_padding_is_no_prediction_and_rows_are_those_of_the_split():
+def test_padding_is_left_out_and_rows_are_those_of_the_split():
     parts: list[Predictions] = []
     batches = [
         batch([[9, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0]], [0, 1, 1], first_slot=3),
         batch([[0, 0, 0, 9]], [3], first_slot=6, padding=4),
         batch([[200, 0, 0, 0]] * 3, [0, 0, 2]),
     ]
-    score = evaluate(Spoken(), batches, 7, note=parts.append)
+    score = evaluate(FirstRowNetwork(), batches, 7, note=parts.append)
     found = Predictions.joined(parts)
     assert found.row.tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert found.predicted.tolist() == [0, 0, 0, 0, 1, 2, 3]
@@ -167,11 +167,11 @@ def test_padding_is_no_prediction_and_rows_are_those_of_the_split():
         Predictions.joined([*parts, parts[0]])
 
 
-def test_of_several_labels_the_predicted_one_counts_else_that_of_the_largest_weight():
+def test_label_among_several_is_the_predicted_one_or_that_of_the_largest_weight():
     parts: list[Predictions] = []
-    said_class_1 = [[0, 255, 0, 0]] * 4
+    logits_of_class_1 = [[0, 255, 0, 0]] * 4
     labels = [[1.0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0.25, 0.75], [0, 1, 0, 0]]
-    score = evaluate(Spoken(), [batch(said_class_1, labels)], 4, loss="sigmoid", note=parts.append)
+    score = evaluate(FirstRowNetwork(), [batch(logits_of_class_1, labels)], 4, loss="sigmoid", note=parts.append)
     (found,) = parts
     assert found.label.tolist() == [1, 0, 3, 1]
     assert found.right.mean() == score.top1 == 0.5
@@ -180,7 +180,7 @@ def test_of_several_labels_the_predicted_one_counts_else_that_of_the_largest_wei
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_ranks_together_say_every_row_once(digits, world_size):
+def test_ranks_together_predict_every_row_once(digits, world_size):
     manifest, parts = load_manifest(digits), []
     for rank in range(world_size):
         share = 797 * (rank + 1) // world_size - 797 * rank // world_size
@@ -193,15 +193,15 @@ def test_ranks_together_say_every_row_once(digits, world_size):
     assert Predictions.joined(parts).row.tolist() == list(range(797))
 
 
-def test_predictions_come_back_from_their_file():
-    written = said([0, 1], [1, 1], [0.25, 1.0], [float("nan"), 0.5], row=[4, 7])
+def test_predictions_survive_a_round_trip_through_parquet():
+    written = predictions_of([0, 1], [1, 1], [0.25, 1.0], [float("nan"), 0.5], row=[4, 7])
     read = Predictions.from_parquet(written.to_parquet())
     assert read.digest == written.digest
     assert (read.row.tolist(), read.label.tolist(), np.isnan(read.loss).tolist()) == ([4, 7], [0, 1], [True, False])
 
 
-def test_a_class_without_examples_and_one_without_mistakes_say_so():
-    found = said([0, 0, 0, 2], [1, 2, 2, 2])
+def test_classes_without_examples_or_mistakes_have_empty_cells():
+    found = predictions_of([0, 0, 0, 2], [1, 2, 2, 2])
     assert rows_of(per_class_csv(found, ["a", "b", "c"]))[1:] == [
         ["a", "3", "0.0000", "c", "2"],
         ["b", "0", "", "", ""],
@@ -210,9 +210,9 @@ def test_a_class_without_examples_and_one_without_mistakes_say_so():
     assert rows_of(confusion_csv(confusion(found, 3), ["a", 'b,"', "c"]))[0] == ["class \\ predicted", "a", 'b,"', "c"]
 
 
-def test_of_many_classes_the_most_confused_pairs_are_listed(digits, monkeypatch):
+def test_most_confused_pairs_are_listed_for_many_classes(digits, monkeypatch):
     names = [f"c{i}" for i in range(300)]
-    found = said([7] * 5 + [8] * 3, [7, 9, 9, 9, 2, 8, 8, 2])
+    found = predictions_of([7] * 5 + [8] * 3, [7, 9, 9, 9, 2, 8, 8, 2])
     assert rows_of(confused_pairs_csv(found, names))[1:] == [
         ["c7", "c9", "3", "0.6000"],
         ["c7", "c2", "1", "0.2000"],
@@ -223,12 +223,12 @@ def test_of_many_classes_the_most_confused_pairs_are_listed(digits, monkeypatch)
     assert list(files) == ["per_class.csv", "top_losses.html", "confused_pairs.csv"]
 
 
-def test_classes_of_one_name_are_told_apart():
+def test_classes_of_equal_names_are_numbered():
     assert distinct(["crane", "cat", "crane"]) == ["crane (0)", "cat", "crane (2)"]
 
 
-def test_the_largest_loss_is_the_hardest_and_nan_is_larger():
-    found = said([0] * 4, [0] * 4, loss=[1.0, 3.0, float("nan"), 3.0], row=[5, 9, 7, 6])
+def test_top_losses_are_sorted_by_loss_with_nan_first():
+    found = predictions_of([0] * 4, [0] * 4, loss=[1.0, 3.0, float("nan"), 3.0], row=[5, 9, 7, 6])
     assert found.row[top_losses(found)].tolist() == [7, 6, 9, 5]
     assert found.row[top_losses(found, 2)].tolist() == [7, 6]
 
@@ -236,22 +236,26 @@ def test_the_largest_loss_is_the_hardest_and_nan_is_larger():
 @pytest.mark.parametrize(
     ("right_others", "wrong_others", "expected"), [(10, 0, [0]), (9, 0, []), (18, 1, [0, 19]), (17, 2, []), (8, 1, [])]
 )
-def test_a_label_is_suspicious_where_sure_predictions_of_that_class_are_right(right_others, wrong_others, expected):
-    # The first is said to be class 1 with 0.95 and labelled 0; the others are said to be class 1 as surely.
+def test_label_is_suspicious_if_confident_predictions_of_the_other_class_are_right(
+    right_others, wrong_others, expected
+):
+    # The first is labelled 0 and predicted as class 1 with 0.95; the others are predicted as class 1 with 0.9.
     label = [0] + [1] * right_others + [0] * wrong_others
-    sure = said(label, [1] * len(label), [0.95] + [0.9] * (len(label) - 1))
+    sure = predictions_of(label, [1] * len(label), [0.95] + [0.9] * (len(label) - 1))
     assert suspicious(sure).tolist() == expected
-    unsure = said(label, [1] * len(label), [0.89] * len(label))
+    unsure = predictions_of(label, [1] * len(label), [0.89] * len(label))
     assert suspicious(unsure).tolist() == []
 
 
-def test_names_of_classes_are_text_and_no_page(digits):
+def test_class_names_are_escaped_in_page_and_plot(digits):
     names = ["<script>alert(1)</script>", "a & b", *"23456789"]
-    page = top_losses_page(said([0], [1]), digits, load_manifest(digits), "test", names, "<i>x</i>")
+    page = top_losses_page(predictions_of([0], [1]), digits, load_manifest(digits), "test", names, "<i>x</i>")
     assert "<script" not in page
     assert "<i>" not in page
     assert all(html.escape(text) in page for text in (*names[:2], "<i>x</i>"))
-    draw_confusion(confusion(said([0], [1]), 10), ["$\\frac$", "汉字", *names[2:]], "$x")  # neither formula nor warning
+    draw_confusion(
+        confusion(predictions_of([0], [1]), 10), ["$\\frac$", "汉字", *names[2:]], "$x"
+    )  # drawn as text, without a warning
 
 
 def test_only_row_groups_with_a_shown_example_are_read(digits, monkeypatch):
@@ -266,10 +270,10 @@ def test_only_row_groups_with_a_shown_example_are_read(digits, monkeypatch):
     assert all(shown[row].picture.startswith("data:image/png;base64,") and shown[row].small for row in shown)
 
 
-def test_of_two_workers_with_one_trial_the_result_that_stays_names_its_own_predictions(trained, tmp_path, monkeypatch):
+def test_result_of_a_trial_run_by_two_workers_names_its_own_predictions(trained, tmp_path, monkeypatch):
     _, trial, result = trained
     trials = open_store(str(tmp_path))
-    slower, faster = said([0], [0]), said([0], [1])
+    slower, faster = predictions_of([0], [0]), predictions_of([0], [1])
     to_come = [slower, faster]
 
     def overtaken(trial, note, **_):
@@ -286,7 +290,7 @@ def test_of_two_workers_with_one_trial_the_result_that_stays_names_its_own_predi
     assert len({key.rpartition("/")[0] for key in trials.list(f"{trial.key}/")}) == 2
 
 
-def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monkeypatch):
+def test_pictures_are_small_and_labels_of_an_example_are_listed(digits, monkeypatch):
     def opened(height, width):
         uri = top_losses_module._thumbnail(np.full((height, width, 3), 7, np.uint8))
         picture = Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
@@ -296,18 +300,18 @@ def test_pictures_are_small_and_all_labels_of_an_example_are_named(digits, monke
     assert opened(400, 200) == ("JPEG", (80, 160))
     shown = Shown("an id", (0, 2, 3, 4, 5, 6, 7), "cannot be decoded: it is gone", False)
     monkeypatch.setattr(top_losses_module, "load_shown", lambda *args: {0: shown})
-    page = top_losses_page(said([0], [1]), digits, load_manifest(digits), "test", "abcdefgh", "x")
+    page = top_losses_page(predictions_of([0], [1]), digits, load_manifest(digits), "test", "abcdefgh", "x")
     assert "a, c, d, e, f and 2 more" in page
     assert "it is gone" in page
 
 
-def test_a_picture_that_fails_costs_no_score(trained, digits, tmp_path, monkeypatch, caplog):
+def test_failure_of_one_trial_file_is_logged_and_the_others_are_written(trained, digits, tmp_path, monkeypatch, caplog):
     def broken(*args):
         raise RuntimeError("no picture")
 
     monkeypatch.setattr(trial_files, "top_losses_page", broken)
     trials = open_store(str(tmp_path))
-    keys = trial_files.write_trial_files(trials, "k", kept(trained), digits.uri, "test", "x")
+    keys = trial_files.write_trial_files(trials, "k", stored_predictions(trained), digits.uri, "test", "x")
     assert [key.rpartition("/")[2] for key in keys] == [
         "predictions.parquet",
         "per_class.csv",

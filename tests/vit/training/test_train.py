@@ -1,4 +1,4 @@
-"""The update against a reference written out by hand; masks, guards, and resume."""
+"""The update, compared with an explicit reference; padding, guards, and resume."""
 
 import math
 
@@ -58,7 +58,7 @@ def test_micro_batches_and_padding_change_an_update_by_rounding_only(tiny_recipe
         assert int(several.correct) == int(one.correct)
 
 
-def test_another_processor_changes_losses_by_as_little_as_another_split_of_the_batch(tiny_recipe, make_batch):
+def test_rounding_of_another_processor_changes_losses_as_little_as_micro_batches(tiny_recipe, make_batch):
     recipe = replace(tiny_recipe, **{"model.dropout_rate": 0.0, "optim.peak_lr": 1e-3, "total_steps": 50})
     state, losses = initial_state(recipe, NUM_CLASSES, CPU.device), []
     elsewhere, others = initial_state(recipe, NUM_CLASSES, CPU.device), []
@@ -71,7 +71,7 @@ def test_another_processor_changes_losses_by_as_little_as_another_split_of_the_b
     assert others == pytest.approx(losses, rel=1e-3)
 
 
-def test_multi_hot_labels_and_sigmoid_start_at_the_bias(tiny_recipe, make_batch):
+def test_initial_sigmoid_loss_follows_from_the_head_bias(tiny_recipe, make_batch):
     """K classes at bias -b: one label costs softplus(b), each absent one softplus(-b)."""
     recipe = replace(tiny_recipe, **{"model.head_bias_init": -3.0, "loss": "sigmoid"})
     state, batch = initial_state(recipe, NUM_CLASSES, CPU.device), make_batch(0)
@@ -80,7 +80,7 @@ def test_multi_hot_labels_and_sigmoid_start_at_the_bias(tiny_recipe, make_batch)
     assert float(result.loss_sum) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_non_finite_gradient_is_never_applied_and_ends_the_run_as_diverged(tiny_recipe, make_batch):
+def test_non_finite_gradient_is_never_applied_and_ends_the_run_as_diverged(tiny_recipe, make_batch):
     state = initial_state(tiny_recipe, NUM_CLASSES, CPU.device)
     with torch.no_grad():
         state.model.head.bias[0] = math.nan
@@ -101,8 +101,8 @@ def test_a_non_finite_gradient_is_never_applied_and_ends_the_run_as_diverged(tin
 
 
 @pytest.mark.parametrize("cut", [1, 5])
-def test_twelve_steps_equal_some_and_the_rest_bit_for_bit(tiny_recipe, make_batch, cut):
-    """With dropout, decay, clipping and an average: nothing of a run lives outside its tensors and step."""
+def test_resumed_training_equals_an_uninterrupted_one_bit_for_bit(tiny_recipe, make_batch, cut):
+    """With dropout, decay, clipping and an average: the tensors and the step are the whole state of a run."""
 
     def run(state, start, losses):
         batches = ([make_batch(step)] for step in range(start, 12))
@@ -142,7 +142,7 @@ def test_twelve_steps_equal_some_and_the_rest_bit_for_bit(tiny_recipe, make_batc
         ("cancelled", "discard", [5], [4]),
     ],
 )
-def test_hooks_run_at_their_cadence_at_the_last_step_and_before_a_stop(
+def test_hooks_run_at_their_interval_at_the_last_step_and_before_a_stop(
     tiny_recipe, make_batch, stop, on_cancel, evaluated, saved
 ):
     state, ran = initial_state(tiny_recipe, NUM_CLASSES, CPU.device), {"evaluate": [], "save": []}

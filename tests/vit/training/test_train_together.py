@@ -1,4 +1,4 @@
-"""Two processes on the CPU train as one does: the same losses, bit for bit after a resume, without a warning."""
+"""Two processes on the CPU have the losses of one, resume bit for bit, and give no warning."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from .train_together import losses
 WORKER = Path(__file__).with_name("train_together.py")
 
 
-def test_two_workers_lose_as_one_resume_bit_for_bit_and_warn_of_nothing(tmp_path):
+def test_two_workers_have_the_losses_of_one_and_resume_bit_for_bit_without_warnings(tmp_path):
     processes = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(rank), "2", str(tmp_path / "meet")],
@@ -32,5 +32,5 @@ def test_two_workers_lose_as_one_resume_bit_for_bit_and_warn_of_nothing(tmp_path
     alone = losses(World())
     assert whole[0] == pytest.approx(alone[0], rel=1e-5)
     assert whole == pytest.approx(alone, rel=1e-3)
-    # Torch's C++ code warns on stderr, where no filter of Python's reaches it.
+    # Torch's C++ code warns on stderr, past Python's warning filters.
     assert not any("find_unused_parameters" in err for _, err in answers), answers

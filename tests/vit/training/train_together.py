@@ -1,5 +1,5 @@
-"""A rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints losses as JSON, of a whole run
-and of one that was cut and resumed."""
+"""One rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints, as JSON, the losses of an
+uninterrupted run and of a run that was stopped and resumed."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def part(step: int, rank: int, world_size: int) -> list[Batch]:
 
 
 def losses(world: World, cut: int | None = None) -> list[float]:
-    """The losses of all steps; with `cut`, of a run whose state after that step is loaded into another one."""
+    """The losses of all steps; with `cut`, of a run that stops after that step and is resumed by another one."""
     found: list[float] = []
 
     def run(state, stop_at):
@@ -70,6 +70,6 @@ if __name__ == "__main__":
     group = World(rank, world_size)
     print(json.dumps([losses(group), losses(group, cut=5)]), flush=True)
     dist.destroy_process_group()
-    # A thread of gloo may still be about to free the last tensor, for which it wants the GIL: where Python is ending by then,
-    # the process aborts (6 of 25 here). Ray ends its workers without that, too.
+    # A thread of gloo may still have to free the last tensor, which needs the GIL. If Python is shutting down by then, the
+    # process aborts (6 of 25 runs here). Ray ends its workers without a shutdown of Python, too.
     os._exit(0)

@@ -1,4 +1,4 @@
-"""A small network for the digits, published as it begins and after a short training."""
+"""A small network for the digits, published untrained and after a short training."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -60,8 +60,8 @@ def models(tmp_path_factory, digits) -> SimpleNamespace:
 
 
 @pytest.fixture
-def forwarded(monkeypatch) -> list[int]:
-    """How many images each part that was computed had."""
+def images_forwarded(monkeypatch) -> list[int]:
+    """The number of images of each feature part that was computed."""
     seen: list[int] = []
     real = extract_features.part_features
 
@@ -74,8 +74,8 @@ def forwarded(monkeypatch) -> list[int]:
 
 
 @pytest.fixture
-def spec_for(root, digits):
-    """spec_for(name, *models): an evaluation of the digits under a named probe."""
+def probe_spec(root, digits):
+    """spec_for(name, *models): an evaluation of the digits with a named probe."""
 
     def make(name: str, *uris: str | None, **changes) -> EvaluationSpec:
         return EvaluationSpec(
@@ -94,7 +94,7 @@ def spec_for(root, digits):
 
 
 class Stop:
-    """A stop that is asked for after so many looks."""
+    """A stop poller that requests a stop after a number of polls; never for None."""
 
     def __init__(self, after: int | None = None) -> None:
         self.left = after

@@ -1,4 +1,4 @@
-"""Contests on the digits: what chooses, what is scored how often, and what a second request gives."""
+"""Task sweeps on the digits: how a setting is chosen, what is scored how often, and what a second request returns."""
 
 import sys
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ VTAB_NAMES = ("train800", "val200", "train800val200", "test")
 
 @pytest.fixture
 def model(root) -> str:
-    """A published network that nothing has trained."""
+    """A published, untrained network."""
     contract = ImageContract(decode=DecodePolicy(), evaluation=AugmentConfig(image_size_px=8))
     network = VisionTransformer(ARCHITECTURE, 3)
     return publish(open_store(root).child("models"), "tiny", "1", network, contract, ["a", "b", "c"], {})
@@ -67,7 +67,7 @@ def spec_of(root, digits):
 
 @pytest.fixture
 def scored(monkeypatch):
-    """The splits that anything was scored on, in order."""
+    """The splits that trials were scored on, in order."""
     seen = []
     real = running.eval_batches
 
@@ -79,8 +79,8 @@ def scored(monkeypatch):
     return seen
 
 
-def hold(task_sweep, root):
-    """What the sweep does for one task sweep, in this process."""
+def run_task_sweep(task_sweep, root):
+    """Runs one task sweep in this process, as the driver of all task sweeps does."""
     uri = open_store(root).uri_of("trials")
     while True:
         todo, score = next_trials(task_sweep, open_store(uri))
@@ -90,7 +90,7 @@ def hold(task_sweep, root):
             ensure_trial(uri, trial)
 
 
-def made_up(trial, top1, diverged=False):
+def fake_result(trial, top1, diverged=False):
     return TrialResult(
         key=trial.key,
         top1=top1,
@@ -104,14 +104,16 @@ def made_up(trial, top1, diverged=False):
     )
 
 
-def chosen(task_sweep, *outcomes):
-    results = [made_up(trial, *outcome) for trial, outcome in zip(task_sweep.select_trials(), outcomes, strict=True)]
+def chosen_lr(task_sweep, *outcomes):
+    results = [
+        fake_result(trial, *outcome) for trial, outcome in zip(task_sweep.select_trials(), outcomes, strict=True)
+    ]
     return task_sweep.final_trial(results).recipe.optim.peak_lr
 
 
-def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, root, digits, scored):
+def test_task_sweep_reads_test_once_and_scores_every_image_of_it(spec_of, model, root, digits, scored):
     pretrained, scratch = plan_task_sweeps(spec_of((model, None)))
-    score = hold(pretrained, root)
+    score = run_task_sweep(pretrained, root)
     assert scored == ["val200", "val200", "val200", "test"]
     assert score.num_examples == load_manifest(digits).splits["test"].num_rows == 797
     assert score.chosen["val_top1"] == max(tried["val_top1"] for tried in score.tried)
@@ -120,29 +122,29 @@ def test_a_contest_reads_test_once_and_scores_every_image_of_it(spec_of, model, 
     assert 0 < score.majority_fraction < 0.2
     assert len(set(score.trials)) == 4
 
-    control = hold(scratch, root)
+    control = run_task_sweep(scratch, root)
     assert scored.count("test") == 2
     assert (control.model, control.model_digest) == (None, None)
     assert {pretrained.score_key, scratch.score_key} == set(open_store(root).list("scores/"))
 
 
-def test_what_is_finished_is_not_run_again_and_a_record_stays_as_it_is(spec_of, root, scored, monkeypatch):
+def test_finished_trials_are_not_run_again_and_score_records_do_not_change(spec_of, root, scored, monkeypatch):
     (task_sweep,) = plan_task_sweeps(spec_of())
-    first = hold(task_sweep, root)
+    first = run_task_sweep(task_sweep, root)
     monkeypatch.setattr(running, "run_trial", lambda trial, **_: pytest.fail(f"{trial.key} was run again"))
-    assert hold(task_sweep, root) == first
+    assert run_task_sweep(task_sweep, root) == first
     other = first.model_copy(update={"value": 1.0})
     assert record_score(open_store(root), task_sweep, other) == first
     assert stored_score(open_store(root), task_sweep) == first
     assert list(evaluate.list_scores(open_store(root))) == [first]
 
 
-def test_a_rescoring_trains_again_and_names_the_record_that_it_replaces(spec_of, root):
+def test_repetition_trains_again_and_names_the_record_that_it_replaces(spec_of, root):
     (task_sweep,) = plan_task_sweeps(spec_of())
-    first = hold(task_sweep, root)
+    first = run_task_sweep(task_sweep, root)
     (repeated,) = plan_task_sweeps(spec_of().model_copy(update={"repetition": 1}))
     assert set(t.key for t in task_sweep.select_trials()).isdisjoint(t.key for t in repeated.select_trials())
-    second = hold(repeated, root)
+    second = run_task_sweep(repeated, root)
     assert (first.replaces, second.replaces) == (None, task_sweep.score_key)
     assert (second.value, second.chosen, second.split_digest) == (first.value, first.chosen, first.split_digest)
     assert repeated.score_key == task_sweep.score_key.replace(".json", "-r1.json")
@@ -151,43 +153,43 @@ def test_a_rescoring_trains_again_and_names_the_record_that_it_replaces(spec_of,
     assert len({record.init for record in read_records(open_store(root))}) == 1
 
 
-def test_a_trial_whose_result_another_worker_stored_first_gives_that_result(spec_of, root, monkeypatch):
+def test_trial_returns_the_result_that_another_worker_stored_first(spec_of, root, monkeypatch):
     (task_sweep,) = plan_task_sweeps(spec_of())
     store, trial = open_store(root).child("trials"), task_sweep.select_trials()[0]
-    theirs = made_up(trial, 0.9)
+    theirs = fake_result(trial, 0.9)
 
     def overtaken(trial, **_):
         store.create(f"{trial.key}.json", theirs.model_dump_json().encode())
-        return made_up(trial, 0.1)
+        return fake_result(trial, 0.1)
 
     monkeypatch.setattr(running, "run_trial", overtaken)
     assert ensure_trial(store.uri, trial) == theirs
 
 
-def test_validation_alone_chooses_and_the_first_of_equals_wins(spec_of):
+def test_best_validation_score_is_chosen_and_the_first_of_equals(spec_of):
     (task_sweep,) = plan_task_sweeps(spec_of())
-    assert chosen(task_sweep, (0.2,), (0.4,), (0.3,)) == 0.3
-    assert chosen(task_sweep, (0.4,), (0.4,), (0.4,)) == 1e-3
-    assert chosen(task_sweep, (0.2,), (0.4,), (0.4,)) == 0.3
+    assert chosen_lr(task_sweep, (0.2,), (0.4,), (0.3,)) == 0.3
+    assert chosen_lr(task_sweep, (0.4,), (0.4,), (0.4,)) == 1e-3
+    assert chosen_lr(task_sweep, (0.2,), (0.4,), (0.4,)) == 0.3
 
 
-def test_a_diverged_setting_never_wins_against_one_that_did_not(spec_of):
+def test_diverged_setting_is_chosen_only_if_all_diverged(spec_of):
     (task_sweep,) = plan_task_sweeps(spec_of())
-    assert chosen(task_sweep, (0.99, True), (0.1,), (0.05,)) == 0.3
-    assert chosen(task_sweep, (0.2, True), (0.3, True), (0.1, True)) == 0.3
+    assert chosen_lr(task_sweep, (0.99, True), (0.1,), (0.05,)) == 0.3
+    assert chosen_lr(task_sweep, (0.2, True), (0.3, True), (0.1, True)) == 0.3
 
 
-def test_selection_never_sees_test_and_the_final_training_sees_all_thousand(spec_of):
+def test_selection_never_uses_test_and_the_final_training_uses_all_thousand(spec_of):
     (task_sweep,) = plan_task_sweeps(spec_of())
     select = task_sweep.select_trials()
     assert {(t.train_split, t.score_split) for t in select} == {("train800", "val200")}
-    final = task_sweep.final_trial([made_up(trial, 0.5) for trial in select])
+    final = task_sweep.final_trial([fake_result(trial, 0.5) for trial in select])
     assert (final.train_split, final.score_split) == ("train800val200", "test")
     assert final.recipe == select[0].recipe
     assert final.key not in {trial.key for trial in select}
 
 
-def test_trials_are_named_by_what_they_depend_on(spec_of, model):
+def test_trial_key_depends_on_content_and_not_on_location(spec_of, model):
     pretrained, scratch = plan_task_sweeps(spec_of((model, None)))
     keys = [trial.key for task_sweep in (pretrained, scratch) for trial in task_sweep.select_trials()]
     assert len(set(keys)) == 6
@@ -205,7 +207,7 @@ def test_a_corpus_or_model_that_was_replaced_since_planning_is_refused(spec_of, 
         run_trial(trial.model_copy(update={"model_digest": "0" * 64}))
 
 
-def test_a_corpus_without_the_splits_is_refused_by_their_names(spec_of, digits, root):
+def test_corpus_without_the_required_splits_is_refused_by_their_names(spec_of, digits, root):
     manifest = digits.read_json("manifest.json")
     del manifest["splits"]["train800val200"]
     copy = open_store(root).child("corpora/lacking/1")
@@ -214,7 +216,7 @@ def test_a_corpus_without_the_splits_is_refused_by_their_names(spec_of, digits, 
         plan_task_sweeps(spec_of(corpora=(copy.uri,)))
 
 
-def test_a_model_that_is_none_is_refused_before_anything_is_trained(spec_of, root):
+def test_missing_model_is_refused_before_any_training(spec_of, root):
     with pytest.raises(ValueError, match="no published model"):
         plan_task_sweeps(spec_of((f"{root}/models/absent/1",)))
 
@@ -239,13 +241,13 @@ def test_the_splits_of_a_task_are_found_by_their_names(names, found):
 
 
 @pytest.mark.parametrize("names", [VTAB_NAMES[:3], ("train", "val", "test"), ("train800", "val200", "test"), ()])
-def test_a_corpus_that_is_no_task_is_named_with_what_is_wanted(names):
+def test_corpus_without_task_splits_is_named_with_the_required_splits(names):
     with pytest.raises(ValueError, match=r"corpora/x has splits .*needs train800, val200, train800val200 and test"):
         find_task_splits(names, "corpora/x")
 
 
 class RayInThisProcess:
-    """Of Ray what the sweep uses: a task runs when it is waited for."""
+    """The part of Ray that the driver uses: a task runs when it is waited for."""
 
     def __init__(self):
         self.ran, self.cancelled = [], []
@@ -277,13 +279,13 @@ def ray(monkeypatch):
     fake = RayInThisProcess()
     monkeypatch.setitem(sys.modules, "ray", fake)
     monkeypatch.setattr(ray_workers, "declared_resources", lambda: None)
-    monkeypatch.setattr(running, "run_trial", lambda trial, **_: made_up(trial, 0.5))
+    monkeypatch.setattr(running, "run_trial", lambda trial, **_: fake_result(trial, 0.5))
     return fake
 
 
 @pytest.fixture
 def drive(root):
-    """drive(spec): one attempt of the evaluation, by its exit code, state and last progress."""
+    """drive(spec): runs one attempt of the evaluation; its exit code, state and last progress."""
 
     def go(spec, stop=False):
         run = open_store(root).child(f"runs/{spec.run_key}")
@@ -297,13 +299,13 @@ def drive(root):
     return go
 
 
-def test_gpus_that_an_autoscaler_can_bring_are_asked_for(ray, monkeypatch):
+def test_gpus_that_an_autoscaler_can_add_are_counted(ray, monkeypatch):
     assert ray_workers.start_ray() == {"CPU": 2.0}
     monkeypatch.setattr(ray_workers, "declared_resources", lambda: {"CPU": 1, "GPU": 4})
     assert ray_workers.start_ray() == {"CPU": 2.0, "GPU": 4}
 
 
-def test_the_sweep_scores_every_pair_and_a_second_one_runs_nothing(ray, drive, spec_of, model):
+def test_evaluation_scores_every_model_and_task_and_a_second_one_runs_nothing(ray, drive, spec_of, model):
     code, state, progress = drive(spec_of((model, None)))
     assert (code, state["state"]) == (0, "finished")
     assert [score["model_digest"] is None for score in state["scores"]] == [False, True]
@@ -315,7 +317,7 @@ def test_the_sweep_scores_every_pair_and_a_second_one_runs_nothing(ray, drive, s
     assert (again[2]["step"], again[2]["remaining_s"]) == (8, None)
 
 
-def test_a_sweep_goes_on_where_it_was_stopped(ray, drive, spec_of):
+def test_stopped_evaluation_resumes_and_runs_no_trial_twice(ray, drive, spec_of):
     code, state, progress = drive(spec_of(), stop=True)
     assert (code, state["state"]) == (143, "cancelled")
     assert len(ray.ran) == 1
@@ -326,7 +328,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(ray, drive, spec_of):
     assert (progress["step"], progress["total_steps"]) == (4, 4)
 
 
-def test_a_task_named_twice_is_trained_once_and_scored_twice(ray, drive, spec_of):
+def test_repeated_task_is_trained_once_and_scored_twice(ray, drive, spec_of):
     twice = spec_of().model_copy(update={"tasks": spec_of().tasks * 2})
     code, state, _ = drive(twice)
     assert code == 0
@@ -334,7 +336,7 @@ def test_a_task_named_twice_is_trained_once_and_scored_twice(ray, drive, spec_of
     assert len(ray.ran) == 4
 
 
-def test_a_sweep_that_fails_says_why_in_its_state(ray, drive, spec_of, monkeypatch):
+def test_failed_evaluation_has_the_reason_in_its_state(ray, drive, spec_of, monkeypatch):
     def broken(trial, **_):
         raise torch.OutOfMemoryError("no memory for 3 GiB")
 

@@ -1,4 +1,4 @@
-"""Protocols against the numbers that the papers print, and what each makes of a task's size, pictures and name."""
+"""Protocols, compared with the numbers of the papers, and how they depend on a task's size, images and name."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def grid(recipes):
     return [(r.optim.peak_lr, r.total_steps, r.optim.warmup_steps) for r in recipes]
 
 
-def test_the_paper_has_one_setting_for_all_tasks_of_vtab():
+def test_vit_paper_has_one_setting_for_all_tasks_of_vtab():
     (recipe,) = settings("vit-paper")
     augment, optim = recipe.input.augment, recipe.optim
     assert grid([recipe]) == [(0.01, 2500, 200)]
@@ -36,7 +36,7 @@ def test_the_paper_has_one_setting_for_all_tasks_of_vtab():
     assert not recipe.model.pre_logits
 
 
-def test_its_first_version_and_the_benchmark_choose_among_four():
+def test_vit_paper_v1_and_vtab_sweep_choose_among_four_settings():
     assert [g[:2] for g in grid(settings("vit-paper-v1"))] == [(0.01, 1000), (0.1, 1000), (0.01, 10_000), (0.1, 10_000)]
     sweep = settings("vtab-sweep")
     assert [g[:2] for g in grid(sweep)] == [(0.1, 2500), (0.01, 2500), (0.1, 10_000), (0.01, 10_000)]
@@ -54,7 +54,7 @@ def test_its_first_version_and_the_benchmark_choose_among_four():
         ("imagenet", 1_281_167, (0.003, 0.01, 0.03, 0.06), 20_000),
     ],
 )
-def test_whole_data_sets_are_trained_on_as_table_4_says(data_set, num_train, rates, steps):
+def test_settings_for_full_data_sets_follow_table_4(data_set, num_train, rates, steps):
     recipes = settings("vit-paper-transfer", name=data_set, num_train=num_train)
     assert [g[:2] for g in grid(recipes)] == [(rate, steps) for rate in rates]
     first = settings("vit-paper-transfer-v1", name=data_set, num_train=num_train)
@@ -62,14 +62,14 @@ def test_whole_data_sets_are_trained_on_as_table_4_says(data_set, num_train, rat
 
 
 @pytest.mark.parametrize(("variant", "size", "square"), [("vit-l16", 512, 597), ("vit-h14", 518, 604)])
-def test_table_2_trains_imagenet_at_whole_patches_and_averages(variant, size, square):
+def test_imagenet_as_in_table_2_uses_whole_patches_and_averages_weights(variant, size, square):
     recipe = settings("vit-paper-imagenet-512", variant, num_train=1_281_167)[0]
     assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (size, square)
     assert recipe.average_decay == 0.9999
     assert settings("vit-paper-transfer", variant)[0].model.image_size_px == 384
 
 
-def test_bit_takes_small_pictures_small():
+def test_bit_hyperrule_uses_a_lower_resolution_for_small_images():
     (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=64 * 64)
     assert (recipe.model.image_size_px, recipe.input.augment.train_resize_px) == (128, 160)
     (recipe,) = settings("bit-hyperrule", "bit-r50x1", mean_area_px=96 * 96)  # Patch Camelyon and smallNORB
@@ -80,7 +80,7 @@ def test_bit_takes_small_pictures_small():
 
 
 @pytest.mark.parametrize("protocol", ["vit-paper", "bit-hyperrule"])
-def test_what_a_flip_or_a_crop_would_make_wrong_is_left_alone(protocol):
+def test_flip_and_crop_are_off_for_tasks_whose_labels_they_would_change(protocol):
     def augmented(name):
         augment = settings(protocol, name=name)[0].input.augment
         return augment.train_crop, augment.flip
@@ -88,21 +88,21 @@ def test_what_a_flip_or_a_crop_would_make_wrong_is_left_alone(protocol):
     assert augmented("vtab-dsprites-location") == ("none", False)
     assert augmented("vtab-dsprites-orientation") == augmented("vtab-smallnorb-azimuth") == ("random", False)
     assert augmented("vtab-clevr-count") == augmented("vtab-kitti-distance") == ("none", True)
-    assert augmented("vtab-pets") == augmented("dmlab") == ("random", True)  # a corpus of one's own named as a task is
+    assert augmented("vtab-pets") == augmented("dmlab") == ("random", True)  # a user's corpus with the name of a task
 
 
-def test_lanes_are_those_that_the_task_has_row_groups_for():
+def test_number_of_lanes_is_limited_by_the_row_groups_of_the_task():
     assert [settings("vit-paper", max_lanes=n)[0].input.num_lanes for n in (1, 3, 63, 64, 1000)] == [1, 2, 32, 64, 64]
 
 
-def test_lengths_may_be_given_as_one_number_and_sizes_must_be_in_order():
+def test_total_steps_may_be_one_number_and_sizes_must_be_in_order():
     protocol = protocol_named("vit-paper-transfer")
     assert replace(protocol, total_steps=700).total_steps == (700,)
     with pytest.raises(ValueError, match="in the order of `at_least`"):
         replace(protocol, larger=protocol.larger[::-1])
 
 
-def test_seeds_are_summed_up_as_the_authors_of_a_protocol_do():
+def test_seeds_are_aggregated_as_by_the_authors_of_a_protocol():
     values = (0.1, 0.2, 0.9)
     assert over_seeds("vit-paper", values) == pytest.approx(0.4)
     assert over_seeds("bit-hyperrule", values) == over_seeds("bit-hyperrule-1a2b3c", values) == 0.2

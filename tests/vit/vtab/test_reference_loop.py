@@ -1,4 +1,4 @@
-"""A trial against the same fine-tuning written down plainly: timm's network, Pillow, SciPy and twelve lines of PyTorch."""
+"""A trial, compared with a plain fine-tuning loop: timm's network, Pillow, SciPy and twelve lines of PyTorch."""
 
 import io
 import math
@@ -41,7 +41,7 @@ PROTOCOL = Protocol(
 
 @pytest.fixture
 def source(root):
-    """A network pre-trained on nothing, on images of 16 px and three classes."""
+    """An untrained network for images of 16 px and three classes, and the URI of its published model."""
     torch.manual_seed(3)
     network = build_network(NETWORK, 3)
     torch.nn.init.normal_(network.head.weight)
@@ -61,7 +61,7 @@ def pictures(corpus, split):
 
 
 def plain_network(timm, network):
-    """Its weights in timm's network of 8 px: positions as the original zooms them, a head of zeros."""
+    """timm's network for 8 px with these weights: positions zoomed as in the original code, a head of zeros."""
     args, state = to_timm(build_transfer(network))
     cls, grid = state["pos_embed"][:, :1], state["pos_embed"][0, 1:].reshape(4, 4, -1).numpy()
     zoomed = torch.from_numpy(scipy.ndimage.zoom(grid, (0.5, 0.5, 1), order=1)).reshape(1, 4, -1)
@@ -73,7 +73,7 @@ def plain_network(timm, network):
 
 
 def build_transfer(network):
-    """Without the layer before the head, which timm's has no place for and fine-tuning drops."""
+    """The network without its pre-logits layer, which timm does not have and fine-tuning drops."""
     bare = build_network(NETWORK.for_transfer(16), 3)
     bare.load_state_dict({k: v for k, v in network.state_dict().items() if not k.startswith("pre_logits.")})
     return bare
@@ -84,7 +84,7 @@ def learning_rate(step):
     return LR * min(step / WARMUP, 1) * decay
 
 
-def test_a_trial_is_a_plain_fine_tuning(timm, source, digits, root):
+def test_trial_equals_a_plain_fine_tuning_loop(timm, source, digits, root):
     network, uri = source
     spec = EvaluationSpec(
         run_key="plain", tasks=(TaskRef(name="digits", corpus=digits.uri),), models=(uri,),

@@ -1,4 +1,4 @@
-"""Parts of features: every example once, written once, shared by splits, and refused when they are not what they were."""
+"""Stored parts of features: every example once, written once, shared by splits, refused when damaged or outdated."""
 
 import pytest
 import torch
@@ -37,8 +37,8 @@ def source(digits, manifest, models) -> FeatureSource:
 
 
 @pytest.fixture
-def keep(root, source, manifest):
-    """keep(split): computes its features and gives a reader of them."""
+def store_features(root, source, manifest):
+    """store_features(split): computes and stores its features, and returns a reader of them."""
 
     def go(split: str, batch_size: int = 100) -> FeatureReader:
         parts = plan_parts(source, manifest, split)
@@ -53,7 +53,7 @@ def keep(root, source, manifest):
 
 @pytest.mark.parametrize("part_rows", [1, 100, 250, 10_000])
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_parts_of_a_split_hold_each_row_once_and_whole_row_groups(source, manifest, split, part_rows, monkeypatch):
+def test_parts_of_a_split_contain_each_row_once_and_whole_row_groups(source, manifest, split, part_rows, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", part_rows)
     info, parts = manifest.split(split), plan_parts(source, manifest, split)
     assert [row for part in parts for row in part.rows] == list(range(info.num_rows))
@@ -63,11 +63,11 @@ def test_the_parts_of_a_split_hold_each_row_once_and_whole_row_groups(source, ma
 
 
 @pytest.mark.parametrize(("part_rows", "batch_size"), [(90, 7), (512, 100)])
-def test_kept_features_are_what_the_head_reads_of_every_example(
-    digits, manifest, source, keep, part_rows, batch_size, monkeypatch
+def test_stored_features_equal_those_of_one_forward_pass(
+    digits, manifest, source, store_features, part_rows, batch_size, monkeypatch
 ):
     monkeypatch.setattr(feature_plan, "PART_ROWS", part_rows)
-    reader = keep("test", batch_size)
+    reader = store_features("test", batch_size)
     whole, (features, labels) = reader.whole(), reference(digits, manifest, "test", load_model(source.model))
     assert reader.num_rows == len(whole.values) == 797
     torch.testing.assert_close(whole.values, features, atol=1e-5, rtol=0)
@@ -77,19 +77,19 @@ def test_kept_features_are_what_the_head_reads_of_every_example(
     assert len(reader.cost_s) == len(reader.parts)
 
 
-def test_splits_share_the_parts_of_their_segments(source, manifest, keep, forwarded):
-    keep("train")
-    keep("val")
-    before = sum(forwarded)
+def test_splits_share_the_parts_of_their_segments(source, manifest, store_features, images_forwarded):
+    store_features("train")
+    store_features("val")
+    before = sum(images_forwarded)
     assert before == manifest.split("train").num_rows + manifest.split("val").num_rows
-    joined = keep("train800val200")
-    assert sum(forwarded) == before
+    joined = store_features("train800val200")
+    assert sum(images_forwarded) == before
     torch.testing.assert_close(
-        joined.whole().values, torch.cat([keep(s).whole().values for s in ("train800", "val200")])
+        joined.whole().values, torch.cat([store_features(s).whole().values for s in ("train800", "val200")])
     )
 
 
-def test_only_what_is_missing_is_computed(root, source, manifest, forwarded, monkeypatch):
+def test_only_missing_parts_are_computed(root, source, manifest, images_forwarded, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", 100)
     parts, folder = plan_parts(source, manifest, "test"), open_store(root).child(source.folder)
     killed = Extractor(root).ensure(parts)
@@ -102,28 +102,29 @@ def test_only_what_is_missing_is_computed(root, source, manifest, forwarded, mon
         finish_split(folder, manifest, parts)
     with pytest.raises(RuntimeError, match=r"test.json is missing: the features of split 'test' are not complete"):
         FeatureReader(open_store(root), source, ["test"])
-    forwarded.clear()
+    images_forwarded.clear()
     assert len(list(Extractor(root).ensure(parts))) == len(parts)
-    assert forwarded == [len(part.rows) for part in left]
-    forwarded.clear()
+    assert images_forwarded == [len(part.rows) for part in left]
+    images_forwarded.clear()
     assert len(list(Extractor(root).ensure(parts))) == len(parts)
-    assert forwarded == []
+    assert images_forwarded == []
 
 
-def test_two_evaluations_at_once_do_each_other_no_harm(root, source, manifest, forwarded, monkeypatch):
+def test_concurrent_evaluations_store_the_same_features(root, source, manifest, images_forwarded, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", 100)
-    monkeypatch.setattr(extract_features, "missing_parts", lambda folder, parts: list(parts))  # both began before
+    # Neither evaluation sees parts of the other.
+    monkeypatch.setattr(extract_features, "missing_parts", lambda folder, parts: list(parts))
     parts, folder = plan_parts(source, manifest, "test"), open_store(root).child(source.folder)
     racers = [Extractor(root, batch_size=size).ensure(parts) for size in (100, 7)]
     for together in zip(*racers, strict=True):
         assert together[0] == together[1]
-    assert sum(forwarded) == 2 * 797
+    assert sum(images_forwarded) == 2 * 797
     finish_split(folder, manifest, parts)
     finish_split(folder, manifest, parts)
     assert len(FeatureReader(open_store(root), source, ["test"]).whole().values) == 797
 
 
-def test_the_first_of_two_writers_wins_and_a_damaged_part_is_named(root):
+def test_first_of_two_writers_wins_and_a_damaged_part_is_named(root):
     folder = open_store(root)
     first, second = (Features(torch.full((3, 2), x), torch.arange(3), torch.ones(3).long()) for x in (1.0, 2.0))
     write_part(folder, "part", first)
@@ -141,14 +142,14 @@ def test_the_first_of_two_writers_wins_and_a_damaged_part_is_named(root):
         read_part(folder, "part", 3)
 
 
-def test_several_labels_an_image_survive_and_any_of_them_is_a_hit(root):
+def test_several_labels_per_image_are_stored_and_any_of_them_is_a_hit(root):
     several = Features(torch.zeros(3, 2), torch.tensor([4, 7, 1, 0, 4]), torch.tensor([2, 1, 2]))
     write_part(open_store(root), "part", several)
     found = read_part(open_store(root), "part", 3)
     assert [found.hits(torch.tensor(guess)) for guess in ([7, 1, 4], [4, 4, 0], [0, 0, 1], [4, 1, 0])] == [3, 2, 0, 3]
 
 
-def test_features_are_known_by_model_corpus_and_decoding(source):
+def test_feature_folder_depends_on_digests_of_model_corpus_and_decoding(source):
     moved = replace(source, model="s3://elsewhere/model", corpus="s3://elsewhere/corpus")
     assert moved.folder == source.folder
     for name in ("model_digest", "corpus_digest", "decode_digest"):
@@ -162,7 +163,7 @@ def test_a_model_or_corpus_that_was_replaced_since_planning_is_refused(root, sou
             list(Extractor(root).ensure(plan_parts(other, manifest, "val")))
 
 
-def test_features_that_are_not_finite_are_refused_by_row(root, source, manifest, monkeypatch):
+def test_non_finite_features_are_refused_with_their_row(root, source, manifest, monkeypatch):
     real = extract_features.part_features
 
     def broken(*args):
@@ -178,13 +179,13 @@ def test_features_that_are_not_finite_are_refused_by_row(root, source, manifest,
         list(Extractor(root).ensure(plan_parts(source, manifest, "val")))
 
 
-def test_work_chunks_are_consecutive_parts_of_one_split_and_hold_each_once(source, manifest, monkeypatch):
+def test_work_chunks_are_consecutive_parts_of_one_split_and_contain_each_once(source, manifest, monkeypatch):
     monkeypatch.setattr(feature_plan, "PART_ROWS", 10)
     parts = [part for split in ("train", "test") for part in plan_parts(source, manifest, split)]
-    portions = work_chunks(parts, num_workers=3)
-    assert [part for portion in portions for part in portion] == parts
-    assert all(len({part.split for part in portion}) == 1 for portion in portions)
-    assert len(portions) >= 12
+    chunks = work_chunks(parts, num_workers=3)
+    assert [part for portion in chunks for part in portion] == parts
+    assert all(len({part.split for part in portion}) == 1 for portion in chunks)
+    assert len(chunks) >= 12
     assert work_chunks(parts[:1], num_workers=8) == [parts[:1]]
 
 
@@ -199,7 +200,7 @@ def test_a_pre_logits_layer_is_part_of_the_features(digits, manifest):
     torch.testing.assert_close(network.head(features), network(images))
 
 
-def test_the_input_is_bit_for_bit_that_of_the_published_model(models):
+def test_network_input_equals_that_of_the_published_model_bit_for_bit(models):
     model = load_model(models.trained)
     pixels = torch.randint(0, 256, (5, 8, 8, 3), dtype=torch.uint8)
     for low, high in ((-1.0, 1.0), (0.0, 1.0)):
@@ -209,7 +210,7 @@ def test_the_input_is_bit_for_bit_that_of_the_published_model(models):
         assert torch.equal(ours, model.normalised(pixels.numpy()))
 
 
-def test_a_stop_of_the_writer_is_raised_where_the_parts_are_computed(root, source, manifest, monkeypatch):
+def test_write_error_is_raised_where_the_parts_are_computed(root, source, manifest, monkeypatch):
     def full(*args):
         raise OSError("no space left on device")
 

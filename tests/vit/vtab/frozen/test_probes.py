@@ -1,4 +1,4 @@
-"""Probes on the digits, from spec to score: what beats chance, what is computed once, what is refused."""
+"""Probes on the digits, from spec to score: accuracy, reuse of features and scores, refusals."""
 
 import json
 import subprocess
@@ -31,10 +31,10 @@ from ..conftest import ARCHITECTURE, published, reference
 NAMES = ("fewshot", "linear", "knn", "head")
 
 
-def test_every_probe_of_a_trained_network_is_far_above_chance_and_above_the_untrained_one(models, spec_for, score):
+def test_every_probe_scores_a_trained_network_above_chance_and_above_an_untrained_one(models, probe_spec, score):
     value = {}
     for name in NAMES:
-        for found in score(spec_for(name, models.trained, models.untrained)):
+        for found in score(probe_spec(name, models.trained, models.untrained)):
             assert (found.num_examples, found.num_classes) == (797, 10)
             assert 0.1 <= found.majority_fraction < 0.13
             assert found.wall_s > 0
@@ -42,33 +42,33 @@ def test_every_probe_of_a_trained_network_is_far_above_chance_and_above_the_untr
     names = ("fewshot-5", "fewshot-10", "fewshot-25", "linear", "knn", "head")
     assert {name for name, _ in value} == set(names)
     trained, untrained = ([value[name, model] for name in names] for model in (models.trained, models.untrained))
-    # Chance is 0.1. Pixels alone, pooled by a random network, are worth much; a head of zeros is worth nothing.
+    # Chance is 0.1. Features of a random network score well above it; a head of zeros does not.
     assert min(trained) > 0.9
     assert untrained[0] < untrained[1] < untrained[2]
     assert all(a > b for a, b in zip(trained, untrained, strict=True))
     assert untrained[-1] < 0.2
 
 
-def test_scores_are_what_scikit_learn_makes_of_the_same_features(models, spec_for, score, digits):
+def test_scores_equal_those_of_scikit_learn_on_the_same_features(models, probe_spec, score, digits):
     model, manifest = load_model(models.trained), load_manifest(digits)
     (x, y), (test, truth) = (
         [tensor.double().numpy() for tensor in reference(digits, manifest, split, model)]
         for split in ("train800val200", "test")
     )
     mean, scale = x.mean(axis=0), x.std(axis=0) + 1e-5
-    (linear,) = score(spec_for("linear", models.trained))
+    (linear,) = score(probe_spec("linear", models.trained))
     theirs = LogisticRegression(C=1 / (linear.chosen["strength"] * 1000), tol=1e-9, max_iter=5000)
     expected = theirs.fit((x - mean) / scale, y).score((test - mean) / scale, truth)
-    assert linear.value == pytest.approx(expected, abs=1.5 / 797)  # one tie may fall the other way
+    assert linear.value == pytest.approx(expected, abs=1.5 / 797)  # one tie may be decided otherwise
 
     def weight(distance):
         return np.exp((1 - distance) / 0.07)
 
-    (knn,) = score(spec_for("knn", models.trained))
+    (knn,) = score(probe_spec("knn", models.trained))
     neighbours = KNeighborsClassifier(20, weights=weight, algorithm="brute", metric="cosine").fit(x, y)
     assert knn.value == pytest.approx(neighbours.score(test, truth), abs=1.5 / 797)
 
-    few = score(spec_for("fewshot", models.trained, seed=3))[1]
+    few = score(probe_spec("fewshot", models.trained, seed=3))[1]
     rng = np.random.default_rng(3)
     rows = np.concatenate([rng.permutation(np.flatnonzero(y == c))[:10] for c in range(10)])
     shot, mean, scale = x[rows], x[rows].mean(axis=0), x[rows].std(axis=0) + 1e-5
@@ -78,31 +78,33 @@ def test_scores_are_what_scikit_learn_makes_of_the_same_features(models, spec_fo
     assert few.value == pytest.approx((predicted == truth).mean(), abs=1.5 / 797)
 
 
-def test_one_pass_over_the_corpus_serves_every_probe(models, spec_for, score, digits, root, forwarded):
-    first = score(spec_for("linear", models.trained))
+def test_one_feature_pass_serves_every_probe(models, probe_spec, score, digits, root, images_forwarded):
+    first = score(probe_spec("linear", models.trained))
     manifest = load_manifest(digits)
-    assert sum(forwarded) == manifest.split("train800val200").num_rows + 797
-    assert len(list(open_store(root).list("features/"))) == len(forwarded) + 4  # parts, and a manifest for each split
-    forwarded.clear()
+    assert sum(images_forwarded) == manifest.split("train800val200").num_rows + 797
+    assert (
+        len(list(open_store(root).list("features/"))) == len(images_forwarded) + 4
+    )  # parts, and a manifest for each split
+    images_forwarded.clear()
     for name in ("fewshot", "knn", "head"):
-        score(spec_for(name, models.trained))
-    assert forwarded == []
-    assert score(spec_for("linear", models.trained)) == first
+        score(probe_spec(name, models.trained))
+    assert images_forwarded == []
+    assert score(probe_spec("linear", models.trained)) == first
 
 
-def test_a_second_request_returns_the_record_and_reads_nothing(models, spec_for, score, root, monkeypatch):
-    first = score(spec_for("fewshot", models.trained))
+def test_second_request_returns_the_stored_scores_and_computes_nothing(models, probe_spec, score, root, monkeypatch):
+    first = score(probe_spec("fewshot", models.trained))
     monkeypatch.setattr(scoring, "PROBE_METHODS", {})
-    again = score(replace(spec_for("fewshot", models.trained), run_key="other-000000000000"))
+    again = score(replace(probe_spec("fewshot", models.trained), run_key="other-000000000000"))
     assert again == first
     assert sorted(s.protocol for s in list_scores(open_store(root))) == ["fewshot-10", "fewshot-25", "fewshot-5"]
     progress = read_progress(open_store(root).child("runs/other-000000000000"))
     assert (progress["step"], progress["total_steps"], progress["unit"]) == (3, 3, "scores")
 
 
-def test_records_say_what_was_chosen_and_stand_under_their_names(models, spec_for, score, root):
+def test_score_records_contain_the_choice_and_have_keys_by_protocol(models, probe_spec, score, root):
     linear, knn, head, shots = (
-        score(spec_for(name, models.trained))[0] for name in ("linear", "knn", "head", "fewshot")
+        score(probe_spec(name, models.trained))[0] for name in ("linear", "knn", "head", "fewshot")
     )
     assert linear.chosen["val_top1"] == max(tried["val_top1"] for tried in linear.tried)
     assert len(linear.tried) == 7
@@ -118,15 +120,15 @@ def test_records_say_what_was_chosen_and_stand_under_their_names(models, spec_fo
         assert sum(key.startswith(f"scores/digits/{protocol}/{model}-s0-") for key in keys) == 1
 
 
-def test_the_head_scores_what_the_whole_network_answers(models, spec_for, score, digits):
+def test_head_probe_equals_an_evaluation_of_the_whole_network(models, probe_spec, score, digits):
     model, manifest = load_model(models.trained), load_manifest(digits)
     with eval_batches(digits, manifest, "test", model.contract.evaluation, batch_size=64) as batches:
         expected = evaluate(model.network, batches, 797)
-    (found,) = score(spec_for("head", models.trained))
+    (found,) = score(probe_spec("head", models.trained))
     assert (found.value, found.majority_fraction) == (expected.top1, expected.majority_fraction)
 
 
-def test_any_of_several_labels_is_right_for_a_head(root, spec_for, score, tmp_path):
+def test_head_probe_accepts_any_of_several_labels(root, probe_spec, score, tmp_path):
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         for name, count in (("a", 6), ("b", 4), ("c", 2)):
@@ -134,7 +136,7 @@ def test_any_of_several_labels_is_right_for_a_head(root, spec_for, score, tmp_pa
             folder.mkdir(parents=True)
             for i in range(count):
                 Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-    for i in range(3):  # three of the a are b as well
+    for i in range(3):  # three images of class a are of class b, too
         (tmp_path / "pictures/test/b" / f"link{i}.png").symlink_to(f"../a/{i}.png")
     source = ClassFolders(path=str(tmp_path / "pictures"), links="second_label")
     request = CorpusConfig(name="several", source=source, recipe=CorpusRecipe(duplicates="keep"))
@@ -144,50 +146,52 @@ def test_any_of_several_labels_is_right_for_a_head(root, spec_for, score, tmp_pa
         always_b.head.bias[1] = 5.0
     model = published(root, "always-b", always_b, ["a", "b", "c"])
     task = TaskRef(name="several", corpus=corpus_store(open_store(root), request).uri)
-    (found,) = score(spec_for("head", model, tasks=(task,)))
+    (found,) = score(probe_spec("head", model, tasks=(task,)))
     assert (found.value, found.num_examples) == (7 / 12, 12)
     assert found.majority_fraction == 7 / 12
 
 
-def test_only_what_draws_is_read_once_for_each_seed(models, spec_for):
-    few = plan_probe_trials(spec_for("fewshot", models.trained, num_seeds=3))
+def test_only_probes_that_draw_examples_are_repeated_per_seed(models, probe_spec):
+    few = plan_probe_trials(probe_spec("fewshot", models.trained, num_seeds=3))
     assert [(r.seed, r.shots) for r in few] == [(s, k) for s in range(3) for k in (5, 10, 25)]
     assert len({r.score_key for r in few}) == 9
-    assert [r.seed for r in plan_probe_trials(spec_for("linear", models.trained, seed=4, num_seeds=3))] == [4]
+    assert [r.seed for r in plan_probe_trials(probe_spec("linear", models.trained, seed=4, num_seeds=3))] == [4]
 
 
-def test_an_evaluation_that_was_stopped_goes_on_where_it_was(models, spec_for, score, root, forwarded, monkeypatch):
+def test_stopped_evaluation_resumes_and_computes_no_image_twice(
+    models, probe_spec, score, root, images_forwarded, monkeypatch
+):
     monkeypatch.setattr("vit.vtab.frozen.feature_plan.PART_ROWS", 100)
-    spec = spec_for("fewshot", models.trained)
+    spec = probe_spec("fewshot", models.trained)
     assert score(spec, stop_after=4) is None
     progress = read_progress(open_store(root).child(f"runs/{spec.run_key}"))
     assert progress["unit"] == "images"
     assert progress["step"] < progress["total_steps"] == 1797
-    assert 0 < sum(forwarded) < 1797
+    assert 0 < sum(images_forwarded) < 1797
     assert not open_store(root).list("scores/")
     assert len(score(spec)) == 3
-    assert sum(forwarded) == 1797
+    assert sum(images_forwarded) == 1797
 
 
-def test_the_control_from_scratch_is_refused(models, spec_for):
+def test_control_from_scratch_is_refused(models, probe_spec):
     with pytest.raises(ValueError, match=r"'knn' scores features of a published model, so it has no control"):
-        plan_probe_trials(spec_for("knn", models.trained, None))
+        plan_probe_trials(probe_spec("knn", models.trained, None))
 
 
-def test_a_head_of_other_classes_is_refused_with_the_difference(models, spec_for, digits, root):
+def test_a_head_of_other_classes_is_refused_with_the_difference(models, probe_spec, digits, root):
     network, names = VisionTransformer(ARCHITECTURE, 10), list("0123456789")
     swapped = published(root, "swapped", network, [*names[:3], "4", "3", *names[5:]])
     with pytest.raises(ValueError, match=r"swapped/1 cannot .* class 3 is '4' in the head and '3' in the corpus"):
-        plan_probe_trials(spec_for("head", swapped))
+        plan_probe_trials(probe_spec("head", swapped))
     fewer = published(root, "fewer", VisionTransformer(ARCHITECTURE, 3), names[:3])
     with pytest.raises(ValueError, match=r"the head has 3 classes, the corpus 10.*use protocol 'linear'"):
-        plan_probe_trials(spec_for("head", fewer))
-    assert plan_probe_trials(spec_for("linear", fewer))
+        plan_probe_trials(probe_spec("head", fewer))
+    assert plan_probe_trials(probe_spec("linear", fewer))
 
 
 @pytest.fixture
 def corpus_with(digits, root):
-    """corpus_with(splits, **changes): the manifest of the digits with other splits; its URI."""
+    """corpus_with(splits, **changes): the URI of a copy of the digits' manifest with other splits."""
 
     def make(*splits, **changes) -> str:
         manifest = digits.read_json("manifest.json") | changes
@@ -200,10 +204,10 @@ def corpus_with(digits, root):
     return make
 
 
-def test_splits_are_those_of_the_protocol_and_a_head_wants_test_alone(models, spec_for, corpus_with):
+def test_splits_follow_the_protocol_and_a_head_needs_only_test(models, probe_spec, corpus_with):
     def planned(name, *splits, **changes):
         task = TaskRef(name="task", corpus=corpus_with(*splits, **changes))
-        return plan_probe_trials(spec_for(name, models.trained, tasks=(task,)))[0].splits
+        return plan_probe_trials(probe_spec(name, models.trained, tasks=(task,)))[0].splits
 
     assert planned("linear", "train", "val", "test") == ProbeSplits(train="train", val="val", joined=("train", "val"))
     assert planned("knn", "train", "val", "trainval", "test").joined == ("trainval",)
@@ -219,17 +223,17 @@ def test_splits_are_those_of_the_protocol_and_a_head_wants_test_alone(models, sp
         planned("linear", "train", "val", "test", single_label=False)
 
 
-def test_train_and_val_are_read_one_after_the_other_where_no_split_joins_them(models, spec_for, score, digits):
+def test_train_and_val_are_joined_if_no_split_contains_both(models, probe_spec, score, digits):
     manifest = load_manifest(digits)
-    assert probe_splits(manifest, "digits", spec_for("knn").protocol).joined == ("train800val200",)
-    probe_trial = plan_probe_trials(spec_for("knn", models.trained))[0]
+    assert probe_splits(manifest, "digits", probe_spec("knn").protocol).joined == ("train800val200",)
+    probe_trial = plan_probe_trials(probe_spec("knn", models.trained))[0]
     apart = probe_trial.model_copy(update={"splits": ProbeSplits(train="train", val="val", joined=("train", "val"))})
     assert apart.needed == ("train", "val", "test")
     assert apart.score_key != probe_trial.score_key
 
 
-def test_a_class_with_fewer_examples_than_shots_is_counted(models, spec_for, score):
-    spec = spec_for("fewshot", models.trained)
+def test_classes_with_fewer_examples_than_shots_are_counted(models, probe_spec, score):
+    spec = probe_spec("fewshot", models.trained)
     many = replace(spec, protocol=spec.protocol.model_copy(update={"shots": (95,)}))
     (found,) = score(many)
     assert found.protocol == "fewshot-95"
@@ -237,19 +241,19 @@ def test_a_class_with_fewer_examples_than_shots_is_counted(models, spec_for, sco
     assert found.chosen["num_examples"] < 950
 
 
-def test_probes_travel_as_json(models, spec_for):
-    spec = spec_for("fewshot", models.trained)
+def test_probe_spec_survives_a_round_trip_through_json(models, probe_spec):
+    spec = probe_spec("fewshot", models.trained)
     assert type(spec).model_validate(json.loads(spec.model_dump_json())) == spec
 
 
-def test_planning_needs_no_torch():
+def test_planning_does_not_import_torch():
     code = "import sys, vit.vtab.frozen.probe_trials; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_score_of_another_number_of_images_is_not_recorded(models, spec_for, score, root, monkeypatch):
+def test_score_of_a_wrong_number_of_images_is_not_recorded(models, probe_spec, score, root, monkeypatch):
     short = scoring.Counted(hits=1, num_examples=796, largest_class=1, chosen={})
     monkeypatch.setitem(scoring.PROBE_METHODS, "head", lambda reader: short)
     with pytest.raises(RuntimeError, match=r"796 test images of .* were counted, but the split has 797"):
-        score(spec_for("head", models.trained))
+        score(probe_spec("head", models.trained))
     assert not open_store(root).list("scores/")

@@ -1,4 +1,4 @@
-"""Features by Ray Data in a real Ray: killed with -9 in the middle, only what was missing is computed again."""
+"""Features by Ray Data on a real Ray: after kill -9, only missing parts are computed."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def slow_model(root, digits) -> str:
-    """Some ten milliseconds an image."""
+    """A network that takes some ten milliseconds per image."""
     config = ViTConfig(image_size_px=48, patch_size_px=4, embed_dim=192, depth=8, num_heads=3, mlp_dim=768)
     torch.manual_seed(0)
     network = VisionTransformer(config, 10)
@@ -41,11 +41,11 @@ def submit(jobs, spec):
     return run, claim.job_id
 
 
-def test_killed_drivers_and_workers_compute_nothing_twice(ray_jobs, until, processes, slow_model, spec_for, root):
+def test_stored_parts_survive_killed_drivers_and_workers(ray_jobs, until, processes, slow_model, probe_spec, root):
     def parts():
         return {listed.key: listed.tag for listed in open_store(root).scan("features/")}
 
-    spec = spec_for("linear", slow_model)
+    spec = probe_spec("linear", slow_model)
     run, job = submit(ray_jobs, spec)
     until(lambda: len(parts()) >= 1, job)
     (driver,) = processes("vit.ray_workers", run.uri)
@@ -73,9 +73,9 @@ def test_killed_drivers_and_workers_compute_nothing_twice(ray_jobs, until, proce
     assert read_state(run)["scores"] == [score]
 
 
-def test_a_model_without_its_weights_fails_in_one_sentence(ray_jobs, slow_model, spec_for):
+def test_model_without_weights_fails_with_one_sentence(ray_jobs, slow_model, probe_spec):
     open_store(slow_model).delete("model.safetensors")
-    run, job = submit(ray_jobs, spec_for("knn", slow_model, run_key="broken-000000000000"))
+    run, job = submit(ray_jobs, probe_spec("knn", slow_model, run_key="broken-000000000000"))
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
     assert "model.safetensors" in read_state(run)["reason"]
     assert "Traceback" not in read_state(run)["reason"]

@@ -1,4 +1,4 @@
-"""What a model may be held against, and what not: nothing is guessed."""
+"""Which published scores a model is compared with; unknown networks and data are compared with none."""
 
 import pytest
 
@@ -18,15 +18,15 @@ HUB = "/hub/models--timm--vit_base_patch16_224.augreg_in21k_ft_in1k/snapshots/0a
 
 
 @pytest.mark.parametrize("variant", REGISTERED)
-def test_a_network_is_known_by_its_sizes_at_any_resolution(variant):
+def test_network_is_recognised_by_its_sizes_at_any_resolution(variant):
     assert architecture_of(network_variant(variant, image_size_px=448)) == spelled(variant)
 
 
-def test_a_network_of_other_sizes_is_none_of_the_papers():
+def test_network_of_other_sizes_is_not_recognised():
     assert architecture_of(replace(network_variant("b16"), depth=11)) is None
 
 
-def test_every_published_network_of_our_families_is_one_that_can_be_built():
+def test_every_published_architecture_of_our_families_can_be_built():
     for row in ROWS.values():
         if row.architecture:
             assert architecture_of(network_variant(row.architecture)) == row.architecture
@@ -41,13 +41,13 @@ def test_every_published_network_of_our_families_is_one_that_can_be_built():
         ("ViT-L/16", "ImageNet-21k", "vit-paper-transfer-v1", ["cifar10"], "ViT-L/16 (I21k), Table 5 of v1"),
         ("ViT-L/16", "JFT-300M", "vit-paper-v1", ["all"], "ViT-L/16 (JFT), v1"),
         ("BiT-R152x4", "ImageNet-21k", "bit-hyperrule", ["all"], "BiT-M R152x4 (I21k), BiT's paper"),
-        ("ViT-B/16", "ImageNet-21k", "vit-paper", ["vtab-dtd"], None),  # L/16 would be near, and is another network
+        ("ViT-B/16", "ImageNet-21k", "vit-paper", ["vtab-dtd"], None),  # L/16 is published, but is another network
         ("ViT-L/16", "ImageNet", "vit-paper", ["vtab-dtd"], None),
         ("ViT-L/16", None, "vit-paper", ["vtab-dtd"], None),
         (None, "ImageNet-21k", "vit-paper", ["vtab-dtd"], None),
     ],
 )
-def test_the_row_beside_is_of_the_same_network_and_data(architecture, data, protocol, columns, label):
+def test_matching_row_is_of_the_same_network_and_data(architecture, data, protocol, columns, label):
     row = matching_row(architecture, data, protocol, columns)
     assert (row and row.label) == label
 
@@ -64,11 +64,11 @@ def test_the_row_beside_is_of_the_same_network_and_data(architecture, data, prot
         ("/w/my-weights", None),
     ],
 )
-def test_weights_say_what_they_were_trained_on(weights, data):
+def test_training_data_is_inferred_from_the_name_of_the_weights(weights, data):
     assert data_of_weights(weights) == data
 
 
-def test_a_part_of_imagenet_21k_is_not_imagenet_21k():
+def test_subset_of_imagenet_21k_does_not_count_as_imagenet_21k():
     assert data_of_corpus("imagenet21k", 21_841, False) == "ImageNet-21k"
     assert data_of_corpus("imagenet21k", 21_841, True) is None
     assert data_of_corpus("imagenet21k", 11_221, False) is None
@@ -76,14 +76,14 @@ def test_a_part_of_imagenet_21k_is_not_imagenet_21k():
     assert data_of_corpus("class_folders", 1000, False) is None
 
 
-def test_targets_are_found_by_the_whole_name_only():
+def test_targets_are_matched_by_the_whole_name():
     (target,) = targets_of(HUB)
     assert target.scores == {"imagenet": (0.84534, 0.84534), "imagenet-real": (0.88887, 0.88887)}
     assert not list(targets_of("/w/vit_base_patch16_224.augreg_in21k_ft_in1k_mine"))
     assert not list(targets_of("/w/my_vit_base_patch16_224.augreg_in21k_ft_in1k"))
 
 
-def test_official_files_have_the_scores_of_their_weights():
+def test_official_files_are_compared_with_the_scores_of_their_weights():
     (head,) = targets_of("gs://vit_models/imagenet21k+imagenet2012/ViT-B_16.npz")
     assert (head.protocol, head.image_size_px, head.scores["imagenet"][0]) == ("head", 384, 0.84212)
     (smaller,) = targets_of("/w/imagenet21k+imagenet2012_ViT-B_16-224.npz")
@@ -103,13 +103,13 @@ def test_official_files_have_the_scores_of_their_weights():
         (0.84534, 50_000, 384, "not comparable: published at 224 px, scored at 384 px"),
     ],
 )
-def test_a_score_agrees_within_two_tenths_of_a_point_of_what_others_measured(value, num_examples, side, verdict):
+def test_score_agrees_within_two_tenths_of_a_point_on_the_same_images(value, num_examples, side, verdict):
     (target,) = targets_of(HUB)
     assert check_score(target, "imagenet", value, num_examples, side).verdict == verdict
 
 
-def test_between_two_published_runs_nothing_differs():
-    (target,) = targets_of("/w/imagenet21k/ViT-B_16.npz")  # 99.02 and 98.76
+def test_score_between_two_published_runs_has_no_difference():
+    (target,) = targets_of("/w/imagenet21k/ViT-B_16.npz")  # published are 99.02 and 98.76
     assert check_score(target, "cifar10", 0.989, 10_000, None).difference == 0
     below = check_score(target, "cifar10", 0.985, 10_000, None)
     assert (below.difference, below.verdict) == (pytest.approx(-0.0026), "differs")

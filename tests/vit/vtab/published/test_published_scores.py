@@ -1,4 +1,4 @@
-"""Published tables as data: counted, added up again where they print a mean, and looked up at known places."""
+"""Published tables as data: numbers of rows, printed means, and known entries."""
 
 from statistics import fmean
 
@@ -26,17 +26,17 @@ TABLE_9 = ("ViT-H/14 (JFT)", "ViT-L/16 (JFT)", "ViT-L/16 (I21k)")
         ("2205.01580, 224 px", 4),
     ],
 )
-def test_every_row_of_a_table_is_there(source, count):
+def test_every_row_of_a_table_is_present(source, count):
     assert sum(row.source.endswith(source) for row in ROWS.values()) == count
 
 
-def test_every_score_is_that_of_a_task_we_know():
+def test_every_score_belongs_to_a_known_task():
     assert {corpus for row in ROWS.values() for corpus in row.scores} == {*VTAB_CORPORA, *TRANSFER_CORPORA}
     assert all(0 < value < 1 for row in ROWS.values() for value in row.scores.values())
 
 
 @pytest.mark.parametrize(("label", "mean"), zip(TABLE_9, (77.63, 76.29, 72.71), strict=True))
-def test_the_tasks_of_table_9_have_the_means_of_the_paper(label, mean):
+def test_tasks_of_table_9_have_the_means_of_the_paper(label, mean):
     # Means of the rounded entries; Table 2 prints 77.63, 76.28 and 72.72.
     row = ROWS[label]
     assert 100 * fmean(row.scores[corpus] for corpus in VTAB_CORPORA) == pytest.approx(mean, abs=0.005)
@@ -47,25 +47,25 @@ def test_the_tasks_of_table_9_have_the_means_of_the_paper(label, mean):
     ("label", "groups"),
     zip(TABLE_9, ((86.69, 87.00, 65.03), (85.56, 86.72, 62.96), (83.27, 84.65, 57.50)), strict=True),
 )
-def test_the_groups_of_table_9_have_the_means_worked_out_by_hand(label, groups):
+def test_groups_of_table_9_have_the_means_worked_out_by_hand(label, groups):
     means = [100 * published_mean(ROWS[label], group) for group in ("natural", "specialized", "structured")]
     assert means == pytest.approx(groups, abs=0.005)
 
 
 @pytest.mark.parametrize("label", [label for label in ROWS if label.startswith("ResNet-50 ")])
-def test_vtabs_own_rows_have_their_printed_mean(label):
+def test_rows_of_the_vtab_authors_have_their_printed_mean(label):
     row = ROWS[label]
     assert fmean(row.scores.values()) == pytest.approx(row.printed_means["all"], abs=0.0005)
 
 
-def test_vtabs_own_order_of_columns_is_undone():
-    # A network from scratch reads digits far better than it tells 397 scenes apart.
+def test_columns_of_the_vtab_authors_are_assigned_to_the_right_tasks():
+    # From scratch, SVHN (digits) scores far higher than SUN397 (397 scenes).
     row = ROWS["ResNet-50 From-Scratch"]
     assert (row.scores["vtab-svhn"], row.scores["vtab-sun397"]) == (0.661, 0.05)
     assert (row.scores["vtab-kitti-distance"], row.scores["vtab-dsprites-location"]) == (0.427, 0.784)
 
 
-def test_the_means_of_bits_re_runs_agree_with_their_groups():
+def test_printed_means_of_bit_re_runs_agree_with_their_groups():
     for row in (r for r in ROWS.values() if r.setting == "re-run"):
         groups = ("natural", "specialized", "structured")
         total = sum(len(group_corpora(group)) * row.printed_means[group] for group in groups)
@@ -88,23 +88,23 @@ def test_the_means_of_bits_re_runs_agree_with_their_groups():
         ("ViT-S/16 (ImageNet), plain, 90 epochs", "imagenet-v2", 0.642),
     ],
 )
-def test_known_entries_stand_where_they_belong(label, corpus, value):
+def test_known_entries_have_their_printed_values(label, corpus, value):
     assert ROWS[label].scores[corpus] == value
 
 
-def test_costs_and_deviations_are_those_of_their_rows():
+def test_rows_have_their_printed_costs_and_deviations():
     row = ROWS["ViT-L/16 (I21k)"]
     assert (row.tpuv3_core_days, row.deviations["all"], row.deviations["pets"]) == (230, 0.0021, 0.0015)
     assert ROWS["R50x1+ViT-L/16 (JFT), 7 epochs"].exaflops == 859
     assert ROWS["Noisy Student EfficientNet-L2 (JFT)"].scores == {"imagenet": 0.884, "imagenet-real": 0.9055}
 
 
-def test_version_1_says_so_in_its_label():
+def test_labels_of_version_1_rows_contain_v1():
     assert all("v1" in label for label, row in ROWS.items() if row.is_v1)
     assert not any("v1" in label for label, row in ROWS.items() if not row.is_v1)
 
 
-def test_a_row_has_the_metric_names_of_our_scores():
+def test_published_metrics_have_the_names_of_our_scores():
     metrics = published_metrics(ROWS["ViT-L/16 (I21k)"])
     assert metrics["vtab/cifar100/top1"] == 0.841
     assert metrics["tasks/cifar100/top1"] == 0.9325
@@ -112,6 +112,6 @@ def test_a_row_has_the_metric_names_of_our_scores():
     assert metrics["vtab/natural/top1"] == pytest.approx(0.83271, abs=1e-5)
 
 
-def test_a_label_that_is_none_is_answered_with_those_near_it():
+def test_unknown_label_is_refused_with_similar_labels():
     with pytest.raises(ValueError, match=r"ViT-L/16 \(I21k\)"):
         published_named("ViT-L/16 (i21k)")

@@ -1,4 +1,4 @@
-"""Scores put together, against numbers worked out by hand and laws."""
+"""Aggregated scores: values worked out by hand, and properties."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_the_table_has_nineteen_tasks_in_three_groups():
     assert len({task.corpus_name for task in VTAB_TASKS}) == 19
 
 
-def test_a_group_has_a_mean_only_when_it_is_whole():
+def test_group_mean_needs_every_task_of_the_group():
     scores = {"patch_camelyon": 0.8, "eurosat": 0.9, "resisc45": 0.7}
     assert group_means(scores) == {"vtab/all_3of19/top1": pytest.approx(0.8)}
     scores["diabetic_retinopathy"] = 0.6
@@ -56,12 +56,12 @@ def test_a_group_has_a_mean_only_when_it_is_whole():
     }
 
 
-def test_tasks_beside_the_nineteen_count_in_no_mean():
+def test_tasks_outside_vtab_are_in_no_mean():
     assert group_means({"digits": 0.9}) == {}
     assert group_means({"digits": 0.9, "dtd": 0.5}) == {"vtab/all_1of19/top1": 0.5}
 
 
-def test_coverage_counts_corpora_of_the_nineteen():
+def test_coverage_counts_corpora_of_vtab_only():
     assert coverage([]) == "VTAB: 0 of 19 tasks prepared"
     assert coverage(["vtab-dtd", "vtab-patch-camelyon", "digits", "dtd"]) == "VTAB: 2 of 19 tasks prepared"
 
@@ -70,7 +70,7 @@ def records(*scores, init="init"):
     return [ScoreRecord(init if s.model_digest else "scratch-0123456789ab", s) for s in scores]
 
 
-def test_seeds_of_a_model_are_put_together_and_models_kept_apart():
+def test_seeds_of_a_model_are_aggregated_and_models_kept_apart():
     scores = [score("digits", 0.5), score("digits", 0.7, seed=1), score("digits", 0.9, digest="d" * 64)]
     scratch, birds = scores_by_model(records(*scores))
     assert (scratch.label, birds.label) == ("from scratch (012345)", "birds/0a1b2c3d4e5f")
@@ -87,20 +87,20 @@ def test_one_seed_has_the_binomial_error_of_its_test_split():
     assert row.cells["digits"].noise_of == "test images"
 
 
-def test_bits_protocol_is_summed_up_by_the_median():
+def test_bit_hyperrule_is_aggregated_by_the_median():
     scores = [score("digits", value, seed=i, protocol="bit-hyperrule") for i, value in enumerate((0.2, 0.8, 0.9))]
     (row,) = scores_by_model(records(*scores))
     assert (row.cells["digits"].value, row.cells["digits"].statistic) == (0.8, "median")
 
 
-def test_controls_of_two_networks_are_two_models():
+def test_controls_of_two_networks_have_separate_rows():
     rows = scores_by_model(
         [ScoreRecord("scratch-aaa", score("digits", 0.5)), ScoreRecord("scratch-bbb", score("digits", 0.7))]
     )
     assert [row.cells["digits"].value for row in rows] == [0.5, 0.7]
 
 
-def test_the_whole_of_cifar_100_is_another_task_than_vtabs():
+def test_full_cifar100_is_another_task_than_vtab_cifar100():
     (row,) = scores_by_model(records(score("cifar100", 0.9), score("vtab-cifar100", 0.5)))
     assert {name: cell.value for name, cell in row.cells.items()} == {"cifar100": 0.9, "vtab-cifar100": 0.5}
     assert vtab_means(row)["all"].value == 0.5
@@ -108,7 +108,7 @@ def test_the_whole_of_cifar_100_is_another_task_than_vtabs():
     assert (table_of("vit-paper", "digits"), table_of("fewshot-5", "vtab-dtd")) == ("own", "frozen")
 
 
-def test_a_mean_over_few_tasks_is_compared_with_the_same_few():
+def test_mean_over_some_tasks_is_compared_with_the_same_tasks():
     published = ROWS["ViT-L/16 (I21k)"]
     (row,) = scores_by_model(records(score("vtab-dtd", 0.75), score("vtab-svhn", 0.85)))
     found = differences(row, published)
@@ -117,14 +117,14 @@ def test_a_mean_over_few_tasks_is_compared_with_the_same_few():
     assert vtab_means(row)["all"].num_tasks == 2
 
 
-def test_a_difference_carries_the_noise_of_both_sides():
+def test_noise_of_a_difference_combines_both_sides():
     (row,) = scores_by_model(records(score("cifar10", 0.9916, num_examples=10_000)))
     ours = (0.9916 * 0.0084 / 10_000) ** 0.5
     found = differences(row, ROWS["ViT-L/16 (I21k)"])["cifar10"]
     assert (found.value, found.noise) == pytest.approx((0.0001, (ours**2 + 0.0003**2) ** 0.5))
 
 
-def test_the_mean_over_tasks_has_the_noise_of_the_seeds_own_means():
+def test_noise_of_a_mean_over_tasks_is_that_of_the_means_per_seed():
     # Seed 0 is a point better on one task and a point worse on the other: the mean does not move.
     by_seed = {"vtab-dtd": (0.51, 0.50), "vtab-svhn": (0.80, 0.81)}
     scores = [score(task, value, seed=i) for task, values in by_seed.items() for i, value in enumerate(values)]
@@ -133,27 +133,27 @@ def test_the_mean_over_tasks_has_the_noise_of_the_seeds_own_means():
     assert vtab_means(row)["all"].noise_of == "seeds"
 
 
-def test_of_two_records_of_one_seed_that_on_the_corpus_which_is_there_holds():
+def test_record_on_the_present_corpus_replaces_one_on_another_corpus():
     old, new = score("digits", 0.5, corpus_digest="old"), score("digits", 0.6, corpus_digest="new")
     for order in ((old, new), (new, old)):
         kept, left_out = latest_records(records(*order), {"new"})
         assert ([record.score.value for record in kept], left_out) == ([0.6], 1)
 
 
-def test_records_of_controls_are_told_apart_by_their_keys(tmp_path):
+def test_records_of_controls_are_distinguished_by_their_keys(tmp_path):
     root = open_store(tmp_path)
     for init in ("scratch-0123456789ab", "scratch-ba9876543210"):
         root.write(f"scores/digits/p/{init}-s0-abcdef.json", score("digits", 0.5).model_dump_json().encode())
     assert sorted(record.init for record in read_records(root)) == ["scratch-0123456789ab", "scratch-ba9876543210"]
 
 
-def test_what_is_no_score_among_the_scores_is_named(tmp_path):
+def test_invalid_score_record_is_named(tmp_path):
     open_store(tmp_path).write_json("scores/digits/p/notes.json", {"value": 1})
     with pytest.raises(ValueError, match=r"scores/digits/p/notes\.json is no score record"):
         read_records(open_store(tmp_path))
 
 
 @pytest.mark.parametrize("protocol", ["vit-paper", "fewshot-10", "linear", "knn", "head"])
-def test_tasks_of_like_name_have_metrics_of_their_own(protocol):
+def test_tasks_of_similar_names_have_different_metrics(protocol):
     whole, vtab = (score(task, 0.5, protocol=protocol).metric_name for task in ("cifar100", "vtab-cifar100"))
     assert whole != vtab

@@ -1,4 +1,4 @@
-"""What trials hold and share: counted without data, against a step that is watched."""
+"""Memory of trials and how many share a GPU: estimates, compared with a measured step."""
 
 import torch
 
@@ -11,8 +11,8 @@ from vit.vtab.trained.packing import activation_bytes, micro_batch_size, trial_r
 SMALL = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=64, depth=2, num_heads=2, mlp_dim=128)
 
 
-def kept(config, num_examples):
-    """Bytes that a real step keeps of its examples."""
+def measured_activation_bytes(config, num_examples):
+    """Bytes of activations that a real forward pass keeps for its examples."""
     network, found = build_network(config, 1000).train(), {}
     weights = {p.untyped_storage().data_ptr() for p in network.parameters()}
 
@@ -25,12 +25,19 @@ def kept(config, num_examples):
     return sum(storage.nbytes() for pointer, storage in found.items() if pointer not in weights)
 
 
-def test_activations_are_those_of_a_real_step():
+def test_activation_bytes_equal_those_of_a_real_forward_pass():
     for config in (SMALL, BiTConfig(image_size_px=32, stages=(1, 1))):
-        assert abs(activation_bytes(config, 8) / (kept(config, 16) - kept(config, 8)) - 1) < 0.05
+        assert (
+            abs(
+                activation_bytes(config, 8)
+                / (measured_activation_bytes(config, 16) - measured_activation_bytes(config, 8))
+                - 1
+            )
+            < 0.05
+        )
 
 
-def test_micro_batches_shrink_as_pictures_and_networks_grow():
+def test_micro_batches_shrink_as_images_and_networks_grow():
     sizes = {
         (v, px): micro_batch_size(network_variant(v, image_size_px=px), "cuda")
         for v in ("b16", "l16")
@@ -41,7 +48,7 @@ def test_micro_batches_shrink_as_pictures_and_networks_grow():
     assert micro_batch_size(network_variant("h14", image_size_px=518), "cpu") == 1
 
 
-def test_small_trials_share_a_gpu_and_large_ones_do_not():
+def test_fewer_trials_share_a_gpu_as_networks_grow():
     def recipe(variant, px):
         config = network_variant(variant, image_size_px=px)
         return TrainRecipe.model_validate(
