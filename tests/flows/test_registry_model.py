@@ -98,7 +98,7 @@ def test_the_candidate_loads_as_a_pyfunc_in_another_process(stack, candidate, pi
     assert output["inputs"] == [{"type": "binary", "name": "image", "required": True}]
 
 
-def test_weights_are_stored_once_and_the_candidate_gives_its_rule(candidate):
+def test_weights_are_stored_once_and_the_candidate_names_its_rule(candidate):
     version = candidate.client.get_model_version_by_alias(candidate.name, "candidate")
     logged = candidate.client.list_logged_model_artifacts(version.source.removeprefix("models:/"))
     files = {file.path: file.file_size for file in logged}

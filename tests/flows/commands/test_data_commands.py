@@ -271,7 +271,7 @@ def test_a_subset_larger_than_train_is_refused_by_the_dry_run(vitline, corpora, 
     assert "error: take 5,000: train of new will have 30 rows at most. Ask for fewer" in err
 
 
-def test_a_source_that_is_not_of_its_kind_is_refused(refused, vitline, corpora, place):
+def test_source_that_does_not_match_its_kind_is_refused(refused, vitline, corpora, place):
     at = ("--root", corpora[0])
     prep = ("data", "prep", "--source", place / "birds", "--name", "x", *at)
     assert "needs source.layout" in refused(*prep, "--kind", "arrays")
@@ -308,7 +308,7 @@ def test_segments_are_shown_as_text(data):
     assert "rows_left_out" not in shown
 
 
-def test_many_leaks_are_summed_up():
+def test_many_leaks_are_summarised():
     found = Findings(count=5)
     leaks = {Leak(own_split="train", corpus=f"set-{i}/0a", corpus_split="test"): found for i in range(9)}
     lines = leak_lines(SimpleNamespace(leakage=leaks))

@@ -48,7 +48,7 @@ def names(official):
     return official / "names.txt"
 
 
-def test_forward_gives_the_originals_logits(logits_of, official):
+def test_forward_gives_the_logits_of_the_original_network(logits_of, official):
     logits, expected = logits_of(official / "tiny.npz"), np.array(CASES["paper-token"]["logits"])
     assert logits.dtype == np.float32
     assert np.abs(logits - expected).max() / np.abs(expected).max() <= 1e-5
@@ -98,7 +98,7 @@ def test_a_file_too_large_to_be_read_is_reported_and_the_others_are_predicted(vi
     assert "huge.jpg: too_many_bytes: 536,870,912,000 bytes, limit 67,108,864" in err
 
 
-def test_a_name_with_several_versions_means_the_newest_and_is_reported(vitline, refused, official, names, root):
+def test_name_with_several_versions_selects_the_newest_and_is_reported(vitline, refused, official, names, root):
     def convert(*more):
         code, out, _ = vitline("model", "convert", official / "tiny.npz", "paper", *more, "--root", root, "--json")
         assert code == 0

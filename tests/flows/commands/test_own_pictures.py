@@ -82,7 +82,7 @@ def test_more_pictures_get_a_larger_network_and_fewer_passes():
 
 
 @pytest.mark.parametrize("num_train", [1, 2, 12])
-def test_a_handful_of_pictures_is_enough(num_train):
+def test_few_pictures_are_enough(num_train):
     config = config_of(num_train, num_workers=8)
     assert config.execution.num_workers <= num_train
     assert config.recipe.total_steps == 20

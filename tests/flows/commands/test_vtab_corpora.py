@@ -67,7 +67,7 @@ def test_the_official_files_of_every_data_set_are_listed():
     assert (row["file"], row["bytes"]) == ("EuroSAT.zip", 94_280_567)
 
 
-def test_a_task_has_the_name_of_its_corpus():
+def test_task_is_named_like_its_corpus():
     with pytest.raises(
         ValueError, match=r"'eurosat' is not a task .* Did you mean vtab-eurosat\? These are vtab-caltech101, "
     ):

@@ -142,27 +142,27 @@ def test_new_defaults_are_applied_to_unedited_values(page, in_stack, monkeypatch
 
 
 @pytest.fixture
-def again(in_stack, vitline):
-    """again(*options): exit code, stdout and stderr of the command, in this process."""
+def deploy_again(in_stack, vitline):
+    """deploy_again(*options): exit code, stdout and stderr of the command, in this process."""
     return functools.partial(vitline, "flows", "deploy")
 
 
-def test_a_value_that_the_new_form_rejects_is_named_and_kept(page, again):
+def test_a_value_that_the_new_form_rejects_is_named_and_kept(page, deploy_again):
     nightly = page(EDITED)
     nightly.edit(enforce_parameter_schema=False)
     nightly.fill(recipe="vit-g")
     nightly.edit(parameter_openapi_schema={"type": "object", "properties": {}}, enforce_parameter_schema=True)
-    code, out, err = again()
+    code, out, err = deploy_again()
     assert (code, err) == (1, "")
     assert f"{EDITED} keeps its old form, because the new one rejects the values of this deployment (recipe: " in out
     assert "not 'vit-g'). Edit its parameters on its page, then run `vitline flows deploy` again." in out
     assert nightly.read()["parameters"]["request"]["recipe"] == "vit-g"
     nightly.fill(recipe="emoji")
-    assert again()[0] == 0
+    assert deploy_again()[0] == 0
     assert nightly.read()["parameter_openapi_schema"]["properties"]["request"]
 
 
-def test_pool_and_job_variables_are_kept_unless_options_change_them(again, page, flows):
+def test_pool_and_job_variables_are_kept_unless_options_change_them(deploy_again, page, flows):
     from flows.on_prefect.deployments import DEPLOYMENTS
 
     pages = [page(deployment.full_name) for deployment in DEPLOYMENTS]
@@ -170,20 +170,22 @@ def test_pool_and_job_variables_are_kept_unless_options_change_them(again, page,
     made = {"name": "gpus", "type": "process", "base_job_template": template}
     flows.api.post("/work_pools/", json=made).raise_for_status()
     try:
-        code, out, err = again("--pool", "gpu")
+        code, out, err = deploy_again("--pool", "gpu")
         assert (code, out) == (2, "")
         assert (
             "has no work pool 'gpu'; there are: gpus, vitline. Did you mean 'gpus'? `prefect work-pool create gpu"
             in err
         )
-        code, _, err = again("--job-variable", "image")
+        code, _, err = deploy_again("--job-variable", "image")
         assert (code, err) == (2, "error: --job-variable 'image' does not have the form NAME=VALUE.\n")
-        code, _, err = again("--job-variable", "stream_output=perhaps")
+        code, _, err = deploy_again("--job-variable", "stream_output=perhaps")
         assert code == 2
         assert "Prefect rejects prepare-corpus/default in the work pool vitline: " in err
         assert "'perhaps' is not of type 'boolean'" in err
         pages[0].edit(job_variables={"working_dir": "/data"})
-        code, out, err = again("--pool", "gpus", "--job-variable", 'env={"A": "1"}', "--job-variable", "name=night")
+        code, out, err = deploy_again(
+            "--pool", "gpus", "--job-variable", 'env={"A": "1"}', "--job-variable", "name=night"
+        )
         assert (code, err) == (0, "")
         assert 'work pool vitline -> gpus; job variable env = {"A": "1"}; job variable name = "night"' in out
         for _ in range(2):
@@ -192,12 +194,12 @@ def test_pool_and_job_variables_are_kept_unless_options_change_them(again, page,
                 ("gpus", {"env": {"A": "1"}, "name": "night"} | ({"working_dir": "/data"} if p is pages[0] else {}))
                 for p in pages
             ]
-            code, out, err = again("--json")
+            code, out, err = deploy_again("--json")
             assert (code, err) == (0, "")
             assert all("work pool gpus" in row["kept"] for row in json.loads(out)["deployments"])
         gone = flows.api.get(f"/deployments/name/{pages[0].name}").json()["id"]
         flows.api.delete(f"/deployments/{gone}").raise_for_status()
-        assert "1 deployment registered" in again()[1]
+        assert "1 deployment registered" in deploy_again()[1]
         made = pages[0].read()
         assert (made["work_pool_name"], made["job_variables"]) == ("gpus", {"env": {"A": "1"}, "name": "night"})
     finally:

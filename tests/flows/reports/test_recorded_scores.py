@@ -1,4 +1,4 @@
-"""Scores of the demo that other machines recorded: what lies outside them is named, and documents show them."""
+"""Scores of the demo recorded on other machines: scores outside their spread are reported, and documents show them."""
 
 import sys
 from pathlib import Path
@@ -30,18 +30,18 @@ class Scored:
         self.value = value
 
 
-def test_a_score_outside_the_recorded_spread_is_named(recorded):
+def test_score_outside_the_recorded_spread_is_reported(recorded):
     assert outside([Scored(0.40), Scored(0.433), Scored(0.387)]) == []
     (sentence,) = outside([Scored(0.35)])
     assert sentence == "emoji, pre-trained: 35.0 % lies outside the recorded 40.0 to 42.0 % of 2 runs."
 
 
-def test_a_task_that_nobody_recorded_has_no_spread(recorded):
+def test_task_without_recorded_scores_has_no_spread(recorded):
     assert spread("emoji", "from scratch") is None
     assert spread("birds", "pre-trained") is None
 
 
-def test_the_record_holds_several_seeds_and_documents_show_it():
+def test_recorded_scores_have_several_seeds_and_documents_show_them():
     assert {score.seed for found in measurements() for score in found.scores} >= {0, 1, 2}
     shown = figures.documents()
     assert {path.name for path in shown} == {"README.md"}, shown

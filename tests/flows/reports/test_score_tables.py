@@ -133,7 +133,7 @@ def test_a_narrow_console_shows_the_groups_one_below_the_other(scored):
     assert list(pieces(table, 10)) == [(0, 8), (8, 13), (13, 23)]  # a block is never split
 
 
-def test_version_1_is_shown_on_request_only(scored):
+def test_scores_of_paper_version_1_are_shown_on_request_only(scored):
     report = read_report(scored.root)
     assert not any(row.is_v1 for row in published_for(report, "transfer", "usual"))
     assert sum(row.is_v1 for row in published_for(report, "transfer", "every")) == 17
@@ -223,7 +223,7 @@ def test_the_cost_of_a_model_includes_the_models_it_was_fine_tuned_from(scored):
     assert facts.device_days == pytest.approx(2 * 8 * 0.5, rel=1e-3)
 
 
-def test_the_time_between_a_kill_and_the_next_start_is_no_cost(tmp_path, monkeypatch):
+def test_time_between_a_kill_and_the_next_start_is_not_counted_as_cost(tmp_path, monkeypatch):
     # Two workers for an hour, then killed; most of a day later four workers for an hour.
     run = open_store(tmp_path / "run")
     write_state(run, "finished", 2)
@@ -237,7 +237,7 @@ def test_the_time_between_a_kill_and_the_next_start_is_no_cost(tmp_path, monkeyp
     assert device_days(run) == pytest.approx((2 + 4) / 24, rel=1e-4)
 
 
-def test_a_deleted_model_has_no_facts(scored):
+def test_deleted_model_has_scores_and_no_architecture(scored):
     score = scored.add((scored.store.uri_of("models/gone/1"), "9" * 64), "vtab-dtd", 0.5)
     report = read_report(scored.root)
     assert report.facts["999999999999"].architecture is None

@@ -22,7 +22,7 @@ def some_of_vtab(digits_root, tmp_path) -> str:
     return str(tmp_path / "store")
 
 
-def test_vtab_means_its_prepared_tasks_in_every_form(some_of_vtab, digits_root, tiny):
+def test_vtab_selects_its_prepared_tasks_in_every_form(some_of_vtab, digits_root, tiny):
     tasks = ("pets", "vtab", "vtab-dtd")
     plan = resolve_pipeline(some_of_vtab, PipelineRequest(corpus="pets", recipe="digits", tasks=tasks))
     assert [uri.split("/")[-2] for uri in plan.tasks] == ["pets", "vtab-dtd", "vtab-svhn"]

@@ -1,4 +1,4 @@
-"""A request that finds its corpus prepared checks its own options against it, without a cluster."""
+"""A request for a corpus that is already prepared checks its own options against the corpus, without a cluster."""
 
 import io
 import tarfile

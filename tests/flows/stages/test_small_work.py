@@ -58,7 +58,7 @@ def test_an_error_of_a_small_source_is_one_sentence(vitline, folder, no_ray, tmp
     assert "Traceback" not in err
 
 
-def test_small_work_is_limited_in_images_and_bytes(folder, tmp_path, monkeypatch):
+def test_preparation_without_a_cluster_is_limited_in_images_and_bytes(folder, tmp_path, monkeypatch):
     request, root = request_for(folder), open_store(str(tmp_path / "store"))
     assert is_small([request], root, one_machine=False)
     few = [replace(request, **{"execution.small_images": 39})]

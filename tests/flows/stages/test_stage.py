@@ -91,7 +91,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(stage, "LIVING_S", 0.1)
 
 
-def run_it(
+def run_with_script(
     run,
     cluster,
     check=lambda: None,
@@ -123,7 +123,7 @@ def claim(run):
 
 def test_a_finished_run_is_returned_without_a_cluster(run):
     write_state(run, "finished", 3, val_top1=0.5)
-    result = run_it(run, cluster=None)
+    result = run_with_script(run, cluster=None)
     assert result.reused
     assert result.state["val_top1"] == 0.5
     assert read_claim(run) is None
@@ -132,7 +132,7 @@ def test_a_finished_run_is_returned_without_a_cluster(run):
 def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
     cluster = ScriptedCluster(run, "finished")
     polls = []
-    result = run_it(run, cluster, check=lambda: polls.append(1), grace_s=10)
+    result = run_with_script(run, cluster, check=lambda: polls.append(1), grace_s=10)
     assert (result.reused, result.state["step"], len(polls)) == (False, 7, 1)
     (job,) = cluster.submitted
     assert job.id == f"{KEY}-a1"
@@ -146,14 +146,14 @@ def test_a_job_names_its_run_and_attempt_and_has_a_stop_timeout(run):
 
 def test_a_preempted_attempt_is_followed_by_the_next(run):
     cluster = ScriptedCluster(run, "preempted", "preempted", "finished")
-    assert run_it(run, cluster).state["attempt"] == 3
+    assert run_with_script(run, cluster).state["attempt"] == 3
     assert [job.id for job in cluster.submitted] == [f"{KEY}-a{n}" for n in (1, 2, 3)]
 
 
 def test_a_lost_cluster_is_followed_by_the_next_attempt_once_the_heartbeat_is_old(run):
     cluster = ScriptedCluster(run, JobLost("the cluster was replaced"), "finished")
     began = time.time()
-    assert run_it(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
+    assert run_with_script(run, cluster, claim_timeout_s=0.2).state["attempt"] == 2
     assert time.time() - began >= 0.2
 
 
@@ -162,18 +162,18 @@ def test_the_progress_of_a_dead_attempt_is_not_shown_for_the_next(run, monkeypat
     cluster, shown = ScriptedCluster(run, "preempted", "finished"), []
     monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
     seen = iter([{"step": 7}, {"step": 7}, {"step": 9}, {"step": 9}])  # stale, read; stale, read
-    run_it(run, cluster, progress=lambda: next(seen))
+    run_with_script(run, cluster, progress=lambda: next(seen))
     assert shown == [None, None]
     seen = iter([{"step": 7}, {"step": 8}])
     run.delete("state.json")
-    run_it(run, ScriptedCluster(run, "finished"), progress=lambda: next(seen))
+    run_with_script(run, ScriptedCluster(run, "finished"), progress=lambda: next(seen))
     assert shown[2:] == [{"step": 8}]
 
 
 def test_repeated_preemption_fails_with_the_next_step(run):
     cluster = ScriptedCluster(run, *["preempted"] * 9)
     with pytest.raises(StageFailed, match="3 times in a row; run the same command again"):
-        run_it(run, cluster)
+        run_with_script(run, cluster)
     assert len(cluster.submitted) == 3
 
 
@@ -184,14 +184,14 @@ def test_repeated_preemption_fails_with_the_next_step(run):
 def test_every_other_end_fails_with_state_reason_and_place(run, line, says):
     cluster = ScriptedCluster(run, line, "finished")
     with pytest.raises(StageFailed, match=says) as failed:
-        run_it(run, cluster)
+        run_with_script(run, cluster)
     assert f"{run.uri}/state.json, job {KEY}-a1" in str(failed.value)
     assert len(cluster.submitted) == 1
 
 
 def test_a_job_that_dies_silently_fails_with_the_end_of_its_log(run):
     with pytest.raises(StageFailed, match="without a result") as failed:
-        run_it(run, ScriptedCluster(run, "silent"))
+        run_with_script(run, ScriptedCluster(run, "silent"))
     lines = str(failed.value).splitlines()
     assert lines[-1] == "line 39"
     assert len(lines) < 20
@@ -200,15 +200,15 @@ def test_a_job_that_dies_silently_fails_with_the_end_of_its_log(run):
 def test_the_state_of_an_earlier_attempt_is_not_used_for_this_one(run):
     cluster = ScriptedCluster(run, "failed")
     with pytest.raises(StageFailed, match="no disk left"):
-        run_it(run, cluster)
+        run_with_script(run, cluster)
     cluster.script.append("silent")
     with pytest.raises(StageFailed, match="without a result"):
-        run_it(run, cluster)
+        run_with_script(run, cluster)
 
 
 def test_a_job_server_that_stays_away_does_not_stop_the_job(run):
     with pytest.raises(JobServerAway, match="may go on"):
-        run_it(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
+        run_with_script(run, ScriptedCluster(run, JobServerAway("away for 120 s; the job may go on without us")))
     assert read_stop(run) is None
 
 
@@ -217,7 +217,7 @@ def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_tim
     cluster = ScriptedCluster(run)
     began = time.monotonic()
     with ClaimHolder(run, attempt, every_s=0.02), pytest.raises(stage.Skipped, match=r"someone else.*continues there"):
-        run_it(run, cluster, claim_timeout_s=60)
+        run_with_script(run, cluster, claim_timeout_s=60)
     assert time.monotonic() - began < 20
     assert cluster.submitted == []
     assert len(cluster.messages) == 1
@@ -228,7 +228,7 @@ def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
     cluster = ScriptedCluster(run)
     cluster.ended[held.job_id] = Job(id=held.job_id, state="running", exit_code=None, message="")
     with pytest.raises(stage.Skipped, match="job birds-0123456789ab-a1 is running"):
-        run_it(run, cluster, claim_timeout_s=60)
+        run_with_script(run, cluster, claim_timeout_s=60)
     assert read_claim(run).attempt == 1
 
 
@@ -263,7 +263,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run):
         cluster.ended[held.job_id] = Job(id=held.job_id, state="succeeded", exit_code=0, message="")
 
     cluster.messages = SimpleNamespace(append=finish)
-    result = run_it(run, cluster, claim_timeout_s=60)
+    result = run_with_script(run, cluster, claim_timeout_s=60)
     assert (result.reused, result.state["step"], cluster.submitted) == (True, 9, [])
 
 
@@ -278,7 +278,7 @@ def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monk
         cluster.ended[job.id] = job
     write_state(stage.run_store(run.uri, "owls-0123456789ab"), "running", 1)
     with pytest.raises(StageFailed, match="no disk left"):
-        run_it(run, cluster)
+        run_with_script(run, cluster)
     text = "other running jobs: owls-0123456789ab-a1 (`vitline ops preempt owls-0123456789ab` makes room"
     assert any(text in message for message in cluster.messages)
     assert text in shown[0]["waits"]
@@ -299,7 +299,7 @@ def test_ctrl_c_requests_a_checkpoint_and_waits_for_it(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_it(run, cluster, check=interrupt)
+        run_with_script(run, cluster, check=interrupt)
     assert (read_stop(run)["reason"], read_stop(run)["attempt"]) == ("preempted", 1)
     assert cluster.stopped == []
 
@@ -312,7 +312,7 @@ def test_ctrl_c_stops_a_job_that_does_not_end_in_time(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_it(run, cluster, check=interrupt)
+        run_with_script(run, cluster, check=interrupt)
     assert cluster.stopped == [f"{KEY}-a1"]
 
 
@@ -320,7 +320,7 @@ def test_a_finished_run_whose_output_was_deleted_is_run_again(run):
     """As for a deleted corpus or model: the state of its run is still finished."""
     write_state(run, "finished", 1)
     cluster, outputs = ScriptedCluster(run, "finished"), []
-    result = run_it(run, cluster, check=lambda: outputs.append(True), output=lambda state: bool(outputs))
+    result = run_with_script(run, cluster, check=lambda: outputs.append(True), output=lambda state: bool(outputs))
     assert not result.reused
     assert len(cluster.submitted) == 1
     assert run.read_json("config.json") == ViTConfig().model_dump(mode="json")
@@ -335,10 +335,10 @@ def test_a_cancelled_stage_stops_its_job_and_writes_a_reconciled_state(run):
         raise StopRequested("cancelled", "cancelled in Prefect")
 
     with pytest.raises(StopRequested):
-        run_it(run, cluster, check=cancelled)
+        run_with_script(run, cluster, check=cancelled)
     assert read_stop(run)["reason"] == "cancelled"
     assert read_state(run)["state"] == "cancelled"
-    assert run_it(run, ScriptedCluster(run, "finished")).state["attempt"] == 2
+    assert run_with_script(run, ScriptedCluster(run, "finished")).state["attempt"] == 2
 
 
 def test_an_error_that_is_no_stop_request_leaves_the_job_running(run):
@@ -350,7 +350,7 @@ def test_an_error_that_is_no_stop_request_leaves_the_job_running(run):
 
     cluster = ScriptedCluster(run)
     with pytest.raises(Terminated):
-        run_it(run, cluster, check=terminated)
+        run_with_script(run, cluster, check=terminated)
     assert (read_stop(run), cluster.stopped) == (None, [])
 
 
@@ -371,7 +371,7 @@ def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
     run.write_json("flow-runs/killed.json", {"heartbeat": time.time()})
     cluster = ScriptedCluster(run, "finished")
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
-    result = run_it(run, cluster)
+    result = run_with_script(run, cluster)
     assert (result.state["state"], result.reused, cluster.submitted) == ("finished", False, [])
     assert attempt_records(run)[0].origin == Origin()
 
@@ -382,5 +382,5 @@ def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypat
     cluster = ScriptedCluster(run)
     cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
     with heartbeat.beating(run, "alive"), pytest.raises(stage.Skipped, match="continues there"):
-        run_it(run, cluster)
+        run_with_script(run, cluster)
     assert read_claim(run).attempt == 1

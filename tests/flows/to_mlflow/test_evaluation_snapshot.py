@@ -68,7 +68,7 @@ def test_scores_have_their_metric_names():
     assert two["tasks/digits/top1_2"] == (0.2, 0)
 
 
-def test_seeds_are_summed_up_in_one_metric_and_shots_are_separate_metrics():
+def test_seeds_are_aggregated_in_one_metric_and_shots_are_separate_metrics():
     values = (0.1, 0.2, 0.9)
     seeds = [score("digits", value, seed=i) for i, value in enumerate(values)]
     assert score_values(seeds, {})["tasks/digits/top1"][0] == pytest.approx(0.4)

@@ -1,4 +1,4 @@
-"""What a shipper could not send reaches MLflow later: through the outbox in the store and the shipper service."""
+"""Data that a shipper could not send reaches MLflow later: through the outbox in the store and the shipper service."""
 
 import contextlib
 import os
@@ -54,7 +54,7 @@ def status(uri, store, key="mlflow.json"):
     return None
 
 
-def test_what_could_not_be_sent_at_the_end_is_sent_later_by_the_service(in_stack, begin_run, frozen, tmp_path):
+def test_data_not_sent_at_the_end_of_a_run_is_sent_later_by_the_service(in_stack, begin_run, frozen, tmp_path):
     root, uri = open_store(in_stack.root), in_stack.mlflow_tracking_uri
     pipeline = f"left-{uuid.uuid4().hex[:8]}"
     run, key, _ = begin_run(in_stack.root, origin=Origin(pipeline=pipeline))

@@ -32,7 +32,7 @@ from vit.training.world import World
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _one_arithmetic_thread():
+def _single_torch_thread():
     """Networks this small are slower on two threads, and far slower on a busy machine."""
     torch.set_num_threads(1)
 
