@@ -1,10 +1,10 @@
-"""A day of use, as people have it: Prefect's pages are clicked, commands are run as programs, servers are real.
+"""Acceptance test of a day of use: clicks in Prefect's pages, commands run as programs, real servers.
 
 .venv/bin/python tests/browser/day.py [FOLDER [WORD ...]]
 
 Needs Chromium. FOLDER (default: a temporary one) gets a stack, pictures of the pages, and `day.md`, the table that is
-also printed. With words only the steps whose names hold one of them. Ends with 1 if a step failed; the steps after it
-are tried all the same.
+also printed. With words, only the steps whose names contain one of them are run. Exits with 1 if a step failed;
+later steps are run in any case.
 """
 
 import base64
@@ -49,7 +49,7 @@ TASKS = ["digits-5-to-9", "digits"]
 
 
 class Day:
-    """One folder with one stack; each method of STEPS_OF_THE_DAY says in a sentence what was seen."""
+    """One folder with one stack; each method of STEPS_OF_THE_DAY returns a sentence with what it observed."""
 
     def __init__(self, folder: Path, browser):
         self.folder = folder
@@ -72,7 +72,7 @@ class Day:
 
     # The steps.
 
-    def a_form_is_filled_in(self) -> str:
+    def form_starts_a_run(self) -> str:
         run = self.prefect.submit(PIPELINE, name="My first try", Name="day", Tasks=TASKS, Overrides=TINY, **DIGITS)
         assert run, self.prefect.refusal
         ended = self.prefect.wait(run, "Completed")
@@ -84,7 +84,7 @@ class Day:
         assert not any("Traceback" in line or "Running()" in line for line in lines), lines
         return f"{ended['name']}: {ended['state']['message']}"
 
-    def nonsense_is_refused(self) -> str:
+    def invalid_requests_are_refused(self) -> str:
         assert self.prefect.submit(PIPELINE, Train_Images=-5) is None
         refusal = self.prefect.refusal
         assert "-5 is less than the minimum of 1" in refusal, refusal
@@ -99,7 +99,7 @@ class Day:
             f"page: {refusal.partition('reason: ')[2]}; flow after {seconds:.0f} s: {ended['state']['message'][:140]}"
         )
 
-    def a_cancelled_run_goes_on_when_submitted_again(self) -> str:
+    def cancelled_run_resumes_when_submitted_again(self) -> str:
         form = {"Name": "cancelled", "Tasks": TASKS, "Overrides": LONG, **DIGITS}
         run = self.prefect.submit(PIPELINE, **form)
         assert run
@@ -118,14 +118,14 @@ class Day:
         self.prefect.wait(again, "Cancelled")
         return f"cancelled {seconds:.0f} s after the click; the same form goes on, first seen at step {step:,}"
 
-    def a_suspended_run_is_resumed(self) -> str:
+    def suspended_run_is_resumed(self) -> str:
         overrides = LONG | {"recipe.total_steps": 400, "execution.save_every_steps": 400}
         run = self.prefect.submit(PIPELINE, Name="suspended", Tasks=TASKS, Overrides=overrides, **DIGITS)
         assert run
         self.prefect.wait_for_line(run, r"pretrain suspended: \d+/")
         self.prefect.press(run, "Suspend")
         self.prefect.wait(run, "Suspended")
-        time.sleep(15)  # whether it stays so
+        time.sleep(15)  # it must stay suspended
         assert self.prefect.run(run)["state_name"] == "Suspended"
         self.prefect.open_run(run)
         self.prefect.picture("suspended")
@@ -134,7 +134,7 @@ class Day:
         assert [part["state_name"] for part in self.prefect.parts(run)] == ["Completed"] * 3
         return f"Suspended for 15 s, resumed by its button: {ended['state']['message'][:60]}"
 
-    def edits_of_a_schedule_outlive_a_deploy(self) -> str:
+    def edits_of_a_schedule_survive_a_deploy(self) -> str:
         """A schedule with a slug, added in the dialog, and a value in the form."""
         nightly = "pretrain-then-transfer/nightly"
         self.prefect.add_schedule(nightly, "mine", "30 4 * * *")
@@ -159,8 +159,8 @@ class Day:
         self.prefect.picture("schedules")
         return next(line for line in output.splitlines() if "nightly: kept" in line)[:160]
 
-    def a_night_starts_by_itself(self) -> str:
-        """The switch of the page turns its schedule on; its time is moved to the next minutes by the API."""
+    def scheduled_night_starts_on_time(self) -> str:
+        """The schedule is moved to the next minutes by the API and turned on by the switch of the page."""
         found = self.prefect.deployment("pretrain-then-transfer/nightly")
         request = found["parameters"]["request"] | {"corpus": "digits-0-to-4", "recipe": "digits", "tasks": TASKS[:1]}
         request |= {"train_images": None, "overrides": TINY, "deadline_hours": 1.0}
@@ -191,7 +191,7 @@ class Day:
             f"due {due:%H:%M}, started within {max(1, round(late.total_seconds()))} s: {ended['state']['message'][:60]}"
         )
 
-    def the_morning_compares(self) -> str:
+    def compare_runs_shows_the_night(self) -> str:
         run = self.prefect.submit("compare-runs/default")
         assert run, self.prefect.refusal
         self.prefect.wait(run, "Completed")
@@ -203,7 +203,7 @@ class Day:
         assert re.search(r"my-night-\w+", shown), shown[-500:]
         return next(line.strip() for line in shown.splitlines() if "digits-5-to-9/top1" in line)[:160]
 
-    def the_registry_serves_the_candidate(self) -> str:
+    def mlflow_registry_serves_the_candidate(self) -> str:
         page = self.browser.new_page(viewport={"width": 1400, "height": 900})
         page.goto(f"{self.links['MLflow UI']}/#/models/day", wait_until="networkidle")
         page.wait_for_timeout(2000)
@@ -231,7 +231,7 @@ class Day:
             server.wait()
         return f"classes {row['classes']}, probabilities {[round(p, 2) for p in row['probabilities']]}"
 
-    def own_pictures_become_a_model(self) -> str:
+    def vitline_run_trains_on_own_pictures(self) -> str:
         done = self.command(BIN / "vitline", "run", "--source", self.pictures(), "--name", "own")
         text = done.stdout + done.stderr
         lines = text[text.index("from vit.published") :].splitlines()
@@ -242,7 +242,7 @@ class Day:
         assert scored, again.stdout + again.stderr
         return f"pasted: {pasted.stdout.strip()[:70]}; a second time: {scored[0][:80]}"
 
-    def down_in_the_middle_and_up_again(self) -> str:
+    def stack_restart_during_a_run_is_reconciled(self) -> str:
         form = {"Name": "interrupted", "Tasks": TASKS, "Overrides": LONG, **DIGITS}
         run = self.prefect.submit(PIPELINE, **form)
         assert run
@@ -282,16 +282,16 @@ class Day:
 
 
 STEPS_OF_THE_DAY: tuple[Callable[[Day], str], ...] = (
-    Day.a_form_is_filled_in,
-    Day.nonsense_is_refused,
-    Day.a_cancelled_run_goes_on_when_submitted_again,
-    Day.a_suspended_run_is_resumed,
-    Day.edits_of_a_schedule_outlive_a_deploy,
-    Day.a_night_starts_by_itself,
-    Day.the_morning_compares,
-    Day.the_registry_serves_the_candidate,
-    Day.own_pictures_become_a_model,
-    Day.down_in_the_middle_and_up_again,
+    Day.form_starts_a_run,
+    Day.invalid_requests_are_refused,
+    Day.cancelled_run_resumes_when_submitted_again,
+    Day.suspended_run_is_resumed,
+    Day.edits_of_a_schedule_survive_a_deploy,
+    Day.scheduled_night_starts_on_time,
+    Day.compare_runs_shows_the_night,
+    Day.mlflow_registry_serves_the_candidate,
+    Day.vitline_run_trains_on_own_pictures,
+    Day.stack_restart_during_a_run_is_reconciled,
     Day.no_server_logged_a_traceback,
 )
 
@@ -299,7 +299,7 @@ STEPS_OF_THE_DAY: tuple[Callable[[Day], str], ...] = (
 def main() -> int:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="vl-day-")).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    rows, failed = ["| step | | seconds | what was seen |", "|---|---|---|---|"], False
+    rows, failed = ["| step | | seconds | observed |", "|---|---|---|---|"], False
     with sync_playwright() as playwright:
         browser = chromium(playwright)
         day = Day(folder, browser)
@@ -310,7 +310,7 @@ def main() -> int:
                 began = time.monotonic()
                 try:
                     mark, seen = "ok", step(day)
-                except Exception as error:  # the rest of the day is worth seeing
+                except Exception as error:  # later steps are run in any case
                     mark, seen, failed = "FAILED", f"{type(error).__name__}: {error}"[:400], True
                     day.prefect.picture(f"failed-{step.__name__}")
                 seen = " ".join(seen.replace("|", "/").split())

@@ -1,4 +1,4 @@
-"""Prefect's pages in headless Chromium, used as people use them: forms are filled in, buttons are pressed."""
+"""Prefect's pages in headless Chromium: fills in forms and presses buttons."""
 
 import json
 import re
@@ -24,16 +24,16 @@ def chromium(playwright: Playwright) -> Browser:
 
 
 class Prefect:
-    """The pages of a Prefect server in one browser window; what is only waited for is asked of its API."""
+    """The pages of a Prefect server in one browser window; waiting and reading state use its API."""
 
     def __init__(self, browser: Browser, url: str, pictures: Path):
         self.url, self.pictures = url, pictures
-        self.refusal = ""  # what the page has said last against a form
+        self.refusal = ""  # the last error that the page showed for a form
         self.page: Page = browser.new_page(viewport={"width": 1400, "height": 1100})
         self.page.set_default_timeout(20_000)
         self.api = httpx.Client(base_url=f"{url}/api", timeout=60)
 
-    # What people open.
+    # Pages.
 
     def deployment(self, name: str) -> dict[str, Any]:
         return self.api.get(f"/deployments/name/{name}").raise_for_status().json()
@@ -66,12 +66,12 @@ class Prefect:
             self.field(title).locator("input, textarea").first.fill(str(value))
 
     def choose(self, title: str, value: str) -> None:
-        """A value of a field with a fixed choice."""
+        """Selects a value of a field with fixed choices."""
         self.field(title).locator("button.p-select-button__control").press("ArrowDown")
         self.page.locator(".p-select-option", has_text=re.compile(rf"^\s*{value}\s*$")).click()
 
     def submit(self, deployment: str, name: str | None = None, **values: Any) -> str | None:
-        """Custom run: fills in the form and presses Submit; the flow run, or None where the page refuses it."""
+        """Custom run: fills in the form and presses Submit. Returns the flow run, or None if the page refuses it."""
         self.open_deployment(deployment, "/run")
         if name is not None:
             self.page.locator("input[type=text]").first.fill(name)
@@ -93,14 +93,14 @@ class Prefect:
         return {run["id"] for run in self.api.post("/flow_runs/filter", json=wanted).raise_for_status().json()}
 
     def _toast(self) -> str:
-        """What the page says against a form, for some seconds."""
+        """The error that the page shows for a form, for some seconds."""
         lines = self.page.inner_text("body").splitlines()
         return next((line for line in lines if line.startswith("Error creating flow run")), "")
 
     # Schedules.
 
     def add_schedule(self, deployment: str, slug: str, cron: str) -> None:
-        """A schedule of a deployment, in the dialog of its page."""
+        """Adds a schedule to a deployment, in the dialog of its page."""
         self.open_deployment(deployment)
         self.page.get_by_role("button", name="Schedule", exact=True).click()
         dialog = self.page.locator(".p-modal, [role=dialog]").first
@@ -116,14 +116,14 @@ class Prefect:
     # The buttons of a run.
 
     def press(self, run: str, button: str) -> None:
-        """A button of the run's page, and Submit in the dialog that it opens."""
+        """Presses a button of the run's page, and the confirming button of its dialog."""
         self.open_run(run)
         self.page.get_by_role("button", name=button, exact=True).first.click()
         self.page.locator(".p-modal, [role=dialog]").get_by_role(
             "button", name=re.compile("Submit|Cancel Run|Confirm")
         ).click()
 
-    # What is waited for.
+    # State and logs of runs, and waiting for them.
 
     def run(self, run: str) -> dict[str, Any]:
         return self.api.get(f"/flow_runs/{run}").raise_for_status().json()
@@ -137,8 +137,8 @@ class Prefect:
         return [line["message"] for line in self.api.post("/logs/filter", json=wanted).raise_for_status().json()]
 
     def wait(self, run: str, *states: str, timeout_s: float = 900) -> dict[str, Any]:
-        """The run once it is in a state of one of these names, or has ended where none is given."""
-        self.page.goto("about:blank")  # a page that shows a run at work keeps a third of a core busy
+        """Waits until the run is in a state of one of these names, or has ended if none is given; the run."""
+        self.page.goto("about:blank")  # a page that shows an active run uses a third of a core
         deadline = time.monotonic() + timeout_s
         while True:
             found = self.run(run)
@@ -149,7 +149,7 @@ class Prefect:
             time.sleep(0.5)
 
     def wait_for_line(self, run: str, text: str, timeout_s: float = 600) -> str:
-        """The first line of a run's log that matches."""
+        """Waits for the first line of a run's log that matches."""
         self.page.goto("about:blank")
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
