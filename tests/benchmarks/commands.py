@@ -1,4 +1,4 @@
-"""CPU seconds of commands that list or say something, in an empty folder; and what an idle stack takes.
+"""CPU seconds of listing and help commands in an empty folder, and the load of an idle stack.
 
 python tests/benchmarks/commands.py [--rounds 5]
 python tests/benchmarks/commands.py --stack .vitline/stack [--seconds 60]

@@ -74,7 +74,7 @@ def simulate(config: CorpusConfig, num_images: int, num_classes: int, labels: fl
     corpus.write_json(CLASSES_FILE, class_map.as_file() | outside)
     corpus.write_json(VAL_FILE, {})
     seconds = {}
-    # Dealt into the real number of buckets, which costs most; then into one, so that a bucket is as large as a real one.
+    # Into the real number of buckets, which costs most; then into one, so that a bucket is as large as a real one.
     task = SortTask(corpus=corpus.uri, number=0, num_files=1, num_buckets=num_tasks, chunks=(0,))
     seconds["deal out"] = timed(lambda: partition_records(task))
     task = task.model_copy(update={"num_buckets": 1})
@@ -121,7 +121,7 @@ def timed(call) -> float:
 
 
 def records(number: int, num_classes: int, labels: float) -> pa.Table:
-    """Made-up records: what is a hash is random, what is a name has the usual length."""
+    """Synthetic records: random hashes, and names of the usual length."""
     rng = np.random.default_rng(number)
     ids = [f"n{i % num_classes:08d}.tar!n{i % num_classes:08d}_{i}.JPEG" for i in range(number)]
 

@@ -23,7 +23,7 @@ SAMPLE_S = 1.0
 
 
 def family(*pids: int) -> set[psutil.Process]:
-    """The processes and all that descends from them, each once: the demo is the parent of a stack that it starts."""
+    """The processes and all their descendants, each once: the demo is the parent of a stack that it starts."""
     found = set()
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -33,7 +33,7 @@ def family(*pids: int) -> set[psutil.Process]:
 
 
 def unique_bytes(processes: set[psutil.Process]) -> int:
-    """Unique set sizes; those that end meanwhile count nothing."""
+    """The sum of unique set sizes; processes that end meanwhile count as zero."""
     total = 0
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):

@@ -71,7 +71,7 @@ TABLES: dict[str, Callable[[Sequence[Measurement]], Iterator[str]]] = {"demo": d
 
 
 def with_figures(text: str) -> str:
-    """A document with its tables as they are to be."""
+    """A document with its tables as they should be."""
     return _BLOCK.sub(lambda m: f"{m[1]} -->\n" + "\n".join(TABLES[m[1]](measurements())) + "\n", text)
 
 

@@ -5,7 +5,7 @@
 Both sides in one process, the same network, batch size and inference mode; the bare side has its input ready in memory as
 float tensors. The ratio is taken within a round, in which the sides take turns. JPEG at 500 x 375, cut from scikit-learn's two
 photographs, prepared as a corpus and read from its shards. Bar: 0.9. By wall time decoding runs beside the network, in a
-thread; CPU-seconds count it in full, and mind other work on the machine little.
+thread; CPU-seconds count it in full, and depend little on other work on the machine.
 """
 
 import argparse

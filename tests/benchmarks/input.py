@@ -2,7 +2,7 @@
 
 Sides are interleaved; prints every round, then medians with their 95 % intervals. Bar (performance-notes): 1.7 x Pillow
 with torchvision's recipe, which ends in normalised floats. Ours hands over uint8 and normalises on the device, so the
-ratio to Pillow without the last step stands beside it.
+ratio to Pillow without the last step is printed, too.
 """
 
 import argparse

@@ -250,7 +250,7 @@ def print_random(
 
 
 def photograph_hashes(num: int, seed: int) -> np.ndarray:
-    """Hashes of pictures that have nothing in common but the spectrum of photographs: noise of 1 / frequency."""
+    """Hashes of unrelated pictures with the spectrum of photographs: noise of amplitude 1 / frequency."""
     rng = np.random.default_rng(seed)
     side = 32
     frequency = np.hypot(np.fft.fftfreq(side)[:, None], np.fft.rfftfreq(side)[None]) + 1 / side / 4

@@ -1,4 +1,4 @@
-"""What preparation costs beside its unavoidable work, what writing costs beside other writers, and what memory it takes.
+"""The overhead of preparation over its unavoidable work, of writing compared with other writers, and memory.
 
     .venv/bin/python tests/benchmarks/prepare.py whole [--rounds 7] [--images 4000]
     .venv/bin/python tests/benchmarks/prepare.py writers [--rounds 7] [--images 1500]
@@ -87,7 +87,7 @@ def class_folder(folder: Path, number: int) -> list[Path]:
 
 def whole(folder: Path, rounds: int, number: int) -> None:
     files = class_folder(folder / "pictures", number)
-    # Row groups as of a corpus 16 times as large: of few images they would have one row each.
+    # Row groups as in a corpus 16 times as large: with few images each would have one row.
     recipe = CorpusRecipe(sharding=ShardingConfig(min_row_groups=16))
     request = CorpusConfig(name="photos", source=ClassFolders(path=str(folder / "pictures")), recipe=recipe)
     prepare([request], "memory://warm-up")
@@ -222,7 +222,7 @@ def writers(folder: Path, rounds: int, number: int) -> None:
     schema = shard_schema(single_label=True, has_weights=False)
     store = open_store(str(folder / "ours"))
 
-    # Each is given images as it takes them: gather reads those of a row group into one piece of memory.
+    # Each side gets images in its own form: gather reads those of a row group into one buffer.
     parts = [pa.array(images[start : start + 64]) for start in range(0, number, 64)]
     mean_bytes = sum(map(len, images)) / number
 
@@ -325,7 +325,7 @@ def report(what: str, ours: Callable[[], None], peer: Callable[[], None], rounds
 
 
 def memory(folder: Path, sizes: Sequence[int]) -> None:
-    """Class folders would make this a test of the file system, so the source is tars as of ImageNet-21k."""
+    """Class folders would make this a test of the file system, so the source is tars as in ImageNet-21k."""
     for number in sizes:
         made = folder / f"source-{number}"
         make_tars(made, number)

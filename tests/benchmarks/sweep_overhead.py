@@ -1,10 +1,10 @@
-"""What a sweep takes beside its trainings: planning, placing, storing, and what explains a final score.
+"""The overhead of a sweep: planning, scheduling, storing results, and the files that explain a final score.
 
     .venv/bin/python tests/benchmarks/sweep_overhead.py [--rounds 5] [--rates 20]
 
 A task sweep of so many learning rates on the digits, on a Ray cluster of two cores that is started before the clock. Per
-trial: (wall time of the whole drive x cores - seconds that trials say they trained and scored) / trials, so that a core
-that stands idle at the end counts as well. The first round also starts the worker processes. Bar: 2 s.
+trial: (wall time of the whole drive x cores - seconds of training and scoring that trials report) / trials, so that a
+core that is idle at the end counts as well. The first round also starts the worker processes. Bar: 2 s.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def measure(root: str, seed: int, rates: int) -> float:
-    """Seconds beside its training that a trial of one sweep took."""
+    """Overhead in seconds per trial of one sweep."""
     run = open_store(root).child(f"runs/sweep-{seed}")
     run.write_json("config.json", spec(root, seed, rates).model_dump(mode="json"))
     claim = take_claim(run, f"sweep-{seed}", job_state=lambda job: "failed", owner="benchmark")
