@@ -1,4 +1,4 @@
-"""Writes `model_vectors.json`: what the original networks answer, in float64, to random weights and images.
+"""Writes `model_vectors.json`: the logits of the original networks, in float64, for random weights and images.
 
 Needs jax, flax, scipy and torch, and checkouts of the three original repositories (the commits are stored with the
 vectors); TensorFlow and the input pipelines are not needed. Run from the project's root:
@@ -79,7 +79,7 @@ def unchanged(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def pre_linen(name: str, array: np.ndarray) -> tuple[str, np.ndarray]:
-    """As the files of the paper: counters over all layers of a block."""
+    """Names as in the files of the paper: counters over all layers of a block."""
     if "encoderblock" in name:
         for new, old in (("LayerNorm_1", "LayerNorm_2"), ("Attention_0", "Attention_1"), ("MlpBlock_0", "MlpBlock_3")):
             name = name.replace(new, old)

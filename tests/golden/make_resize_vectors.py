@@ -1,4 +1,4 @@
-"""What JAX makes of pictures that are resized as the original codes do: bilinear, without and with antialias.
+"""Pictures that JAX resizes as the original codes do: bilinear, without and with antialias.
 
     python tests/golden/make_resize_vectors.py    (needs jax; writes resize_vectors.json)
 
@@ -14,7 +14,7 @@ SIZES = [((7, 9), (3, 4)), ((7, 9), (16, 11)), ((40, 30), (24, 24)), ((5, 5), (1
 
 
 def picture(height: int, width: int) -> np.ndarray:
-    """uint8 (height, width, 3), a function of the place alone."""
+    """uint8 (height, width, 3), a function of the position alone."""
     y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(3), indexing="ij")
     return ((37 * y * y + 61 * x + 17 * x * y + 89 * c) % 256).astype(np.uint8)
 

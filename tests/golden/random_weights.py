@@ -1,4 +1,4 @@
-"""Weights and images of the golden vectors: drawn again wherever they are needed, so that only answers are stored.
+"""Weights and images of the golden vectors: drawn again wherever they are needed, so that only results are stored.
 
 RandomState's stream is frozen by numpy, so the same seed gives the same numbers in every version.
 """

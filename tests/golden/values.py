@@ -1,4 +1,4 @@
-"""What names and digests the same requests have had since the values were written: no move or renaming changes one.
+"""Names and digests of fixed requests, compared with the stored ones: no move or renaming of code may change one.
 
 python -m tests.golden.values    (writes values.json; only where a result is to change, with its reason in the commit)
 """
@@ -74,14 +74,14 @@ def schema_text(**of: bool) -> str:
 
 
 def without_words(value: Any) -> Any:
-    """A JSON schema without what is only read."""
+    """A JSON schema without titles, descriptions, help and examples."""
     if isinstance(value, Mapping):
         return {k: without_words(v) for k, v in value.items() if k not in _WORDS or not isinstance(v, str | list)}
     return [without_words(v) for v in value] if isinstance(value, list) else value
 
 
 def bitmap(number: int) -> bytes:
-    """A BMP of 4 x 4 pixels, of each number another: written here, as an encoder's bytes follow its version."""
+    """A BMP of 4 x 4 pixels, different for each number; written by hand, because an encoder's bytes depend on its version."""
     pixels = b"".join(
         struct.pack("<I", (number * 2_654_435_761 + i * 40_503 * 65_537) % (1 << 32))[:3] for i in range(16)
     )
@@ -138,7 +138,7 @@ def tar_of(files: Mapping[str, bytes]) -> bytes:
 
 
 def published_model(root: str) -> str:
-    """A model of weights that are no draw: a generator of random numbers may differ between processors."""
+    """A model with computed, not random weights: a random generator may differ between processors."""
     config = ViTConfig(image_size_px=32, patch_size_px=8, embed_dim=16, depth=2, num_heads=2, mlp_dim=32)
     network = build_network(config, 3)
     with torch.no_grad():
@@ -169,7 +169,7 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
 
 
 def score_record(root: str) -> JSON:
-    """A score as it is stored, of trials that are made up, and where."""
+    """A stored score of synthetic trials, and its key."""
     request = forms.EvaluateRequest(model="birds", tasks=("vtab-dtd",), protocol="vit-paper", from_scratch=False)
     task_sweep = plan_task_sweeps(evaluation_spec("birds-vtab", resolve_evaluate(root, request), root))[0]
     trials = task_sweep.select_trials()
