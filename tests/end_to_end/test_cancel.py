@@ -65,6 +65,7 @@ def test_cancelled_while_training_and_submitted_again(work, other_worker):
     work.assert_cancelled(second, key, before)
     assert work.flows.find(second)["state"]["message"] == "cancelled in Prefect"
     work.eventually(lambda: not work.processes_of_flow(second))
+    assert not work.root.exists(f"flow-runs/{second}.json")
     assert min(logged_steps(work.flows.lines(second))) > reached
     assert list_checkpoints(work.run(key)) == checkpoints
     for line in work.flows.lines(run) + work.flows.lines(second):
