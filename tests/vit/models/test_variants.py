@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vit.models.build import build_network, meta_network
+from vit.models.build import build_network, meta_network, network_with
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.models.flops import forward_flops
 from vit.models.variants import REGISTERED, network_variant
@@ -162,14 +162,25 @@ LARGE = [
 ]  # H, g, G, R152x4: meta device only
 
 
+@pytest.fixture(scope="module")
+def noise():
+    """More numbers than the largest weight of a large variant has."""
+    return torch.randn(22_000_000, generator=torch.Generator().manual_seed(0)) / 50
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", LARGE)
-def test_every_large_variant_runs(variant):
+def test_large_variant_tells_images_apart(variant, noise):
+    """Its weights share the memory of `noise`: drawing hundreds of millions of them takes longer than the forward pass."""
     config = small(variant)
-    network = build_network(config, 5).eval()
-    features = network.features(torch.rand(1, 3, config.image_size_px, config.image_size_px))
+    meta = meta_network(config, 5)
+    weights = {name: noise[: weight.numel()].view(weight.shape) for name, weight in meta.state_dict().items()}
+    network = network_with(config, 5, weights)
+    assert count(network) == count(meta)
+    with torch.inference_mode():
+        features = network.features(torch.rand(2, 3, config.image_size_px, config.image_size_px))
     assert features.isfinite().all()
-    assert features.std() > 0
+    assert not torch.equal(features[0], features[1])
 
 
 @pytest.mark.parametrize(
