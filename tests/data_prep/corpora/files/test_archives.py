@@ -478,7 +478,7 @@ def test_damaged_archives_raise_no_other_errors(seed, damage):
 
 
 @pytest.mark.slow
-@settings(max_examples=5000, **QUICK)
+@settings(max_examples=2500, **QUICK)
 @cases
 def test_many_damaged_archives_raise_no_other_errors(seed, damage):
     fuzz(seed, damage)
