@@ -1,7 +1,6 @@
 """A real one-node Ray: jobs with ids of our choice, and no process left over however its owner ends."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -64,7 +63,9 @@ def start_stubborn_job(env):
 
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory):
-    with LocalRay(tmp_path_factory.mktemp("ray"), num_cpus=1) as started:
+    logs = tmp_path_factory.mktemp("ray")
+    with LocalRay(logs, num_cpus=1) as started:
+        started.logs = logs
         yield started
 
 
@@ -108,32 +109,50 @@ def test_a_wrong_token_is_refused(ray, tmp_path):
         RayJobs(ray.address, tmp_path / "token").find("a")
 
 
-def test_no_process_is_left_after_the_context(ray, tmp_path):
-    with LocalRay(tmp_path, num_cpus=1) as second:  # beside the first one
-        start_stubborn_job(second.env)
-        assert jobs_of(ray.env).find("stubborn") is None
-        assert len(processes_of(second.env)) > 10
-    assert not processes_of(second.env)
-    assert not Path(second.env["RAY_AUTH_TOKEN_PATH"]).parent.exists()
-    assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
-    assert jobs_of(ray.env).find("none") is None
+def assert_ended(env, logs):
+    """No process is left of a Ray on which the stubborn job ran. Its folder was removed, and its logs were kept."""
+    assert not processes_of(env)
+    assert not Path(env["RAY_AUTH_TOKEN_PATH"]).parent.exists()
+    assert list(logs.glob("session_*/job-driver-stubborn.log"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_process_is_left_after_the_owner_was_killed(ray, tmp_path, number):
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE)
+@pytest.fixture
+def owner(tmp_path):
+    """A process with a Ray of its own, which a test ends, and the environment of its clients."""
+    process = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE)
     try:
-        env = json.loads(owner.stdout.readline())
-        start_stubborn_job(env)
+        yield process, json.loads(process.stdout.readline())
     finally:
-        os.kill(owner.pid, number)
-        owner.wait()
-        owner.stdout.close()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def end_owner(owner, number):
+    """Ends it with a signal while the stubborn job runs. Only its supervisor is left then to end its Ray."""
+    process, env = owner
+    start_stubborn_job(env)
+    assert len(processes_of(env)) > 10
+    process.send_signal(number)
     folder = Path(env["RAY_AUTH_TOKEN_PATH"]).parent
     wait_for(lambda: not folder.exists(), "the supervisor has not ended")  # the last thing it removes
-    assert not processes_of(env)
-    assert list(tmp_path.glob("session_*/job-driver-stubborn.log"))
-    assert jobs_of(ray.env).find("none") is None
+
+
+def test_no_process_is_left_after_the_owner_was_interrupted(ray, owner, tmp_path):
+    end_owner(owner, signal.SIGINT)
+    assert_ended(owner[1], tmp_path)
+    assert jobs_of(ray.env).find("none") is None  # another Ray on this machine still runs
+
+
+def test_no_process_is_left_after_the_context_or_after_the_owner_was_killed(ray, owner, tmp_path):
+    """Two Rays on one machine, of which each ends alone."""
+    start_stubborn_job(ray.env)
+    assert jobs_of(owner[1]).find("stubborn") is None
+    ray.__exit__()
+    assert_ended(ray.env, ray.logs)
+    assert jobs_of(owner[1]).find("none") is None
+    end_owner(owner, signal.SIGKILL)
+    assert_ended(owner[1], tmp_path)
 
 
 def test_failed_start_raises_a_one_line_error(tmp_path):
