@@ -45,6 +45,8 @@ _START_TIMEOUT_S, _BUSY_START_TIMEOUT_S = 90.0, 600.0
 _MAX_TRIES = 5
 _GAVE_UP_AFTER_S = 20.0
 """`ray start` waits a fixed 30 s for its own processes. If it ends sooner than this, the machine was not too busy."""
+_WRONG_VALUE = "ValueError: "
+"""Ray's error for a value that it cannot use, such as a negative size. It would fail again."""
 _LOG, _SUPERVISOR_LOG = (
     "local-ray.log",
     "local-ray-supervisor.log",
@@ -184,10 +186,10 @@ def _serve(arguments: argparse.Namespace, over: Callable[[], bool]) -> tuple[str
             )
         children = {process.pid: process}
         try:
-            problem = _wait_until_ready(process, head, over)
-            again = is_busy() or time.monotonic() - began > _GAVE_UP_AFTER_S
-            if problem:
-                return f"{problem}: {last_words(tail(arguments.log_dir / _LOG))}", again
+            if problem := _wait_until_ready(process, head, over):
+                reason = last_words(tail(arguments.log_dir / _LOG))
+                slow = is_busy() or time.monotonic() - began > _GAVE_UP_AFTER_S
+                return f"{problem}: {reason}", slow and not reason.startswith(_WRONG_VALUE)
             _answer({"env": head.client_environment()})
             while not over() and process.returncode is None:
                 reap(children)
