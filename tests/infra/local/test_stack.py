@@ -164,7 +164,7 @@ def test_killed_service_is_reported_and_restarted_with_its_data(stack):
     assert check_services(stack.directory) == dict.fromkeys(ALL, "")
 
 
-def test_restart_service_keeps_ports_and_data(start_services):
+def test_restart_and_stop_keep_ports_secrets_and_data(start_services):
     directory = start_services()
     before, sentinel = service(directory, "s3"), (directory / "sentinel").read_bytes()
     restart_service(directory, "s3")
@@ -177,10 +177,6 @@ def test_restart_service_keeps_ports_and_data(start_services):
         restart_service(directory, "s4")
     with pytest.raises(RuntimeError, match="ray is not part of the stack"):
         restart_service(directory, "ray")
-
-
-def test_stop_and_start_keep_ports_secrets_and_data(start_services):
-    directory = start_services()
     env = stack_environment(directory)
     assert stop_stack(directory)
     assert processes_of(directory) == set()
@@ -190,12 +186,14 @@ def test_stop_and_start_keep_ports_secrets_and_data(start_services):
     assert check_services(directory) == {"s3": ""}  # the check reads what was stored before
 
 
-def test_stack_ends_when_its_folder_is_removed(start_services):
+def test_concurrent_starts_create_one_stack_which_ends_when_its_folder_is_removed(start_services):
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: start_services(), range(2)))
     directory = start_services()
-    left = processes_of(directory)
-    assert left
+    running = processes_of(directory)
+    assert len([process for process in running if "infra.local.supervisor" in process.cmdline()]) == 1
     shutil.rmtree(directory)
-    wait_for(lambda: not any(is_running(process) for process in left), "the stack still runs without its folder")
+    wait_for(lambda: not any(is_running(process) for process in running), "the stack still runs without its folder")
 
 
 def test_stop_removes_everything_after_the_supervisor_was_killed(start_services):
@@ -254,13 +252,6 @@ def test_interrupted_start_leaves_nothing_running(tmp_path, number):
     wait_for(lambda: not processes_of(tmp_path / "stack"), "processes of the stack are left")
     assert not (tmp_path / "stack" / "stack.json").exists()
     assert not load_stack_config(tmp_path / "stack").folder.exists()
-
-
-def test_concurrent_starts_create_one_stack(start_services):
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda _: start_services(), range(2)))
-    named = [p.cmdline() for p in processes_of(start_services())]
-    assert len([words for words in named if "infra.local.supervisor" in words]) == 1
 
 
 def test_error_of_a_service_that_does_not_start_quotes_its_log(tmp_path):
