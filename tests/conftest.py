@@ -42,12 +42,14 @@ def as_on_another_processor(request):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """What asks for the stack gets the marker `stack`, what starts a Ray of its own `servers`."""
+    """Tests that use the stack get the marker `stack`, those that use the Ray of the test run `servers`. The latter run last:
+    their Ray takes no time from the others."""
     for item in items:
         if {"stack", "s3_uri"} & {*item.fixturenames} or item.get_closest_marker("s3"):
             item.add_marker("stack")
         elif "ray_jobs" in item.fixturenames:
             item.add_marker("servers")
+    items.sort(key=lambda item: "ray_jobs" in item.fixturenames)
 
 
 @pytest.fixture(scope="session")
@@ -112,9 +114,9 @@ def root(tmp_path: Path) -> str:
     return str(tmp_path / "store")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ray_jobs(tmp_path_factory):
-    """The jobs of a Ray of two cores, which is the module's own."""
+    """The jobs of a Ray of two cores, started once for the tests that use it."""
     from infra.local.ray_node import LocalRay
     from infra.ray_jobs import RayJobs
 

@@ -1,5 +1,7 @@
 """Other tools read the shards: Hugging Face datasets, DuckDB, Polars and Ray Data."""
 
+import json
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -147,19 +149,22 @@ def test_polars_queries_columns_without_images(shards, without_images):
     assert polars.read_parquet(shards)["image"].struct.field("bytes").bin.size().min() > 500
 
 
-@pytest.fixture
-def local_ray():
-    import ray
-
-    ray.init(address="local", num_cpus=1, object_store_memory=100_000_000, include_dashboard=False)
-    yield ray
-    ray.shutdown()
+READ_WITH_RAY = """
+import json, pathlib, sys
+import ray.data
+from data_prep.decode import decode
+out, *shards = sys.argv[1:]
+rows = ray.data.read_parquet(shards).take_all()
+shape = decode(rows[0]["image"]["bytes"]).shape
+pathlib.Path(out).write_text(json.dumps([sorted(row["example_id"] for row in rows), shape]))
+"""
 
 
 @pytest.mark.slow
-def test_ray_data_reads_shards(shards, local_ray):
-    import ray.data
-
-    rows = ray.data.read_parquet(shards).take_all()
-    assert sorted(row["example_id"] for row in rows) == sorted(row["example_id"] for row in expected(shards))
-    assert decode(rows[0]["image"]["bytes"]).shape == (20, 24, 3)
+def test_ray_data_reads_shards(shards, ray_jobs, tmp_path):
+    ray_jobs.submit("read-shards", ["python", "-c", READ_WITH_RAY, str(tmp_path / "read.json"), *shards], {}, {})
+    ended = ray_jobs.follow("read-shards", lambda _: None, poll_s=0.2)
+    assert ended.state == "succeeded", ray_jobs.logs("read-shards")
+    example_ids, shape = json.loads((tmp_path / "read.json").read_text())
+    assert example_ids == sorted(row["example_id"] for row in expected(shards))
+    assert shape == [20, 24, 3]
