@@ -1,6 +1,7 @@
 """Ray Data on a real Ray, with processes killed by SIGKILL, gives the digest of an uninterrupted run."""
 
 import time
+import uuid
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -16,6 +17,15 @@ from infra.runs.run_state import read_state
 from infra.storage import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(fill_folder, request_for, tmp_path_factory):
+    """A request for 900 pictures in 225 chunks, and the manifest that it gives in one process."""
+    request = request_for(fill_folder(tmp_path_factory.mktemp("pictures"), per_class=300), examples_per_chunk=4)
+    (manifest,) = prepare([request], f"memory://uninterrupted-{uuid.uuid4().hex}", in_process)
+    # Otherwise one process would prepare all images.
+    return replace(request, **{"execution.small_images": 0}), manifest
 
 
 def submit(jobs, root, request):
@@ -38,14 +48,10 @@ def stamps(folder, pattern):
     return {path: path.stat().st_mtime_ns for path in folder.glob(pattern)}
 
 
-def test_killed_drivers_and_workers_do_not_change_the_corpus(
-    ray_jobs, until, processes, fill_folder, request_for, tmp_path, memory_root
-):
-    request = request_for(fill_folder(tmp_path / "pictures", per_class=300), examples_per_chunk=4)
-    request = replace(request, **{"execution.small_images": 0})  # otherwise one process would prepare all images
-    (uninterrupted,) = prepare([request], memory_root, in_process)
+def test_killed_drivers_and_workers_do_not_change_the_corpus(ray_jobs, until, processes, uninterrupted, tmp_path):
+    request, expected = uninterrupted
     root = tmp_path / "killed"
-    corpus = root / "corpora/folder" / uninterrupted.version
+    corpus = root / "corpora/folder" / expected.version
     records, shards = "_work/chunks-of-4/records-*.parquet", "_work/gather/*/s000/*[0-9].json"
     finished = {}
 
@@ -64,7 +70,7 @@ def test_killed_drivers_and_workers_do_not_change_the_corpus(
     kill_at(shards, 5)
     assert len(finished) == 225
     written = stamps(corpus, shards)
-    assert len(written) < sum(split.segments[0].num_shards for split in uninterrupted.splits.values())
+    assert len(written) < sum(split.segments[0].num_shards for split in expected.splits.values())
 
     run, job = submit(ray_jobs, root, request)
     until(lambda: len(stamps(corpus, shards)) > len(written), job)
@@ -74,9 +80,9 @@ def test_killed_drivers_and_workers_do_not_change_the_corpus(
     assert ended.state == "succeeded", ray_jobs.logs(job)
     assert stamps(corpus, shards).items() >= written.items()
     assert stamps(corpus, records) == finished
-    assert load_manifest(open_store(corpus)).digest == uninterrupted.digest
+    assert load_manifest(open_store(corpus)).digest == expected.digest
     assert verify_corpus(open_store(corpus)).problems == {}
-    assert read_state(run)["corpora"]["folder"]["digest"] == uninterrupted.digest
+    assert read_state(run)["corpora"]["folder"]["digest"] == expected.digest
 
 
 def test_missing_source_fails_with_a_reason_and_without_a_traceback(ray_jobs, tmp_path):
@@ -96,7 +102,7 @@ def cluster(monkeypatch):
 
     # A dead node is detected after 10 s instead of 30 s; a shorter limit would fail nodes on a busy machine.
     health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}
-    head = {"num_cpus": 0, "object_store_memory": 100_000_000, "_system_config": health}
+    head = {"num_cpus": 0, "object_store_memory": 100_000_000, "include_dashboard": False, "_system_config": health}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.worker = nodes.add_node(num_cpus=2, object_store_memory=100_000_000)
     yield nodes
@@ -112,12 +118,11 @@ def prepare_on(address, request, root):
     return manifest
 
 
-def test_a_killed_node_loses_only_its_current_work(cluster, fill_folder, request_for, tmp_path, memory_root):
+def test_a_killed_node_loses_only_its_current_work(cluster, uninterrupted, tmp_path):
     """The only worker node is killed during examining and again during writing; each time another one joins."""
-    request = request_for(fill_folder(tmp_path / "pictures", per_class=200), examples_per_chunk=4)
-    (uninterrupted,) = prepare([request], memory_root, in_process)
+    request, expected = uninterrupted
     root = tmp_path / "store"
-    corpus = root / "corpora/folder" / uninterrupted.version
+    corpus = root / "corpora/folder" / expected.version
 
     def kill_node_at(pattern, number):
         while len(stamps(corpus, pattern)) < number:
@@ -133,9 +138,9 @@ def test_a_killed_node_loses_only_its_current_work(cluster, fill_folder, request
         examined = kill_node_at("_work/chunks-of-4/records-*.parquet", 20)
         gathered = kill_node_at("_work/gather/*/s000/*[0-9].json", 5)
         manifest = preparing.result()
-    assert 20 <= len(examined) < 150
+    assert 20 <= len(examined) < 225
     assert len(gathered) < len(stamps(corpus, "_work/gather/*/s000/*[0-9].json"))
     assert stamps(corpus, "_work/chunks-of-4/records-*.parquet").items() >= examined.items()
     assert stamps(corpus, "_work/gather/*/s000/*[0-9].json").items() >= gathered.items()
-    assert manifest.digest == uninterrupted.digest
+    assert manifest.digest == expected.digest
     assert verify_corpus(open_store(corpus)).problems == {}
