@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from data_prep.corpora import presets
 from flows.stages.engines import open_engines
+from flows.stages.prepare_corpus import prepare_corpora
 from flows.stages.pretrain import train_model
 from flows.stages.stage import StageFailed
+from infra.config import replace
 from infra.local.ray_node import LocalRay
 from infra.settings import Settings
 
@@ -38,42 +41,41 @@ def foreign(elsewhere, tmp_path_factory):
 
 
 @pytest.fixture
-def train(foreign, train_config, root, tmp_path, monkeypatch):
-    """train(name, python): state and log of a training of a few steps; `python` is VITLINE_JOB_PYTHON."""
-
+def engines(foreign, root, tmp_path, monkeypatch):
+    """engines(python): the engines of a command that uses the foreign cluster; `python` is VITLINE_JOB_PYTHON."""
     for name, value in foreign.items():
         monkeypatch.setenv(name, value)
 
-    def run(name, python=None):
-        settings = Settings(root=root, home=tmp_path, job_python=python)
-        with open_engines(settings) as engines:
-            result = train_model(train_config(name, steps=3), engines)
-            job = f"{result[0].run_key}-a1"
-            return result[1].state, engines.cluster.jobs.logs(job)
+    def use(python=None):
+        return open_engines(Settings(root=root, home=tmp_path, job_python=python))
 
-    return run
+    return use
 
 
-def test_the_python_of_the_cluster_runs_the_job(train, elsewhere):
-    state, log = train("as-it-is")
-    assert state["state"] == "finished"
+def test_the_python_of_the_cluster_runs_the_job(engines, elsewhere):
+    """A preparation, which needs fewer processes than a training. Ray runs the work of both in the Python of its node."""
+    on_workers = replace(presets.digits(), **{"execution.small_images": 0})
+    with engines() as used:
+        _, key, result = prepare_corpora([on_workers], used)
+        log = used.cluster.jobs.logs(f"{key}-a1")
+    assert result.state["state"] == "finished"
     assert f"python={elsewhere[0] / 'bin' / 'python'}" in log
 
 
-def test_a_job_python_without_vitline_fails_with_the_variable_to_set(train, tmp_path):
+def test_a_job_python_without_vitline_fails_with_the_variable_to_set(engines, train_config, tmp_path):
     for python in (str(tmp_path / "nowhere" / "python"), str(Path(sys.base_prefix) / "bin" / "python3")):
-        with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused:
-            train(f"named-{len(python)}", python)
+        with pytest.raises(StageFailed, match="VITLINE_JOB_PYTHON") as refused, engines(python) as used:
+            train_model(train_config(f"named-{len(python)}", steps=3), used)
         assert python in str(refused.value)
 
 
-def test_other_versions_are_named_before_the_training_starts(train, elsewhere):
+def test_other_versions_are_named_before_the_training_starts(engines, train_config, elsewhere):
     other = elsewhere[1] / "torch-99.0.dist-info"  # not vitline's: the metadata of a checkout would take precedence
     other.mkdir()
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n")
     try:
-        with pytest.raises(StageFailed, match=r"torch 99\.0 \(submitted from torch ") as refused:
-            train("other-versions")
+        with pytest.raises(StageFailed, match=r"torch 99\.0 \(submitted from torch ") as refused, engines() as used:
+            train_model(train_config("other-versions", steps=3), used)
     finally:
         (other / "METADATA").unlink()
         other.rmdir()
