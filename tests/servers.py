@@ -85,6 +85,7 @@ TINY = {
     "recipe": "digits",
     "tasks": ["digits-5-to-9"],
     "overrides": {
+        "execution.num_workers": 1,
         "recipe.total_steps": 6,
         "recipe.optim.warmup_steps": 1,
         "execution.save_every_steps": 3,

@@ -63,8 +63,9 @@ class Work:
         return self.started[-1]
 
     def pretrain(self, name: str, steps: int, deployment: str = "pretrain/default", **execution) -> str:
-        """A network of milliseconds a step."""
+        """A training on one worker unless stated otherwise: each keeps a CPU busy that servers need, too."""
         overrides = {
+            "execution.num_workers": 1,
             "recipe.total_steps": steps,
             "recipe.optim.warmup_steps": 1,
             "execution.save_every_steps": 20,

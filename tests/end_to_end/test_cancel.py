@@ -45,7 +45,7 @@ def test_cancelled_while_training_and_submitted_again(work, other_worker):
     """The second attempt resumes at the step of the cancel. Its worker is killed, so that only the flow process itself can
     learn of its cancel; it discards its steps, as requested."""
     before = work.workers()
-    run = work.pretrain("cancel-training", LONG, save_every_steps=LONG)
+    run = work.pretrain("cancel-training", LONG, save_every_steps=LONG, num_workers=2)
     key = work.key(run)
     work.reach(key, 5)
     assert work.workers() - before

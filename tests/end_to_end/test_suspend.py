@@ -9,7 +9,7 @@ from infra.runs.run_state import read_state
 from vit.training.checkpoint import list_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
-STEPS = 400
+STEPS = 200
 
 
 def suspend(work, run):

@@ -14,18 +14,17 @@ SHORT_S = 4  # how long a run without a deadline waits
 def test_runs_wait_for_a_training_or_give_up_and_name_it(work, pipelines):
     """The stack has a second CPU, yet trainings run one after the other. A run with a deadline waits until the training is
     preempted, and starts before that training resumes. One without ends by its queue timeout, and one is cancelled."""
-    first = work.pretrain("in-the-way", LONG, num_workers=1)
+    first = work.pretrain("in-the-way", LONG)
     in_the_way = work.key(first)
     work.reach(in_the_way, 5)
     hint = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
 
     overrides = pipelines.record.request["overrides"] | {
         "recipe.seed": 3,
-        "execution.num_workers": 1,
         "execution.queue_timeout_s": SHORT_S,
     }
     waiting = work.start("pretrain-then-transfer/tiny", name="waits", overrides=overrides, deadline_hours=1)
-    gives_up = work.pretrain("gives-up", 5, num_workers=1, queue_timeout_s=SHORT_S)
+    gives_up = work.pretrain("gives-up", 5, queue_timeout_s=SHORT_S)
     key = work.key(waiting)
     training = work.eventually(lambda: work.flows.parts(waiting)[1:])[0]["id"]
     work.eventually(lambda: any(hint in line for line in work.flows.lines(training)))
