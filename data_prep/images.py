@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import math
-from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from data_prep.decode import DecodePolicy, decode_image
 from data_prep.similarity.thumbnails import THUMBNAIL_PX, thumbnail
 
 
-@dataclass(frozen=True)
-class Examined:
+class Examined(TypedDict):
     """Properties of an accepted image. Hashes are 32 raw bytes each; sizes are those of the decoded pixels."""
 
     sha256: bytes

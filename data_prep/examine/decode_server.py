@@ -109,9 +109,9 @@ def _send(answers: int, kind: Kind, body: bytes) -> None:
 
 def encode_examined(examined: Examined) -> bytes:
     """Body of an EXAMINED answer."""
-    hashes = (examined.sha256, examined.pixel_sha256, examined.phash, examined.phash_mirror)
-    fixed = _EXAMINED.pack(*hashes, examined.width_px, examined.height_px)
-    return fixed + f"{examined.format}\0{examined.mode}".encode()
+    hashes = (examined["sha256"], examined["pixel_sha256"], examined["phash"], examined["phash_mirror"])
+    fixed = _EXAMINED.pack(*hashes, examined["width_px"], examined["height_px"])
+    return fixed + f"{examined['format']}\0{examined['mode']}".encode()
 
 
 def decode_answer(kind: int, body: bytes) -> Examined | ImageRejected | str:
@@ -120,7 +120,16 @@ def decode_answer(kind: int, body: bytes) -> Examined | ImageRejected | str:
         sha256, pixel_sha256, phash, phash_mirror, width, height = _EXAMINED.unpack_from(body)
         file_format, zero, mode = body[_EXAMINED.size :].decode(errors="replace").partition("\0")
         if zero:
-            return Examined(sha256, pixel_sha256, phash, phash_mirror, width, height, file_format, mode)
+            return Examined(
+                sha256=sha256,
+                pixel_sha256=pixel_sha256,
+                phash=phash,
+                phash_mirror=phash_mirror,
+                width_px=width,
+                height_px=height,
+                format=file_format,
+                mode=mode,
+            )
     elif kind == Kind.REJECTED:
         reason, zero, detail = body.decode(errors="replace").partition("\0")
         if zero and reason in get_args(DecodeReason):

@@ -30,18 +30,10 @@ Data = bytes | LocalRange
 Read = Callable[[], Data]
 
 
-class Record(ExampleRow, total=False):
-    """A row of RECORD_SCHEMA: an example, and the properties of its image unless it is refused."""
+class Record(ExampleRow, Examined, total=False):
+    """A row of RECORD_SCHEMA. A refused example lacks the properties of its image."""
 
     num_bytes: int
-    sha256: bytes
-    pixel_sha256: bytes
-    phash: bytes
-    phash_mirror: bytes
-    width_px: int
-    height_px: int
-    format: str
-    mode: str
 
 
 class ChunkTask(FrozenConfig):
@@ -202,7 +194,7 @@ def _with_drawn_split(row: Record) -> Record:
 def _found(outcome: Examined | ImageRejected) -> Mapping[str, object]:
     if isinstance(outcome, ImageRejected):
         return {"reason": outcome.reason, "detail": outcome.detail}
-    return vars(outcome)
+    return outcome
 
 
 def _read_ahead(examples: Iterator[RawExample], max_bytes: int) -> Iterator[tuple[RawExample, Read]]:

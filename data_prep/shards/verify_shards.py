@@ -266,7 +266,7 @@ def _wrong_pictures(corpus: Store, spec: ShardSpec, check: PixelCheck) -> Iterat
         for (example_id, expected), outcome in examiner.run(_pictures(corpus, spec)):
             if isinstance(outcome, ImageRejected):
                 yield example_id, f"cannot be decoded: {outcome}"
-            elif outcome.pixel_sha256 != expected:
+            elif outcome["pixel_sha256"] != expected:
                 yield example_id, "decodes to pixels that do not match its pixel_sha256"
 
 

@@ -102,9 +102,14 @@ def check(verdict):
         assert verdict.reason in get_args(DecodeReason)
         assert verdict.detail
     else:
-        assert isinstance(verdict, Examined)
-        assert 0 < verdict.width_px * verdict.height_px <= POLICY.max_pixels
-        assert {len(verdict.sha256), len(verdict.pixel_sha256), len(verdict.phash), len(verdict.phash_mirror)} == {32}
+        assert verdict.keys() == Examined.__annotations__.keys()
+        assert 0 < verdict["width_px"] * verdict["height_px"] <= POLICY.max_pixels
+        assert {
+            len(verdict["sha256"]),
+            len(verdict["pixel_sha256"]),
+            len(verdict["phash"]),
+            len(verdict["phash_mirror"]),
+        } == {32}
 
 
 @pytest.mark.parametrize("name", ["JPEG", "MPO", "PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF"])
