@@ -1,0 +1,103 @@
+"""The page of metrics. Their names are compared with those in the code."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from infra.system_metrics import SystemSampler
+
+from .markdown import joined, table, text
+
+ROOT = Path(__file__).parents[2]
+
+
+ROOMS = ("infra", "data_prep", "vit", "flows")
+
+
+METRICS = {
+    "Training": {
+        "train/loss": "Mean loss of the examples of one step.",
+        "train/top1": "Fraction of the examples of one step whose highest logit is one of their labels.",
+        "val/loss": "Mean loss over the held-out split, at the end of the training.",
+        "val/top1": "Top-1 accuracy over the held-out split, at the end of the training.",
+        "optim/lr": "Learning rate of the step.",
+        "optim/grad_norm": "Global gradient norm before clipping.",
+        "guard/nonfinite_steps": "Consecutive steps that were skipped because their gradient was not finite.",
+        "progress/images_seen": "Training images up to this step, counting repeats.",
+        "throughput/images_per_s": "Images per second over all workers; of a preparation, examined images per second.",
+        "throughput/mfu": "Model FLOPs utilisation: achieved over peak FLOP/s of the device. Absent where no peak is known.",
+        "time/data_wait_fraction": "Share of the time of the loop that was spent waiting for batches.",
+    },
+    "Preparation": {
+        "data/images_accepted": "Examples in the corpus.",
+        "data/images_refused": "Examples that were left out, each with a reason.",
+        "data/images_duplicate": "Images that repeat another one: same file, same pixels, or near duplicates.",
+        "data/images_leaked": "Training images that match an evaluation image and were not left out.",
+        "data/bytes": "Bytes of the accepted images.",
+        "time/prepare_s": "Seconds from the start of the preparation to its end.",
+    },
+    "Scores": {
+        "vtab/<task>/top1": "Test score of one of VTAB's tasks.",
+        "vtab/<group>/top1": "Mean over a group of VTAB (natural, specialized, structured); only if all its tasks are scored.",
+        "vtab/all/top1": "Mean over all 19 tasks. With fewer tasks it is `vtab/all_<n>of19/top1`.",
+        "tasks/<corpus>/top1": "Test score of any other task.",
+        "fewshot/<corpus>/<n>shot/top1": "Test score of least squares on frozen features of n examples per class.",
+        "linear/<corpus>/top1": "Test score of logistic regression on frozen features.",
+        "knn/<corpus>/top1": "Test score of nearest neighbours on frozen features.",
+        "head/<corpus>/top1": "Test score of the model's own classes.",
+        "time/trials_s": "Seconds of all trials of the scores.",
+    },
+    "Pipelines": {
+        "time/<stage>_s": "Seconds of a stage that was not reused: prepare, pretrain, evaluate.",
+    },
+    "Machines": {
+        "system/node<k>/cpu_fraction": "Share of all CPUs in use.",
+        "system/node<k>/memory_used_bytes": "Memory in use on the machine.",
+        "system/node<k>/process_memory_bytes": "Resident memory of the process that trains.",
+        "system/node<k>/disk_used_fraction": "Share in use of the disk with the temporary folder.",
+        "system/node<k>/network_receive_bytes_per_s": "Bytes received per second, loopback excluded.",
+        "system/node<k>/gpu_memory_used_bytes": "GPU memory in use by all processes; only on a GPU.",
+    },
+}
+"""What each metric means. `differing_metrics` compares the names with those in the code."""
+
+
+def metrics_page() -> str:
+    parts = [
+        "# Metrics",
+        "Journals in the store hold them, MLflow shows them. Scores and accuracies are fractions from 0 to 1. Scores of the "
+        "control end in `_from_scratch`; those of further models of one evaluation in `_<version>`. A preparation of several "
+        "corpora also has each count as `data/<corpus>/...`.",
+    ]
+    for group, metrics in METRICS.items():
+        rows = [[f"`{name}`", text(meaning)] for name, meaning in metrics.items()]
+        parts += [f"## {group}", table(["metric", "meaning"], rows)]
+    return joined(parts)
+
+
+def differing_metrics() -> list[str]:
+    """Metric names that only the code has, or only METRICS."""
+    known = {name for metrics in METRICS.values() for name in metrics}
+    written = {name for name in known if "<" not in name and not name.startswith(PUT_TOGETHER)}
+    groups = "|".join({name.split("/")[0] for name in written})
+    found = {value for value in texts_in_code() if re.fullmatch(rf"(?:{groups})/[a-z0-9_]+", value)}
+    samples = {name.replace("node0", "node<k>") for name in sampled()}
+    return sorted((found ^ written) | (samples - known))
+
+
+PUT_TOGETHER = ("data/", "system/", "vtab/")
+"""Metrics whose names the code makes from parts."""
+
+
+def sampled() -> set[str]:
+    sampler = SystemSampler(lambda *_: None, 0, lambda: 0, lambda: 0)
+    return set(sampler.sample())
+
+
+def texts_in_code() -> Iterator[str]:
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield node.value

@@ -1,0 +1,59 @@
+"""The pages of names (recipes, protocols, networks, tasks, presets) and of environment variables."""
+
+from pydantic import AliasChoices
+
+from data_prep.corpora.presets import PRESETS
+from flows.reports.protocol_rows import protocol_rows
+from infra.settings import Settings
+from vit.models.variants import REGISTERED, network_variant
+from vit.recipes import RECIPES
+from vit.vtab.tasks import VTAB_TASKS
+
+from .markdown import joined, table, text
+
+
+def names_page() -> str:
+    """Recipes, protocols, networks, tasks and presets."""
+    protocols = [
+        [
+            f"`{row['protocol']}`",
+            *(text(str(row[column])) for column in ("splits", "image side", "settings", "pictures")),
+        ]
+        for row in protocol_rows()
+    ]
+    tasks = [[f"`{task.corpus_name}`", task.group, str(task.num_classes)] for task in VTAB_TASKS]
+    presets = [[f"`{name}`", text(type(make().source).__doc__ or "")] for name, make in PRESETS.items()]
+    networks = [[f"`{name}`", text(network_variant(name).summary)] for name in REGISTERED]
+    return joined(
+        [
+            "# Recipes, protocols, networks, tasks",
+            "## Recipes",
+            table(["recipe", "what it is"], [[f"`{name}`", text(recipe.what)] for name, recipe in RECIPES.items()]),
+            "## Protocols",
+            table(["protocol", "splits", "image side", "settings", "pictures"], protocols),
+            "## Networks",
+            "`vitline model variants` adds parameters and FLOPs; `vitline model show NAME` shows one.",
+            table(["variant", "network"], networks),
+            "## Tasks of VTAB",
+            table(["corpus", "group", "classes"], tasks),
+            "## Presets",
+            table(["preset", "source"], presets),
+        ]
+    )
+
+
+def environment_page() -> str:
+    rows = []
+    for field in Settings.model_fields.values():
+        assert isinstance(field.validation_alias, AliasChoices)
+        names = ", ".join(f"`{name}`" for name in field.validation_alias.choices)
+        rows.append([names, text(field.description or "")])
+    return joined(
+        [
+            "# Environment",
+            "Variables that vitline reads. One that is empty counts as absent. Credentials of S3 are read by botocore "
+            "(`AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`, `AWS_PROFILE`), in every process that needs "
+            "them; vitline never passes them on.",
+            table(["variable", "what it is"], rows),
+        ]
+    )
