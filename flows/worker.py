@@ -8,7 +8,7 @@ import argparse
 import asyncio
 import os
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,32 +23,22 @@ from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, Proc
 from flows.catalog import find_corpus, find_model
 from flows.on_prefect.flow_run import read_request
 from flows.on_prefect.flow_states import state_of
+from flows.on_prefect.request_checks import REQUEST_CHECKS, Checks
 from flows.on_prefect.run_names import descriptive_name, given_name
-from flows.reports.compare_runs import compare_newest
-from flows.requests import forms
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.requests.prepare_config import resolve_prepare
-from flows.requests.training_config import resolve_pretrain
-from infra.config import FrozenConfig
+from flows.requests.forms import FinetuneRequest
 from infra.settings import Settings, inherited_environment
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
-CHECKS: Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]] = {
-    "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
-    "pretrain": (forms.PretrainRequest, resolve_pretrain),
-    # `resolve_finetune` imports torch
+CHECKS: Checks = {
+    **REQUEST_CHECKS,
+    # `resolve_finetune` imports torch.
     "finetune": (
-        forms.FinetuneRequest,
+        FinetuneRequest,
         lambda root, request: (find_model(root, request.model), find_corpus(root, request.corpus)),
     ),
-    "evaluate": (forms.EvaluateRequest, resolve_evaluate),
-    "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),
-    "compare-runs": (forms.CompareRequest, lambda root, request: compare_newest(root, request.runs, request.newest)),
 }
-"""By flow name: the form, and a function that raises ValueError if anything that it names does not exist or fit."""
 
 
 def refusal(flow: str, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> State | None:

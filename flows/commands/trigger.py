@@ -1,7 +1,7 @@
 """Starts deployments from a shell as the Prefect UI does, with the same form and the same checks before submission."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
@@ -14,28 +14,16 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_UI_URL
 
 from flows import console
-from flows.on_prefect.deployments import Deployment, deployment_named
+from flows.on_prefect.deployments import deployment_named
 from flows.on_prefect.flow_run import read_request
 from flows.on_prefect.prefect_observer import AWAY_PATIENCE_S, client
-from flows.requests.evaluation_plan import resolve_evaluate
-from flows.requests.finetune_config import resolve_finetune
-from flows.requests.pipeline_plan import resolve_pipeline
-from flows.requests.prepare_config import resolve_prepare
-from flows.requests.training_config import resolve_pretrain
-from infra.config import FrozenConfig
+from flows.on_prefect.request_checks import REQUEST_CHECKS
 from infra.settings import Settings
 
 POLL_S = 1.0
 LOOK_BACK = 50
 # How long to wait for the last log lines, which a flow process sends after its final state; a killed process sends none.
 LAST_LINES_S = 10.0
-CHECKS: dict[str, Callable[[str, Any], object]] = {
-    "prepare-corpus": resolve_prepare,
-    "pretrain": resolve_pretrain,
-    "finetune": resolve_finetune,
-    "evaluate": resolve_evaluate,
-    "pretrain-then-transfer": resolve_pipeline,
-}
 
 
 def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[FlowRun, str]:
@@ -53,18 +41,13 @@ def trigger(settings: Settings, name: str, changes: Mapping[str, Any]) -> tuple[
                 f"{settings.prefect_api_url} has no deployment {name!r}; `vitline flows deploy` registers it."
             ) from error
         request = read_request(deployment.model, changes, (found.parameters or {}).get("request", {}))
-        check(settings.root, deployment, request)
+        if deployment.flow in REQUEST_CHECKS:
+            _, check = REQUEST_CHECKS[deployment.flow]
+            check(settings.root, request)
         run = api.create_flow_run_from_deployment(
             found.id, parameters={"request": request.model_dump(mode="json")}, tags=["trigger:manual"]
         )
     return run, f"{PREFECT_UI_URL.value()}/runs/flow-run/{run.id}"
-
-
-def check(root: str, deployment: Deployment, request: FrozenConfig) -> None:
-    """The checks that the flow makes first."""
-    resolve = CHECKS.get(deployment.flow)
-    if resolve is not None:
-        resolve(root, request)
 
 
 def follow(run_id: UUID) -> FlowRun:

@@ -1,0 +1,24 @@
+"""What is checked of a request before its flow starts: that everything it names exists and fits together."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flows.reports.compare_runs import compare_newest
+from flows.requests import forms
+from flows.requests.evaluation_plan import resolve_evaluate
+from flows.requests.finetune_config import resolve_finetune
+from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.prepare_config import resolve_prepare
+from flows.requests.training_config import resolve_pretrain
+from infra.config import FrozenConfig
+
+Checks = Mapping[str, tuple[type[FrozenConfig], Callable[[str, Any], object]]]
+"""By flow name: the form, and a function of root and request that raises ValueError with the reason to refuse it."""
+REQUEST_CHECKS: Checks = {
+    "prepare-corpus": (forms.PrepareRequest, resolve_prepare),
+    "pretrain": (forms.PretrainRequest, resolve_pretrain),
+    "finetune": (forms.FinetuneRequest, resolve_finetune),
+    "evaluate": (forms.EvaluateRequest, resolve_evaluate),
+    "pretrain-then-transfer": (forms.PipelineRequest, resolve_pipeline),
+    "compare-runs": (forms.CompareRequest, lambda root, request: compare_newest(root, request.runs, request.newest)),
+}
