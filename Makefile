@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Python 3.11 or newer, no root.
 PYTHON ?= python3
+SHELL := bash
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Two processes. Threads of both would wait for each other at every barrier.
@@ -49,7 +50,7 @@ stack-slow: CHOSEN := stack and slow
 servers-fast: CHOSEN := servers and not stack and not slow
 servers-slow: CHOSEN := slow and not stack
 stack-fast stack-slow servers-fast servers-slow:
-	@$(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15
+	@mkdir -p build && set -o pipefail && $(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15 2>&1 | tee build/$@.log
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
 	@$(PYTHON) infra/local/install.py dev
