@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.command_line import Json, Root, Set, settings, show_one, show_rows
+from flows.commands.command_line import Json, Root, settings, show_one, show_rows
 from flows.requests.choices import SourceKind
 
 app = typer.Typer(
@@ -35,7 +35,10 @@ def data_prep(
         str | None, typer.Option(help="Name of the corpus: lower case, digits, dashes. Default: that of `--add-to`.")
     ] = None,
     kind: Annotated[SourceKind, typer.Option(help="Kind of the source.")] = "class_folders",
-    set_: Set = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Override a field: `--set recipe.val_per_class=50`. Repeatable."),
+    ] = None,
     add_to: Annotated[
         str | None, typer.Option(help="NAME/VERSION of a corpus to which these images are added as a further segment.")
     ] = None,
