@@ -7,6 +7,7 @@ the outcome is `state.json`, which determines the exit code of the driver.
 """
 
 import logging
+import os
 import tempfile
 import time
 from typing import Any
@@ -27,6 +28,7 @@ from vit.training.world import World
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
 """Backend of torch.distributed, by whether workers have GPUs."""
+UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
 
 def drive(run: Store, attempt: int) -> int:
@@ -67,6 +69,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
+    if Settings().one_node_ray:  # its watcher, another process, tells workers which other nodes will be taken away
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     alive = ray.cluster_resources().get("GPU", 0)
@@ -122,17 +126,18 @@ def resources_per_worker(workers: int, use_gpu: bool) -> dict[str, float]:
 
 
 def trainer_class() -> type[Any]:
-    """Ray Train's trainer without its `PlacementGroupCleaner`.
+    """Ray Train's trainer without callbacks that start a process of their own for something that vitline does not use.
 
-    The cleaner is a detached process of each run that watches the controller from its start on. If a run is stopped
+    `PlacementGroupCleaner` is a detached process of each run that watches the controller from its start on. If a run is stopped
     earlier, the process stays until the cluster ends. It is not needed, as Ray removes a placement group with its job.
+    `DatasetManager` serves Ray Datasets to workers, which read shards from the store.
     """
     from ray.train.torch import TorchTrainer
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()  # type: ignore[misc]
-            return [each for each in callbacks if type(each).__name__ != "PlacementGroupCleanerCallback"]
+            return [each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS]
 
     return Trainer
 
