@@ -54,7 +54,7 @@ class FlowRuns:
         deadline = time.monotonic() + timeout_s
         while not until(found := self.find(run)):
             assert time.monotonic() < deadline, f"{found['name']} is {found['state_name']}: {self.lines(run)}"
-            time.sleep(0.3)
+            time.sleep(0.5)
         return found
 
     def cancel(self, run: str) -> None:
@@ -92,7 +92,7 @@ TINY = {
         "execution.log_every_steps": 1,
         "protocol.total_steps": 3,
         "protocol.warmup_steps": 1,
-        "protocol.learning_rates": [0.03, 0.1],
+        "protocol.learning_rates": [0.1],
     },
 }
 

@@ -24,7 +24,8 @@ def quiet_logs(stack):
     """No server logs a traceback while the tests of the module run."""
     before = tracebacks(stack)
     yield
-    assert {text: times for text, times in tracebacks(stack).items() if times > before.get(text, 0)} == {}
+    new = [text for text, times in tracebacks(stack).items() if times > before.get(text, 0)]
+    assert not new, "logged while the tests of the module ran:\n" + "\n".join(new)
 
 
 def tracebacks(stack) -> dict[str, int]:
@@ -79,7 +80,7 @@ class Work:
         deadline = time.monotonic() + timeout_s
         while not (found := what()):
             assert time.monotonic() < deadline, f"it did not happen: {self.flows.lines(self.started[-1])}"
-            time.sleep(0.3)
+            time.sleep(0.5)
         return found
 
     def key(self, flow_run: str) -> str:
@@ -95,6 +96,19 @@ class Work:
 
     def reach(self, key: str, step: int) -> None:
         self.eventually(lambda: self.progress(key) >= step)
+
+    @contextlib.contextmanager
+    def frozen_training(self):
+        """The workers of the training stand still: it takes no CPU from what is waited for, and is not over before that."""
+        workers = [worker for worker in map(psutil.Process, self.workers()) if "RayTrainWorker" in worker.cmdline()[0]]
+        for worker in workers:
+            worker.suspend()
+        try:
+            yield
+        finally:
+            for worker in workers:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    worker.resume()
 
     def of_run(self, key: str) -> list[psutil.Process]:
         """The driver of a run and every process below it."""

@@ -5,9 +5,7 @@ CPU float32 on two workers: losses are compared bit for bit (docs/design.md, "Tr
 
 import contextlib
 import itertools
-import os
 import re
-import signal
 import time
 from typing import NamedTuple
 
@@ -22,13 +20,11 @@ from infra.runs.claims import ClaimHeld, read_claim, take_claim
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from infra.settings import Settings
-from infra.storage import open_store
 from vit.published import load_model
-from vit.recipes.emoji import network
 from vit.run_spec import make_spec
 from vit.training.checkpoint import list_checkpoints
-from vit.vtab.evaluate import EvaluationSpec, TaskRef
-from vit.vtab.protocols import SMALL_IMAGES
+
+from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS, SAVE_EVERY = 100, 10
@@ -60,14 +56,12 @@ class Session:
         self.cluster.__exit__()
 
     def submit(self, config):
-        return self.start(make_spec(config, self.root), "vit.ray_train")
-
-    def start(self, spec, module):
-        """The next attempt of a run, as a job."""
+        """The next attempt of a training, as a job."""
+        spec = make_spec(config, self.root)
         run = run_store(self.root, spec.run_key)
         claim = self.claim(run, spec.run_key)
         run.write_json("config.json", spec.model_dump(mode="json"))
-        command = ["python", "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
+        command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", str(claim.attempt)]
         self.jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
         return run, claim
 
@@ -96,22 +90,11 @@ def session(tmp_path_factory):
 @pytest.fixture
 def slow_config(train_config):
     """Two workers, a hundred steps of some 50 ms or more, a checkpoint every ten."""
-
-    def make(name):
-        config = train_config(name, workers=2, steps=STEPS, save_every_steps=SAVE_EVERY, grace_s=10.0)
-        recipe = config.recipe.model_dump()
-        recipe["model"] |= {
-            "embed_dim": 128,
-            "depth": 6,
-            "num_heads": 4,
-            "mlp_dim": 512,
-            "image_size_px": 32,
-            "patch_size_px": 4,
-        }
-        recipe["input"]["augment"]["image_size_px"] = 32
-        return type(config).model_validate(config.model_dump() | {"recipe": recipe})
-
-    return make
+    config = train_config("killed", workers=2, steps=STEPS, save_every_steps=SAVE_EVERY, grace_s=10.0)
+    size = {"embed_dim": 128, "depth": 6, "num_heads": 4, "mlp_dim": 512, "image_size_px": 32, "patch_size_px": 4}
+    return replace(
+        config, **{"recipe.input.augment.image_size_px": 32, **{f"recipe.model.{k}": v for k, v in size.items()}}
+    )
 
 
 class Result(NamedTuple):
@@ -164,11 +147,9 @@ def driver_of(run):
 
 
 @pytest.fixture
-def undisturbed(session, slow_config):
-    """The result of a run that nothing disturbs."""
-    run, claim = session.submit(slow_config("undisturbed"))
-    assert session.follow(claim).exit_code == 0
-    result = result_of(run)
+def undisturbed(slow_config, tmp_path):
+    """The result of the same training without Ray and without kills."""
+    result = result_of(train_undisturbed(make_spec(slow_config, str(tmp_path)), str(tmp_path)))
     assert sorted(result.losses) == list(range(1, STEPS + 1))
     return result
 
@@ -207,16 +188,6 @@ class KilledTraining:
         self.wait_for_checkpoint(after="the kill of a worker")
         assert len(self.run.list(f"starts/a{self.claim.attempt}-")) == 2
 
-    def terminate_driver(self):
-        """SIGTERM: the attempt saves the step that it has reached and ends as preempted."""
-        os.kill(driver_of(self.run).pid, signal.SIGTERM)
-        assert self.session.follow(self.claim).exit_code == 75
-        state = read_state(self.run)
-        assert state["state"] == "preempted"
-        assert list_checkpoints(self.run)[0].startswith(f"checkpoints/step-{state['step']:09d}-a{self.claim.attempt}")
-        self.start_attempt(self.claim.attempt + 1)
-        self.wait_for_checkpoint(after="SIGTERM to the driver")
-
     def kill_driver(self):
         driver_of(self.run).kill()
         assert self.session.follow(self.claim).state == "failed"
@@ -238,44 +209,15 @@ class KilledTraining:
 
 
 def test_killed_training_equals_undisturbed_training(session, slow_config, undisturbed):
-    training = KilledTraining(session, slow_config("killed"), undisturbed.losses)
+    training = KilledTraining(session, slow_config, undisturbed.losses)
     training.start_attempt(1)
     training.wait_for_checkpoint(after="nothing")
     training.kill_worker()
-    training.terminate_driver()
     training.kill_driver()
     training.kill_cluster()
     assert training.finish() == undisturbed
-    assert training.claim.attempt == 4
-    assert len(training.run.list("starts/")) == 5
-
-
-def test_new_cluster_repeats_no_finished_trial(session, digits):
-    """The sweep begins in the cluster that the test before has left, and is finished in the next one."""
-    rates = tuple(0.01 * (i + 1) for i in range(6))
-    protocol = replace(SMALL_IMAGES, learning_rates=rates, total_steps=30, warmup_steps=3)
-    spec = EvaluationSpec(
-        run_key="sweep-000000000000", tasks=(TaskRef(name="digits", corpus=digits.uri),), models=(None,),
-        architecture=network(), protocol=protocol, root=session.root,
-    )  # fmt: skip
-    trials = open_store(session.root).child("trials")
-
-    def results():
-        return [key for key in trials.list() if key.endswith(".json")]
-
-    session.start(spec, "vit.ray_workers")
-    wait_until(lambda: len(results()) >= 3, "three finished trials", timeout_s=600)
-    session.kill_cluster()
-    finished = results()  # what ended while it was killed counts too
-    session.restart()
-    run, claim = session.start(spec, "vit.ray_workers")
-    assert claim.attempt == 2
-    assert session.follow(claim).exit_code == 0
-    ran = re.findall(r"trial=(\S+) top1=", session.jobs.logs(claim.job_id))
-    assert len(ran) == len(set(ran)) == len(rates) + 1 - len(finished)
-    assert {f"{key}.json" for key in ran}.isdisjoint(finished)
-    (score,) = read_state(run)["scores"]
-    assert len(score["trials"]) == len(rates) + 1
+    assert training.claim.attempt == 3
+    assert len(training.run.list("starts/")) == 4
 
 
 def test_kills_leave_no_training_process(session):

@@ -3,7 +3,6 @@ an undisturbed training."""
 
 import contextlib
 import os
-import re
 import signal
 import time
 
@@ -16,9 +15,12 @@ from infra.local.stack import check_services, find_stack
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
 from vit.published import load_model
+from vit.run_spec import RunSpec
+
+from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-STEPS = 200  # while servers come back, training goes on
+STEPS = 80
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finishe
                 with contextlib.suppress(psutil.Error):  # it may end by itself
                     if "flows.to_mlflow.ship_runs" in process.cmdline():  # a child of the flow process
                         process.kill()
-            time.sleep(1.0)
+            time.sleep(5.0)  # an answer that never comes; meanwhile a new one has started
     finally:
         kill("mlflow")  # stopped, it would hold up every test behind this one
     assert state == "Completed", work.flows.lines(run)
@@ -74,9 +76,8 @@ def service(stack, name):
     return psutil.Process(found.pid)
 
 
-def outcome(work, key):
+def outcome(run):
     """What the servers may not have changed: every loss, the score and the weights."""
-    run = work.run(key)
     state = read_state(run)
     losses = {r.step: r.value for r in read_journal(run) if r.key == "train/loss"}
     return losses, state["val_top1"], load_model(state["model"]).digest
@@ -87,49 +88,39 @@ def training_worker(work):
     return next(process for process in processes if "RayTrainWorker" in " ".join(process.cmdline()))
 
 
-def test_a_killed_flow_process_leaves_the_job_and_a_second_run_finds_it_again(work):
-    first = work.pretrain("flow-killed", STEPS)
+def test_flow_process_servers_and_a_worker_are_killed_in_mid_training(work, stack, kill, root):
+    first = work.pretrain("disturbed", STEPS)
     key = work.key(first)
     work.reach(key, 5)
     for process in work.processes_of_flow(first):
         process.kill()
-    assert work.flows.wait(first, timeout_s=240)["state_type"] == "CRASHED"
-    at = work.progress(key)
-    work.reach(key, at + 5)
+    with work.frozen_training():
+        assert work.flows.wait(first, timeout_s=240)["state_type"] == "CRASHED"
+    work.reach(key, work.progress(key) + 5)
     assert work.jobs.find(f"{key}-a1").state == "running"
-    second = work.pretrain("flow-killed", STEPS)
-    assert work.flows.wait(second)["state_name"] == "Completed"
-    assert any("following it from here" in line for line in work.flows.lines(second))
-    state = read_state(work.run(key))
-    assert (state["state"], state["attempt"], state["step"]) == ("finished", 1, STEPS)
-
-
-def test_store_mlflow_prefect_and_a_worker_are_killed_in_mid_training(work, stack, kill):
-    undisturbed = work.pretrain("flow-killed", STEPS)  # finished by the test above: no server and no worker was killed
-    ended = work.flows.wait(undisturbed)
-    assert ended["state_name"] == "Completed", ended["state"]
-    expected = "flow-killed-" + re.search(r"models/flow-killed/(\w+)", ended["state"]["message"])[1]
 
     run = work.pretrain("disturbed", STEPS)
-    key = work.key(run)
-    work.reach(key, 20)
+    with work.frozen_training():
+        work.eventually(lambda: any("following it from here" in line for line in work.flows.lines(run)))
     for names in (("s3",), ("mlflow", "prefect")):
         at = work.progress(key)
         for name in names:
             kill(name)
-        work.reach(key, at + 20)
-        back(stack)
+        work.reach(key, at + 8)
+        with work.frozen_training():
+            back(stack)
     training_worker(work).kill()
     assert work.progress(key) < STEPS, "killed too late to have mattered"
     ended = work.flows.wait(run)
     assert (ended["state_type"], ended["state_name"]) == ("COMPLETED", "Completed"), ended["state"]
-    assert outcome(work, key) == outcome(work, expected)
-    assert read_state(work.run(key))["attempt"] == 1
+    state = read_state(work.run(key))
+    assert (state["state"], state["attempt"], state["step"]) == ("finished", 1, STEPS)
     assert len(work.run(key).list("starts/")) == 2
+    spec = RunSpec.model_validate(work.run(key).read_json("config.json"))
+    assert outcome(work.run(key)) == outcome(train_undisturbed(spec, root))
     work.eventually(lambda: work.mlflow_status(key) == "FINISHED")
     sent = work.mlflow_curve(key, "train/loss")
     recorded = [(r.step, r.value) for r in read_journal(work.run(key)) if r.key == "train/loss"]
-    assert len(sent) == len({step for step, _ in sent}) > 100
+    assert len(sent) == len({step for step, _ in sent}) > STEPS / 2
     assert set(sent) <= set(recorded)
-    assert sent == work.mlflow_curve(expected, "train/loss")
     assert float(work.flows.artifacts(run)["pretrain"]["data"]) == 100.0

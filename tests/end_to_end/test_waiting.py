@@ -19,6 +19,27 @@ def test_runs_wait_for_a_training_or_give_up_and_name_it(work, pipelines):
     work.reach(in_the_way, 5)
     hint = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
 
+    with work.frozen_training():
+        waiting, key = check_queue(work, pipelines, hint)
+    preempt(work.root.uri, in_the_way)
+    ended = work.flows.wait(waiting, timeout_s=900)
+    assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(waiting)}"
+    assert read_claim(work.run(key)).attempt == 1
+    work.eventually(lambda: read_state(work.run(in_the_way)).get("from_step", 0) > 0)
+    assert read_state(work.run(in_the_way))["attempt"] == 2
+
+
+def cancel_a_queued_run(work, hint):
+    before = work.workers()
+    run = work.pretrain("cancel-queued", LONG)
+    key = work.key(run)
+    work.eventually(lambda: any(hint in line for line in work.flows.lines(run)))
+    work.flows.cancel(run)
+    work.assert_cancelled(run, key, before)
+
+
+def check_queue(work, pipelines, hint):
+    """A run waits, one gives up, and one is cancelled; the first one and its training."""
     overrides = pipelines.record.request["overrides"] | {
         "recipe.seed": 3,
         "execution.queue_timeout_s": SHORT_S,
@@ -38,18 +59,4 @@ def test_runs_wait_for_a_training_or_give_up_and_name_it(work, pipelines):
     cancel_a_queued_run(work, hint)
     assert read_state(work.run(key)) is None
     assert work.flows.find(waiting)["state_name"] == "Running"
-    preempt(work.root.uri, in_the_way)
-    ended = work.flows.wait(waiting, timeout_s=900)
-    assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(waiting)}"
-    assert read_claim(work.run(key)).attempt == 1
-    work.eventually(lambda: read_state(work.run(in_the_way)).get("from_step", 0) > 0)
-    assert read_state(work.run(in_the_way))["attempt"] == 2
-
-
-def cancel_a_queued_run(work, hint):
-    before = work.workers()
-    run = work.pretrain("cancel-queued", LONG)
-    key = work.key(run)
-    work.eventually(lambda: any(hint in line for line in work.flows.lines(run)))
-    work.flows.cancel(run)
-    work.assert_cancelled(run, key, before)
+    return waiting, key

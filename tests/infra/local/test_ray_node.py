@@ -79,7 +79,8 @@ def test_submitting_a_job_id_again_runs_nothing(ray):
     job = jobs.follow("a", lambda job: states.append(job.state), poll_s=0.1)
     assert (job.state, job.exit_code) == ("failed", 75)
     assert states[-1] == "failed"
-    assert jobs.logs("a").splitlines()[-1] == "it's infra"
+    # Ray itself writes one line, sometimes after those of a job as short as this one.
+    assert "it's infra" in jobs.logs("a").splitlines()
     jobs.submit("a", ["python", "-c", script], {"VITLINE_X": "again"}, {})
     assert jobs.find("a") == job
 

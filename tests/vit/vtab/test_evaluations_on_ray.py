@@ -1,18 +1,24 @@
-"""Features by Ray Data on a real Ray: after kill -9, only missing parts are computed."""
+"""Evaluations on a real Ray: after kill -9, only what is missing is computed."""
+
+import re
 
 import pytest
 import torch
 
 from data_prep.shard_format import load_class_names
+from infra.config import replace
 from infra.runs.claims import take_claim
 from infra.runs.run_state import read_state
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
+from vit.recipes.emoji import network
 from vit.run_spec import read_progress
+from vit.vtab.evaluate import EvaluationSpec, TaskRef
+from vit.vtab.protocols import SMALL_IMAGES
 
-from ..conftest import published
+from .conftest import published
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -73,6 +79,32 @@ def test_stored_parts_survive_killed_drivers_and_workers(
     again = score(spec.model_copy(update={"run_key": "again-000000000000"}))
     assert [one.model_dump(mode="json") for one in again] == [recorded]
     assert images_forwarded == []
+
+
+def test_a_killed_sweep_repeats_no_finished_trial(ray_jobs, until, processes, digits, root):
+    rates = tuple(0.01 * (i + 1) for i in range(6))
+    spec = EvaluationSpec(
+        run_key="sweep-000000000000", tasks=(TaskRef(name="digits", corpus=digits.uri),), models=(None,),
+        architecture=network(), protocol=replace(SMALL_IMAGES, learning_rates=rates, total_steps=30, warmup_steps=3),
+        root=root,
+    )  # fmt: skip
+
+    def results():
+        return [key for key in open_store(root).child("trials").list() if key.endswith(".json")]
+
+    run, job = submit(ray_jobs, spec)
+    until(lambda: len(results()) >= 3, job)
+    (driver,) = processes("vit.ray_workers", run.uri)
+    driver.kill()
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
+    finished = results()  # what ended while it was killed counts too
+    run, job = submit(ray_jobs, spec)
+    assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "succeeded", ray_jobs.logs(job)
+    ran = re.findall(r"trial=(\S+) top1=", ray_jobs.logs(job))
+    assert len(ran) == len(set(ran)) == len(rates) + 1 - len(finished)
+    assert {f"{key}.json" for key in ran}.isdisjoint(finished)
+    (score,) = read_state(run)["scores"]
+    assert len(score["trials"]) == len(rates) + 1
 
 
 def test_model_without_weights_fails_with_one_sentence(ray_jobs, slow_model, probe_spec):
