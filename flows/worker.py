@@ -7,6 +7,7 @@ that it does not refuse, and the flow checks its request again, so that refusing
 import argparse
 import asyncio
 import os
+import sys
 from abc import ABC
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -16,8 +17,9 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import get_current_settings
-from prefect.utilities.processutils import setup_signal_handlers_worker
+from prefect.utilities.processutils import command_to_string, setup_signal_handlers_worker
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from flows.catalog import find_corpus, find_model
@@ -29,6 +31,7 @@ from flows.requests.forms import FinetuneRequest
 from infra.settings import Settings, inherited_environment
 
 _PATIENCE_S = 5.0  # if the store takes longer to answer, the flow checks the request
+ENTRYPOINTS = "flows.deployed."
 _SETTINGS = ("VITLINE_", "AWS_", "MLFLOW_", "RAY_")
 
 CHECKS: Checks = {
@@ -65,8 +68,24 @@ def shares_our_settings(configuration: ProcessJobConfiguration) -> bool:
     return configuration.working_dir is None and all(configuration.env.get(name) == ours.get(name) for name in names)
 
 
+class OneProcess(ProcessJobConfiguration):
+    """Starts the process of a flow directly. Otherwise Prefect starts a process that fetches the flow's code, and that one starts
+    the flow; the flows of vitline are installed modules, and it takes two seconds."""
+
+    def prepare_for_flow_run(
+        self, flow_run: FlowRun, deployment: DeploymentResponse | None = None, *more: Any, **named: Any
+    ) -> None:
+        # Prefect calls the hook for cancelled runs in this process then, which needs the same settings.
+        ours = deployment is not None and (deployment.entrypoint or "").startswith(ENTRYPOINTS)
+        if ours and self.command is None and not any(name.startswith(_SETTINGS) for name in self.env):
+            self.command = command_to_string([sys.executable, "-m", "prefect.engine"])
+        super().prepare_for_flow_run(flow_run, deployment, *more, **named)
+
+
 class RefusingWorker(ProcessWorker, ABC):  # ABC keeps it from replacing Prefect's own worker in its registry of types
     """Runs flows in processes of this machine, except those that it refuses."""
+
+    job_configuration = OneProcess
 
     async def run(
         self,
@@ -86,7 +105,7 @@ class RefusingWorker(ProcessWorker, ABC):  # ABC keeps it from replacing Prefect
         if run.deployment_id is None:
             return None
         deployment = await self.client.read_deployment(run.deployment_id)
-        if not (deployment.entrypoint or "").startswith("flows.deployed."):
+        if not (deployment.entrypoint or "").startswith(ENTRYPOINTS):
             return None  # not a flow of vitline, even if it has the same name
         flow = (await self.client.read_flow(deployment.flow_id)).name
         refused = None
