@@ -57,26 +57,26 @@ def follow(run_id: UUID) -> FlowRun:
     away_since: float | None = None
     ended_at: float | None = None
     complete = False
-    while True:
-        try:
-            with client() as api:
+    with client() as api:
+        while True:
+            try:
                 run = api.read_flow_run(run_id)
                 complete |= print_new_lines(api, run, shown)
-            away_since = None
-            if run.state is not None and run.state.is_final():
-                ended_at = ended_at or time.monotonic()
-                if complete or time.monotonic() - ended_at > LAST_LINES_S:
-                    return run
-        except (OSError, httpx.HTTPError) as error:
-            if away_since is None:
-                away_since = time.monotonic()
-                console.say(f"Prefect does not answer ({type(error).__name__}); waiting for it, the run continues")
-            if time.monotonic() - away_since > AWAY_PATIENCE_S:
-                raise RuntimeError(
-                    f"Prefect has not answered for {AWAY_PATIENCE_S:.0f} s; flow run {run_id} may continue without it. "
-                    "Once the server is back, the same command reuses its stages."
-                ) from error
-        time.sleep(POLL_S)
+                away_since = None
+                if run.state is not None and run.state.is_final():
+                    ended_at = ended_at or time.monotonic()
+                    if complete or time.monotonic() - ended_at > LAST_LINES_S:
+                        return run
+            except (OSError, httpx.HTTPError) as error:
+                if away_since is None:
+                    away_since = time.monotonic()
+                    console.say(f"Prefect does not answer ({type(error).__name__}); waiting for it, the run continues")
+                if time.monotonic() - away_since > AWAY_PATIENCE_S:
+                    raise RuntimeError(
+                        f"Prefect has not answered for {AWAY_PATIENCE_S:.0f} s; flow run {run_id} may continue without it. "
+                        "Once the server is back, the same command reuses its stages."
+                    ) from error
+            time.sleep(POLL_S)
 
 
 def print_new_lines(api: SyncPrefectClient, run: FlowRun, shown: set[UUID]) -> bool:

@@ -70,15 +70,19 @@ class PrefectObserver:
         self._in_part = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._read_state, name="flow-run-state", daemon=True)
+        # One for all reads: each new client loads all certificates of the system again.
+        self._client = client()
 
     def __enter__(self) -> "PrefectObserver":
         self._run_log = get_run_logger()
+        self._client.__enter__()
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join(timeout=15)
+        self._client.__exit__()
 
     # Reports of a stage.
 
@@ -205,8 +209,7 @@ class PrefectObserver:
     def _suspend_part(self, flow_run_id: UUID) -> None:
         """Shows a subflow as suspended, like its parent: Prefect itself suspends only the parent."""
         try:
-            with client() as api:
-                api.set_flow_run_state(flow_run_id, suspended_state())
+            self._client.set_flow_run_state(flow_run_id, suspended_state())
         except Exception as error:
             log.warning("could not show subflow %s as suspended: %s", flow_run_id, error)
 
@@ -238,8 +241,7 @@ class PrefectObserver:
 
     def _update_state(self) -> None:
         try:
-            with client() as api:
-                state = api.read_flow_run(self._flow_run_id).state
+            state = self._client.read_flow_run(self._flow_run_id).state
         except Exception as error:
             if not self._away:
                 log.warning("Prefect does not answer (%s); the run continues", error)
