@@ -34,7 +34,7 @@ from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
-POLL_S = 0.5
+POLL_S = 1.0
 # How long to wait for Ray to notice that the driver of a job it lists as unfinished was killed.
 LIVING_S = 10.0
 # Ray waits one second longer than the grace before it kills a stopped job; this margin is longer than that.
@@ -42,9 +42,10 @@ STOP_MARGIN_S = 5.0
 # How long a cancelled job may take for the rest of its step and a checkpoint before its driver gets a signal. Prefect kills
 # the flow process 30 s after the cancel.
 CANCEL_PATIENCE_S = 15.0
-# After this long without progress, the observer reports what the job waits for, checked at this interval.
-WAITING_S = 30.0
+# Without progress, the observer reports at this interval which other jobs run, and after the longer time also that none does.
 LOOK_S = 10.0
+ALONE_S = 30.0
+NO_OTHER_JOB = "no other job runs on this cluster"
 LOG_LINES = 40
 # Exit codes of a shell whose command was not found or cannot be executed.
 NO_COMMAND = (126, 127)
@@ -279,7 +280,8 @@ def follow(
     engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], RunProgress | None], grace_s: float
 ) -> Job:
     """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it."""
-    next_look, waits = time.monotonic() + WAITING_S, ""
+    started, waits = time.monotonic(), ""
+    next_look = started + LOOK_S
     with engines.observer.stage(title) as show:
 
         def on_poll(job: Job) -> None:
@@ -289,7 +291,9 @@ def follow(
                 waits = ""
             elif time.monotonic() > next_look:
                 found, next_look = other_jobs(engines, claim.job_id), time.monotonic() + LOOK_S
-                if found != waits:
+                if found == NO_OTHER_JOB and time.monotonic() < started + ALONE_S:
+                    found = ""
+                elif found != waits:
                     engines.observer.say(f"{title} has not started; {found}")
                 waits = found
             show({"waits": waits} if waits else now)
@@ -313,7 +317,7 @@ def other_jobs(engines: Engines, job_id: str) -> str:
     running = [job for job in others if job not in waiting]
     also = f"; also waiting: {', '.join(job.id for job in waiting)}" if waiting else ""
     if not running:
-        return f"no other job runs on this cluster{also}"
+        return f"{NO_OTHER_JOB}{also}"
     keys = [job.metadata["run_key"] for job in running if "run_key" in job.metadata]
     names = ", ".join(job.id for job in running)
     if keys:

@@ -270,7 +270,7 @@ def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(run):
 def test_running_jobs_are_named_with_the_command_that_makes_room(run, root, monkeypatch):
     """In the log, in the progress, and in the error of a run that found no room in time. Jobs that wait, too, are listed
     apart."""
-    monkeypatch.setattr(stage, "WAITING_S", -1)
+    monkeypatch.setattr(stage, "LOOK_S", -1)
     cluster, shown = ScriptedCluster(run, "failed"), []
     monkeypatch.setattr(FakeObserver, "stage", lambda self, title: contextlib.nullcontext(shown.append))
     for key in ("owls-0123456789ab", "cats-0123456789ab"):
