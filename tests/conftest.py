@@ -43,13 +43,13 @@ def as_on_another_processor(request):
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
     """Tests that use the stack get the marker `stack`, those that use the Ray of the test run `servers`. The latter run last:
-    their Ray takes no time from the others."""
+    their Ray takes no time from the others. `reconcile` looks at all that a stack holds: its tests run while that is little."""
     for item in items:
         if {"stack", "s3_uri"} & {*item.fixturenames} or item.get_closest_marker("s3"):
             item.add_marker("stack")
         elif "ray_jobs" in item.fixturenames:
             item.add_marker("servers")
-    items.sort(key=lambda item: "ray_jobs" in item.fixturenames)
+    items.sort(key=lambda item: ("servers" not in item.fixturenames, "ray_jobs" in item.fixturenames))
 
 
 @pytest.fixture(scope="session")
