@@ -7,7 +7,6 @@ the outcome is `state.json`, which determines the exit code of the driver.
 """
 
 import logging
-import os
 import tempfile
 import time
 from typing import Any
@@ -69,8 +68,6 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig
 
-    if Settings().one_node_ray:  # its watcher, another process, tells workers which other nodes will be taken away
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
     with handlers_kept():
         ray.init(ignore_reinit_error=True, logging_level=logging.WARNING)
     alive = ray.cluster_resources().get("GPU", 0)

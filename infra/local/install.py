@@ -46,9 +46,8 @@ def main() -> int:
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     note_cuda_packages(pip, constraints)
-    # --quiet hides warnings about this machine's pip settings, but not errors. Python compiles what is imported when it first
-    # is; to compile all of it takes longer than to install it.
-    done = subprocess.run([*pip, *constraints, "--no-compile", "--editable", f"{ROOT}[{extra}]"], check=False)
+    # --quiet hides warnings about this machine's pip settings, but not errors.
+    done = subprocess.run([*pip, *constraints, "--editable", f"{ROOT}[{extra}]"], check=False)
     if done.returncode:
         print("The installation failed; pip's message is above. Next: fix the cause and run the same command again.")
         return 1

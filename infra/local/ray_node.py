@@ -252,6 +252,7 @@ class RayHead:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "VITLINE_ONE_NODE_RAY": "1",  # tells jobs not to wait for GPUs of further nodes
+            "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process of each training that watches other nodes
         }
 
     def client_environment(self) -> dict[str, str]:
