@@ -69,15 +69,19 @@ def shares_our_settings(configuration: ProcessJobConfiguration) -> bool:
 
 
 class OneProcess(ProcessJobConfiguration):
-    """Starts the process of a flow directly. Otherwise Prefect starts a process that fetches the flow's code, and that one starts
-    the flow; the flows of vitline are installed modules, and it takes two seconds."""
+    """Starts the process of a flow directly, for flows that are installed modules. Otherwise Prefect starts a process that fetches
+    the flow's code, and that one starts the flow, so that Prefect is imported twice."""
 
     def prepare_for_flow_run(
         self, flow_run: FlowRun, deployment: DeploymentResponse | None = None, *more: Any, **named: Any
     ) -> None:
-        # Prefect calls the hook for cancelled runs in this process then, which needs the same settings.
-        ours = deployment is not None and (deployment.entrypoint or "").startswith(ENTRYPOINTS)
-        if ours and self.command is None and not any(name.startswith(_SETTINGS) for name in self.env):
+        installed = (
+            deployment is not None
+            and (deployment.entrypoint or "").startswith(ENTRYPOINTS)
+            and not deployment.pull_steps
+        )
+        # Prefect then calls the hook for cancelled runs in this process, which needs the same settings.
+        if installed and self.command is None and not any(name.startswith(_SETTINGS) for name in self.env):
             self.command = command_to_string([sys.executable, "-m", "prefect.engine"])
         super().prepare_for_flow_run(flow_run, deployment, *more, **named)
 
