@@ -6,7 +6,8 @@ that it does not refuse, and the flow checks its request again, so that refusing
 
 import argparse
 import asyncio
-import os
+import contextlib
+import signal
 import sys
 from abc import ABC
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ import anyio.to_thread
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import get_current_settings
-from prefect.utilities.processutils import command_to_string, setup_signal_handlers_worker
+from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from flows.catalog import find_corpus, find_model
@@ -134,11 +135,21 @@ def main() -> None:
         name=arguments.name,
         heartbeat_interval_seconds=int(get_current_settings().worker.heartbeat_seconds),
     )
-    setup_signal_handlers_worker(os.getpid(), "the process worker", print)
-    try:
-        asyncio.run(worker.start(printer=print))
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        print(f"Worker {arguments.name!r} stopped!")
+    asyncio.run(serve(worker))
+    print(f"Worker {arguments.name!r} stopped!")
+
+
+async def serve(worker: ProcessWorker) -> None:
+    """Runs the worker until SIGTERM or SIGINT.
+
+    `prefect worker start` ends by KeyboardInterrupt instead, which cancels all its tasks at once. While a flow process is
+    connected, Python 3.11 then logs a traceback.
+    """
+    running = asyncio.create_task(worker.start(printer=print))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Which processes the worker starts for a flow run. Whole runs are in `tests/end_to_end/`."""
+"""Which processes the worker starts for a flow run, and how it ends. Whole runs are in `tests/end_to_end/`."""
 
+import subprocess
 import sys
 from uuid import uuid4
 
@@ -33,3 +34,37 @@ def test_only_installed_flows_are_started_directly(changes, job_variables, comma
     )
     OneProcess(**job_variables).prepare_for_flow_run(FlowRun(flow_id=deployment.flow_id), deployment)
     assert received == [command]
+
+
+CONNECTED = """
+import asyncio
+from flows.worker import serve
+
+class Worker:
+    async def start(self, printer):
+        async def listen(reader, writer):  # as Prefect's worker does, for each flow process
+            printer("connected", flush=True)
+            await reader.read()
+
+        async with await asyncio.start_server(listen, "127.0.0.1") as server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                writer.close()
+                await writer.wait_closed()
+                printer("closed")
+
+asyncio.run(serve(Worker()))
+"""
+
+
+def test_a_stopped_worker_closes_its_connections_itself():
+    """`prefect worker start` cancels its tasks at once, and a flow process that is connected makes Python log a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CONNECTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "connected\n"
+    process.terminate()
+    assert process.communicate(timeout=60) == ("closed\n", "")
+    assert process.returncode == 0
