@@ -1,6 +1,7 @@
 """What tests of whole flow runs look at: Prefect, Ray, the store, MLflow, and the processes of this machine."""
 
 import contextlib
+import math
 import os
 import re
 import time
@@ -17,6 +18,8 @@ from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 from infra.storage import Store, open_store
 from vit.run_spec import read_progress
+
+from ..servers import TINY
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +40,19 @@ def tracebacks(stack) -> dict[str, int]:
     return found
 
 
+@pytest.fixture(scope="session")
+def prepared(flows):
+    """The corpora of the tiny pipeline, prepared by flow runs: the name of the one to pre-train on."""
+    names = (TINY["corpus"], *TINY["tasks"])
+    for run in [flows.start("prepare-corpus/default", preset=name) for name in names]:
+        assert flows.wait(run)["state_name"] == "Completed", flows.lines(run)
+    return names[0]
+
+
 @pytest.fixture
-def work(flows, in_stack, pipelines):
-    """Flow runs, on the corpora of the tiny pipeline; whatever a test leaves at work is ended."""
-    work = Work(flows, in_stack)
+def work(flows, in_stack, prepared):
+    """Flow runs, whose corpora are prepared; whatever a test leaves at work is ended."""
+    work = Work(flows, in_stack, prepared)
     yield work
     for run in work.started:
         if flows.find(run)["state_type"] not in ("COMPLETED", "FAILED", "CANCELLED", "CRASHED"):
@@ -53,8 +65,8 @@ def work(flows, in_stack, pipelines):
 class Work:
     """Flow runs that were started here, and what they do everywhere else."""
 
-    def __init__(self, flows, settings):
-        self.flows, self.settings = flows, settings
+    def __init__(self, flows, settings, corpus):
+        self.flows, self.settings, self.corpus = flows, settings, corpus
         self.root, self.jobs = open_store(settings.root), RayJobs(settings.ray_address)
         self.mlflow = httpx.Client(base_url=f"{settings.mlflow_tracking_uri}/api/2.0/mlflow", timeout=60)
         self.started: list[str] = []
@@ -73,7 +85,7 @@ class Work:
             "execution.log_every_steps": 1,
             **{f"execution.{field}": value for field, value in execution.items()},
         }
-        return self.start(deployment, corpus="digits-0-to-4", recipe="digits", name=name, overrides=overrides)
+        return self.start(deployment, corpus=self.corpus, recipe="digits", name=name, overrides=overrides)
 
     def eventually(self, what: Callable, timeout_s: float = 900):
         """The first true answer of `what()`."""
@@ -83,9 +95,14 @@ class Work:
             time.sleep(0.5)
         return found
 
+    def keys(self, flow_run: str) -> list[str]:
+        """The runs of the jobs that a flow run has submitted, in order."""
+        jobs = sorted(self.jobs.list({"flow_run_id": flow_run}), key=lambda job: job.started_at or math.inf)
+        return [job.metadata["run_key"] for job in jobs]
+
     def key(self, flow_run: str) -> str:
         """The run of the job that a flow run has submitted first."""
-        return self.eventually(lambda: self.jobs.list({"flow_run_id": flow_run}))[0].metadata["run_key"]
+        return self.eventually(lambda: self.keys(flow_run))[0]
 
     def run(self, key: str) -> Store:
         return self.root.child(f"runs/{key}")
@@ -149,14 +166,21 @@ class Work:
         return sorted((int(point["step"]), point["value"]) for point in found)
 
     @staticmethod
-    def workers() -> set[int]:
-        """Processes that do the work of the stack's jobs: they go by the name of what they run, idle ones are none."""
-        idle = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnv")
+    def workers(named: str = "ray::") -> set[int]:
+        """Processes that do the work of the stack's jobs: they go by the name of what they run, idle ones are none, and
+        neither are the actors that Ray Data starts once and keeps."""
+        idle = (
+            "ray::IDLE",
+            "ray::DashboardAgent",
+            "ray::RuntimeEnv",
+            "ray::_AutoscalingCoordinatorActor",
+            "ray::_StatsActor",
+        )
         found = set()
         for process in processes_with("RAY_AUTH_TOKEN_PATH", os.environ["RAY_AUTH_TOKEN_PATH"]):
             with contextlib.suppress(psutil.Error):
                 name = " ".join(process.cmdline())
-                if name.startswith("ray::") and not name.startswith(idle):
+                if name.startswith(named) and not name.startswith(idle):
                     found.add(process.pid)
         return found
 

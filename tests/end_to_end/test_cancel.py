@@ -15,6 +15,8 @@ from infra.local.processes import child_environment
 from infra.runs.run_state import read_state
 from vit.training.checkpoint import list_checkpoints
 
+from ..servers import TINY
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 100_000  # steps: hours
 
@@ -98,13 +100,13 @@ def test_cancelled_while_preparing(work, tmp_path):
     assert not [k for k in work.root.list("corpora/cancel-preparing/") if k.endswith("manifest.json")]
 
 
-def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work, pipelines):
+def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work):
     """Subflows, the pipeline's record and MLflow's parent end as the flow does."""
     before = work.workers()
-    overrides = pipelines.record.request["overrides"] | {"protocol.total_steps": LONG}
+    overrides = TINY["overrides"] | {"protocol.total_steps": LONG}
     run = work.start("pretrain-then-transfer/tiny", name="twice", overrides=overrides)
-    key = work.key(run)
-    work.eventually(lambda: work.workers() - before)
+    key = work.eventually(lambda: work.keys(run)[1:])[0]
+    work.eventually(lambda: work.workers("ray::ensure_trial"))
     work.flows.cancel(run)
     work.assert_cancelled(run, key, before)
     assert [part["state_name"] for part in work.flows.parts(run)] == ["Completed", "Completed", "Cancelled"]
@@ -117,9 +119,9 @@ def test_cancelled_while_fine_tuning_and_so_is_the_pipeline(work, pipelines):
     work.eventually(lambda: work.mlflow_status(pipeline.key) == "KILLED")
 
 
-def test_a_run_that_reaches_its_deadline_keeps_a_checkpoint_and_ends_as_out_of_time(work, pipelines):
+def test_a_run_that_reaches_its_deadline_keeps_a_checkpoint_and_ends_as_out_of_time(work):
     """No earlier run of such a network says that it does not fit."""
-    overrides = pipelines.record.request["overrides"] | {
+    overrides = TINY["overrides"] | {
         "recipe.model.depth": 3,
         "recipe.total_steps": LONG,
         "execution.save_every_steps": LONG,

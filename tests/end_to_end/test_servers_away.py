@@ -17,6 +17,7 @@ from infra.runs.run_state import read_state
 from vit.published import load_model
 from vit.run_spec import RunSpec
 
+from ..servers import TINY
 from .undisturbed import train_undisturbed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -42,10 +43,8 @@ def back(stack, patience_s=240):
         time.sleep(0.5)
 
 
-def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finished_everywhere(
-    work, pipelines, stack, kill
-):
-    overrides = pipelines.record.request["overrides"] | {"protocol.total_steps": 4}  # its training is reused
+def test_a_pipeline_that_ends_while_mlflow_and_its_shipper_are_killed_is_finished_everywhere(work, stack, kill):
+    overrides = TINY["overrides"] | {"protocol.total_steps": 4}
     run = work.start("pretrain-then-transfer/tiny", name="twice", overrides=overrides)
     record = work.eventually(
         lambda: next((r for r in list_pipelines(work.root.uri) if r.origin.flow_run_id == run), None)

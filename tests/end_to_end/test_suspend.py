@@ -8,6 +8,8 @@ from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 from vit.training.checkpoint import list_checkpoints
 
+from ..servers import TINY
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("quiet_logs")]
 STEPS = 200
 
@@ -26,9 +28,9 @@ def resume(work, run):
     assert answer["status"] == "ACCEPT", answer
 
 
-def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work, pipelines):
+def test_a_pipeline_is_suspended_while_it_trains_and_resumed(work):
     before = work.workers()
-    overrides = pipelines.record.request["overrides"] | {
+    overrides = TINY["overrides"] | {
         "recipe.total_steps": STEPS,
         "execution.save_every_steps": STEPS,
     }

@@ -6,12 +6,14 @@ from flows.ops.preempt import preempt
 from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 
+from ..servers import TINY
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 LONG = 1_000_000  # steps: hours
 SHORT_S = 4  # how long a run without a deadline waits
 
 
-def test_runs_wait_for_a_training_or_give_up_and_name_it(work, pipelines):
+def test_runs_wait_for_a_training_or_give_up_and_name_it(work):
     """The stack has a second CPU, yet trainings run one after the other. A run with a deadline waits until the training is
     preempted, and starts before that training resumes. One without ends by its queue timeout, and one is cancelled."""
     first = work.pretrain("in-the-way", LONG)
@@ -20,10 +22,10 @@ def test_runs_wait_for_a_training_or_give_up_and_name_it(work, pipelines):
     hint = f"other running jobs: {in_the_way}-a1 (`vitline ops preempt {in_the_way}` makes room"
 
     with work.frozen_training():
-        waiting, key = check_queue(work, pipelines, hint)
+        training, key = check_queue(work, hint)
     preempt(work.root.uri, in_the_way)
-    ended = work.flows.wait(waiting, timeout_s=900)
-    assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(waiting)}"
+    ended = work.flows.wait(training, timeout_s=900)
+    assert ended["state_name"] == "Completed", f"{ended['state']}: {work.flows.lines(training)}"
     assert read_claim(work.run(key)).attempt == 1
     work.eventually(lambda: read_state(work.run(in_the_way)).get("from_step", 0) > 0)
     assert read_state(work.run(in_the_way))["attempt"] == 2
@@ -38,9 +40,9 @@ def cancel_a_queued_run(work, hint):
     work.assert_cancelled(run, key, before)
 
 
-def check_queue(work, pipelines, hint):
-    """A run waits, one gives up, and one is cancelled; the first one and its training."""
-    overrides = pipelines.record.request["overrides"] | {
+def check_queue(work, hint):
+    """A pipeline waits, one run gives up, and one is cancelled; the pipeline's training, as flow run and by its key."""
+    overrides = TINY["overrides"] | {
         "recipe.seed": 3,
         "execution.queue_timeout_s": SHORT_S,
     }
@@ -59,4 +61,4 @@ def check_queue(work, pipelines, hint):
     cancel_a_queued_run(work, hint)
     assert read_state(work.run(key)) is None
     assert work.flows.find(waiting)["state_name"] == "Running"
-    return waiting, key
+    return training, key
