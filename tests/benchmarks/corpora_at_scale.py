@@ -135,6 +135,7 @@ def records(number: int, num_classes: int, labels: float) -> pa.Table:
         "labels": names,
         "weights": pa.nulls(number, pa.list_(pa.float32())),
         "split": ["val" if i % 100 == 0 else "train" for i in range(number)],
+        **{name: pa.nulls(number, pa.float64()) for name in ("val_fraction", "test_fraction")},
         "group": pa.nulls(number, pa.string()),
         "base": ["s3://raw/imagenet21k"] * number,
         "key": ["fall11_whole.tar"] * number,
