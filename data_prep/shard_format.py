@@ -405,7 +405,7 @@ def check_shard(file: pq.ParquetFile, uri: str, schema: pa.Schema, rows_per_row_
     """Compare the footer of a shard with the expected schema and row counts. Raises ShardError."""
     if not file.schema_arrow.equals(schema):
         found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
-        raise ShardError(uri, f"has other columns than the manifest describes: {found}")
+        raise ShardError(uri, f"has columns that differ from the manifest: {found}")
     if file.metadata.num_rows != num_rows:
         raise ShardError(uri, f"holds {file.metadata.num_rows:,} rows, but the manifest lists {num_rows:,}")
     num_groups = -(-num_rows // rows_per_row_group)

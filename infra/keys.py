@@ -20,7 +20,7 @@ def run_key(name: str, stage: str, config_digest: str, inputs: Mapping[str, str]
             f"{name!r} cannot name a run. Use up to 80 characters of a-z, 0-9, '.', '_' and '-', such as 'vit-b16-i21k'."
         )
     if stage not in RESULT_VERSIONS:
-        raise ValueError(f"{stage!r} is no stage. infra/result_versions.py lists {', '.join(RESULT_VERSIONS)}.")
+        raise ValueError(f"{stage!r} is not a stage. infra/result_versions.py lists {', '.join(RESULT_VERSIONS)}.")
     identity = {
         "stage": stage,
         "semantics": RESULT_VERSIONS[stage],

@@ -6,12 +6,12 @@ MOST = 20
 
 
 def there_are(wanted: str, names: Iterable[str]) -> str:
-    """`there are: birds, digits and 3 more. Did you mean 'birds'?`"""
+    """`available: birds, digits and 3 more. Did you mean 'birds'?`"""
     known = sorted(set(names))
     shown = ", ".join(known[:MOST]) or "none yet"
     if len(known) > MOST:
         shown += f" and {len(known) - MOST:,} more"
-    return f"there are: {shown}.{did_you_mean(wanted, known)}"
+    return f"available: {shown}.{did_you_mean(wanted, known)}"
 
 
 def did_you_mean(wanted: str, names: Iterable[str]) -> str:

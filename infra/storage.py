@@ -54,7 +54,7 @@ def open_store(uri: str | os.PathLike[str]) -> Store:
     text = os.fspath(uri)
     scheme, _, rest = text.partition("://") if "://" in text else ("file", "", text)
     if scheme not in _STORES or not rest or (scheme == "s3" and rest.startswith("/")):
-        raise ValueError(f"{text!r} is no store. Use a path, file:///path, s3://bucket/prefix or memory://name.")
+        raise ValueError(f"{text!r} is not a store. Use a path, file:///path, s3://bucket/prefix or memory://name.")
     rest = os.path.abspath(rest) if scheme == "file" else rest.rstrip("/")
     module, _, name = _STORES[scheme].rpartition(".")
     kind: type[Store] = getattr(importlib.import_module(module), name)

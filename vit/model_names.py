@@ -20,7 +20,7 @@ def find_published(root: str, name: str) -> str:
     found = [(model, version) for model, version in published if name in (model, f"{model}/{version}")]
     if not found:
         known = there_are(name, (f"{model}/{version}" for model, version in published))
-        raise ValueError(f"{name!r} is no published model below {root}; {known}")
+        raise ValueError(f"{name!r} is not a published model below {root}; {known}")
 
     def creation(model_version: tuple[str, ...]) -> tuple[float, str]:
         # Models without a time were published by older versions of vitline, so they count as the oldest.

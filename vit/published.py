@@ -196,7 +196,7 @@ def read_model(uri: str) -> PublishedModel:
         classes = store.read_json("classes.json")["classes"]
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{uri} is no published model: {error}. `vitline model ls` lists the published models."
+            f"{uri} is not a published model: {error}. `vitline model ls` lists the published models."
         ) from error
     if config.get("schema_version") != SCHEMA_VERSION:
         raise CheckpointError(
@@ -212,7 +212,9 @@ def read_model(uri: str) -> PublishedModel:
     try:
         tensors = read_tensors(store, "model.safetensors", config["tensors"])
     except (FileNotFoundError, ValueError) as error:
-        raise CheckpointError(f"{uri}/model.safetensors: {error}") from error
+        raise CheckpointError(
+            f"{uri}/model.safetensors: {str(error).rstrip('.')}. Restore the file from a copy, or publish the model again."
+        ) from error
     weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
     network = network_with(network_config(config["model"]), len(classes), weights)
     return PublishedModel(

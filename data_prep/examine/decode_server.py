@@ -94,8 +94,11 @@ def _verdict(data: bytes, examine: Examine, settings: ServerSettings) -> tuple[K
         return Kind.EXAMINED, encode_examined(examine(data, settings.policy))
     except ImageRejected as rejected:
         return Kind.REJECTED, f"{rejected.reason}\0{rejected.detail[:_MAX_TEXT]}".encode(errors="replace")
-    except MemoryError as error:
-        text = f"the decoder asked for more than its {settings.memory_bytes:,} bytes of address space {error}"
+    except MemoryError:
+        text = (
+            f"the decoder asked for more than its {settings.memory_bytes:,} bytes of address space; "
+            "raise decode_memory_bytes"
+        )
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     return Kind.FAILED, text[:_MAX_TEXT].strip().encode(errors="replace")

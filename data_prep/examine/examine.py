@@ -68,7 +68,8 @@ def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
     listing = chunks.save_listing(source.parts(chunks.work_folder(root)))
     if not listing.num_chunks:
         raise ValueError(
-            f"{config.name}: {source.origin} holds no examples. Expected are labelled images; for a table, rows below its header."
+            f"{config.name}: {source.origin} holds no examples. "
+            "A source must hold labelled images; a table, rows below its header."
         )
     return listing
 

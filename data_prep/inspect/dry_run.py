@@ -397,6 +397,6 @@ def _refusal_notes(execution: PrepareExecution, expected: _Expected) -> Iterator
 
 def _late(sample: Sample) -> str:
     return (
-        f"Parts that are not in the sample because they returned nothing in time: {len(sample.late):,} ({sample.late[0]}). "
+        f"Parts left out of the sample because they timed out: {len(sample.late):,} ({sample.late[0]}). "
         "A compressed tar is read to its end before its first image is available."
     )

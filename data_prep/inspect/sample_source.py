@@ -78,7 +78,8 @@ def list_parts(
                 found.chosen, stride = found.chosen[::2], 2 * stride
     if not found.num_parts:
         raise ValueError(
-            f"{config.name}: {source.origin} holds no examples. Expected are labelled images; for a table, rows below its header."
+            f"{config.name}: {source.origin} holds no examples. "
+            "A source must hold labelled images; a table, rows below its header."
         )
     ids.check(found)
     step = -(-len(found.chosen) // _NUM_PARTS)

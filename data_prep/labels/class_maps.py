@@ -135,7 +135,7 @@ def _read(uri: str) -> ClassMap:
         raise ValueError(f"{uri} is not UTF-8 ({error}). Store the class map as UTF-8 text.") from error
     classes = _from_json(uri, text) if text.lstrip().startswith("{") else _from_lines(text)
     if not classes:
-        raise ValueError(f"{uri} holds no classes. Expected is a classes.json, or one source id per line.")
+        raise ValueError(f"{uri} holds no classes. Give a classes.json, or a text file with one source id per line.")
     at: dict[str, int] = {}
     for label_id, info in enumerate(classes):
         if (first := at.setdefault(info.source_id, label_id)) != label_id:
@@ -148,7 +148,9 @@ def _from_json(uri: str, text: str) -> tuple[ClassInfo, ...]:
         content = json.loads(text)
         found = ClassMap.model_validate({"classes": content["classes"]})
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{uri} is not a classes.json: {error}. Expected are 'digest' and 'classes'.") from error
+        raise ValueError(
+            f"{uri} is not a classes.json: {error}. It must have the keys 'digest' and 'classes'."
+        ) from error
     if content.get("digest", found.digest) != found.digest:
         raise ValueError(
             f"{uri} was changed after it was written: its classes have digest {found.digest[:12]}, but the file says "

@@ -31,7 +31,7 @@ def _label_text(label: Any, number: Callable[[int], str]) -> str:
             raise ValueError(f"label {label} is negative, which stands for a missing label")
         return number(label)
     if not isinstance(label, str) or not label.strip():
-        raise ValueError(f"{short(label)} is not a label: expected is text or a whole number")
+        raise ValueError(f"{short(label)} is not a label: expected text or a whole number")
     return plain_text(label.strip())
 
 

@@ -75,7 +75,7 @@ def check_left(
     num_found = sum(rows.values()) + sum(found.count for found in refused.values())
     if not num_labelled:
         raise ValueError(
-            f"no labelled image among the {num_found:,} files of {source.origin}. Expected are images with labels; for "
+            f"no labelled image among the {num_found:,} files of {source.origin}. A source must hold labelled images; for "
             "class folders, one folder per class, such as cats/1.jpg and dogs/1.jpg."
         )
     for split, expected in source.benchmark_rows.items():
@@ -120,7 +120,10 @@ def _why_none_is_left(
             f"of the source are {there} .... Give a map whose source ids are labels of the source."
         )
     if most == "leakage":
-        return f"They show images of the corpora in recipe.decontaminate: {', '.join(recipe.decontaminate)}. Name other corpora."
+        return (
+            f"They match evaluation images of the corpora in recipe.decontaminate: "
+            f"{', '.join(recipe.decontaminate)}. Change recipe.decontaminate, or add other images."
+        )
     return "Add images."
 
 

@@ -341,8 +341,8 @@ def _has_weights(partitioned: Sequence[PartitionedRecords], base: Base | None) -
     weighted = num_weighted > 0
     if base and base.manifest.has_weights != weighted:
         raise ValueError(
-            f"{base.corpus.uri} has {'' if base.manifest.has_weights else 'no '}label weights, and the added images differ "
-            "in that. Prepare them as a corpus of their own."
+            f"{base.corpus.uri} has {'' if base.manifest.has_weights else 'no '}label weights, unlike the added images. "
+            "Prepare them as a separate corpus."
         )
     return weighted
 

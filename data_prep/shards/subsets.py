@@ -99,7 +99,8 @@ def _place_of_view(corpus: Store, origin: ViewOrigin) -> tuple[Store, Manifest |
         if found.view_of is not None and {**found.view_of, **origin} == found.view_of:
             return view, found
     raise RuntimeError(
-        f"{view.uri} holds another corpus than this subset of {origin['version']}. Delete it, or ask for another number."
+        f"{view.uri} already holds a different corpus, not this subset of {origin['version']}. "
+        "Delete it, or request a different number of rows."
     )
 
 

@@ -238,7 +238,7 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
     except ShardError as error:
         return ShardCheck(key=key, problem=error.found, label_counts={})
     if found.content_digest != task.content_digest:
-        problem = "holds other examples than the shard list says: swapped or rewritten"
+        problem = "holds examples that differ from the shard list: it was swapped or rewritten"
         return ShardCheck(key=key, problem=problem, label_counts={})
     if found.sha256 != task.sha256:
         problem = f"has sha256 {found.sha256[:12]}, but the shard list says {task.sha256[:12]}: a byte was changed"

@@ -44,7 +44,8 @@ def known_tasks(names: Sequence[str]) -> Sequence[str]:
         if name not in TASK_NAMES:
             hint = f" Did you mean vtab-{name.replace('_', '-')}?" if name in _VTAB_NAMES.values() else ""
             raise ValueError(
-                f"{name!r} is not a task that can be prepared from official files.{hint} These are {', '.join(TASK_NAMES)}."
+                f"{name!r} is not a task that can be prepared from official files.{hint} The available tasks are "
+                f"{', '.join(TASK_NAMES)}."
             )
     return names or TASK_NAMES
 

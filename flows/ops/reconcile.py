@@ -394,5 +394,5 @@ def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunStat
 def judge(run: Store, claim: Claim, state: RunState, reason: str) -> None:
     """Writes the reconciled state. Raises RuntimeError if the attempt is alive or has ended, or if another has followed."""
     if read_claim(run) != claim or has_ended(SeenRun(claim.run_key, claim, read_state(run))):
-        raise RuntimeError("its claim or state changed meanwhile; the next reconcile checks it again.")
+        raise RuntimeError("the claim or state of this run changed meanwhile; the next reconcile checks it again.")
     write_reconciled_state(run, state, claim.attempt, reason)

@@ -28,7 +28,7 @@ _MOST_BYTES = 20_000_000
 """Limit of a reply; the list of deployments holds every form."""
 BUSY = 5
 """Factor of the timeouts on a busy machine."""
-BUSY_ADVICE = "This may be no fault: run the doctor again when the machine is less busy."
+BUSY_ADVICE = "This may not be a fault: run the doctor again when the machine is less busy."
 # Claims compare a heartbeat of another machine with this one's clock; their timeout is a minute.
 MAX_CLOCK_DIFFERENCE_S = 5.0
 
@@ -118,7 +118,7 @@ def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], st
         return "lists a key that was never written" if store.list(key) else None
 
     def read() -> str | None:
-        return None if store.read(key) == b"vitline" else "returned other bytes than were written"
+        return None if store.read(key) == b"vitline" else "returned bytes that differ from those written"
 
     def listed() -> str | None:
         return None if store.list(key) == [key] else "does not list a key that was written"

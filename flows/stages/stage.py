@@ -379,7 +379,7 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
         reason, ended = state.get("reason", "no reason given"), state["state"]
         if state.get("no_room"):
             reason = f"{reason}; {other_jobs(engines, claim.job_id)}"
-        text = f"{key} is {ended}: {reason} ({where}). Fix it and run the same command again: the run resumes."
+        text = f"{key} ended as {ended}: {reason} ({where}). Fix the cause and run the same command again to resume the run."
     else:
         ended = "cancelled" if job.state == "stopped" else "failed"
         reason = cleaned(f"the job ended without a result ({job.message or job.state})")

@@ -179,7 +179,9 @@ def sync_runs(settings: Settings, keys: Sequence[str] | None = None) -> SyncRepo
     child = start_child(settings, ["--sync", *chosen], None)
     answer, _ = child.communicate()
     if child.returncode:
-        raise RuntimeError("the shipper failed; its messages are above.")
+        raise RuntimeError(
+            "the shipper failed; its messages are above. Fix the cause, then run `vitline runs sync` again."
+        )
     report: SyncAnswer = json.loads(answer)
     return SyncReport(report["sent"], report["unchanged"], report["deleted"], report["left"])
 

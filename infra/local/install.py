@@ -43,10 +43,10 @@ def main() -> int:
         return 1
     if not (VENV / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     note_cuda_packages(pip, constraints)
-    # --quiet hides warnings about this machine's pip settings, but not errors.
+    # -qq hides warnings, such as those about this machine's pip settings, but not errors.
     done = subprocess.run([*pip, *constraints, "--editable", f"{ROOT}[{extra}]"], check=False)
     if done.returncode:
         print("The installation failed; pip's message is above. Next: fix the cause and run the same command again.")

@@ -169,7 +169,11 @@ def _mlflow_problem(config: StackConfig) -> str:
         found = _ask(config.url("mlflow", _PROBE))
     except OSError as error:
         return f"MLflow at {config.url('mlflow')} cannot list experiments or store an artifact ({_reason(error)})"
-    return "" if found == b"vitline" else f"MLflow at {config.url('mlflow')} returned another artifact than was stored"
+    return (
+        ""
+        if found == b"vitline"
+        else f"MLflow at {config.url('mlflow')} returned an artifact that differs from the stored one"
+    )
 
 
 def _prefect_problem(config: StackConfig) -> str:

@@ -279,4 +279,4 @@ def refuse_unknown(names: Sequence[str]) -> None:
     """Raises ValueError for a name that is no service."""
     for name in names:
         if name not in ALL:
-            raise ValueError(f"{name!r} is no service of the stack. The services are {', '.join(ALL)}.")
+            raise ValueError(f"{name!r} is not a service of the stack. The services are {', '.join(ALL)}.")

@@ -165,7 +165,7 @@ def _parse(run: Store, key: str) -> Iterator[JournalRecord]:
         yield from _records(run.read(key))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{run.uri_of(key)} is no valid journal segment: {error!r}. Move it away and retry."
+            f"{run.uri_of(key)} is not a valid journal segment: {error!r}. Move it away and retry."
         ) from error
 
 

@@ -98,7 +98,7 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[Stat
     Secrets are removed from `reason`, because error messages may quote them.
     """
     if state not in OUTCOMES:
-        raise ValueError(f"{state!r} is no run state. infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
+        raise ValueError(f"{state!r} is not a run state. infra/runs/run_state.py lists {', '.join(OUTCOMES)}.")
     if "reason" in detail:
         detail["reason"] = cleaned(detail["reason"])
     record: RunStateRecord = {

@@ -224,7 +224,7 @@ def checked_key(key: str) -> str:
     for part in key.split("/"):
         if part in ("", ".", "..") or "\0" in part or part.startswith((TEMPORARY, LOCK)):
             raise ValueError(
-                f"{key!r} is no key: {part!r} cannot be part of one. Keys look like 'train/s000/part-00000'."
+                f"{key!r} is not a valid key: {part!r} cannot be part of one. Keys look like 'train/s000/part-00000'."
             )
     return key
 

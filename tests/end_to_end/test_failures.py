@@ -29,7 +29,7 @@ def test_the_first_failing_rank_and_the_last_lines_of_its_log_are_on_the_page(wo
     message = ended["state"]["message"]
     assert (ended["state_type"], ended["state_name"]) == ("FAILED", "Failed")
     assert re.search(
-        rf"{key} is failed: .* rank [01]: ShardError: {damaged}/train/s000/part-00000-of-00001.parquet", message
+        rf"{key} ended as failed: .* rank [01]: ShardError: {damaged}/train/s000/part-00000-of-00001.parquet", message
     )
     assert "\n" not in message
     shown = work.flows.artifacts(run)["failure"]["data"]

@@ -106,7 +106,7 @@ def test_the_module_runs_as_the_command():
 
 def test_the_error_for_an_unknown_corpus_lists_the_corpora(refused, digits_root):
     plan = ("pretrain", "plan", "--recipe", "emoji", "--root", digits_root, "--corpus")
-    assert re.search(r"no corpus 'brids' .* there are: digits\..*`vitline data prep`", refused(*plan, "brids"))
+    assert re.search(r"no corpus 'brids' .* available: digits\..*`vitline data prep`", refused(*plan, "brids"))
     assert re.search(r"no corpus at file:///nowhere/x.*`vitline data prep`", refused(*plan, "/nowhere/x"))
 
 
@@ -158,10 +158,10 @@ def test_a_source_that_is_no_folder_and_a_bad_name_are_refused(refused, root, tm
 def test_unknown_runs_models_protocols_and_stores_are_refused(refused, digits_root):
     at = ("--root", digits_root)
     assert "`vitline runs ls`" in refused("runs", "show", "nope", *at)
-    assert "'nope' is no published model" in refused("model", "show", "nope", *at)
+    assert "'nope' is not a published model" in refused("model", "show", "nope", *at)
     assert "`vitline model ls`" in refused("model", "show", "/nowhere/x", *at)
-    assert "no published model" in refused("vtab", "run", "--model", "nope", "--task", "digits", *at)
-    assert "no published model" in refused("finetune", "run", "--model", "nope", "--corpus", "digits", *at)
+    assert "not a published model" in refused("vtab", "run", "--model", "nope", "--task", "digits", *at)
+    assert "not a published model" in refused("finetune", "run", "--model", "nope", "--corpus", "digits", *at)
     assert "s3://bucket/prefix" in refused("data", "ls", "--root", "ftp://host/x")
 
 

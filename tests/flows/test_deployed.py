@@ -79,8 +79,8 @@ REFUSED = [
     ("pretrain_then_transfer_flow", {"overrides": {"recipe.optim.warmup_steps": 9999}}, "must be less than total_steps"),
     ("pretrain_then_transfer_flow", {"num_workers": 1000}, "num_workers=1000 is more than recipe.input.num_lanes"),
     ("pretrain_then_transfer_flow", {"train_images": 5}, "train_images=5 is less than one batch of 128 images"),
-    ("pretrain_then_transfer_flow", {"corpus": "brids"}, "There is no corpus 'brids' below s3://vitline; there are: "),
-    ("pretrain_then_transfer_flow", {"sed": 1}, "sed: there is no such field; there are: "),
+    ("pretrain_then_transfer_flow", {"corpus": "brids"}, "There is no corpus 'brids' below s3://vitline; available: "),
+    ("pretrain_then_transfer_flow", {"sed": 1}, "sed: there is no such field; available: "),
     ("pretrain_then_transfer_flow", {"seed": -5}, "seed: must be at least 0, not -5"),
     ("pretrain_then_transfer_flow", {"tasks": ["s3://vitline/no"]}, "There is no corpus at s3://vitline/no"),
     ("prepare_corpus", {"preset": "digits", "source": "/tmp"}, "Both a preset, digits, and a source, /tmp, were given"),
@@ -88,8 +88,8 @@ REFUSED = [
     ("prepare_corpus", {"preset": "digits", "decontaminate": ["pets"]}, "decontaminate is a field for a source of your own"),
     ("prepare_corpus", {"preset": "digits", "overrides": {"recipe.decontaminate": ["pets"]}}, "There is no corpus 'pets' below"),
     ("pretrain_flow", {"corpus": "brids"}, "There is no corpus 'brids'"),
-    ("finetune", {"model": "no-such", "corpus": "digits-0-to-4"}, "'no-such' is no published model"),
-    ("evaluate", {"model": "no-such", "tasks": ["digits-5-to-9"]}, "'no-such' is no published model"),
+    ("finetune", {"model": "no-such", "corpus": "digits-0-to-4"}, "'no-such' is not a published model"),
+    ("evaluate", {"model": "no-such", "tasks": ["digits-5-to-9"]}, "'no-such' is not a published model"),
     ("compare_runs", {"runs": ["no-such", "neither"]}, "'no-such'"),
 ]  # fmt: skip
 

@@ -40,5 +40,5 @@ def test_invalid_run_name_is_refused(name):
 
 
 def test_an_unknown_stage_is_refused():
-    with pytest.raises(ValueError, match="'train' is no stage"):
+    with pytest.raises(ValueError, match="'train' is not a stage"):
         run_key("a", "train", "dd", {})

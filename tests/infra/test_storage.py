@@ -187,12 +187,12 @@ def test_concurrent_increments_by_compare_and_swap_are_not_lost(store):
 )
 def test_invalid_keys_are_refused(store, key):
     for operation in (store.read, store.size, store.delete, store.open):
-        with pytest.raises(ValueError, match="no key"):
+        with pytest.raises(ValueError, match="is not a valid key"):
             operation(key)
     for operation in (store.write, store.create):
-        with pytest.raises(ValueError, match="no key"):
+        with pytest.raises(ValueError, match="is not a valid key"):
             operation(key, b"x")
-    with pytest.raises(ValueError, match="no key"), store.writer(key):
+    with pytest.raises(ValueError, match="is not a valid key"), store.writer(key):
         pass
 
 
@@ -246,7 +246,7 @@ def test_leftovers_of_a_killed_writer_are_found_when_old_enough(store, tmp_path)
 
 @pytest.mark.parametrize("uri", ["gs://bucket/x", "s3://", "s3:///x", "memory://", "file://", ""])
 def test_invalid_store_uri_is_refused(uri):
-    with pytest.raises(ValueError, match="is no store"):
+    with pytest.raises(ValueError, match="is not a store"):
         open_store(uri)
 
 

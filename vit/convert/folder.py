@@ -28,13 +28,16 @@ def read_folder(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any] | N
         found = sorted(each.name for each in path.iterdir())
         if pickles := [name for name in found if name.endswith(PICKLES)]:
             raise ConversionError(_about_pickle(path / pickles[0]))
-        raise ConversionError(f"{path} has no {WEIGHTS}. It contains {', '.join(found[:6]) or 'nothing'}.")
+        raise ConversionError(
+            f"{path} has no {WEIGHTS}. It contains {', '.join(found[:6]) or 'nothing'}. "
+            "Give a folder that timm or transformers saved with safetensors."
+        )
     try:
         state = safetensors.torch.load_file(file)
     except FileNotFoundError as error:
         raise ConversionError(f"There is no file {file}.") from error
     except (safetensors.SafetensorError, OSError) as error:
-        raise ConversionError(f"{file} is no valid safetensors file: {error}. Download it again.") from error
+        raise ConversionError(f"{file} is not a valid safetensors file: {error}. Download it again.") from error
     return state, _read_config(file.parent / CONFIG)
 
 
@@ -64,7 +67,7 @@ def _read_config(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ConversionError(f"{file} is no valid JSON: {error}. Download it again.") from error
+        raise ConversionError(f"{file} is not valid JSON: {error}. Download it again.") from error
     if not isinstance(tree, dict):
         raise ConversionError(f"{file} contains a {type(tree).__name__}, expected a JSON object. Download it again.")
     return tree

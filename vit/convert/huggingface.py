@@ -114,8 +114,9 @@ def write_huggingface(
         )
     if twice := [name for name, times in Counter(classes).items() if times > 1]:
         raise ValueError(
-            f"{', '.join(sorted(twice)[:6])}: name of more than one class, but transformers identifies classes by their "
-            "names. Give each class a name of its own."
+            f"{', '.join(sorted(twice)[:6])}: more than one class has this name, "
+            "but transformers identifies classes by their "
+            "names. Give each class a unique name."
         )
     if not isinstance(network, VisionTransformer):
         raise ValueError(f"not supported: {network.config.summary} in transformers, whose ViT takes patches of pixels.")
@@ -142,13 +143,13 @@ def _config(
     settings = _DEFAULTS | dict(config)
     refused = f"{report.source}: not supported: "
     if (kind := settings.get("model_type", "vit")) != "vit":
-        raise ConversionError(f"{refused}model_type={kind!r}; supported is 'vit'.")
+        raise ConversionError(f"{refused}model_type={kind!r}; supported: 'vit'.")
     if settings["hidden_act"] not in _GELU:
-        raise ConversionError(f"{refused}hidden_act={settings['hidden_act']!r}; supported are {', '.join(_GELU)}.")
+        raise ConversionError(f"{refused}hidden_act={settings['hidden_act']!r}; supported: {', '.join(_GELU)}.")
     if settings["num_channels"] != 3:
-        raise ConversionError(f"{refused}num_channels={settings['num_channels']}; supported is 3.")
+        raise ConversionError(f"{refused}num_channels={settings['num_channels']}; supported: 3.")
     if pre_logits and settings["pooler_act"] != "tanh":
-        raise ConversionError(f"{refused}pooler_act={settings['pooler_act']!r}; supported is tanh.")
+        raise ConversionError(f"{refused}pooler_act={settings['pooler_act']!r}; supported: tanh.")
     blocks = max(numbered(state, rf"{prefix}{age}\.(\d+)\.") for age in (r"encoder\.layer", "layers"))
     hidden = next(
         (v for n, v in state.items() if n.endswith(("0.intermediate.dense.weight", "0.mlp.fc1.weight"))), None
@@ -156,7 +157,7 @@ def _config(
     if hidden is None:
         shown = ", ".join(sorted(state)[:5])
         raise ConversionError(
-            f"{report.source} is no ViT of transformers: it has no block 0. Its first entries: {shown}."
+            f"{report.source} is not a ViT of transformers: it has no block 0. Its first entries: {shown}."
         )
     if rates := [
         f"{name}={settings[name]:g}"
@@ -231,5 +232,5 @@ def _one(settings: Mapping[str, Any], name: str, report: ConversionReport) -> in
     value = settings[name]
     sides = [value] if isinstance(value, int) else list(value)
     if len(set(sides)) != 1:
-        raise ConversionError(f"{report.source}: not supported: {name}={value}; supported are squares.")
+        raise ConversionError(f"{report.source}: not supported: {name}={value}; only squares are supported.")
     return int(sides[0])

@@ -78,10 +78,13 @@ def _read(uri: str) -> Arrays:
         raise ConversionError(f"There is no file {uri}.") from error
     except (ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ConversionError(
-            f"{uri} is no valid .npz file without pickled entries: {error}. Download it again and check its size."
+            f"{uri} is not a valid .npz file, or it has pickled entries: {error}. Download it again and check its size."
         ) from error
     if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-        raise ConversionError(f"{uri} is no .npz file: {strange[0]} is no array. Convert a torch file to safetensors.")
+        raise ConversionError(
+            f"{uri} is not an .npz file: {strange[0]} is not an array. "
+            "If it is a torch file, convert it to safetensors."
+        )
     return arrays
 
 
@@ -158,7 +161,10 @@ def _checked(kind: type[Config], report: ConversionReport, **fields: Any) -> Con
 def _need(arrays: Arrays, name: str, report: ConversionReport, dims: int) -> np.ndarray:
     if name not in arrays:
         shown = ", ".join(sorted(arrays)[:5])
-        raise ConversionError(f"{report.source} is of no known family: it has no {name}. Its first entries: {shown}.")
+        raise ConversionError(
+            f"{report.source} does not match any known .npz family: entry {name} is missing. "
+            f"Its first entries: {shown}."
+        )
     if arrays[name].ndim != dims:
         raise ConversionError(f"{report.source}: {name} has shape {arrays[name].shape}, expected {dims} axes.")
     return arrays[name]
@@ -181,12 +187,18 @@ def _settle(
         )
     if (kernel := arrays.get("head/kernel")) is None:
         if num_classes is None:
-            raise ConversionError(f"{report.source} has no head. Give the number of classes of the new one.")
+            raise ConversionError(
+                f"{report.source} has no head. Give class names with --classes FILE (in Python: num_classes) "
+                "for a new head."
+            )
         return config, num_classes
     if kernel.ndim not in (2, 4):
         raise ConversionError(f"{report.source}: head/kernel has shape {kernel.shape}, expected 2 axes.")
     if num_classes is not None and num_classes != kernel.shape[-1]:
-        raise ConversionError(f"{report.source} has a head of {kernel.shape[-1]} classes, not {num_classes}.")
+        raise ConversionError(
+            f"{report.source} has a head of {kernel.shape[-1]} classes, not {num_classes}. "
+            "Give one class name per class of the head."
+        )
     return config, kernel.shape[-1]
 
 

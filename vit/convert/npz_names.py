@@ -52,7 +52,9 @@ def spelled_as_today(file: Arrays, report: ConversionReport) -> dict[str, tuple[
             raise ConversionError(f"{report.source}: {entries[today][0]} and {entry} are the same parameter, {today}.")
         entries[today] = (entry, array)
     if not entries:
-        raise ConversionError(f"{report.source} contains no weights.")
+        raise ConversionError(
+            f"{report.source} contains no weights. Give an official checkpoint; if it is one, download it again."
+        )
     if any(name.startswith(_INLINED_MAP) for name in entries):  # a naming scheme from the development of ViT-G
         moved = {f"MAPHead_0/{n}" if n.startswith(_INLINED_MAP) else n: v for n, v in entries.items()}
         report.adapted.append("the attention pool was at the top level of the file")

@@ -77,7 +77,7 @@ def finish(
     if problems:
         raise ConversionError(
             f"{report.source} ({report.family}) cannot be converted to {config.summary}: {'; '.join(problems)}. "
-            "If the file is another variant, name it."
+            "If the file is a different variant, pass that variant with --variant."
         )
     return Converted(network_with(config, num_classes, weights), report)
 
@@ -94,7 +94,9 @@ def check_variant(config: NetworkConfig, variant: str, source: str) -> None:
         f"{n}: {found.get(n)} instead of {wanted.get(n)}" for n in found | wanted if found.get(n) != wanted.get(n)
     ]
     if differ:
-        raise ConversionError(f"{source} is not {variant}: {'; '.join(differ)}. It is {config.summary}.")
+        raise ConversionError(
+            f"{source} is not {variant}: {'; '.join(differ)}. It is {config.summary}. Omit --variant or give its file."
+        )
 
 
 def _some(names: set[str], most: int = 6) -> str:

@@ -64,10 +64,16 @@ def head_classes(state: Mapping[str, Tensor], entry: str, asked: int | None, rep
     """Number of classes of the head `entry`, or `asked` without a head. Raises ConversionError if both differ or are absent."""
     if (head := state.get(entry)) is not None:
         if asked is not None and asked != len(head):
-            raise ConversionError(f"{report.source} has a head of {len(head)} classes, not {asked}.")
+            raise ConversionError(
+                f"{report.source} has a head of {len(head)} classes, not {asked}. "
+                "Give one class name per class of the head."
+            )
         return len(head)
     if asked is None:
-        raise ConversionError(f"{report.source} has no head. Give the number of classes of the new one.")
+        raise ConversionError(
+            f"{report.source} has no head. Give class names with --classes FILE (in Python: num_classes) "
+            "for a new head."
+        )
     return asked
 
 

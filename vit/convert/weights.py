@@ -54,7 +54,10 @@ def load_weights(
     if variant is not None:
         check_variant(network.config, variant, uri)
     if num_classes not in (None, network.num_classes):
-        raise ConversionError(f"{uri} has a head of {network.num_classes} classes, not {num_classes}.")
+        raise ConversionError(
+            f"{uri} has a head of {network.num_classes} classes, not {num_classes}. "
+            "Give one class name per class of the head."
+        )
     return weights
 
 
@@ -74,7 +77,7 @@ def _folder(uri: str, config: dict[str, Any] | None, num_classes: int | None, im
     path = Path(uri.removeprefix("file://")).expanduser()
     if "://" in str(path):
         raise ConversionError(
-            f"{uri} is no published model. If it is a folder of timm or Hugging Face, copy it to this machine first."
+            f"{uri} is not a published model. If it is a folder of timm or Hugging Face, copy it to this machine first."
         )
     huggingface = config is not None and (config.get("model_type") == "vit" or "hidden_size" in config)
     read = read_huggingface if huggingface else read_timm

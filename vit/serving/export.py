@@ -92,7 +92,8 @@ def _checked(model: PublishedModel, path: Path, form: str, loaded: Program, vers
         for file in (path, path.with_name(f"{path.name}.data")):
             file.unlink(missing_ok=True)
         raise RuntimeError(
-            f"{form} of {model.uri} computes other logits than the network. They differ by {difference:.1e} of the largest, "
+            f"{form} of {model.uri} computes logits that differ from the network's. "
+            f"They differ by {difference:.1e} of the largest, "
             f"more than {MAX_DIFFERENCE:.0e} and more than rounding explains. Nothing was written to {path}. Try other "
             "versions of the exporter's packages, or another format."
         )

@@ -248,7 +248,7 @@ def published_digest(model: str | None) -> str | None:
         digest: str = open_store(model).read_json("config.json")["digest"]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(
-            f"{model} is no published model ({error}). `vitline model ls` lists the published models."
+            f"{model} is not a published model ({error}). `vitline model ls` lists the published models."
         ) from error
     return digest
 

@@ -334,5 +334,5 @@ def protocol_named(name: str) -> Protocol | Probe:
     """The protocol of this name. Raises ValueError listing the known protocols."""
     known = known_protocols()
     if name not in known:
-        raise ValueError(f"There is no protocol {name!r}; there are: {', '.join(known)}.{did_you_mean(name, known)}")
+        raise ValueError(f"There is no protocol {name!r}; available: {', '.join(known)}.{did_you_mean(name, known)}")
     return known[name]

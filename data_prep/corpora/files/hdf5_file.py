@@ -93,13 +93,13 @@ class Hdf5File:
         with _damage_of(self._uri, self._file):
             found = self._linked(name)
             if found is None:
-                raise ArrayDamaged(f"it has no array {name} of its own")
+                raise ArrayDamaged(f"it does not contain the array {name} itself")
             if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
                 raise ArrayDamaged(f"{name} is not an array, or is stored in other files")
             shape, dtype, chunks = found.shape, found.dtype, found.chunks or (1,)
         uri = f"{self._uri}!{name}"
         if not shape or dtype.kind not in "ui":
-            raise ValueError(f"{uri} has shape {shape} and type {dtype}; expected are rows of whole numbers.")
+            raise ValueError(f"{uri} has shape {shape} and type {dtype}; expected rows of whole numbers.")
         block = max(math.prod(chunks), chunks[0] * math.prod(shape[1:])) * dtype.itemsize
         if block > _MAX_BLOCK_BYTES:
             raise ValueError(

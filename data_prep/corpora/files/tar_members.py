@@ -73,7 +73,9 @@ def _next_tar_member(source: Source, whole: bool) -> tuple[Member, int] | None:
             names |= _pax_records(source, info, at)
         elif info.type == b"g":
             if records := _pax_records(source, info, at):
-                raise ArchiveDamaged(source.archive, at, f"a global header sets {sorted(records)}")
+                raise ArchiveDamaged(
+                    source.archive, at, f"a global pax header sets {sorted(records)}, which is not supported"
+                )
         else:
             return _tar_member(source, info, block, header, names)
 

@@ -137,7 +137,7 @@ def parsed_row(data: bytes, kind: str, columns: list[str]) -> Mapping[str, Any]:
         return row
     fields = parsed_line(data, kind)
     if len(fields) != len(columns):
-        raise ValueError(f"{len(fields)} fields, but {len(columns)} columns")
+        raise ValueError(f"the row has {len(fields)} fields, but the table has {len(columns)} columns")
     return dict(zip(columns, fields, strict=True))
 
 

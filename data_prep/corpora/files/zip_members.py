@@ -124,7 +124,7 @@ class ZipDirectory:
         if method not in (0, 8):
             return (
                 "unreadable",
-                f"unsupported zip compression method {method}; supported are stored and deflated members",
+                f"unsupported zip compression method {method}; supported: stored and deflated members",
             )
         if end > self.begin:
             return (

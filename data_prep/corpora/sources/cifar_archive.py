@@ -63,7 +63,7 @@ class Cifar(OneFile):
             if name in self._cifar.splits:
                 if name in counts or member.size % self._record_bytes or member.size > _MAX_MEMBER_BYTES:
                     raise ValueError(
-                        f"{self.uri} holds {name} with {member.size:,} bytes; expected is one such file, with a multiple of "
+                        f"{self.uri} holds {name} with {member.size:,} bytes; expected one such file, with a multiple of "
                         f"{self._record_bytes:,} bytes. It is not the binary archive of {self.layout}."
                     )
                 counts[name] = member.size // self._record_bytes

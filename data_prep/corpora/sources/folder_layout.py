@@ -88,7 +88,8 @@ class Tops:
             if "train" not in found:
                 named = ", ".join(self.splits) or "no such folders"
                 raise ValueError(
-                    f"source.top_folders is 'splits', but {uri} holds {named}; expected at its top are train and, optionally, "
+                    f"source.top_folders is 'splits', but {uri} holds {named}; "
+                    "its top level must have train and, optionally, "
                     "val and test. Give the folder that holds them, or leave source.top_folders out."
                 )
             return self.splits
@@ -97,7 +98,8 @@ class Tops:
         if self._stray and len(found) > 1:
             raise ValueError(
                 f"{uri} holds {', '.join(self.splits)}, which are names of splits, but also "
-                f"{self._stray}. Move that away, or decide: with source.top_folders=splits these folders are splits and "
+                f"{self._stray}. Move that elsewhere, "
+                "or choose: with source.top_folders=splits these folders are splits and "
                 "everything else is left out; with source.top_folders=classes each folder is a class."
             )
         return {} if self._stray else self.splits

@@ -305,11 +305,11 @@ class _Rows:
             root, _, key = rest.partition("/")
             if not _BUCKET.fullmatch(root):
                 raise Refusal(
-                    "unreadable", f"{short(root)} is not a valid bucket name; expected is {scheme}://bucket/path"
+                    "unreadable", f"{short(root)} is not a valid bucket name; expected {scheme}://bucket/path"
                 )
             base = f"{scheme}://{root}"
         else:
-            raise Refusal("unreadable", "unsupported location; expected is a path, file:///path or s3://bucket/key")
+            raise Refusal("unreadable", "unsupported location; expected a path, file:///path or s3://bucket/key")
         if ".." in key.split("/"):
             raise Refusal("unsafe_path", "the path contains '..'")
         if _IN_ARCHIVE.search(key):
@@ -329,7 +329,7 @@ class _Rows:
                 return distinct_labels(labels, source.single_label), None
             weights = [_weight(weight) for weight in self._several(row.get(source.weights_column))]
             if len(weights) != len(labels):
-                raise ValueError(f"{len(weights)} weights, but {len(labels)} labels")
+                raise ValueError(f"the row has {len(weights)} weights, but {len(labels)} labels")
             largest: dict[str, float] = {}
             for label, weight in zip(labels, weights, strict=True):
                 largest[label] = max(weight, largest.get(label, weight))
@@ -365,7 +365,7 @@ def _check_path(key: str) -> None:
         plain = "/".join(name for name in names if name != ".")
         raise Refusal("unreadable", f"the path has a folder '.'; write it as {short(plain)}")
     if "" in names:
-        raise Refusal("unreadable", "the path has a double or trailing slash; expected is the path of a file")
+        raise Refusal("unreadable", "the path has a double or trailing slash; expected the path of a file")
     if "\0" in key:
         raise Refusal("unreadable", "the path contains a zero byte")
 

@@ -88,18 +88,18 @@ class _Paired(Arrays):
         layout = _channels(shape)
         if layout is None:
             raise ValueError(
-                f"{uri} has shape {shape}; expected is (n, h, w), (n, h, w, 1 or 3) or (n, 1 or 3, h, w), and the axis of "
+                f"{uri} has shape {shape}; expected (n, h, w), (n, h, w, 1 or 3) or (n, 1 or 3, h, w), and the axis of "
                 "the channels must be unambiguous. Reshape it."
             )
         height, width = (shape[2], shape[3]) if layout == "first" else (shape[1], shape[2])
         if not 0 < height * width <= max_pixels:
-            raise ValueError(f"{uri} has images of {width} x {height} pixels; expected are 1 to {max_pixels:,} pixels.")
+            raise ValueError(f"{uri} has images of {width} x {height} pixels; expected 1 to {max_pixels:,} pixels.")
 
     def _check_labels(self, name: str, labels: StreamedArray, num_images: int) -> None:
         if labels.dtype.kind not in "ui" or labels.shape not in ((num_images,), (num_images, 1)):
             raise ValueError(
                 f"{self.uri_of(name)} has labels of type {labels.dtype} and shape {labels.shape}, which is not supported; "
-                f"expected are integers of shape ({num_images},), one per image."
+                f"expected integers of shape ({num_images},), one per image."
             )
 
 
@@ -146,7 +146,7 @@ class Idx(_Paired):
         found = [file for file in self.store.scan() if _IDX_NAME.fullmatch(file.key)]
         if not found:
             raise ValueError(
-                f"{self.uri} is not a folder with idx files; expected are names such as train-images-idx3-ubyte and "
+                f"{self.uri} is not a folder with idx files; expected names such as train-images-idx3-ubyte and "
                 "train-labels-idx1-ubyte, plain or .gz."
             )
         return found
@@ -243,7 +243,7 @@ class Npz(OneFile, _Paired):
             pairs.append((None, "images", "labels"))
         if not pairs or len({split for split, _, _ in pairs}) < len(pairs) or (pairs[-1][0] is None and len(pairs) > 1):
             raise ValueError(
-                f"{self.uri} holds the arrays {', '.join(sorted(names))[:500]}; expected are x_train and y_train, x_test "
+                f"{self.uri} holds the arrays {', '.join(sorted(names))[:500]}; expected x_train and y_train, x_test "
                 "and y_test, or train_images and train_labels, or only images and labels. Rename the arrays."
             )
         return pairs

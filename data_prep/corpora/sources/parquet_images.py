@@ -85,7 +85,8 @@ class ParquetCorpus(RawCorpus):
             first = first or (uri, names)
             if names != first[1]:
                 raise ValueError(
-                    f"{uri} declares other class names for {self._columns.label!r} than {first[0]}, so the meaning of a number "
+                    f"{uri} declares class names for {self._columns.label!r} that differ from those of {first[0]}, "
+                    "so the meaning of a number "
                     "would be ambiguous. Prepare them as two corpora, or rewrite them with equal names."
                 )
             for begin, end, num_rows, num_bytes in _stretches(footer, file.num_rows, work.examples_per_part):
@@ -221,7 +222,7 @@ class ParquetCorpus(RawCorpus):
         kind = schema.field(self._columns.image).type
         if not _is_binary(kind) and not (pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0):
             raise ValueError(
-                f"Column {self._columns.image!r} of {uri} is {kind}; expected is binary, or a struct with a field 'bytes'. "
+                f"Column {self._columns.image!r} of {uri} is {kind}; expected binary, or a struct with a field 'bytes'. "
                 "For a column of image locations, use the source kind 'table'."
             )
 

@@ -119,10 +119,15 @@ class TfdsCorpus(RawCorpus):
         label = features.get(self.source.label_feature, Feature("", []))
         if label.kind not in ("int64", "") or any(number < 0 for number in label.values) or not label.values:
             # TFDS writes -1 for an unknown label, as in the test split of a competition.
-            detail = f"{self.source.label_feature!r} is {label.values[:8]} of type {label.kind or 'nothing'}"
+            detail = (
+                f"{self.source.label_feature!r} is {label.values[:8]} of type {label.kind or 'nothing'}; "
+                "expected non-negative int64 labels"
+            )
             raise LabelRefused("no_label", detail)
         if self.source.single_label and len(label.values) > 1:
-            raise LabelRefused("damaged_archive", f"{len(label.values)} labels, but single_label expects one")
+            raise LabelRefused(
+                "damaged_archive", f"{len(label.values)} labels; set source.single_label to false to keep them all"
+            )
         return tuple(dict.fromkeys(number_label(number) for number in label.values))
 
     def num_examples(self) -> dict[str, int]:
@@ -188,7 +193,7 @@ class TfdsCorpus(RawCorpus):
         if kind != "Image" or depth or dtype == "float32":
             what = f"{kind} of {dtype or 'bytes'}" + " in a sequence" * bool(depth)
             raise ValueError(
-                f"{self.origin}: the feature {self.source.image_feature!r} is {what}, which is not supported; expected is an "
+                f"{self.origin}: the feature {self.source.image_feature!r} is {what}, which is not supported; expected an "
                 "Image of 8 or 16 bits. Set `image_feature` to another feature."
             )
         label, depth = self._found(top, self.source.label_feature)
@@ -200,7 +205,7 @@ class TfdsCorpus(RawCorpus):
         if not (kind == "ClassLabel" or plain) or depth > 1 or (depth and self.single_label):
             what = f"{kind} of {dtype or 'int64'}" + " in a sequence" * depth
             raise ValueError(
-                f"{self.origin}: the feature {self.source.label_feature!r} is {what}; expected is a ClassLabel or an "
+                f"{self.origin}: the feature {self.source.label_feature!r} is {what}; expected a ClassLabel or an "
                 "integer, or a sequence of these with single_label false. Set `label_feature` to another feature."
             )
 
@@ -303,7 +308,7 @@ class _Shard:
         image = features.get(self._source.image_feature, Feature("", []))
         if image.kind != "bytes" or len(image.values) != 1:
             found = f"{len(image.values)} values of type {image.kind or 'nothing'}"
-            detail = f"{self._source.image_feature!r} has {found}; expected is one of type bytes"
+            detail = f"{self._source.image_feature!r} has {found}; expected one of type bytes"
             return self._refused(index, "damaged_archive", detail)
         try:
             labels = self._labels_of(features)

@@ -136,7 +136,7 @@ class _Reader:
         image = next((ending for ending in self._image_keys if ending in group.files), None)
         if image is None:
             endings, wanted = ", ".join(group.endings), ", ".join(self._image_keys)
-            detail = f"no image: the example has {endings}, expected is one of {wanted}"
+            detail = f"no image: the example has {endings}, expected one of {wanted}"
             return self.refused(f"{group.key}.{group.endings[0]}", "unreadable", detail)
         member, data = group.files[image]
         if member.size > self._max_bytes:
@@ -169,7 +169,7 @@ class _Reader:
         if member.kind != "file":
             return "ignored_file", f"a link to {short(member.target)}; a WebDataset must hold files"
         if named is None or _META.match(member.path):
-            return "ignored_file", "the name does not belong to an example; expected is KEY.EXTENSION"
+            return "ignored_file", "the name does not belong to an example; expected KEY.EXTENSION"
         return None
 
     def _labels(self, group: _Group) -> tuple[str, ...]:

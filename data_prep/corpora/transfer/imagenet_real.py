@@ -79,12 +79,12 @@ def label_lists(data: bytes, num_images: int, num_classes: int) -> list[list[int
     lists = json.loads(data)
     if not isinstance(lists, list) or len(lists) != num_images:
         there = f"a list of {len(lists):,}" if isinstance(lists, list) else f"{type(lists).__name__} instead of a list"
-        raise ValueError(f"it holds {there}; expected is one list of labels for each of {num_images:,} images")
+        raise ValueError(f"it holds {there}; expected one list of labels for each of {num_images:,} images")
     for number, labels in enumerate(lists, 1):
         known = isinstance(labels, list) and all(type(label) is int and 0 <= label < num_classes for label in labels)
         if not known or len(set(labels)) < len(labels):
             raise ValueError(
-                f"image {number} has the labels {json.dumps(labels)[:80]}; expected are distinct numbers from 0 to "
+                f"image {number} has the labels {json.dumps(labels)[:80]}; expected distinct numbers from 0 to "
                 f"{num_classes - 1}"
             )
     if (digest := hashlib.sha256(json.dumps(lists).encode()).hexdigest()) != REAL_SHA256:

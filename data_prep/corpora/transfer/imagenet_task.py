@@ -58,7 +58,7 @@ class ImagenetTask(RawCorpus):
         if digest != release.sha256:
             raise ValueError(
                 f"{self.store.uri_of(KIT)} has {len(kit.classes):,} classes, whose WNIDs have sha256 {digest:.12}; "
-                f"expected are the {release.num_classes:,} classes of {release.what}, {release.sha256:.12}. It is the kit of "
+                f"expected the {release.num_classes:,} classes of {release.what}, {release.sha256:.12}. It is the kit of "
                 f"another year, or it was changed. Download {KIT} from {self.official.home}."
             )
         return kit

@@ -174,7 +174,7 @@ class Caltech101(VtabData):
                 if name not in digests or labels.get(name) not in numbers:
                     raise ValueError(
                         f"{self.store.uri_of(listed.key)}: {name} has {'an' if name in digests else 'no'} image and "
-                        f"label {labels.get(name)!r:.40}; expected are 0 to {len(numbers) - 1}. Copy it again from {_HUB}."
+                        f"label {labels.get(name)!r:.40}; expected 0 to {len(numbers) - 1}. Copy it again from {_HUB}."
                     )
                 yield digests[name], numbers[labels[name]]
 

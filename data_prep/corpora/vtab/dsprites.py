@@ -89,7 +89,7 @@ class DSprites(VtabData):
         for block in self._file.blocks(_IMAGES, start, stop):
             if block.max(initial=0) > 1:
                 raise ValueError(
-                    f"{self._file.uri}: a pixel has value {block.max()}; expected are 0 and 1. Download it again."
+                    f"{self._file.uri}: a pixel has value {block.max()}; expected 0 and 1. Download it again."
                 )
             for pixels in block:
                 yield Found("train", row, labels[row - start], lossless_png(pixels * np.uint8(255)))
@@ -132,7 +132,7 @@ class _File(ABC):
     def _checked(self, name: str, found: tuple[tuple[int, ...], np.dtype], shape: tuple[int, ...], dtype: str) -> int:
         if len(found[0]) != 1 + len(shape) or found[0][1:] != shape or found[1] != np.dtype(dtype):
             raise ValueError(
-                f"{self.uri}: {name} is an array of shape {found[0]} and type {found[1]}; expected are rows of {shape} {dtype}. "
+                f"{self.uri}: {name} is an array of shape {found[0]} and type {found[1]}; expected rows of {shape} {dtype}. "
                 "It is another file. Download it again."
             )
         return found[0][0]

@@ -134,7 +134,7 @@ def _objects(text: str) -> Iterator[tuple[str, float]]:
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split(" ")
         if len(fields) != _NUM_FIELDS:
-            raise ValueError(f"line {number} has {len(fields)} fields; expected are {_NUM_FIELDS}")
+            raise ValueError(f"line {number} has {len(fields)} fields; expected {_NUM_FIELDS}")
         z = float(fields[_Z])
         if not math.isfinite(z):
             raise ValueError(f"line {number} has distance {z}, which is not finite")

@@ -116,7 +116,7 @@ class Dtd(ListedArchive):
         rows = [(line.strip(), split, path) for path, split in lists.items() for line in texts[path] if line.strip()]
         for key, _, path in rows:
             if not re.fullmatch(r"[^/]+/[^/]+", key):
-                raise self._wrong(f"{path} has the line {key!r:.80}; expected are lines such as banded/banded_0002.jpg")
+                raise self._wrong(f"{path} has the line {key!r:.80}; expected lines such as banded/banded_0002.jpg")
         numbers = {name: i for i, name in enumerate(sorted({key.partition("/")[0] for key, _, _ in rows}))}
         for key, split, _ in rows:
             yield key, split, numbers[key.partition("/")[0]]
@@ -169,9 +169,7 @@ class Pets(ListedArchive):
                     r"(\S+_\d+) ([1-9]\d{0,3})(?: -?\d+)*\s*", line
                 )  # file, class, species, breed within the species
                 if not row:
-                    raise self._wrong(
-                        f"{path} has the line {line!r:.80}; expected are lines such as Abyssinian_100 1 1 1"
-                    )
+                    raise self._wrong(f"{path} has the line {line!r:.80}; expected lines such as Abyssinian_100 1 1 1")
                 yield f"{row[1]}.jpg", split, int(row[2]) - 1
 
     def _key(self, path: str) -> str:

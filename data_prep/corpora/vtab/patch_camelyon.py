@@ -93,7 +93,8 @@ class PatchCamelyon(VtabData):
             patches = opened.array("x")
             if patches.dtype != np.uint8 or patches.shape != (count, *_SHAPE):
                 raise ValueError(
-                    f"{uri} is an array of shape {patches.shape} and type {patches.dtype}; expected is {(count, *_SHAPE)} uint8, "
+                    f"{uri} is an array of shape {patches.shape} and type {patches.dtype}; "
+                    f"expected {(count, *_SHAPE)} uint8, "
                     f"one image per label. Download the files again from {self.official.home}."
                 )
             yield patches
@@ -108,12 +109,10 @@ class PatchCamelyon(VtabData):
                     file = io.BytesIO(plain.read(_MAX_LABEL_BYTES))
             array = opened.enter_context(open_hdf5(file, uri)).array("y")
             if array.shape[1:] not in ((), (1,), (1, 1, 1)) or array.shape[0] * array.dtype.itemsize > _MAX_LABEL_BYTES:
-                raise ValueError(
-                    f"{uri} is an array of shape {array.shape}; expected is (n, 1, 1, 1). Download it again."
-                )
+                raise ValueError(f"{uri} is an array of shape {array.shape}; expected (n, 1, 1, 1). Download it again.")
             labels = [label for block in array.blocks(0, array.shape[0]) for label in block.reshape(-1).tolist()]
         if unknown := set(labels) - {0, 1}:
-            raise ValueError(f"{uri} has the labels {sorted(unknown)[:5]}; expected are 0 and 1. Download it again.")
+            raise ValueError(f"{uri} has the labels {sorted(unknown)[:5]}; expected 0 and 1. Download it again.")
         return labels
 
 

@@ -61,7 +61,7 @@ class SmallNorb(VtabData):
                 count = len(self._labels(split))
                 if pictures.dtype != np.uint8 or pictures.shape != (count, 2, 96, 96):
                     raise ValueError(
-                        f"{uri} is an array of shape {pictures.shape} and type {pictures.dtype}; expected is "
+                        f"{uri} is an array of shape {pictures.shape} and type {pictures.dtype}; expected "
                         f"{(count, 2, 96, 96)} uint8, a pair for every row of its -info file. Download the files again from "
                         f"{self.official.home}."
                     )
@@ -77,7 +77,7 @@ class SmallNorb(VtabData):
         with self._open(split, "info") as (info, uri):
             if info.dtype != np.int32 or len(info.shape) != 2 or info.shape[1] != 4:
                 raise ValueError(
-                    f"{uri} is an array of shape {info.shape} and type {info.dtype}; expected are rows of four int32: instance, "
+                    f"{uri} is an array of shape {info.shape} and type {info.dtype}; expected rows of four int32: instance, "
                     f"elevation, azimuth and lighting. Download it again from {self.official.home}."
                 )
             rows = [row.tolist() for row in info.rows(uri)]

@@ -114,7 +114,7 @@ class Sun397(ListedArchive):
     def _folders(self) -> list[str]:
         folders = self._list_files[_LABELS].decode(errors="replace").split()
         if wrong := [folder for folder in folders if folder.count("/") < 2 or not folder.startswith("/")]:
-            raise self._wrong(f"{_LABELS} has the line {wrong[0]!r:.80}; expected are lines such as /a/abbey")
+            raise self._wrong(f"{_LABELS} has the line {wrong[0]!r:.80}; expected lines such as /a/abbey")
         return folders
 
     @cached_property

@@ -172,6 +172,6 @@ def test_a_part_that_returns_nothing_in_time_is_left_out(monkeypatch, folder, re
         found, _ = dry_run(request, CORES, budget=Budget(num_images=8, seconds=3))
     finally:
         source.over.set()
-    assert any("returned nothing in time: 1 (stuck)" in note for note in found.notes)
+    assert any("timed out: 1 (stuck)" in note for note in found.notes)
     assert not found.found.exact
     assert found.num_sampled >= 4

@@ -193,7 +193,7 @@ def test_invalid_weights_are_refused(refused, official, names, root):
         "model", "forward", official / "tiny.npz", images, out, "--variant", "q7"
     )
     assert "There is no file" in refused("model", "forward", official / "none.npz", images, out)
-    assert "is no published model below" in refused("model", "forward", "birds", images, out, "--root", root)
+    assert "is not a published model below" in refused("model", "forward", "birds", images, out, "--root", root)
     (official / "pickled").mkdir()
     (official / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert "is a pickle" in refused("model", "predict", f"{official}/pickled", official / "a.png")

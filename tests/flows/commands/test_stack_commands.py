@@ -52,7 +52,7 @@ def test_without_a_stack(run):
     assert "Start it with `vitline stack up`" in err
     code, _, err = run("stack", "restart", "minio")
     assert code == 2
-    assert "'minio' is no service of the stack. The services are s3, mlflow" in err
+    assert "'minio' is not a service of the stack. The services are s3, mlflow" in err
     code, _, err = run("stack", "up", "--s3-port", "80")
     assert code == 2
     assert "--s3-port=80: must be from 1024 to 55535" in err

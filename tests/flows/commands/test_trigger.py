@@ -26,7 +26,7 @@ def test_a_request_that_the_form_or_the_flow_would_refuse_is_not_submitted(trigg
         (["recipe=vit-g"], "or 'bit-r152x2-jft', not 'vit-g'"),
         (["sed=1"], "Did you mean 'seed'?"),
         (["tasks=[]"], "tasks: must not be left empty, not []"),
-        (["corpus=brids"], "There is no corpus 'brids' below s3://vitline; there are: "),
+        (["corpus=brids"], "There is no corpus 'brids' below s3://vitline; available: "),
         (['overrides={"recipe.optim.peak_lrr": 1}'], "no field 'recipe.optim.peak_lrr'; available fields: "),
         (["num_workers=1000"], "num_workers=1000 is more than recipe.input.num_lanes"),
         (["seed"], "'seed' does not have the form"),
@@ -38,7 +38,7 @@ def test_a_request_that_the_form_or_the_flow_would_refuse_is_not_submitted(trigg
         assert err.count("\n") == 1
     code, _, err = trigger("pretrain-then-transfer/dem")
     assert code == 2
-    assert "no deployment 'pretrain-then-transfer/dem'; there are: collect-garbage/default, " in err
+    assert "no deployment 'pretrain-then-transfer/dem'; available: collect-garbage/default, " in err
     assert "Did you mean 'pretrain-then-transfer/demo'?" in err
     assert flows.api.post("/flow_runs/count", json={}).json() == before
 

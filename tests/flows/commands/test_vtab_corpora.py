@@ -69,7 +69,8 @@ def test_the_official_files_of_every_data_set_are_listed():
 
 def test_task_is_named_like_its_corpus():
     with pytest.raises(
-        ValueError, match=r"'eurosat' is not a task .* Did you mean vtab-eurosat\? These are vtab-caltech101, "
+        ValueError,
+        match=r"'eurosat' is not a task .* Did you mean vtab-eurosat\? The available tasks are vtab-caltech101, ",
     ):
         known_tasks(["eurosat"])
     whole, benchmark = (task_request("memory://nothing", name) for name in ("pets", "vtab-pets"))

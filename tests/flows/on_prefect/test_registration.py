@@ -173,7 +173,7 @@ def test_pool_and_job_variables_are_kept_unless_options_change_them(deploy_again
         code, out, err = deploy_again("--pool", "gpu")
         assert (code, out) == (2, "")
         assert (
-            "has no work pool 'gpu'; there are: gpus, vitline. Did you mean 'gpus'? `prefect work-pool create gpu"
+            "has no work pool 'gpu'; available: gpus, vitline. Did you mean 'gpus'? `prefect work-pool create gpu"
             in err
         )
         code, _, err = deploy_again("--job-variable", "image")

@@ -203,7 +203,7 @@ def test_a_heartbeat_in_the_last_moment_keeps_the_state(place, monkeypatch):
 
     monkeypatch.setattr(module, "judge", late)
     (finding,) = place.reconcile()
-    assert "not done: its claim or state changed meanwhile" in finding.action
+    assert "not done: the claim or state of this run changed meanwhile" in finding.action
     assert read_state(place.run)["state"] == "running"
 
 

@@ -100,5 +100,5 @@ def test_weights_of_another_codebase_are_published_once_and_then_used(root, tmp_
         == published_uri(root, "my-vit")
         == uri
     )
-    with pytest.raises(ValueError, match="'mine' is no published model"):
+    with pytest.raises(ValueError, match="'mine' is not a published model"):
         published_uri(root, "mine")

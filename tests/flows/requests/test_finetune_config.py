@@ -7,7 +7,7 @@ from flows.requests.forms import FinetuneRequest
 
 
 def test_the_model_must_exist(digits_root):
-    with pytest.raises(ValueError, match=r"'emoji' is no published model .*none yet"):
+    with pytest.raises(ValueError, match=r"'emoji' is not a published model .*none yet"):
         resolve_finetune(digits_root, FinetuneRequest(model="emoji", corpus="digits"))
 
 

@@ -105,7 +105,7 @@ def test_choices_are_complete():
     assert set(get_args(forms.FinetuningName)) == tuned - {
         "small-images"
     }  # it takes its size from the images of a task
-    with pytest.raises(ValueError, match=f"there are: {', '.join(get_args(forms.ProtocolName))}"):
+    with pytest.raises(ValueError, match=f"available: {', '.join(get_args(forms.ProtocolName))}"):
         protocol_named("none of them")
 
 
@@ -121,6 +121,6 @@ def test_all_violated_rules_are_reported_together():
         read_request(PipelineRequest, {"seed": -1, "recipe": "vit-g"}, {})
     assert "\n" not in str(refused.value)
     with pytest.raises(
-        ValueError, match=r"seeed: there is no such field; there are: .*tasks, train_images\. Did you mean 'seed'\?$"
+        ValueError, match=r"seeed: there is no such field; available: .*tasks, train_images\. Did you mean 'seed'\?$"
     ):
         read_request(PipelineRequest, {"seeed": 3}, {})

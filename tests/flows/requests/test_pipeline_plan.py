@@ -54,7 +54,7 @@ def test_presets_are_prepared_and_other_corpora_must_exist(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS))
     assert isinstance(plan.source, CorpusConfig)
     with pytest.raises(
-        ValueError, match=r"no corpus 'brids' below .*; there are: digits, .*noto-emoji.*`vitline data prep`"
+        ValueError, match=r"no corpus 'brids' below .*; available: digits, .*noto-emoji.*`vitline data prep`"
     ):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"corpus": "brids"}))
     with pytest.raises(ValueError, match=r"no corpus at file://.*/brids"):

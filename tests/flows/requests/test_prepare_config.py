@@ -42,7 +42,7 @@ def test_a_source_of_any_kind_takes_its_fields_as_overrides(prepare, tmp_path):
         ({"overrides": {"recipe.order_sed": 1}}, r"no field 'recipe\.order_sed'; available fields: .*order_seed"),
         ({"overrides": {"source.path": "/tmp"}}, "'source.path' cannot be overridden: the form's own fields determine it"),
         ({"overrides": {"recipe.class_map": "imagenet21"}}, "imagenet21k-p"),
-        ({"decontaminate": ("pets",)}, "There is no corpus 'pets' below .*; there are: digits"),
+        ({"decontaminate": ("pets",)}, "There is no corpus 'pets' below .*; available: digits"),
         ({"add_to": "digits"}, "add_to 'digits' names no version"),
         ({"add_to": "digits/0123456789ab"}, "There is no corpus 'digits/0123456789ab' below"),
     ],

@@ -179,7 +179,11 @@ def test_repeated_preemption_fails_with_the_next_step(run):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("failed", "is failed: no disk left"), ("cancelled", "is cancelled"), ("diverged", "is diverged")],
+    [
+        ("failed", "ended as failed: no disk left"),
+        ("cancelled", "ended as cancelled"),
+        ("diverged", "ended as diverged"),
+    ],
 )
 def test_every_other_end_fails_with_state_reason_and_place(run, line, says):
     cluster = ScriptedCluster(run, line, "finished")

@@ -173,7 +173,7 @@ def test_restart_and_stop_keep_ports_secrets_and_data(start_services):
     assert after.ports == before.ports
     assert check_services(directory) == {"s3": ""}
     assert (directory / "sentinel").read_bytes() == sentinel
-    with pytest.raises(ValueError, match=r"'s4' is no service of the stack\. The services are s3, mlflow"):
+    with pytest.raises(ValueError, match=r"'s4' is not a service of the stack\. The services are s3, mlflow"):
         restart_service(directory, "s4")
     with pytest.raises(RuntimeError, match="ray is not part of the stack"):
         restart_service(directory, "ray")

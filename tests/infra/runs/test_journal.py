@@ -168,5 +168,5 @@ def test_sealing_thread_retries_after_a_failed_write(tmp_path):
 
 def test_error_of_an_invalid_segment_names_it(run, tmp_path):
     run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
-    with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is no valid journal segment"):
+    with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is not a valid journal segment"):
         Journal(run, 2, tmp_path)

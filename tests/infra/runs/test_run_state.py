@@ -31,7 +31,7 @@ def test_read_state_returns_the_state_written_last(run):
         "step": 20,
         "model": "s3://m",
     }
-    with pytest.raises(ValueError, match="'done' is no run state"):
+    with pytest.raises(ValueError, match="'done' is not a run state"):
         write_state(run, "done", 1)
 
 

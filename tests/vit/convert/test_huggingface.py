@@ -132,7 +132,7 @@ def test_pooler_becomes_pre_logits_layer_unless_there_is_a_classifier(theirs, re
     assert ours.report.loaded["pre_logits.weight"] == "pooler.dense.weight"
     with torch.no_grad():
         assert rel_diff(ours.network.features(images(18)), other(images(18)).pooler_output) <= 1e-5
-    with pytest.raises(ConversionError, match=r"has no head\. Give the number of classes"):
+    with pytest.raises(ConversionError, match=r"has no head\. Give class names"):
         read_huggingface(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     state = {f"vit.{name}": value for name, value in state.items()} | {
@@ -150,10 +150,10 @@ def test_pooler_becomes_pre_logits_layer_unless_there_is_a_classifier(theirs, re
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'; supported are gelu, gelu_pytorch_tanh, gelu_new"),
-        ({"num_channels": 1}, "num_channels=1; supported is 3"),
+        ({"hidden_act": "quick_gelu"}, "hidden_act='quick_gelu'; supported: gelu, gelu_pytorch_tanh, gelu_new"),
+        ({"num_channels": 1}, "num_channels=1; supported: 3"),
         ({"model_type": "deit"}, "model_type='deit'"),
-        ({"image_size": [18, 24]}, r"image_size=\[18, 24\]; supported are squares"),
+        ({"image_size": [18, 24]}, r"image_size=\[18, 24\]; only squares are supported"),
         ({"image_size": 32}, r"position_embeddings gives pos_embed the shape \(1, 17, 32\), .* has \(1, 65, 32\)"),
         ({"num_attention_heads": 5}, "num_heads=5 must divide embed_dim=32"),
         ({"hidden_size": 64}, r"gives norm.weight the shape \(32,\)"),
@@ -175,7 +175,9 @@ def test_unused_and_missing_entries_are_named(theirs, tmp_path):
         from_huggingface({name: value for name, value in state.items() if name != gone}, config, "x")
     with pytest.raises(ConversionError, match=r"the network does not use: vit\.layers\.0\.lambda1"):
         from_huggingface(state | {"vit.layers.0.lambda1": torch.ones(32)}, config, "x")
-    with pytest.raises(ConversionError, match=r"is no ViT of transformers: it has no block 0\. Its first entries: a"):
+    with pytest.raises(
+        ConversionError, match=r"is not a ViT of transformers: it has no block 0\. Its first entries: a"
+    ):
         from_huggingface({"a": torch.ones(1)}, {}, "x")
     (note,) = from_huggingface(state, config, "x").report.adapted
     assert note == "left out, because our networks apply dropout elsewhere (in training only): hidden_dropout_prob=0.1"
@@ -208,7 +210,7 @@ def test_class_names_must_fit_the_head_and_differ(tmp_path):
     network = build_network(WRITTEN["tiny"], 2)
     with pytest.raises(ValueError, match="3 class names, but the head has 2 classes"):
         write_huggingface(network, tmp_path, ["a", "b", "c"])
-    with pytest.raises(ValueError, match="a: name of more than one class"):
+    with pytest.raises(ValueError, match="a: more than one class has this name"):
         write_huggingface(network, tmp_path, ["a", "a"])
 
 

@@ -127,7 +127,7 @@ def test_higher_resolution_resamples_positions_and_is_reported(tmp_path):
 
 def test_file_without_head_needs_number_of_classes(tmp_path):
     entries = {name: array for name, array in entries_of("paper-gap").items() if not name.startswith("head/")}
-    with pytest.raises(ConversionError, match=r"has no head\. Give the number of classes"):
+    with pytest.raises(ConversionError, match=r"has no head\. Give class names"):
         read_npz(written(tmp_path, entries))
     done = read_npz(written(tmp_path, entries), num_classes=5)
     assert done.network.head.weight.shape == (5, 48)
@@ -165,8 +165,8 @@ def changed(**changes):
         (changed(), {"variant": "b16"}, "is not b16: .*embed_dim: 48 instead of 768"),
         (changed(), {"num_classes": 5}, "has a head of 7 classes, not 5"),
         (changed(), {"image_size_px": 4}, "image_size_px=4 must be at least patch_size_px=8"),
-        (changed(embedding__kernel=None), {}, "is of no known family: it has no embedding/kernel"),
-        ({"embedding/kernel": np.array([{}], dtype=object)}, {}, "without pickled entries"),
+        (changed(embedding__kernel=None), {}, "does not match any known .npz family: entry embedding/kernel is missing"),
+        ({"embedding/kernel": np.array([{}], dtype=object)}, {}, "it has pickled entries"),
         (changed(embedding__bias=np.array(["a"])), {}, "embedding/bias has dtype <U1, expected floating-point"),
         ({}, {}, "contains no weights"),
     ],
@@ -179,7 +179,7 @@ def test_unexpected_missing_and_misshapen_entries_are_refused(entries, asked, me
 def test_truncated_and_foreign_files_are_refused(tmp_path):
     path = Path(written(tmp_path, entries_of("paper-gap")))
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ConversionError, match=r"is no valid \.npz file"):
+    with pytest.raises(ConversionError, match=r"is not a valid \.npz file"):
         read_npz(str(path))
     (tmp_path / "array.npz").write_bytes(b"\x93NUMPY\x01\x00nothing")
     with zipfile.ZipFile(tmp_path / "zip.npz", "w") as file:

@@ -273,12 +273,12 @@ def state_of(timm, **args):
         ({"global_pool": "avg", "fc_norm": False}, {}, r"global_pool='avg' with a class token"),
         ({"global_pool": "map"}, {"global_pool": "map"}, r"global_pool='map' with a class token"),
         (GAP, {"global_pool": "avgmax"}, r"global_pool='avgmax' without a class token"),
-        ({}, {"act_layer": "quick_gelu"}, r"act_layer='quick_gelu'; supported are gelu and gelu_tanh"),
+        ({}, {"act_layer": "quick_gelu"}, r"act_layer='quick_gelu'; supported: gelu and gelu_tanh"),
         ({}, {"pool_include_prefix": True, "attn_layer": "diff"}, r"attn_layer='diff', pool_include_prefix=True"),
         ({}, {"norm_layer": "rmsnorm"}, r"norm_layer='rmsnorm'"),
         ({"img_size": (16, 32)}, {}, r"pos_embed: .* has 33 entries.*only square grids"),
-        ({"img_size": (16, 24)}, {"img_size": [16, 24]}, r"images of \[16, 24\] pixels; supported are squares"),
-        ({"num_classes": 0}, {}, r"has no head\. Give the number of classes"),
+        ({"img_size": (16, 24)}, {"img_size": [16, 24]}, r"images of \[16, 24\] pixels; only squares are supported"),
+        ({"num_classes": 0}, {}, r"has no head\. Give class names"),
     ],
 )  # fmt: skip
 def test_unsupported_settings_are_refused(timm, build, args, message):
@@ -289,7 +289,7 @@ def test_unsupported_settings_are_refused(timm, build, args, message):
 
 def test_heads_and_resolution_come_from_architecture_or_arguments(timm):
     state = state_of(timm)
-    with pytest.raises(ConversionError, match=r"width 32 at depth 3 is known\. Give num_heads"):
+    with pytest.raises(ConversionError, match=r"width 32 at depth 3 is known\. Set num_heads"):
         from_timm(state, {}, "somewhere")
     named = from_timm(state, {"architecture": "vit_giant_patch14_224.augreg", "embed_dim": 32}, "x", num_classes=5)
     assert named.network.config.num_heads == 16
@@ -344,7 +344,7 @@ def test_pickles_and_unrelated_folders_are_refused(tmp_path):
     with pytest.raises(ConversionError, match=r"has no model\.safetensors\. It contains nothing"):
         read_timm(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x08" + b"\0" * 30)
-    with pytest.raises(ConversionError, match="no valid safetensors file"):
+    with pytest.raises(ConversionError, match="not a valid safetensors file"):
         read_timm(tmp_path)
     save_file({"x": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ConversionError, match=r"neither patch_embed\.proj\.weight nor .* Its first entries: x"):

@@ -217,7 +217,7 @@ def test_corpus_without_the_required_splits_is_refused_by_their_names(spec_of, d
 
 
 def test_missing_model_is_refused_before_any_training(spec_of, root):
-    with pytest.raises(ValueError, match="no published model"):
+    with pytest.raises(ValueError, match="not a published model"):
         plan_task_sweeps(spec_of((f"{root}/models/absent/1",)))
 
 

@@ -88,7 +88,7 @@ def from_timm(
         return _transformer_from_timm(state, args, report, num_classes)
     shown = ", ".join(sorted(state)[:5])
     raise ConversionError(
-        f"{source} is no Vision Transformer, hybrid or BiT ResNet of timm: it has neither patch_embed.proj.weight nor "
+        f"{source} is not a Vision Transformer, hybrid or BiT ResNet of timm: it has neither patch_embed.proj.weight nor "
         f"stem.conv.weight. Its first entries: {shown or 'none'}."
     )
 
@@ -148,7 +148,7 @@ def _bit_from_timm(
     _check_args(args, _OF_BIT, report)
     if not re.fullmatch(r"resnetv2_\d+x\d_bit", name := _architecture(args) or "resnetv2_50x1_bit"):
         raise ConversionError(
-            f"{report.source}: not supported: {name}. It is no BiT ResNet; its padding, pooling or epsilons differ."
+            f"{report.source}: not supported: {name}. It is not a BiT ResNet; its padding, pooling or epsilons differ."
         )
     if (pool := args.get("global_pool", "avg")) != "avg":
         raise ConversionError(f"{report.source}: not supported: global_pool={pool!r}; a BiT ResNet has avg.")
@@ -205,14 +205,15 @@ def _num_heads(args: Mapping[str, Any], embed_dim: int, depth: int, report: Conv
         return heads_found
     raise ConversionError(
         f"{report.source}: the number of attention heads is unknown. No entry shows it, and neither "
-        f"{name or 'a missing architecture'} nor width {embed_dim} at depth {depth} is known. Give num_heads."
+        f"{name or 'a missing architecture'} nor width {embed_dim} at depth {depth} is known. "
+        "Set num_heads in model_args of config.json."
     )
 
 
 def _gelu(args: Mapping[str, Any], report: ConversionReport) -> str:
     default = "gelu_tanh" if _TANH.fullmatch(_architecture(args) or "") else "gelu"
     if (act := args.get("act_layer", default)) not in GELU:
-        raise ConversionError(f"{report.source}: not supported: act_layer={act!r}; supported are {' and '.join(GELU)}.")
+        raise ConversionError(f"{report.source}: not supported: act_layer={act!r}; supported: {' and '.join(GELU)}.")
     return GELU[act]
 
 
@@ -283,7 +284,7 @@ def _asked_size(args: Mapping[str, Any], report: ConversionReport) -> int | None
     size = args.get("img_size", args.get("input_size"))
     sides = [size] if isinstance(size, int) else list(size or [])[-2:]
     if len(set(sides)) > 1:
-        raise ConversionError(f"{report.source}: not supported: images of {sides} pixels; supported are squares.")
+        raise ConversionError(f"{report.source}: not supported: images of {sides} pixels; only squares are supported.")
     return int(sides[0]) if sides else None
 
 

@@ -112,7 +112,7 @@ def read_records(root: Store) -> list[ScoreRecord]:
             score = Score.model_validate(root.read_json(key))
         except ValidationError as error:
             raise ValueError(
-                f"{root.uri_of(key)} is no score record ({error.errors()[0]['msg']}). Delete it, or score the task again."
+                f"{root.uri_of(key)} is not a score record ({error.errors()[0]['msg']}). Delete it, or score the task again."
             ) from error
         named = re.fullmatch(r"(.+)-s\d+-[0-9a-f]+(-r\d+)?\.json", key.rpartition("/")[2])
         return ScoreRecord(named[1] if named else score.model_digest or "scratch", score)

@@ -194,7 +194,7 @@ def test_a_folder_without_images_next_to_the_splits_changes_nothing(tmp_path, as
 
 def test_requested_splits_must_exist(tmp_path):
     add_files(tmp_path, "cat/1.jpg", "test/2.jpg")
-    with pytest.raises(ValueError, match=r"'splits', but .* holds test; expected at its top are train"):
+    with pytest.raises(ValueError, match=r"'splits', but .* holds test; its top level must have train"):
         listed(tmp_path, top_folders="splits")
 
 

@@ -195,7 +195,7 @@ def test_idx_files_are_read_plain_and_compressed(tmp_path, read, shape):
 @pytest.mark.parametrize(
     ("images", "labels", "message"),
     [
-        (idx(np.zeros((2, 3, 5, 3))), idx([0, 1]), r"shape \(2, 3, 5, 3\); expected is"),
+        (idx(np.zeros((2, 3, 5, 3))), idx([0, 1]), r"shape \(2, 3, 5, 3\); expected"),
         (idx(np.zeros((2, 5, 5, 4))), idx([0, 1]), r"shape \(2, 5, 5, 4\)"),
         (idx(np.zeros((2, 25))), idx([0, 1]), r"shape \(2, 25\)"),
         (idx(np.zeros((2, 0, 5))), idx([0, 1]), "5 x 0 pixels"),
@@ -222,7 +222,7 @@ def test_a_damaged_compressed_array_is_an_error_and_no_partial_result(tmp_path, 
     packed[at] ^= 1
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(packed)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(range(9)))
-    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz is damaged: .*Copy it again|expected is"):
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte.gz is damaged: .*Copy it again|expected"):
         read(tmp_path, "idx")
 
 
@@ -287,8 +287,8 @@ def test_unsupported_npz_is_refused(tmp_path, read):
         ({"images": images / 255, "labels": labels}, "pixels of type float64, which is not supported: the value range"),
         ({"images": images.astype(np.uint16), "labels": labels}, "pixels of type uint16"),
         ({"images": images, "labels": np.eye(2)}, "labels of type float64"),
-        ({"pictures": images}, "holds the arrays pictures; expected are"),
-        ({"images": images, "labels": labels, "x_train": images, "y_train": labels}, "expected are"),
+        ({"pictures": images}, "holds the arrays pictures; expected"),
+        ({"images": images, "labels": labels, "x_train": images, "y_train": labels}, "expected"),
     ]:
         np.savez(path, **arrays)
         with pytest.raises(ValueError, match=message):

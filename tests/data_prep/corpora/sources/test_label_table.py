@@ -331,7 +331,7 @@ def test_tables_of_two_kinds_or_no_table_are_an_error(memory):
         ("img/./x.jpg", "the path has a folder '.'; write it as 'img/x.jpg'"),
         ("img//x.jpg", "the path has a double or trailing slash"),
         ("img/", "the path has a double or trailing slash"),
-        ("s3:///x.jpg", "is not a valid bucket name; expected is s3://bucket/path"),
+        ("s3:///x.jpg", "is not a valid bucket name; expected s3://bucket/path"),
     ],
 )
 def test_invalid_location_is_refused_with_a_message_about_the_location(memory, location, message):
@@ -339,4 +339,4 @@ def test_invalid_location_is_refused_with_a_message_about_the_location(memory, l
     (refused,) = refusals(read(corpus(memory))).values()
     assert refused[0] == "unreadable"
     assert message in refused[1]
-    assert "is no key" not in refused[1]
+    assert "is not a valid key" not in refused[1]

@@ -160,7 +160,7 @@ def test_sources_that_cannot_be_read_are_errors_with_the_next_step(folder, read)
         declared = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
         table = pa.table({"image": [b"1"], "label": [1]}).replace_schema_metadata({"huggingface": json.dumps(declared)})
         write_parquet(folder, f"{name}.parquet", table)
-    with pytest.raises(ValueError, match="declares other class names"):
+    with pytest.raises(ValueError, match="declares class names for 'label' that differ"):
         read(corpus(folder))
 
 

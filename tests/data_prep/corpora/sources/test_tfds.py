@@ -262,7 +262,7 @@ def test_records_without_image_or_label_are_refused(as_tfrecord, read):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"label_feature": "tags"}, "'tags' is ClassLabel of int64 in a sequence; expected is"),
+        ({"label_feature": "tags"}, "'tags' is ClassLabel of int64 in a sequence; expected"),
         ({"label_feature": "text"}, "'text' is Text"),
         ({"label_feature": "none"}, "no feature 'none'; it has depth, image, label"),
         ({"image_feature": "text"}, "'text' is Text of bytes, which is not supported"),
@@ -287,7 +287,7 @@ def test_invalid_or_incomplete_folders_are_refused(as_tfrecord, read, monkeypatc
         (info.replace("tfrecord", "riegeli"), "holds riegeli files, which is not supported"),
         (info.replace('"3"', '"1000000000"'), "too few for the 1,000,000,000 examples"),
         (info.replace('"3"', '"many"'), "splits/0/shardLengths/1|splits/1/shardLengths/0"),
-        (info.replace("toy", "../toy"), "is no key"),
+        (info.replace("toy", "../toy"), "is not a valid key"),
     ]:
         (as_tfrecord / "dataset_info.json").write_text(wrong)
         with pytest.raises(ValueError, match=message):

@@ -106,9 +106,9 @@ def changed(**entries):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (json.dumps(REAL[:-1]), "holds a list of 25; expected is one list of labels for each of 26 images"),
+        (json.dumps(REAL[:-1]), "holds a list of 25; expected one list of labels for each of 26 images"),
         ("{}", "holds dict instead of a list"),
-        (changed(image3=[12]), r"image 3 has the labels \[12\]; expected are distinct numbers from 0 to 11"),
+        (changed(image3=[12]), r"image 3 has the labels \[12\]; expected distinct numbers from 0 to 11"),
         (changed(image3=[2, 2]), r"image 3 has the labels \[2, 2\]"),
         (changed(image3=[True]), r"image 3 has the labels \[true\]"),
         (changed(image3=2), "image 3 has the labels 2;"),
@@ -160,7 +160,7 @@ def test_incomplete_archives_are_refused_before_an_image_is_read(imagenet, prepa
 def test_kit_with_other_classes_is_refused(imagenet, ilsvrc, prepared):
     kit = ilsvrc.kit([(1, "n00001000", "one", []), (2, "n00001017", "two", [])], [1] * 26)
     (imagenet / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(kit)
-    with pytest.raises(ValueError, match=r"has 2 classes, .*expected are the 12 classes of ILSVRC2012"):
+    with pytest.raises(ValueError, match=r"has 2 classes, .*expected the 12 classes of ILSVRC2012"):
         prepared("imagenet", imagenet)
 
 

@@ -124,7 +124,7 @@ def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, pr
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [
-        ("training/label_2/000003.txt", b" -1.59", b"", r"label_2/000003.txt: line 1 has 14 fields; expected are 15"),
+        ("training/label_2/000003.txt", b" -1.59", b"", r"label_2/000003.txt: line 1 has 14 fields; expected 15"),
         ("training/label_2/000003.txt", b" 20.5 ", b" nan ", "000003.txt: line 1 has distance nan"),
         ("training/label_2/000003.txt", b" 20.5 ", b" near ", "000003.txt: could not convert string to float: 'near'"),
         ("training/label_2/000003.txt", b" 20.5 ", b" -101 ", "000003.txt: -101.0 is not above -100"),

@@ -162,7 +162,7 @@ def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits
     lists["annotations/test.txt"] = b"Abyssinian_5000\n"
     pack(tmp_path / "annotations.tar.gz", lists)
     with pytest.raises(
-        ValueError, match=r"test\.txt has the line 'Abyssinian_5000'; expected are lines such as Abyssinian_100 1 1 1"
+        ValueError, match=r"test\.txt has the line 'Abyssinian_5000'; expected lines such as Abyssinian_100 1 1 1"
     ):
         prepared("pets", tmp_path)
 

@@ -116,9 +116,9 @@ def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
     data, work = small(tmp_path), place_of(tmp_path)
     labels = path_of(tmp_path, "valid", "y")
     for content, message in (
-        (gzip.compress(hdf5("y", np.full((40, 1, 1, 1), 2))), r"labels \[2\]; expected are 0 and 1"),
-        (gzip.compress(hdf5("y", np.zeros((40, 2)))), "expected are rows of whole numbers"),
-        (gzip.compress(hdf5("z", np.zeros((40, 1)))), "has no array y of its own"),
+        (gzip.compress(hdf5("y", np.full((40, 1, 1, 1), 2))), r"labels \[2\]; expected 0 and 1"),
+        (gzip.compress(hdf5("y", np.zeros((40, 2)))), "expected rows of whole numbers"),
+        (gzip.compress(hdf5("z", np.zeros((40, 1)))), "does not contain the array y itself"),
         (gzip.compress(b"no HDF5"), "is damaged"),
         (b"no gzip", "is damaged"),
     ):
@@ -130,7 +130,7 @@ def test_files_that_are_not_patch_camelyon_are_refused(tmp_path):
     packed = path_of(tmp_path, "valid", "x")
     packed.write_bytes(packed.read_bytes()[:-3000])
     train, valid, _ = data.parts(work)
-    with pytest.raises(ValueError, match=r"of shape \(39, 96, 96, 3\) and type uint8; expected is \(40, 96, 96, 3\)"):
+    with pytest.raises(ValueError, match=r"of shape \(39, 96, 96, 3\) and type uint8; expected \(40, 96, 96, 3\)"):
         list(data.pictures(train, work))
     with pytest.raises(ValueError, match="is damaged: Compressed file ended"):
         list(data.pictures(valid, work))

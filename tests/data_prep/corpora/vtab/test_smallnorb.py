@@ -92,7 +92,7 @@ def test_other_and_damaged_files_are_refused(smallnorb):
     for content, message in (
         (gzip.compress(b"MATLAB 5.0 MAT-file" + bytes(200)), "begins with 0x.* which is not valid for smallNORB"),
         (gzip.compress(norb(odd)), "azimuth 3 is odd; smallNORB stores even numbers"),
-        (gzip.compress(norb(odd[:, :3])), "expected are rows of four int32"),
+        (gzip.compress(norb(odd[:, :3])), "expected rows of four int32"),
         (whole[:60], "damaged"),
     ):
         info.write_bytes(content)
@@ -102,7 +102,7 @@ def test_other_and_damaged_files_are_refused(smallnorb):
     one_camera = np.ascontiguousarray(arrays["test"][:, :1])
     dat.write_bytes(gzip.compress(norb(one_camera), 1))
     with pytest.raises(
-        ValueError, match=r"array of shape \(230, 1, 96, 96\) and type uint8; expected is \(230, 2, 96, 96\)"
+        ValueError, match=r"array of shape \(230, 1, 96, 96\) and type uint8; expected \(230, 2, 96, 96\)"
     ):
         list(data.parts(None))
     dat.write_bytes(gzip.compress(norb(arrays["test"])[:-1000], 1))

@@ -149,7 +149,7 @@ def test_records_of_controls_are_distinguished_by_their_keys(tmp_path):
 
 def test_invalid_score_record_is_named(tmp_path):
     open_store(tmp_path).write_json("scores/digits/p/notes.json", {"value": 1})
-    with pytest.raises(ValueError, match=r"scores/digits/p/notes\.json is no score record"):
+    with pytest.raises(ValueError, match=r"scores/digits/p/notes\.json is not a score record"):
         read_records(open_store(tmp_path))
 
 
