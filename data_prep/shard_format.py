@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import NonNegativeInt, PositiveInt, ValidationError
 
 from data_prep.decode import DecodePolicy
+from data_prep.parquet_files import RowGroupFile
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
@@ -304,7 +304,7 @@ class ShardReader:
         self._schema, self._max_open = manifest.arrow_schema(), max_open_files
         self.split: SplitInfo = manifest.split(split)
         self._homes = {segment.version: segment_store(corpus, segment) for segment in self.split.segments}
-        self._idle: OrderedDict[str, list[pq.ParquetFile]] = OrderedDict()
+        self._idle: OrderedDict[str, list[RowGroupFile]] = OrderedDict()
         self._lock = threading.Lock()
 
     def row_group(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -315,9 +315,7 @@ class ShardReader:
         location = self.split.place(index)
         with self._file(location) as file:
             try:
-                table = file.read_row_group(
-                    location.group_in_shard, columns=None if columns is None else list(columns), use_threads=False
-                )
+                table = file.row_group(location.group_in_shard, columns)
             except (OSError, pa.ArrowException) as error:
                 # Parquet raises OSError for a page whose checksum differs.
                 raise ShardError(self._uri(location), f"has a damaged page ({_one_line(error)})") from error
@@ -334,7 +332,7 @@ class ShardReader:
             files = [file for idle in self._idle.values() for file in idle]
             self._idle.clear()
         for file in files:
-            file.close(force=True)  # without `force`, pyarrow does not close a file that was passed in open
+            file.close()
 
     def __enter__(self) -> "ShardReader":
         return self
@@ -349,7 +347,7 @@ class ShardReader:
         return self._store(location).uri_of(location.key)
 
     @contextlib.contextmanager
-    def _file(self, location: RowGroupLocation) -> Iterator[pq.ParquetFile]:
+    def _file(self, location: RowGroupLocation) -> Iterator[RowGroupFile]:
         uri = self._uri(location)
         with self._lock:
             idle = self._idle.get(uri)
@@ -359,11 +357,11 @@ class ShardReader:
         try:
             yield file
         except BaseException:
-            file.close(force=True)
+            file.close()
             raise
         self._put_back(uri, file)
 
-    def _put_back(self, uri: str, file: pq.ParquetFile) -> None:
+    def _put_back(self, uri: str, file: RowGroupFile) -> None:
         with self._lock:
             self._idle.setdefault(uri, []).append(file)
             self._idle.move_to_end(uri)
@@ -374,37 +372,37 @@ class ShardReader:
             for name in [name for name, idle in self._idle.items() if not idle]:
                 del self._idle[name]
         for old in surplus:
-            old.close(force=True)
+            old.close()
 
-    def _open(self, location: RowGroupLocation) -> pq.ParquetFile:
+    def _open(self, location: RowGroupLocation) -> RowGroupFile:
         uri = self._uri(location)
         file = open_shard(self._store(location), location.key)
         try:
             num_rows = self.split.shard_rows(location.segment, location.shard)
             check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)
         except ShardError:
-            file.close(force=True)
+            file.close()
             raise
         return file
 
 
-def open_shard(corpus: Store, key: str) -> pq.ParquetFile:
+def open_shard(corpus: Store, key: str) -> RowGroupFile:
     """Open a shard for reading, with verification of page checksums. Raises ShardError."""
     try:
         handle = corpus.open(key)
     except FileNotFoundError as error:
         raise ShardError(corpus.uri_of(key), "is missing") from error
     try:
-        return pq.ParquetFile(pa.PythonFile(handle, mode="r"), page_checksum_verification=True)
+        return RowGroupFile(handle)
     except (OSError, pa.ArrowException) as error:
         handle.close()
         raise ShardError(corpus.uri_of(key), f"is truncated or not Parquet ({_one_line(error)})") from error
 
 
-def check_shard(file: pq.ParquetFile, uri: str, schema: pa.Schema, rows_per_row_group: int, num_rows: int) -> None:
+def check_shard(file: RowGroupFile, uri: str, schema: pa.Schema, rows_per_row_group: int, num_rows: int) -> None:
     """Compare the footer of a shard with the expected schema and row counts. Raises ShardError."""
-    if not file.schema_arrow.equals(schema):
-        found = ", ".join(f"{field.name}: {field.type}" for field in file.schema_arrow)
+    if not file.schema.equals(schema):
+        found = ", ".join(f"{field.name}: {field.type}" for field in file.schema)
         raise ShardError(uri, f"has columns that differ from the manifest: {found}")
     if file.metadata.num_rows != num_rows:
         raise ShardError(uri, f"holds {file.metadata.num_rows:,} rows, but the manifest lists {num_rows:,}")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.decode import DecodePolicy
+from data_prep.parquet_files import open_parquet
 from data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
 from data_prep.similarity.dedup import LOCATOR_SCHEMA
 from data_prep.similarity.near_duplicates import HashIndex, as_words
@@ -79,7 +80,7 @@ def save_pairs(store: Store, key: str, pairs: pa.Table) -> None:
 def load_pairs(store: Store, key: str, number: int) -> pa.Table:
     """The pairs of task `number`."""
     with store.open(key) as file:
-        return pq.ParquetFile(file).read_row_group(number, use_threads=False)
+        return open_parquet(file).read_row_group(number, use_threads=False)
 
 
 def _nearest(rows: pa.Table, index: pa.Table) -> list[tuple[int, int, int]]:

@@ -249,9 +249,8 @@ def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
     own = [name for name in EVALUATION_SPLITS if name in manifest.splits]
     if own == ["val"]:
         segment = manifest.splits["val"].segments[0]
-        file = open_shard(segment_store(corpus, segment), segment_keys(segment)[0])
-        rows = next(file.iter_batches(_ROWS_LOOKED_AT, columns=_SPLIT_COLUMNS, use_threads=False))
-        file.close(force=True)
+        with open_shard(segment_store(corpus, segment), segment_keys(segment)[0]) as file:
+            rows = file.row_group(0, _SPLIT_COLUMNS).slice(0, _ROWS_LOOKED_AT)
         return () if _is_made_here(rows, manifest.provenance.get("request", {})) else ("val",)
     return tuple(own)
 
@@ -297,9 +296,8 @@ def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) 
             store = segment_store(corpus, segment)
             left = segment.num_rows
             for key in segment_keys(segment)[: info.shards_in_use(segment)]:
-                file = open_shard(store, key)
-                rows = file.read(columns=["example_id", "phash"], use_threads=False).slice(0, left)
-                file.close(force=True)
+                with open_shard(store, key) as file:
+                    rows = file.read(["example_id", "phash"]).slice(0, left)
                 left -= len(rows)
                 num = len(rows)
                 columns = {

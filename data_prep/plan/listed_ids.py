@@ -125,9 +125,8 @@ def partition_ids(task: IdTask) -> None:
 def known_keys(shards: Iterable[Shard]) -> Iterator[pa.Table]:
     """The hashes of the ids in shards of the base corpus."""
     for uri, key, _ in shards:
-        file = open_shard(open_store(uri), key)
-        ids = file.read(columns=["example_id"], use_threads=False)["example_id"].to_pylist()
-        file.close(force=True)
+        with open_shard(open_store(uri), key) as file:
+            ids = file.read(["example_id"])["example_id"].to_pylist()
         yield _keys(ids, [b""] * len(ids), _KNOWN, np.arange(len(ids)))
 
 

@@ -118,16 +118,13 @@ class _ShardGroup:
     """The images of one row group. They are stored uncompressed, so each is found in the bytes of its column."""
 
     def __init__(self, store: Store, key: str, row: int) -> None:
-        file = open_shard(store, key)
-        try:
+        with open_shard(store, key) as file:
             self.rows_per_group = file.metadata.row_group(0).num_rows
             number = row // self.rows_per_group
-            table = file.read_row_group(number, columns=["image"], use_threads=False)
+            table = file.row_group(number, ["image"])
             self.images = table["image"].combine_chunks().field("bytes")
             self._store, self._key = store, key
             self._start, self._end = _column_range(file.metadata.row_group(number))
-        finally:
-            file.close(force=True)
 
     def range_of(self, index: int) -> tuple[int, int]:
         """(offset in the file, length) of an image."""

@@ -177,9 +177,8 @@ def _known_rows(task: SortTask, seed: int) -> pa.Table:
     """Rows in shards of the base corpus, as PIXELS_SCHEMA without labels."""
     tables = [PIXELS_SCHEMA.empty_table()]
     for uri, key, split in task.known:
-        file = open_shard(open_store(uri), key)
-        table = file.read(columns=["example_id", "sha256", "pixel_sha256"], use_threads=False)
-        file.close(force=True)
+        with open_shard(open_store(uri), key) as file:
+            table = file.read(["example_id", "sha256", "pixel_sha256"])
         ids = table["example_id"].to_pylist()
         added = {
             **{field.name: pa.nulls(len(ids), field.type) for field in LOCATOR_SCHEMA},

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import Field
 
 from data_prep.config import PrepareExecution
@@ -16,6 +15,7 @@ from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_child import Examiner
 from data_prep.executors import Executor, in_process
 from data_prep.labels.classes import ClassMap
+from data_prep.parquet_files import RowGroupFile
 from data_prep.records import WORK, read_table
 from data_prep.shard_format import (
     CLASSES_KEY,
@@ -271,14 +271,11 @@ def _wrong_pictures(corpus: Store, spec: ShardSpec, check: PixelCheck) -> Iterat
 
 
 def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes], bytes]]:
-    file = open_shard(corpus, spec.key)
-    try:
+    with open_shard(corpus, spec.key) as file:
         for group in range(file.metadata.num_row_groups):
-            table = file.read_row_group(group, columns=["image", "example_id", "pixel_sha256"], use_threads=False)
+            table = file.row_group(group, ["image", "example_id", "pixel_sha256"])
             for row in table.to_pylist():
                 yield (row["example_id"], row["pixel_sha256"]), row["image"]["bytes"]
-    finally:
-        file.close(force=True)
 
 
 def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
@@ -291,15 +288,15 @@ def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
     except (OSError, pa.ArrowException) as error:
         raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
     finally:
-        file.close(force=True)
+        file.close()
     return ReadBack(file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
 
 
-def _checked_rows(file: pq.ParquetFile, uri: str, spec: ShardSpec, label_counts: Counter[int]) -> Iterator[RowContent]:
+def _checked_rows(file: RowGroupFile, uri: str, spec: ShardSpec, label_counts: Counter[int]) -> Iterator[RowContent]:
     num_groups = file.metadata.num_row_groups
     columns = ["image", "example_id", "sha256", "labels", *(["weights"] if spec.has_weights else [])]
     for group in range(num_groups):
-        table = file.read_row_group(group, columns=columns, use_threads=False)
+        table = file.row_group(group, columns)
         if group < num_groups - 1 and table.num_rows != spec.rows_per_row_group:
             found = f"holds {table.num_rows} rows in row group {group}, expected {spec.rows_per_row_group}"
             raise ShardError(uri, found)

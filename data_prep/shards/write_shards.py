@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from data_prep.parquet_files import open_parquet
 from data_prep.plan.sort_records import rows_key
 from data_prep.records import WORK
 from data_prep.shards.content_digest import table_content_digest
@@ -75,7 +76,7 @@ def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:
     tables = []
     for bucket, start, stop in task.pieces:
         with corpus.open(rows_key(split, bucket)) as file:
-            planned = pq.ParquetFile(file)
+            planned = open_parquet(file)
             size = planned.metadata.row_group(0).num_rows
             first, last = start // size, -(-stop // size)
             table = planned.read_row_groups(range(first, last), use_threads=False)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from data_prep.config import CorpusConfig, Emoji
@@ -14,6 +13,7 @@ from data_prep.corpora.sources.emoji import PACKAGES, STYLES, fetch_style
 from data_prep.corpus_stats import CorpusStats, Findings, Leak
 from data_prep.executors import in_threads
 from data_prep.find_corpus import corpus_store
+from data_prep.parquet_files import open_parquet
 from data_prep.plan.check_refused import check_reused, loss_text
 from data_prep.plan.leakage import own_splits_text
 from data_prep.prepare import PrepareSpec
@@ -145,8 +145,7 @@ def preparation_key(requests: Sequence[CorpusConfig], corpora: Sequence[Store], 
 def refusals(corpus: PreparedCorpus, limit: int) -> list[str]:
     """The first refused examples as lines `id: reason (detail)`."""
     with open_store(corpus.uri).open(REJECTS_KEY) as file:
-        # Read in this thread: a thread of Arrow that still holds the file when Python exits would abort the process.
-        parquet = pq.ParquetFile(file, pre_buffer=False)
+        parquet = open_parquet(file)
         rows: list[dict[str, Any]] = next(
             (batch.to_pylist() for batch in parquet.iter_batches(limit, use_threads=False)), []
         )

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_prep.labels.label_texts import plain_text
+from data_prep.parquet_files import open_parquet
 from infra.storage import Store
 
 PARQUET_ENDINGS = (".parquet", ".parq", ".pq")
@@ -39,12 +39,7 @@ class ParquetRows:
             raise Refusal("uncounted_loss", f"{self._uri}: {error.strerror}") from error
         try:
             with self._damage("footer"):
-                self._parquet = pq.ParquetFile(
-                    pa.PythonFile(self._file, mode="r"),
-                    buffer_size=_BUFFER_BYTES,
-                    pre_buffer=False,
-                    page_checksum_verification=True,
-                )
+                self._parquet = open_parquet(pa.PythonFile(self._file, mode="r"), buffer_size=_BUFFER_BYTES)
                 self.schema: pa.Schema = self._parquet.schema_arrow
                 metadata = self._parquet.metadata
                 groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
