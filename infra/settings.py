@@ -3,6 +3,7 @@
 Credentials of object stores are not included: botocore reads them itself, and vitline does not pass them on.
 """
 
+import base64
 import contextlib
 import os
 import re
@@ -55,8 +56,26 @@ class Settings(BaseModel):
 
     mlflow_tracking_uri: str | None = Field(default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
     """The MLflow server. None: runs are only in the store, from where `vitline runs sync` can send them later."""
+    mlflow_tracking_username: str | None = Field(
+        default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_USERNAME")
+    )
+    """The user of an MLflow server that asks for one."""
+    mlflow_tracking_password: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_PASSWORD")
+    )
+    """The password of that user."""
+    mlflow_tracking_token: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("MLFLOW_TRACKING_TOKEN")
+    )
+    """A token in place of user and password."""
     prefect_api_url: str | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_URL"))
     """The API of the Prefect server, such as http://127.0.0.1:4200/api."""
+    prefect_api_auth_string: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("PREFECT_API_AUTH_STRING")
+    )
+    """The login of a Prefect server of your own, such as admin:pass."""
+    prefect_api_key: SecretStr | None = Field(default=None, validation_alias=AliasChoices("PREFECT_API_KEY"))
+    """The key of Prefect Cloud."""
 
     def __init__(self, **given: Any) -> None:
         found: dict[str, Any] = {}
@@ -73,6 +92,30 @@ class Settings(BaseModel):
         if self.ray_auth_token:
             return self.ray_auth_token.get_secret_value()
         return self.ray_auth_token_path.read_text().strip() if self.ray_auth_token_path else None
+
+    def prefect_headers(self) -> dict[str, str]:
+        """The headers with which this process logs in to Prefect."""
+        if self.prefect_api_auth_string:
+            return {"Authorization": basic_authorization(self.prefect_api_auth_string.get_secret_value())}
+        return {"Authorization": f"Bearer {self.prefect_api_key.get_secret_value()}"} if self.prefect_api_key else {}
+
+    def mlflow_headers(self) -> dict[str, str]:
+        """The headers with which this process logs in to MLflow."""
+        if self.mlflow_tracking_username and self.mlflow_tracking_password:
+            return {"Authorization": basic_authorization(self.mlflow_login())}
+        token = self.mlflow_tracking_token
+        return {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
+
+    def mlflow_login(self) -> str:
+        """`user:password`. Raises ValueError if one of them is not set."""
+        if not (self.mlflow_tracking_username and self.mlflow_tracking_password):
+            raise ValueError("Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD.")
+        return f"{self.mlflow_tracking_username}:{self.mlflow_tracking_password.get_secret_value()}"
+
+
+def basic_authorization(user_and_password: str) -> str:
+    """The value of an Authorization header for `user:password`."""
+    return f"Basic {base64.b64encode(user_and_password.encode()).decode()}"
 
 
 def inherited_environment(without: Collection[str], **changes: str) -> dict[str, str]:
@@ -104,13 +147,27 @@ NO_TELEMETRY = {
 """Turns off the telemetry of Prefect, MLflow and Ray."""
 
 
+_LOGINS = {
+    "PREFECT_API_URL": ("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"),
+    "MLFLOW_TRACKING_URI": ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"),
+}
+"""The variables of a server's login, by the variable of its address."""
+
+
 def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = ()) -> None:
     """Sets environment variables of this process and its later children that are not set yet.
 
-    Removes variables whose names start with one of `instead_of` first, so that the credentials of two stores do not mix.
+    Removes variables whose names start with one of `instead_of` first, so that the credentials of two stores do not mix. For
+    the same reason a login is set together with the address of its server, or not at all.
     """
+    defaults = dict(defaults)
     for name in [name for name in os.environ if instead_of and name.startswith(instead_of)]:
         del os.environ[name]
+    for address, login in _LOGINS.items():
+        if address in defaults:
+            ours = os.environ.get(address, defaults[address]) == defaults[address]
+            for name in login:
+                (os.environ if ours else defaults).pop(name, None)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

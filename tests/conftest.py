@@ -184,7 +184,11 @@ def stack(planted):
             for name, value in planted.items():
                 patch.setenv(name, value)
             start_stack(directory, log_dir=log_dir, ports=ports, num_cpus=2, ends_with_caller=True, announce=print)
-        yield RunningStack(directory, log_dir, stack_environment(directory))
+        env = stack_environment(directory)
+        with pytest.MonkeyPatch.context() as patch:  # clients of MLflow take only the address as an argument
+            for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
+                patch.setenv(name, env[name])
+            yield RunningStack(directory, log_dir, env)
     finally:
         stop_stack(directory)
         shutil.rmtree(folder, ignore_errors=True)
@@ -233,7 +237,7 @@ def flows(stack):
         register(Settings())
         with client() as api:
             create(api, Deployment(PIPELINE, "tiny", PipelineRequest, TINY, "pipeline"), PoolSettings())
-    runs = FlowRuns(stack.env["PREFECT_API_URL"])
+    runs = FlowRuns(stack.env)
     # What tests break on purpose is not for a reconciler that happens to come by.
     reconcile = runs.api.get("/deployments/name/reconcile/default").json()
     runs.api.patch(f"/deployments/{reconcile['id']}", json={"paused": True}).raise_for_status()

@@ -18,6 +18,10 @@ class RunningStack(NamedTuple):
     log_dir: Path
     env: dict[str, str]
 
+    @property
+    def mlflow_login(self) -> tuple[str, str]:
+        return self.env["MLFLOW_TRACKING_USERNAME"], self.env["MLFLOW_TRACKING_PASSWORD"]
+
 
 class Patient(httpx.HTTPTransport):
     """Asks again after a 503, by which Prefect says that its SQLite was busy; as Prefect's own client does."""
@@ -35,8 +39,9 @@ class Patient(httpx.HTTPTransport):
 class FlowRuns:
     """Prefect's API as its UI uses it, with the flows registered; flow runs by their ids."""
 
-    def __init__(self, url: str):
-        self.api = httpx.Client(base_url=url, timeout=60, transport=Patient())
+    def __init__(self, env: dict[str, str]):
+        auth = tuple(env["PREFECT_API_AUTH_STRING"].split(":"))
+        self.api = httpx.Client(base_url=env["PREFECT_API_URL"], auth=auth, timeout=60, transport=Patient())
 
     def post(self, deployment: str, parameters: dict, **run) -> httpx.Response:
         """The answer to `create_flow_run`; `run` holds fields of the run itself, such as its name."""

@@ -16,7 +16,7 @@ VIT_MAY_IMPORT = {"data_prep.shard_format", "data_prep.decode"}
 IMPORTERS = {
     "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py", "infra/ray_jobs.py"},
     "prefect": {"flows/"},
-    "mlflow": {"infra/mlflow/tracking.py"},
+    "mlflow": {"infra/mlflow/server.py", "infra/mlflow/tracking.py"},
     "s3fs": {"infra/stores/s3_store.py"},
     "boto3": set(),
 }

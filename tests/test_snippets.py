@@ -46,6 +46,7 @@ OTHER_PROGRAMS = {
     "mlflow": "serving a registered model is tested by the tests of the registry",
     "curl": "sends requests to that server",
     "export": "sets addresses of servers",
+    "eval": "takes the output of `vitline stack env`, which is tested by the tests of that command",
     "pip": "installs on the nodes of a cluster",
     "ray": "starts a cluster",
     "prefect": "makes a work pool on a server",

@@ -22,6 +22,7 @@ from flows.requests.pipeline_plan import resolve_pipeline
 from flows.stages.prepare_corpus import fetch_sources
 from flows.stages.stage import run_store
 from infra.local.paths import local_dir
+from infra.local.running_stack import stack_dir
 from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
 from infra.storage import open_store
@@ -134,6 +135,8 @@ def show(settings: Settings, record: PipelineRecord, scores: list[Score], page: 
     console.print_result(f"Prefect: {page}")
     if settings.mlflow_tracking_uri:
         console.print_result(f"MLflow: {settings.mlflow_tracking_uri}")
+    if (login := stack_dir(settings) / "login").exists():
+        console.print_result(f"Login of both pages: user:password in {login}; Prefect asks for the whole line.")
     console.print_result(f"Whole run: {console.duration(wall_s)}. The stack stays up; `make down` stops it.")
 
 

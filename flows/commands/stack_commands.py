@@ -1,5 +1,6 @@
 """`vitline stack`: starts and stops the local servers, and lets every other command use them."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +68,18 @@ def stack_status(json: Json = False) -> None:
     """
     if not show_stack(settings_of(), json):
         raise typer.Exit(1)
+
+
+@app.command("env")
+def stack_env() -> None:
+    """Print the variables with which other programs use the stack, credentials included, as lines for a shell.
+
+    Example: `eval "$(vitline stack env)"`
+    """
+    from infra.local.stack import stack_environment
+
+    for name, value in stack_environment(stack_dir(settings_of())).items():
+        console.print_result(f"export {name}={shlex.quote(value)}")
 
 
 @app.command("restart")
@@ -173,7 +186,7 @@ def stack_dir(settings: "Settings") -> Path:
 
 def show_stack(settings: "Settings", as_json: bool) -> bool:
     """Prints services, links and open ports; returns whether all services work."""
-    from infra.local.stack import find_stack, listeners, memory_bytes, stack_links
+    from infra.local.stack import find_stack, listeners, login_file, memory_bytes, stack_links
 
     directory = stack_dir(settings)
     state = find_stack(directory)
@@ -185,7 +198,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
             console.print_result(f"No stack is running in {directory}; `vitline stack up` starts it.")
         return False
     found, memory, links = problems_of(directory, state), memory_bytes(directory), stack_links(directory)
-    open_ports, root = listeners(directory), state.env["VITLINE_ROOT"]
+    open_ports, root, login = listeners(directory), state.env["VITLINE_ROOT"], login_file(directory)
     services = [
         {**s.model_dump(), "problem": s.problem or found[s.name], "memory_bytes": memory.get(s.name)}
         for s in state.services
@@ -194,7 +207,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
     if as_json:
         ports = [port._asdict() for port in open_ports]
         report = {"up": works, "directory": str(directory), "root": root, "services": services, "links": links}
-        report["listeners"] = ports
+        report["listeners"], report["login_file"] = ports, str(login)
         console.emit(report)
         return works
     rows = [
@@ -207,6 +220,7 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
             console.print_result(f"{service['name']}: {service['problem']}\n  log: {service['log']}")
     for what, url in {"Store": root, **links}.items():
         console.print_result(f"{what:<14} {url}")
+    console.print_result(f"{'Login':<14} user:password in {login}; Prefect asks for the whole line")
     for line in port_lines(open_ports):
         console.print_result(line)
     console.print_result(f"{'Logs':<14} {Path(state.services[0].log).parent}")
@@ -217,14 +231,15 @@ def show_stack(settings: "Settings", as_json: bool) -> bool:
 def problems_of(directory: Path, state: "StackState") -> dict[str, str]:
     """The problem of each service: it does not answer, it repeats an error in its log, or its schedules start nothing."""
     from flows.ops.schedule_checks import log_problem, schedule_problems
-    from infra.local.stack import check_services
+    from infra.local.stack import check_services, stack_environment
+    from infra.settings import Settings
 
     found = check_services(directory)
     for service in state.services:
         found[service.name] = found[service.name] or log_problem(service.log)
         if service.name == "prefect" and service.url and not found["prefect"]:
             try:
-                found["prefect"] = "; ".join(schedule_problems(f"{service.url}/api"))
+                found["prefect"] = "; ".join(schedule_problems(Settings(**stack_environment(directory))))
             except OSError as away:
                 found["prefect"] = str(away)
     return found

@@ -44,32 +44,29 @@ class DeploymentAnswer(TypedDict):
 
 def check_schedules(settings: Settings, now: datetime | None = None) -> Check:
     """Every active schedule has upcoming runs, and none of its runs is overdue."""
-    url = settings.prefect_api_url
-    if url is None:
+    if settings.prefect_api_url is None:
         return Check("schedules", True, "no PREFECT_API_URL: nothing is scheduled")
-    active = list(_active(url))
-    problems = schedule_problems(url, now)
+    active = list(_active(settings))
+    problems = schedule_problems(settings, now)
     if problems:
         advice = "Read the log of the Prefect server (`vitline stack status` names it), then `vitline stack restart prefect`."
         return Check("schedules", False, "; ".join(problems), advice)
     return Check("schedules", True, f"{len(active)} active, each with upcoming runs" if active else "none is active")
 
 
-def schedule_problems(url: str, now: datetime | None = None) -> list[str]:
-    """A sentence for each deployment whose active schedules start nothing; `url` is the API of the Prefect server.
+def schedule_problems(settings: Settings, now: datetime | None = None) -> list[str]:
+    """A sentence for each deployment of the Prefect server whose active schedules start nothing.
 
     Raises OSError if the server does not answer as Prefect does.
     """
     now = now or datetime.now(UTC)
     problems = []
-    for deployment in _active(url):
-        name, page = (
-            f"deployment {deployment['name']!r}",
-            f"{url.removesuffix('/api')}/deployments/deployment/{deployment['id']}",
-        )
-        if not _count(url, deployment, after=now) and now - _since(deployment) > GRACE:
+    pages = f"{_api(settings).removesuffix('/api')}/deployments/deployment"
+    for deployment in _active(settings):
+        name, page = f"deployment {deployment['name']!r}", f"{pages}/{deployment['id']}"
+        if not _count(settings, deployment, after=now) and now - _since(deployment) > GRACE:
             problems.append(f"{name} has an active schedule and no upcoming run, so it never starts ({page})")
-        if late := _count(url, deployment, before=now - LATE):
+        if late := _count(settings, deployment, before=now - LATE):
             minutes = LATE.total_seconds() / 60
             problems.append(
                 f"{name}: {late} scheduled run{'s' * (late > 1)} not started {minutes:g} minutes after the due time; "
@@ -99,11 +96,11 @@ def log_problem(log: str) -> str:
     return f"{log} holds the same error {worst.times} times{last}: {worst.text[:200]}"
 
 
-def _active(url: str) -> Iterator[DeploymentAnswer]:
+def _active(settings: Settings) -> Iterator[DeploymentAnswer]:
     """Deployments that are not paused and have an active schedule."""
     offset = 0
     while True:
-        page: list[DeploymentAnswer] = _post(url, "deployments/filter", {"limit": _PAGE, "offset": offset})
+        page: list[DeploymentAnswer] = _post(settings, "deployments/filter", {"limit": _PAGE, "offset": offset})
         for deployment in page:
             if not deployment["paused"] and any(schedule["active"] for schedule in deployment["schedules"]):
                 yield deployment
@@ -118,19 +115,25 @@ def _since(deployment: DeploymentAnswer) -> datetime:
     return max(datetime.fromisoformat(time) for time in times)
 
 
-def _count(url: str, deployment: DeploymentAnswer, **start: datetime) -> int:
+def _count(settings: Settings, deployment: DeploymentAnswer, **start: datetime) -> int:
     """Scheduled runs of a deployment with an expected start `after` or `before` a time."""
     wanted = {
         "deployment_id": {"any_": [deployment["id"]]},
         "state": {"type": {"any_": ["SCHEDULED"]}},
         "expected_start_time": {f"{bound}_": time.isoformat() for bound, time in start.items()},
     }
-    count: int = _post(url, "flow_runs/count", {"flow_runs": wanted})
+    count: int = _post(settings, "flow_runs/count", {"flow_runs": wanted})
     return count
 
 
-def _post(url: str, path: str, form: Mapping[str, object]) -> Any:
-    reply = ask(f"{url.rstrip('/')}/{path}", form=form)
+def _api(settings: Settings) -> str:
+    assert settings.prefect_api_url is not None
+    return settings.prefect_api_url.rstrip("/")
+
+
+def _post(settings: Settings, path: str, form: Mapping[str, object]) -> Any:
+    url = _api(settings)
+    reply = ask(f"{url}/{path}", settings.prefect_headers(), form)
     if reply.status != 200:
         raise OSError(f"{urlsplit(url).netloc} answers {path} with status {reply.status}: {reply.text[:120]}")
     try:

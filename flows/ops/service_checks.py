@@ -26,6 +26,7 @@ from infra.storage import Store, StoreFailed, open_store, probe_conditional_writ
 TIMEOUT_S = 4.0
 _MOST_BYTES = 20_000_000
 """Limit of a reply; the list of deployments holds every form."""
+_NONE: Mapping[str, str] = {}
 BUSY = 5
 """Factor of the timeouts on a busy machine."""
 BUSY_ADVICE = "This may not be a fault: run the doctor again when the machine is less busy."
@@ -48,20 +49,20 @@ def patience() -> int:
     return BUSY if is_busy() else 1
 
 
-def ask(url: str, token: str | None = None, form: Mapping[str, object] | None = None) -> Reply:
+def ask(url: str, headers: Mapping[str, str] = _NONE, form: Mapping[str, object] | None = None) -> Reply:
     """The reply to a GET, or to a POST of `form` as JSON. Raises OSError if there is none."""
-    request = urllib.request.Request(url, data=None if form is None else json.dumps(form).encode())
-    if token:
-        request.add_header("Authorization", f"Bearer {token}")
+    request = urllib.request.Request(
+        url, data=None if form is None else json.dumps(form).encode(), headers=dict(headers)
+    )
     if form is not None:
         request.add_header("Content-Type", "application/json")
     began = time.time()
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S * patience()) as answer:
-            status, headers, body = answer.status, answer.headers, answer.read(_MOST_BYTES)
+            status, sent, body = answer.status, answer.headers, answer.read(_MOST_BYTES)
     except urllib.error.HTTPError as refused:
         with refused:
-            status, headers, body = refused.code, refused.headers, refused.read(_MOST_BYTES)
+            status, sent, body = refused.code, refused.headers, refused.read(_MOST_BYTES)
     except http.client.HTTPException as odd:
         raise OSError(f"{url} does not speak HTTP ({odd!r})") from odd
     except urllib.error.URLError as away:
@@ -71,9 +72,9 @@ def ask(url: str, token: str | None = None, form: Mapping[str, object] | None = 
         raise OSError(f"{url} does not answer: {away}") from away
     waited_s = time.time() - began
     ahead_s = None
-    if headers.get("Date"):
+    if sent.get("Date"):
         # The header holds whole seconds, rounded down.
-        ahead_s = parsedate_to_datetime(headers["Date"]).timestamp() + 0.5 - (began + waited_s / 2)
+        ahead_s = parsedate_to_datetime(sent["Date"]).timestamp() + 0.5 - (began + waited_s / 2)
     return Reply(status, body.decode(errors="replace"), ahead_s, 0.5 + waited_s / 2)
 
 
@@ -168,7 +169,7 @@ def check_ray(settings: Settings) -> Check:
     except OSError as error:
         return Check("ray", False, f"the token cannot be read: {error}", "Correct RAY_AUTH_TOKEN_PATH.")
     try:
-        reply = ask(f"{address.rstrip('/')}/api/version", token)
+        reply = ask(f"{address.rstrip('/')}/api/version", {"Authorization": f"Bearer {token}"} if token else {})
     except OSError as away:
         return _away("ray", away, "RAY_ADDRESS")
     if reply.status in (401, 403):
@@ -189,7 +190,7 @@ def check_prefect(settings: Settings) -> Check:
     if url is None:
         return Check("prefect", True, "no PREFECT_API_URL: `vitline stack up` starts a server")
     try:
-        reply = ask(f"{url.rstrip('/')}/admin/version")
+        reply = ask(f"{url.rstrip('/')}/admin/version", settings.prefect_headers())
     except OSError as away:
         return _away("prefect", away, "PREFECT_API_URL")
     if reply.status in (401, 403):
@@ -210,7 +211,7 @@ def check_mlflow(settings: Settings) -> Check:
         return Check("mlflow", True, f"{uri} is not a server, so nothing is checked")
     # /version answers every host name; a search answers only those that the server allows.
     try:
-        reply = ask(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1")
+        reply = ask(f"{uri.rstrip('/')}/api/2.0/mlflow/experiments/search?max_results=1", settings.mlflow_headers())
     except OSError as away:
         return _away("mlflow", away, "MLFLOW_TRACKING_URI")
     if reply.status == 403 and "host" in reply.text.lower():
@@ -225,7 +226,7 @@ def check_mlflow(settings: Settings) -> Check:
     except (ValueError, KeyError, TypeError):
         advice = "Correct MLFLOW_TRACKING_URI."
         return Check("mlflow", False, f"{uri} is not an MLflow server ({_shown(reply)})", advice)
-    found = ask(f"{uri.rstrip('/')}/version").text.strip()
+    found = ask(f"{uri.rstrip('/')}/version", settings.mlflow_headers()).text.strip()
     return _versions("mlflow", uri, found, installed("mlflow-skinny") or installed("mlflow"))
 
 

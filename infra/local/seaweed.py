@@ -35,7 +35,24 @@ def command(config: StackConfig) -> list[str]:
     ]
 
 
-ENVIRONMENT = {"GOMEMLIMIT": "300MiB"}  # without the limit it uses 840-930 MB while 64 MiB objects are uploaded
+_PARTS = ("MASTER", "VOLUME", "FILER", "S3", "ADMIN", "WORKER", "CLIENT")
+
+
+def environment(config: StackConfig) -> dict[str, str]:
+    """Certificates for the ports of its parts, which have no login, and a limit of memory.
+
+    Without them every user of this machine could read and delete all objects, and a web page could delete a bucket:
+    a GET of the master's `/col/delete` is enough.
+    """
+    from infra.local.mutual_tls import make_certificates  # takes 0.1 s to import, and most commands do not need it
+
+    authority, certificate, key = map(str, make_certificates(config.folder / "s3-tls"))
+    env = {"WEED_GRPC_CA": authority, "WEED_HTTPS_CLIENT_ENABLED": "true"}
+    for part in _PARTS:
+        env |= {f"WEED_GRPC_{part}_CERT": certificate, f"WEED_GRPC_{part}_KEY": key}
+        env |= {f"WEED_HTTPS_{part}_CERT": certificate, f"WEED_HTTPS_{part}_KEY": key}
+        env[f"WEED_HTTPS_{part}_CA"] = authority
+    return env | {"GOMEMLIMIT": "300MiB"}  # without the limit it uses 840-930 MB while 64 MiB objects are uploaded
 
 
 def problem(config: StackConfig, timeout_s: float = 5.0) -> str:

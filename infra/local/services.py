@@ -16,6 +16,7 @@ from infra.local.first_start import copy_database
 from infra.local.processes import child_environment
 from infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from infra.local.stack_config import MARK, StackConfig
+from infra.settings import basic_authorization
 
 POOL = "vitline"
 """The work pool that the stack's Prefect worker serves."""
@@ -38,6 +39,8 @@ class Program:
     command: Callable[[StackConfig], list[str]]
     problem: Callable[[StackConfig, float], str]
     environment: Callable[[StackConfig], dict[str, str]]
+    logins: Callable[[StackConfig], dict[str, str]] = lambda config: {}
+    """The logins of services that it uses or serves."""
     needs: tuple[str, ...] = ()
     first_tries: int = 1
     """How often it may die at the first start of the stack. With 1, a wrong setting is reported at once."""
@@ -54,6 +57,8 @@ class Program:
     def full_environment(self, config: StackConfig) -> dict[str, str]:
         """The environment of its processes, including credentials, which flows and jobs inherit from it."""
         mine = {**config.environment(), MARK: f"{config.id}/{self.name}", **self.environment(config)}
+        for secret in (config.prefect_login().keys() | config.mlflow_login().keys()) - set(self.logins(config)):
+            del mine[secret]
         if self.name in ("ray", "mlflow"):  # with these variables a server would connect to itself as a client
             mine = {k: v for k, v in mine.items() if k not in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI")}
         # An existing store is opened with the credentials that the supervisor has inherited.
@@ -76,7 +81,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             "s3",
             seaweed.command,
             lambda config, since: seaweed.problem(config),
-            lambda config: seaweed.ENVIRONMENT,
+            seaweed.environment,
             before=lambda config: (config.directory / "s3").mkdir(exist_ok=True),
             after=lambda config, log_dir: seaweed.remove_sockets(config),
         ),
@@ -85,13 +90,15 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             _mlflow,
             lambda config, since: _mlflow_problem(config),
             _mlflow_environment,
+            StackConfig.mlflow_login,
             before=lambda config: copy_database("mlflow", _mlflow_database(config)),
         ),
         Program(
             "prefect",
             lambda config: _module("prefect", "server", "start", "--host=127.0.0.1", f"--port={config.ports['prefect']}"),
             lambda config, since: _prefect_problem(config),
-            lambda config: _DATED,
+            _prefect_environment,
+            StackConfig.prefect_login,
             before=lambda config: copy_database("prefect", config.directory / "prefect" / "prefect.db"),
         ),
         Program(
@@ -100,6 +107,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             _worker_problem,
             # 10 by default, which is long for somebody who has pressed Run
             lambda config: {"PREFECT_WORKER_QUERY_SECONDS": "2", **_DATED},
+            lambda config: config.prefect_login() | config.mlflow_login(),
             needs=("prefect",),
         ),
         Program(
@@ -107,6 +115,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config: _module("flows.to_mlflow.ship_left", "--alive", str(_alive(config))),
             _shipper_problem,
             lambda config: {},
+            StackConfig.mlflow_login,
             needs=("s3",),
         ),
         Program(
@@ -145,6 +154,7 @@ def _mlflow(config: StackConfig) -> list[str]:
         "server",
         "--host=127.0.0.1",
         f"--port={port}",
+        "--app-name=vitline",  # MLflow behind the login (infra/mlflow/server.py)
         "--workers=1",  # the default is four, of 180 MB each
         f"--backend-store-uri=sqlite:///{_mlflow_database(config)}",
         f"--artifacts-destination={config.artifacts}",
@@ -164,9 +174,9 @@ def _mlflow_environment(config: StackConfig) -> dict[str, str]:
 
 def _mlflow_problem(config: StackConfig) -> str:
     try:
-        _ask(config.url("mlflow", "/api/2.0/mlflow/experiments/search"), {"max_results": 1})
-        _ask(config.url("mlflow", _PROBE), b"vitline", "PUT")
-        found = _ask(config.url("mlflow", _PROBE))
+        _ask(config, "mlflow", "/api/2.0/mlflow/experiments/search", {"max_results": 1})
+        _ask(config, "mlflow", _PROBE, b"vitline", "PUT")
+        found = _ask(config, "mlflow", _PROBE)
     except OSError as error:
         return f"MLflow at {config.url('mlflow')} cannot list experiments or store an artifact ({_reason(error)})"
     return (
@@ -176,9 +186,22 @@ def _mlflow_problem(config: StackConfig) -> str:
     )
 
 
+def _prefect_environment(config: StackConfig) -> dict[str, str]:
+    port = config.ports["prefect"]
+    return (
+        _DATED
+        | {
+            # Otherwise every web page, and every user of this machine, could register a flow and run it.
+            "PREFECT_SERVER_API_AUTH_STRING": config.user_and_password(),
+            "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://127.0.0.1:{port},http://localhost:{port}",
+            "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",  # else a notice covers the first page that asks for the password
+        }
+    )
+
+
 def _prefect_problem(config: StackConfig) -> str:
     try:
-        healthy = json.loads(_ask(config.url("prefect", "/api/health")))
+        healthy = json.loads(_ask(config, "prefect", "/api/health"))
     except (OSError, ValueError) as error:
         return f"the Prefect server at {config.url('prefect')} does not answer ({_reason(error)})"
     return "" if healthy is True else f"the Prefect server at {config.url('prefect')} reports {healthy!r}"
@@ -186,7 +209,7 @@ def _prefect_problem(config: StackConfig) -> str:
 
 def _worker_problem(config: StackConfig, since: float) -> str:
     try:
-        workers = json.loads(_ask(config.url("prefect", f"/api/work_pools/{POOL}/workers/filter"), {}))
+        workers = json.loads(_ask(config, "prefect", f"/api/work_pools/{POOL}/workers/filter", {}))
     except (OSError, ValueError) as error:
         return f"the work pool {POOL!r} at {config.url('prefect')} cannot be read ({_reason(error)})"
     for worker in workers:
@@ -208,9 +231,10 @@ def _shipper_problem(config: StackConfig, since: float) -> str:
     return f"the shipper has not checked the outbox since {time.ctime(seen) if seen else 'its start'}"
 
 
-def _ask(url: str, body: Any = None, method: str | None = None) -> bytes:
+def _ask(config: StackConfig, service: str, path: str, body: Any = None, method: str | None = None) -> bytes:
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, method=method)
+    request = urllib.request.Request(config.url(service, path), data=data, method=method)
+    request.add_header("Authorization", basic_authorization(config.user_and_password()))
     request.add_header("Content-Type", "application/octet-stream" if isinstance(body, bytes) else "application/json")
     with urllib.request.urlopen(request, timeout=10) as reply:
         answer: bytes = reply.read()

@@ -28,6 +28,7 @@ from infra.local.state import Service, StackState, as_it_stands, read_processes,
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
 __all__ += [
+    "login_file",
     "processes_of",
     "reached_ports",
     "restart_service",
@@ -151,6 +152,11 @@ def stack_environment(directory: Path) -> dict[str, str]:
 def stack_links(directory: Path) -> dict[str, str]:
     """The web pages of the stack in `directory`, by name."""
     return links(_stack_config(directory))
+
+
+def login_file(directory: Path) -> Path:
+    """The file with `user:password` for the pages of Prefect and MLflow."""
+    return _stack_config(directory).login
 
 
 def restart_service(directory: Path, name: str) -> None:

@@ -1,7 +1,7 @@
 """The config of a local stack, kept between two starts: folder, ports, secrets, and the environment that follows from them.
 
 <stack>/place.json         id, ports, and the location of objects and artifacts; changes as little as possible
-<stack>/credentials.json   credentials of the object store; mode 0600, like ray-token
+<stack>/credentials.json   credentials of the object store; mode 0600, like ray-token and login
 <stack>/s3/  mlflow/  prefect/  store/        data of the services
 """
 
@@ -73,6 +73,11 @@ class StackConfig(FrozenConfig):
         return self.directory / "ray-token"
 
     @property
+    def login(self) -> Path:
+        """The file with `user:password` for the pages and APIs of Prefect and MLflow."""
+        return self.directory / "login"
+
+    @property
     def sentinel(self) -> Path:
         """A file with the content of the object by which the store is checked; it exists once the object was stored."""
         return self.directory / "sentinel"
@@ -105,7 +110,21 @@ class StackConfig(FrozenConfig):
 
     def environment(self) -> dict[str, str]:
         """The variables with which a process can use the stack, including secrets."""
-        return self.open_environment() | self.credentials()
+        return self.open_environment() | self.credentials() | self.prefect_login() | self.mlflow_login()
+
+    def prefect_login(self) -> dict[str, str]:
+        """PREFECT_API_AUTH_STRING; empty if no stack was started yet by a version that has logins."""
+        return {"PREFECT_API_AUTH_STRING": self.user_and_password()} if self.login.exists() else {}
+
+    def mlflow_login(self) -> dict[str, str]:
+        """MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD; empty as for Prefect."""
+        if not self.login.exists():
+            return {}
+        user, _, password = self.user_and_password().partition(":")
+        return {"MLFLOW_TRACKING_USERNAME": user, "MLFLOW_TRACKING_PASSWORD": password}
+
+    def user_and_password(self) -> str:
+        return self.login.read_text().strip()
 
 
 def load_stack_config(directory: Path) -> StackConfig | None:
@@ -261,18 +280,25 @@ def _others(twin: int) -> Iterator[int]:
 
 
 def _make_secrets(config: StackConfig) -> None:
-    if config.object_store and not (config.directory / "credentials.json").exists():
-        path = config.directory / ".credentials"
-        path.unlink(missing_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(
-                {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}, file
-            )
-        os.replace(path, config.directory / "credentials.json")
+    if config.object_store:
+        keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}
+        _keep_secret(config.directory / "credentials.json", json.dumps(keys))
+    _keep_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
     with contextlib.suppress(FileNotFoundError):
         if config.ray_token.read_text():
             return
     make_token(config.ray_token)
+
+
+def _keep_secret(path: Path, text: str) -> None:
+    """Writes a new secret, unless there is one."""
+    if path.exists():
+        return
+    temporary = path.with_name(f".{path.name}")
+    temporary.unlink(missing_ok=True)
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
 
 
 def refuse_unknown(names: Sequence[str]) -> None:

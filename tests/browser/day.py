@@ -24,7 +24,7 @@ import httpx
 import numpy as np
 from pages import FINAL, Prefect, chromium
 from PIL import Image
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 from sklearn.datasets import load_digits
 
 from infra.local.processes import free_ports
@@ -57,7 +57,8 @@ class Day:
         self.vitline("stack", "up")
         status = json.loads(self.vitline("stack", "status", "--json"))
         self.links = status["links"]
-        self.prefect = Prefect(browser, self.links["Prefect UI"], folder)
+        self.login = Path(status["login_file"])
+        self.prefect = Prefect(browser, self.links["Prefect UI"], self.login, folder)
         self.browser = browser
 
     def command(self, *words: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -66,6 +67,12 @@ class Day:
             f"{words} ended with {done.returncode}: {(done.stderr or done.stdout)[-600:]}"
         )
         return done
+
+    def mlflow_page(self) -> Page:
+        user, _, password = self.login.read_text().strip().partition(":")
+        return self.browser.new_page(
+            viewport={"width": 1400, "height": 900}, http_credentials={"username": user, "password": password}
+        )
 
     def vitline(self, *words: str | Path) -> str:
         return self.command(BIN / "vitline", *words).stdout
@@ -204,7 +211,7 @@ class Day:
         return next(line.strip() for line in shown.splitlines() if "digits-5-to-9/top1" in line)[:160]
 
     def mlflow_registry_serves_the_candidate(self) -> str:
-        page = self.browser.new_page(viewport={"width": 1400, "height": 900})
+        page = self.mlflow_page()
         page.goto(f"{self.links['MLflow UI']}/#/models/day", wait_until="networkidle")
         page.wait_for_timeout(2000)
         page.screenshot(path=self.folder / "registry.png")
@@ -212,7 +219,8 @@ class Day:
         page.close()
         (port,) = free_ports(1)
         words = [BIN / "mlflow", "models", "serve", "-m", "models:/day@candidate", "--env-manager", "local", "-p", port]
-        env = self.env | {"MLFLOW_TRACKING_URI": self.links["MLflow UI"], "PATH": "/usr/bin:/bin"}
+        exports = self.vitline("stack", "env").replace("export ", "").splitlines()
+        env = self.env | dict(line.split("=", 1) for line in exports) | {"PATH": "/usr/bin:/bin"}
         with open(self.folder / "serve.log", "wb") as log:
             server = subprocess.Popen([*map(str, words)], cwd=self.folder, env=env, stdout=log, stderr=log)
         try:

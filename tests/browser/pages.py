@@ -26,12 +26,14 @@ def chromium(playwright: Playwright) -> Browser:
 class Prefect:
     """The pages of a Prefect server in one browser window; waiting and reading state use its API."""
 
-    def __init__(self, browser: Browser, url: str, pictures: Path):
+    def __init__(self, browser: Browser, url: str, login: Path, pictures: Path):
         self.url, self.pictures = url, pictures
         self.refusal = ""  # the last error that the page showed for a form
         self.page: Page = browser.new_page(viewport={"width": 1400, "height": 1100})
         self.page.set_default_timeout(20_000)
-        self.api = httpx.Client(base_url=f"{url}/api", timeout=60)
+        text = login.read_text().strip()
+        self.api = httpx.Client(base_url=f"{url}/api", auth=tuple(text.split(":")), timeout=60)
+        self._log_in(text)
 
     # Pages.
 
@@ -158,6 +160,12 @@ class Prefect:
                     return line
             time.sleep(0.5)
         raise AssertionError(f"no line of the log matches {text!r}: {self.lines(run)[-5:]}")
+
+    def _log_in(self, text: str) -> None:
+        self._open("/deployments")
+        self.page.locator("input[type=password]").fill(text)
+        self.page.get_by_role("button", name="Login").click()
+        self.page.wait_for_url(f"{self.url}/deployments")
 
     def _open(self, path: str) -> None:
         self.page.goto(f"{self.url}{path}", wait_until="networkidle")

@@ -47,17 +47,18 @@ def main() -> None:
 
     (pipeline,) = list_pipelines(root)
     assert (pipeline.state, [s.stage for s in pipeline.stages]) == ("finished", ["prepare", "pretrain", "evaluate"])
-    stages = {run["data"]["tags"]["vitline.stage"]: run for run in mlflow_runs(str(settings.mlflow_tracking_uri))}
+    stages = {run["data"]["tags"]["vitline.stage"]: run for run in mlflow_runs(settings)}
     assert {"prepare", "pretrain", "evaluate", "pretrain-then-transfer"} <= stages.keys(), stages.keys()
     assert all(run["info"]["status"] == "FINISHED" for run in stages.values())
     print(f"pipeline {pipeline.key}: {len(stages)} runs in MLflow")
 
 
-def mlflow_runs(uri: str) -> list[dict]:
+def mlflow_runs(settings: Settings) -> list[dict]:
     """Every run of every experiment, with tags as a dict, by MLflow's REST API."""
 
     def ask(path: str, body: dict) -> dict:
-        request = urllib.request.Request(f"{uri}/api/2.0/mlflow/{path}", json.dumps(body).encode())
+        url = f"{settings.mlflow_tracking_uri}/api/2.0/mlflow/{path}"
+        request = urllib.request.Request(url, json.dumps(body).encode(), settings.mlflow_headers())
         request.add_header("Content-Type", "application/json")
         with urllib.request.urlopen(request, timeout=30) as reply:
             return json.load(reply)

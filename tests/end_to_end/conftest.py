@@ -68,7 +68,9 @@ class Work:
     def __init__(self, flows, settings, corpus):
         self.flows, self.settings, self.corpus = flows, settings, corpus
         self.root, self.jobs = open_store(settings.root), RayJobs(settings.ray_address)
-        self.mlflow = httpx.Client(base_url=f"{settings.mlflow_tracking_uri}/api/2.0/mlflow", timeout=60)
+        self.mlflow = httpx.Client(
+            base_url=f"{settings.mlflow_tracking_uri}/api/2.0/mlflow", headers=settings.mlflow_headers(), timeout=60
+        )
         self.started: list[str] = []
 
     def start(self, deployment: str, **request) -> str:

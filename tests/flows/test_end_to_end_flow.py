@@ -84,7 +84,9 @@ def test_the_page_shows_stages_scores_and_links(flows, pipelines, stack):
 
 
 def test_mlflow_has_a_parent_and_a_child_for_every_stage(flows, pipelines, stack):
-    api = httpx.Client(base_url=f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow", timeout=60)
+    api = httpx.Client(
+        base_url=f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow", auth=stack.mlflow_login, timeout=60
+    )
     experiments = api.post("/experiments/search", json={"max_results": 100}).json()["experiments"]
     wanted = {"experiment_ids": [e["experiment_id"] for e in experiments], "max_results": 1000}
     found = api.post("/runs/search", json=wanted | {"filter": f"tags.`vitline.pipeline` = '{pipelines.record.key}'"})

@@ -72,10 +72,10 @@ def picture(digits) -> bytes:
 
 
 def shell(stack) -> dict[str, str]:
-    """The environment of a new shell with the address of MLflow and the folder of the stack, without credentials and without
-    this installation on PATH."""
-    known = {"PATH": "/usr/bin:/bin", "VITLINE_HOME": str(stack.directory.parent)}
-    return {"HOME": os.environ.get("HOME", "/"), "MLFLOW_TRACKING_URI": stack.env["MLFLOW_TRACKING_URI"], **known}
+    """The environment of a new shell with the address and login of MLflow and the folder of the stack, without the
+    credentials of the store and without this installation on PATH."""
+    known = {"PATH": "/usr/bin:/bin", "VITLINE_HOME": str(stack.directory.parent), "HOME": os.environ.get("HOME", "/")}
+    return known | {name: value for name, value in stack.env.items() if name.startswith("MLFLOW_TRACKING_")}
 
 
 def test_the_candidate_loads_as_a_pyfunc_in_another_process(stack, candidate, picture, tmp_path):

@@ -72,6 +72,7 @@ def on_stack(stack, settings_of, monkeypatch):
             "ray_address": stack.env["RAY_ADDRESS"],
             "ray_auth_token_path": stack.env["RAY_AUTH_TOKEN_PATH"],
             "prefect_api_url": stack.env["PREFECT_API_URL"],
+            "prefect_api_auth_string": stack.env["PREFECT_API_AUTH_STRING"],
             "mlflow_tracking_uri": stack.env["MLFLOW_TRACKING_URI"],
         }
         return settings_of(**fields | changes)

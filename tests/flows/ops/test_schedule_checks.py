@@ -38,16 +38,16 @@ def wait_for_upcoming(flows, deployment: str) -> None:
 
 
 def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, scheduled, stack):
-    url = stack.env["PREFECT_API_URL"]
+    settings = Settings(**stack.env)
     wait_for_upcoming(flows, scheduled)
-    assert schedule_problems(url) == []
+    assert schedule_problems(settings) == []
     for run in upcoming(flows, scheduled):
         flows.api.delete(f"/flow_runs/{run}").raise_for_status()
     later = datetime.now(UTC) + timedelta(minutes=3)  # at present, the scheduler may not have run yet
-    (problem,) = schedule_problems(url, later)
+    (problem,) = schedule_problems(settings, later)
     assert "'default' has an active schedule and no upcoming run" in problem
     assert f"/deployments/deployment/{scheduled}" in problem
-    found = check_schedules(Settings(prefect_api_url=url), later)
+    found = check_schedules(settings, later)
     assert (found.ok, found.found) == (False, problem)
     assert "`vitline stack restart prefect`" in found.advice
 
@@ -55,7 +55,7 @@ def test_an_active_schedule_without_upcoming_runs_is_named_with_its_page(flows, 
 def test_runs_that_no_worker_takes_are_counted(flows, scheduled, stack):
     wait_for_upcoming(flows, scheduled)
     overdue = datetime.now(UTC) + timedelta(days=1, minutes=6)
-    (problem,) = schedule_problems(stack.env["PREFECT_API_URL"], overdue)
+    (problem,) = schedule_problems(Settings(**stack.env), overdue)
     assert "not started 5 minutes after the due time; no worker takes" in problem
     assert "from work pool 'vitline'" in problem
 

@@ -31,6 +31,7 @@ from infra.local.stack import (
     stop_stack,
 )
 from infra.local.stack_config import ALL, MARK, load_stack_config, settle
+from infra.settings import basic_authorization
 
 pytestmark = pytest.mark.servers
 
@@ -115,8 +116,8 @@ def test_ray_ports_beyond_loopback_require_the_token(stack):
 
 def test_secrets_are_stored_in_private_files_only(stack):
     token = (stack.directory / "ray-token").read_text()
-    secrets = [token, stack.env["AWS_SECRET_ACCESS_KEY"]]
-    kept = {stack.directory / "ray-token", stack.directory / "credentials.json"}
+    secrets = [token, stack.env["AWS_SECRET_ACCESS_KEY"], stack.env["MLFLOW_TRACKING_PASSWORD"]]
+    kept = {stack.directory / name for name in ("ray-token", "credentials.json", "login")}
     for path in kept:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(stack.directory.stat().st_mode) == 0o700
@@ -144,6 +145,7 @@ def test_killed_service_is_reported_and_restarted_with_its_data(stack):
     def ask(path, body):
         request = urllib.request.Request(f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/{path}")
         request.add_header("Content-Type", "application/json")
+        request.add_header("Authorization", basic_authorization(":".join(stack.mlflow_login)))
         with urllib.request.urlopen(request, json.dumps(body).encode(), timeout=20) as reply:
             return json.load(reply)
 

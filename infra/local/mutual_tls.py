@@ -1,0 +1,62 @@
+"""Keys and certificates with which the parts of one service know each other on 127.0.0.1 (mutual TLS)."""
+
+import ipaddress
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+_VALID = timedelta(days=36_500)  # they are made anew at each start
+
+
+def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
+    """Writes an authority's certificate, a certificate that it signed, and its key, as PEM files of mode 0600.
+
+    The key of the authority is not kept, so nobody can sign another certificate.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    authority, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")])
+    signer = _certificate("authority", authority.public_key(), x509.BasicConstraints(True, 0)).sign(
+        authority, hashes.SHA256()
+    )
+    signed = (
+        _certificate("part", key.public_key(), x509.BasicConstraints(False, None))
+        .add_extension(here, critical=False)
+        .sign(authority, hashes.SHA256())
+    )
+    return (
+        _write(folder / "authority.pem", signer.public_bytes(Encoding.PEM)),
+        _write(folder / "part.pem", signed.public_bytes(Encoding.PEM)),
+        _write(folder / "part.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())),
+    )
+
+
+def _certificate(name: str, key: ec.EllipticCurvePublicKey, kind: x509.BasicConstraints) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(_name("authority"))
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=2))  # the clock may be set back
+        .not_valid_after(now + _VALID)
+        .add_extension(kind, critical=True)
+    )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(data)
+    return path
