@@ -211,6 +211,15 @@ def s3_uri(request, monkeypatch) -> str:
 
 
 @pytest.fixture
+def proxy(s3_uri, monkeypatch):
+    """A proxy with faults in front of the service behind `s3_uri`."""
+    from .faulty_proxy import proxy_before
+
+    with proxy_before(os.environ["AWS_ENDPOINT_URL"], monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
 def http():
     """A client for servers that may be busy."""
     import httpx

@@ -87,7 +87,7 @@ def installed(package: str) -> str | None:
 
 
 def check_store(settings: Settings) -> Check:
-    """List, write, read and delete, and the conditional writes that claims need."""
+    """List, write, read (whole and a range), delete, and the conditional writes that claims need."""
     store, started = open_store(settings.root), time.perf_counter()
     if store.uri.startswith("s3://"):
         try:
@@ -109,7 +109,7 @@ def check_store(settings: Settings) -> Check:
         with contextlib.suppress(StoreFailed, OSError, ValueError):
             store.delete(key)
     seconds = time.perf_counter() - started
-    return Check("store", True, f"{store.uri}: list, write, read, delete, conditional writes ({seconds:.2f} s)")
+    return Check("store", True, f"{store.uri}: list, write, read, ranges, delete, conditional writes ({seconds:.2f} s)")
 
 
 def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], str | None]]]:
@@ -121,6 +121,9 @@ def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], st
     def read() -> str | None:
         return None if store.read(key) == b"vitline" else "returned bytes that differ from those written"
 
+    def part() -> str | None:
+        return None if store.read(key, 1, 4) == b"itl" else "returned another range than the one asked for"
+
     def listed() -> str | None:
         return None if store.list(key) == [key] else "does not list a key that was written"
 
@@ -128,6 +131,7 @@ def _store_steps(store: Store, key: str) -> list[tuple[str, str, Callable[[], st
         ("list", "s3:ListBucket", absent),
         ("write", "s3:PutObject", lambda: store.write(key, b"vitline")),
         ("read", "s3:GetObject", read),
+        ("read a range", "s3:GetObject", part),
         ("list", "s3:ListBucket", listed),
         ("delete", "s3:DeleteObject", lambda: store.delete(key)),
         ("write conditionally", "s3:PutObject", lambda: probe_conditional_writes(store)),
@@ -144,6 +148,7 @@ def _store_advice(failed: StoreFailed, permission: str) -> str:
         "RequestTimeTooSkewed": "Correct this machine's clock.",
         "PermanentRedirect": "Set AWS_REGION to the region of the bucket.",
         "AuthorizationHeaderMalformed": "Set AWS_REGION to the region of the bucket.",
+        "OtherRange": "Let the proxy or cache before the store pass on the header Range, or set AWS_ENDPOINT_URL to the store.",
     }
     if failed.code in known:
         return known[failed.code]

@@ -9,6 +9,7 @@ import io
 import logging
 import os
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ from infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFai
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Span = tuple[int, int | None]  # first byte, and the byte after the last; None: to the end of the object
 Uploads = list[tuple[str, str]]  # key and upload id; inside S3Store the name `list` is a method
 
 _ATTEMPTS = 9
@@ -44,6 +46,7 @@ _TRANSIENT = (
     boto.IncompleteReadError,
     ResponseParserError,
 )
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 # AWS answers 409 to two simultaneous conditional writes; the next try gets 412 or succeeds.
 _TRANSIENT_STATUS = {408, 409, 429, 500, 502, 503, 504}
 _TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException"}
@@ -74,9 +77,10 @@ class S3Store(Store):
         if end is not None and end <= start:
             self.size(key)
             return b""
-        wanted = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
+        if start == 0 and end is None:
+            return self._get(key)[0]
         try:
-            return self._get(key, **wanted)[0]
+            return self._get(key, (start, end))[0]
         except StoreFailed as error:
             if error.status == 416:  # the range begins after the end of the object
                 return b""
@@ -161,12 +165,17 @@ class S3Store(Store):
         wanted = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **go_on}
         return _retried(method, f"{self.uri}/{prefix}", lambda: self._client().call_s3(method, **wanted))
 
-    def _get(self, key: str, **arguments: Any) -> tuple[bytes, str]:
-        at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
+    def _get(self, key: str, span: Span | None = None) -> tuple[bytes, str]:
+        """Bytes and tag of an object, or of the bytes [start, end) of it."""
+        wanted = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
+        if span:
+            wanted["Range"] = _range_header(*span)
 
         async def get(fs: s3fs.S3FileSystem) -> tuple[bytes, str]:
-            reply = await fs._call_s3("get_object", **at, **arguments)
+            reply = await fs._call_s3("get_object", **wanted)
             async with reply["Body"] as body:
+                if span:
+                    _require_range(reply, *span)  # before reading: the body may be the whole object
                 return await body.read(), reply["ETag"]
 
         def request() -> tuple[bytes, str]:
@@ -252,6 +261,31 @@ class _Upload(io.RawIOBase):
         )
 
 
+class _OtherRange(Exception):
+    """A reply does not hold the range that was asked for."""
+
+
+def _range_header(start: int, end: int | None) -> str:
+    return f"bytes={start}-{'' if end is None else end - 1}"
+
+
+def _require_range(reply: dict[str, Any], start: int, end: int | None) -> None:
+    """Raises _OtherRange unless a reply holds bytes [start, end) of the object, or those up to its end."""
+    status, given = reply["ResponseMetadata"]["HTTPStatusCode"], reply.get("ContentRange", "")
+    if status == 200 and reply.get("ContentLength") == 0:
+        return  # of an empty object there is no range; some services answer 416, others this
+    parts = _CONTENT_RANGE.fullmatch(given)
+    if status == 206 and parts:
+        first, last, total = map(int, parts.groups())
+        length = last + 1 - first  # aiohttp raises where the body is not as long as the header says
+        if (first, last + 1) == (start, min(total, end or total)) and reply.get("ContentLength", length) == length:
+            return
+    raise _OtherRange(
+        f"the reply to the range {_range_header(start, end)} has status {status} and "
+        f"{f'the range {given}' if given else 'no range'}, but must have status 206 and exactly this range"
+    )
+
+
 def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
     """The result of `request()`, which is repeated with back-off while the service is unavailable or overloaded."""
     began = time.monotonic()
@@ -265,7 +299,7 @@ def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
             transient = status in _TRANSIENT_STATUS or code in _TRANSIENT_CODES if status else _is_network(error)
             if not transient or attempt == _ATTEMPTS:
                 what = f"{operation} of {uri} failed at attempt {attempt}, after {time.monotonic() - began:.0f} s"
-                where = "Check that the store runs." if transient else "Check bucket, credentials and endpoint."
+                where = _next_step(error, transient)
                 if not transient and _is_refusal(error, status, code):
                     raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
                 raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
@@ -275,8 +309,17 @@ def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
     raise AssertionError("the last attempt returns or raises")
 
 
+def _next_step(error: Exception, transient: bool) -> str:
+    if isinstance(error, _OtherRange):
+        return "Let the proxy or cache before the store pass on the header Range, or read the store without it."
+    return "Check that the store runs." if transient else "Check bucket, credentials and endpoint."
+
+
 def _answer(error: BaseException | None) -> tuple[int, str]:
-    """HTTP status and code of the S3 reply that caused an error; (0, "") if there was no reply."""
+    """HTTP status and code of the S3 reply that caused an error; (0, "") if there was no reply, (0, "OtherRange") if it held
+    another range than the one asked for."""
+    if isinstance(error, _OtherRange):
+        return 0, "OtherRange"
     while error is not None:
         if isinstance(error, boto.ClientError):
             answer = error.response

@@ -3,15 +3,7 @@
 A real SeaweedFS; between it and the work stands a proxy where faults are wanted. CPU float32: bit for bit.
 """
 
-import contextlib
-import http.client
 import itertools
-import os
-import struct
-import threading
-import time
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import psutil
 import pytest
@@ -35,100 +27,10 @@ from vit.run_spec import make_spec
 from vit.training.checkpoint import list_checkpoints, newest_checkpoint
 from vit.training.world import World
 
+from ..faulty_proxy import FAULTS
+
 pytestmark = pytest.mark.s3
 STEPS = 20
-
-
-class Proxy(ThreadingHTTPServer):
-    """Passes requests on to an S3 service. Every `every`-th suffers the next of `faults`; `down` refuses all."""
-
-    daemon_threads = True
-
-    def __init__(self, behind: str):
-        super().__init__(("127.0.0.1", 0), PassOn)
-        self.behind = behind.removeprefix("http://")
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.every, self.down, self.lock = 0, False, threading.Lock()
-        self.count, self.faults, self.suffered = itertools.count(1), itertools.cycle(FAULTS), Counter()
-
-    def fault(self) -> str:
-        with self.lock:
-            found = "503" if self.down else ""
-            if self.every and next(self.count) % self.every == 0:
-                found = next(self.faults)
-            self.suffered[found] += 1
-            return found
-
-
-FAULTS = ("503", "reset", "reply lost", "reply cut", "slow")
-
-
-class PassOn(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-
-    def pass_on(self):
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        fault = self.server.fault()
-        if fault == "reset":
-            return self.reset()
-        if fault == "503":
-            return self.answer(503, {}, b"<Error><Code>SlowDown</Code><Message>injected</Message></Error>")
-        if fault == "slow":
-            time.sleep(0.2)
-        inner = http.client.HTTPConnection(self.server.behind)
-        with contextlib.closing(inner):
-            inner.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
-            for name, value in self.headers.items():  # the signature covers Host: it goes on as it is
-                inner.putheader(name, value)
-            inner.endheaders(body)
-            reply = inner.getresponse()
-            data = reply.read()
-        if fault == "reply lost":
-            return self.reset()
-        kept = {n: v for n, v in reply.getheaders() if n.lower() not in ("content-length", "connection", "date")}
-        if self.command == "HEAD":
-            kept["Content-Length"] = reply.getheader("Content-Length", "0")
-        self.answer(reply.status, kept, data, cut=fault == "reply cut")
-
-    def answer(self, status, headers, data, cut=False):
-        self.send_response(status)
-        for name, value in ({"Content-Length": str(len(data))} | headers).items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(data[: len(data) // 2] if cut else data)
-        if cut:
-            self.wfile.flush()
-            self.reset()
-
-    def reset(self):
-        self.connection.setsockopt(*LINGER)  # RST instead of an orderly end
-        self.connection.close()
-        self.close_connection = True
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on
-
-    def log_message(self, *_):
-        pass
-
-    def handle_error(self, *_):  # a client that went away
-        pass
-
-
-LINGER = (1, 13, struct.pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER
-
-
-@pytest.fixture
-def proxy(s3_uri, monkeypatch):
-    """A proxy in front of the service behind `s3_uri`; back-off is a hundredth of what it is."""
-    monkeypatch.setattr(s3_store, "_FIRST_WAIT_S", 0.002)
-    monkeypatch.setattr(s3_store, "_LONGEST_WAIT_S", 0.1)
-    with Proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """The doctor on a healthy machine, and with real faults of services and settings."""
 
+import itertools
 import json
 import os
 import re
@@ -240,6 +241,15 @@ def test_a_key_without_permission_gets_the_permission_named(settings_of, monkeyp
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         check = service_checks.check_store(settings_of("s3://bucket/x", s3_endpoint_url=url))
     failure(check, "cannot list", "s3:ListBucket")
+
+
+@pytest.mark.s3
+def test_a_proxy_that_ignores_ranges_is_named(proxy, s3_uri, settings_of, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    settings = settings_of(s3_uri, s3_endpoint_url=proxy.url)
+    assert service_checks.check_store(settings).ok
+    proxy.range_faults = itertools.repeat("ignored")
+    failure(service_checks.check_store(settings), "cannot read a range", "header Range")
 
 
 def test_a_host_that_mlflow_refuses_gets_the_option_named(on_stack, stack):

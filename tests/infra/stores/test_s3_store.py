@@ -1,6 +1,7 @@
 """How s3:// stores handle lost replies and failing services; test_storage.py tests what all stores promise."""
 
 import hashlib
+import itertools
 import os
 import pickle
 import subprocess
@@ -174,6 +175,32 @@ def test_store_failure_keeps_status_and_code_when_pickled(store, service):
         store.read("a")
     again = pickle.loads(pickle.dumps(failed.value))
     assert (again.status, again.code, str(again)) == (403, "Fault403", str(failed.value))
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("reply", ["ignored", "other"])
+def test_a_range_is_refused_unless_the_reply_has_exactly_that_range(s3_uri, proxy, reply):
+    store = open_store(s3_uri)
+    data = os.urandom(1000)
+    store.write("shard", data)
+    store.write("empty", b"")
+    spans = [(0, 10), (100, 200), (990, 2000), (999, 1000), (5, None), (0, 1000)]
+    assert [store.read("shard", *span) for span in spans] == [data[slice(*span)] for span in spans]
+    assert store.read("empty", 0, 10) == store.read("empty", 3) == b""
+    proxy.range_faults = itertools.repeat(reply)
+    for span in spans:
+        with pytest.raises(
+            StoreFailed, match=f"get_object of {store.uri_of('shard')} .*range bytes={span[0]}-"
+        ) as failed:
+            store.read("shard", *span)
+        assert str(failed.value).endswith(
+            "Let the proxy or cache before the store pass on the header Range, or read the store without it."
+        )
+    with pytest.raises(StoreFailed, match="status 20"), store.open("shard") as file:
+        file.read()
+    with pytest.raises(StoreFailed, match="status 20"):
+        store.read_into("shard", 1, memoryview(bytearray(4)))
+    assert store.read("shard") == data
 
 
 @pytest.mark.s3
