@@ -26,7 +26,7 @@ from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
 from vit.published import adapt, load_model, publish
 from vit.run_spec import RunSpec, StartRecord, WorkerError
-from vit.training.checkpoint import CheckpointSaver, RunIdentity, list_checkpoints, resume
+from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
 from vit.training.evaluate import evaluate
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
@@ -60,7 +60,11 @@ class TrainingRun:
         # Count the start before anything that could fail every time, so that no failure repeats without end.
         if self.world.agree(self._count_start()):
             return self._end("failed", {"reason": self._reason_of_restarts()})
-        state = self._newest_state()
+        try:
+            state = self._newest_state()
+        except CannotResume as error:  # a restart of the worker group would not help
+            log.error("%s", error)
+            return self._end("failed", {"reason": str(error)[:4000]})
         if self.world.rank == 0:
             self.claim.check()
             write_state(self.run, "running", self.attempt, from_step=state.step)
@@ -101,7 +105,7 @@ class TrainingRun:
         """The state of the newest checkpoint, or the initial one."""
         meta = self._meta()
         state = self._initial()
-        if (restored := resume(self.run, state, meta, self.world)) is not None:
+        if (restored := resume(self.run, state, meta, self.world, self.claim.check)) is not None:
             log.info("resumed at step=%d from %s", state.step, restored.prefix)
         return state
 

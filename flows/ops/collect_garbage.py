@@ -19,9 +19,9 @@ from flows.stages.heartbeat import PREFIX, beats
 from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 from infra.storage import Keys, Store, open_store
+from vit.training.checkpoint_names import kept_checkpoints
 
 DAY_S = 86_400.0
-COMMITTED = re.compile(r"^(checkpoints/step-(\d+)-a(\d+))/manifest\.json$")
 # `vitline ops doctor` names its test objects by Unix time in nanoseconds.
 PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")
 
@@ -65,7 +65,8 @@ def heaps(root: Store, keep_checkpoints: int, before: float) -> Iterator[Heap]:
 
 
 def checkpoints(root: Store, keep: int, before: float) -> Iterator[Heap]:
-    """Checkpoints of runs that finished before then: all but the newest, and those whose save was interrupted."""
+    """Checkpoints of runs that finished before then: all but the newest, and those whose save was interrupted. One that is
+    marked as damaged is kept only where too few others are there."""
     found: dict[str, Keys] = {}
     for key in root.list("runs/"):
         parts = key.split("/")
@@ -76,7 +77,7 @@ def checkpoints(root: Store, keep: int, before: float) -> Iterator[Heap]:
         finished_at = finished_before(run, before)
         if finished_at is None:
             continue
-        kept = newest(keys, keep)
+        kept = kept_checkpoints(keys, keep)
         garbage = [key for key in keys if key.rpartition("/")[0] not in kept]
         if garbage:
             # Manifests are deleted first, so that no reader ever sees half a checkpoint.
@@ -91,12 +92,6 @@ def finished_before(run: Store, before: float) -> float | None:
     if state is None or claim is None or state["state"] != "finished" or state["attempt"] != claim.attempt:
         return None
     return state["updated_at"] if max(state["updated_at"], claim.heartbeat) < before else None
-
-
-def newest(keys: Keys, keep: int) -> set[str]:
-    """Prefixes of the newest committed checkpoints, by step, then attempt."""
-    found = {m[1]: (int(m[2]), int(m[3])) for key in keys if (m := COMMITTED.match(key))}
-    return set(sorted(found, key=found.__getitem__, reverse=True)[:keep])
 
 
 def preparations(root: Store, before: float) -> Iterator[Heap]:

@@ -173,6 +173,32 @@ def expected_with(expected, run):
     return losses, score, model, sorted([k for k in kept if not k.startswith("checkpoints/")] + checkpoints)
 
 
+def test_faulty_ranges_cost_no_checkpoint(proxy, s3_uri, on_disk, train_config, expected, monkeypatch):
+    """Ignored, answered with other bytes all the time or once: the run stops or reads again, and resumes where it was."""
+    run, attempt = start(at(train_config("stores"), on_disk[0]), s3_uri)
+    with monkeypatch.context() as patch:
+        steps = itertools.count(1)
+        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(steps) == 12 else None)
+        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    saved = {key: run.read(key) for key in run.list("checkpoints/")}
+    proxy.range_faults = itertools.repeat("ignored")
+    with pytest.raises(StoreFailed, match="header Range"):
+        TrainingRun(run, attempt, World()).execute()
+    proxy.range_faults = itertools.repeat("garbled")
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    for part in ("None of the", "sha256", *{key.rpartition("/")[0] for key in saved}):
+        assert part in read_state(run)["reason"]
+    assert {key: run.read(key) for key in saved} == saved
+    proxy.range_faults = iter(())
+    assert newest_checkpoint(run, rejected=pytest.fail)[0].step == 12
+    run.delete("checkpoints/step-000000012-a1/rejected.json")
+    proxy.range_faults = iter(["garbled"])
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert next(proxy.range_faults, None) is None
+    assert outcome(run)[:3] == expected[:3]
+    assert not [key for key in run.list("checkpoints/") if key.endswith("rejected.json")]
+
+
 def test_a_stop_is_heard_once_the_store_is_back(proxy, s3_uri):
     run = open_store(s3_uri).child("runs/a")
     proxy.down = True

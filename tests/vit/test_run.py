@@ -133,6 +133,25 @@ def test_stop_request_affects_its_own_attempt_only(start, train_config, on_cance
     assert TrainingRun(run, attempt, World()).execute() == "finished"
 
 
+def test_run_whose_checkpoints_are_all_damaged_fails_with_the_list_instead_of_starting_anew(
+    start, train_config, monkeypatch
+):
+    config = train_config("damaged")
+    run, attempt = start(config)
+    with monkeypatch.context() as patch:
+        patch.setattr(StopPoller, "asked", lambda watch: "preempted")
+        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    (prefix,) = list_checkpoints(run)
+    run.delete(f"{prefix}/rank-00000-of-00001.safetensors")
+    before = run.list("checkpoints/")
+    run, attempt = start(config, run)
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    assert read_state(run)["state"] == "failed"
+    assert prefix in read_state(run)["reason"]
+    assert run.list("checkpoints/") == sorted([*before, f"{prefix}/rejected.json"])
+    assert set(losses(run)) <= {1}  # nothing was trained again
+
+
 def test_attempt_that_lost_its_claim_writes_nothing(start, train_config):
     run, old = start(train_config("fenced"))
     start(train_config("fenced"), run)

@@ -4,13 +4,15 @@
     checkpoints/step-000012000-a1/rank-00000-of-00002.safetensors   the tensors that rank 0 owns
                                   rank-00000-of-00002.json          name, shape, offsets, sha256 of each piece
                                   manifest.json                     written last, by rank 0
+                                  rejected.json                     a mark: a reader found it damaged, and why
 
 Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
 no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
 """
 
+import contextlib
+import itertools
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,17 +24,31 @@ from torch import Tensor
 
 from infra.config import digest_of, flatten
 from infra.storage import Store
+from vit.training.checkpoint_names import (
+    FOLDER,
+    MANIFEST,
+    MARK,
+    CheckpointName,
+    checkpoint_prefix,
+    find_checkpoints,
+    kept_checkpoints,
+    parse_prefix,
+)
+from vit.training.checkpoint_names import list_checkpoints as list_checkpoints
 from vit.training.tensor_file import TensorPiece, read_tensors, write_tensors
 from vit.training.train import TrainState
 from vit.training.world import World
 
 SCHEMA_VERSION = 1
-MANIFEST_NAME = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)/manifest\.json$")
 log = logging.getLogger(__name__)
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint or published model cannot be read or written; the message names it."""
+
+
+class CannotResume(CheckpointError):
+    """A run has checkpoints, but none that it may resume from. Every rank raises it."""
 
 
 class RunIdentity(TypedDict):
@@ -94,10 +110,6 @@ class CheckpointRef:
     @property
     def step(self) -> int:
         return self.manifest["step"]
-
-
-def checkpoint_prefix(step: int, attempt: int) -> str:
-    return f"checkpoints/step-{step:09d}-a{attempt}"
 
 
 def state_tensors(state: TrainState) -> dict[str, Tensor]:
@@ -225,7 +237,7 @@ class CheckpointSaver:
             self.error = error
 
     def _write(self, mine: dict[str, Tensor], manifest: PendingManifest) -> None:
-        prefix = checkpoint_prefix(manifest["step"], self.attempt)
+        prefix = self._free_prefix(manifest["step"])
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
         name = f"{prefix}/rank-{self.rank:05d}-of-{self.world_size:05d}"
@@ -238,6 +250,12 @@ class CheckpointSaver:
             self.check_claim()
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
             prune(self.run, self.keep, newest=prefix)
+
+    def _free_prefix(self, step: int) -> str:
+        """Where this attempt saves a step: beside its checkpoints of the step that are marked as damaged. Marks appear only
+        before the training goes on, so every rank finds the same."""
+        prefixes = (checkpoint_prefix(step, self.attempt, repetition) for repetition in itertools.count())
+        return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{MARK}"))
 
     def _await_peers(self, prefix: str, save_id: str) -> list[CheckpointFile]:
         """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save."""
@@ -266,25 +284,21 @@ def commit(run: Store, prefix: str, manifest: CheckpointManifest) -> None:
     run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
 
 
-def list_checkpoints(run: Store) -> list[str]:
-    """Prefixes of the committed checkpoints of a run, newest first (by step, then attempt)."""
-    found = [(int(m[1]), int(m[2]), key) for key in run.list("checkpoints/") if (m := MANIFEST_NAME.match(key))]
-    return [key.rsplit("/", 1)[0] for _, _, key in sorted(found, reverse=True)]
-
-
 def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:
-    """A committed checkpoint. Raises CheckpointError if its manifest is unreadable or was changed."""
+    """A committed checkpoint. Raises CheckpointError if its manifest is unreadable or was changed, and CannotResume if another
+    version of vitline wrote it."""
     uri = run.uri_of(f"{prefix}/manifest.json")
     try:
         manifest: dict[str, Any] = dict(run.read_json(f"{prefix}/manifest.json"))
     except (FileNotFoundError, ValueError, TypeError) as error:
         raise CheckpointError(f"{uri} cannot be read: {error}") from error
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{uri} has schema_version {manifest.get('schema_version')}, expected {SCHEMA_VERSION}: another version of "
-            "vitline wrote it."
+    version, whole = manifest.get("schema_version"), manifest.pop("digest", None) == digest_of(manifest)
+    if version != SCHEMA_VERSION and (whole or isinstance(version, int)):
+        raise CannotResume(
+            f"{uri} has schema_version {version}, but this vitline reads {SCHEMA_VERSION}. {writer(run, prefix)} Resume the "
+            "run with that version, or start a new run under another name. Nothing was deleted."
         )
-    if manifest.pop("digest", None) != digest_of(manifest):
+    if not whole:
         raise CheckpointError(f"{uri} does not match the digest that it was written with.")
     return CheckpointRef(prefix, cast(CheckpointManifest, manifest))
 
@@ -315,61 +329,134 @@ def place(tensors: dict[str, Tensor], piece: TensorPiece, value: Tensor) -> None
     whole[tuple(slice(o, o + n) for o, n in zip(offsets, value.shape, strict=True))] = value
 
 
+def writer(run: Store, prefix: str) -> str:
+    """A sentence: which versions of vitline the attempt that saved a checkpoint ran, by its start records (`vit/run.py`)."""
+    name = parse_prefix(prefix)
+    attempt = name.attempt if name else 0
+    known = set()
+    for key in run.list(f"starts/a{attempt}-from-"):
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):  # an odd record says nothing
+            found = run.read_json(key)["versions"]
+            known.add(
+                f"vitline {found['vitline']}" + (f" (commit {found['commit'][:12]})" if "commit" in found else "")
+            )
+    ran = " and ".join(sorted(known))
+    return f"Attempt {attempt} of the run wrote it with {ran or 'another version of vitline'}."
+
+
 def newest_checkpoint(
     run: Store, rejected: Callable[[str, CheckpointError], None]
 ) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
-    """The newest undamaged checkpoint with its tensors, or None. Every byte is checked.
+    """The newest undamaged checkpoint with its tensors, or None where there was never one. Every byte is checked.
 
-    `rejected` is called with the prefix and the error of each damaged one.
+    `rejected` is called with the prefix and the error of each damaged one. Those that are marked as damaged are read, too:
+    the fault may have been on the way. Raises CannotResume where all are damaged, and for the checkpoint of another version.
     """
-    for prefix in list_checkpoints(run):
+    found = find_checkpoints(run.list(FOLDER))
+    reasons: list[str] = []
+    for name in sorted({*found.committed, *found.marked}, reverse=True):
+        if name not in found.committed:
+            reasons.append(f"{name.prefix}: an earlier version of vitline found it damaged and deleted its manifest")
+            continue
         try:
-            ref = open_checkpoint(run, prefix)
-            return ref, read_checkpoint(run, ref)
+            return read_again(run, name, tries=1 if name in found.marked else 2)
+        except CannotResume:
+            raise
         except CheckpointError as error:
-            rejected(prefix, error)
-    return None
+            rejected(name.prefix, error)
+            reasons.append(f"{name.prefix}: {error}")
+    reasons += [f"{prefix}: another version of vitline gave it this name" for prefix in found.unknown]
+    if not reasons:
+        return None
+    raise CannotResume(
+        f"None of the {len(reasons)} checkpoints of {run.uri} can be read, so the run stops instead of starting anew; nothing "
+        f"was deleted. Restore one of them, or delete {run.uri_of(FOLDER.rstrip('/'))} to start at step 0. "
+        + "; ".join(reasons)
+    )
 
 
-def set_aside(run: Store, prefix: str, error: CheckpointError) -> None:
-    """Logs a damaged checkpoint and deletes its manifest, so that its step can be saved again."""
+def read_again(run: Store, name: CheckpointName, tries: int) -> tuple[CheckpointRef, dict[str, Tensor]]:
+    """A checkpoint with its tensors. One that seems damaged is read again, up to `tries` times in all."""
+    for left in reversed(range(tries)):
+        try:
+            ref = open_checkpoint(run, name.prefix)
+            return ref, read_checkpoint(run, ref)
+        except CannotResume:
+            raise
+        except CheckpointError as error:
+            if not left:
+                raise
+            log.warning("checkpoint %s seems damaged, reading it again: %s", run.uri_of(name.prefix), error)
+    raise AssertionError("the last try returns or raises")
+
+
+def mark_damaged(run: Store, prefix: str, error: CheckpointError) -> None:
+    """Logs a damaged checkpoint and marks it, so that its step is saved again beside it. Its files stay as they are."""
     log.warning("checkpoint %s is damaged, trying an older one: %s", run.uri_of(prefix), error)
-    run.write_json(f"{prefix}/rejected.json", {"reason": str(error)})
-    run.delete(f"{prefix}/manifest.json")
+    if run.exists(f"{prefix}/{MANIFEST}"):  # else another attempt has deleted the checkpoint since it was listed
+        run.write_json(f"{prefix}/{MARK}", {"schema_version": 1, "at": time.time(), "reason": str(error)})
 
 
-def resume(run: Store, state: TrainState, meta: RunIdentity, world: World) -> CheckpointRef | None:
+def resume(
+    run: Store, state: TrainState, meta: RunIdentity, world: World, check_claim: Callable[[], object] = lambda: None
+) -> CheckpointRef | None:
     """Restores `state` from the newest undamaged checkpoint, the same one on every rank. Returns None if there is none.
 
-    Raises CheckpointError if the checkpoint has another recipe, corpus or class map than `meta`.
+    Raises CannotResume on every rank if there are checkpoints and all are damaged, or the newest was written by another
+    version of vitline or has another recipe, corpus or class map than `meta`. Before something is marked, rank 0 calls
+    `check_claim`, which raises in an attempt that has lost its claim.
     """
-    found = (
-        newest_checkpoint(run, rejected=lambda prefix, error: set_aside(run, prefix, error))
-        if world.rank == 0
-        else None
-    )
-    step = world.agree(found[0].step if found else -1)
-    attempt = world.agree(found[0].manifest["attempt"] if found else -1)
-    if step < 0:
+    found, refusal = None, None
+    if world.rank == 0:
+        try:
+            found = _resumable(run, meta, check_claim)
+        except CannotResume as error:
+            refusal = error
+    if world.agree(int(refusal is not None)):
+        raise refusal or CannotResume(f"rank 0 refused to resume {run.uri}; its error gives the reason.")
+    name = CheckpointName(*(world.agree(part) for part in (_name(found[0]) if found else CheckpointName(-1, -1))))
+    if name.step < 0:
         return None
-    if found is None:
-        ref = open_checkpoint(run, checkpoint_prefix(step, attempt))
-        found = ref, read_checkpoint(run, ref)
-    ref, tensors = found
-    check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)
+    ref, tensors = found or read_again(run, name, tries=2)
     load_state_tensors(state, tensors)
     state.step = ref.step
     return ref
 
 
+def _resumable(
+    run: Store, meta: RunIdentity, check_claim: Callable[[], object]
+) -> tuple[CheckpointRef, dict[str, Tensor]] | None:
+    """The newest undamaged checkpoint of a run, or None. Marks the damaged ones, and takes the mark off the one returned."""
+
+    def rejected(prefix: str, error: CheckpointError) -> None:
+        check_claim()
+        mark_damaged(run, prefix, error)
+
+    found = newest_checkpoint(run, rejected)
+    if found is not None:
+        ref = found[0]
+        check_same_run(run.uri_of(ref.prefix), ref.manifest, meta)
+        if run.exists(f"{ref.prefix}/{MARK}"):
+            log.warning("checkpoint %s is marked as damaged, but every byte is right", run.uri_of(ref.prefix))
+            check_claim()
+            run.delete(f"{ref.prefix}/{MARK}")
+    return found
+
+
+def _name(ref: CheckpointRef) -> CheckpointName:
+    name = parse_prefix(ref.prefix)
+    assert name is not None
+    return name
+
+
 def check_same_run(uri: str, manifest: Mapping[str, object], meta: Mapping[str, object]) -> None:
-    """Raises CheckpointError listing the differences in recipe, corpus and class map."""
+    """Raises CannotResume listing the differences in recipe, corpus and class map."""
     theirs, ours = (flatten({k: m.get(k) for k in SAME}) for m in (manifest, meta))
     changed = [
         f"{k}: {theirs.get(k)!r} -> {ours.get(k)!r}" for k in sorted(theirs | ours) if theirs.get(k) != ours.get(k)
     ]
     if changed:
-        raise CheckpointError(
+        raise CannotResume(
             f"{uri} belongs to another run: {'; '.join(changed[:8])}. "
             "Start a new run for the changed recipe, or resume this run with its own."
         )
@@ -382,15 +469,16 @@ SAME = ("recipe", "corpus_digest", "class_map_digest")
 def prune(run: Store, keep: int, newest: str) -> None:
     """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
-    The manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
+    Checkpoints that are marked as damaged do not count, and go once `keep` newer ones are there (`kept_checkpoints`). The
+    manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
-    committed = list_checkpoints(run)
-    for prefix in committed[keep:]:
-        if prefix != newest:
-            run.delete(f"{prefix}/manifest.json")
-            committed.remove(prefix)
-    for key in run.list("checkpoints/"):
+    keys = run.list(FOLDER)
+    kept, found, last = kept_checkpoints(keys, keep) | {newest}, find_checkpoints(keys), parse_prefix(newest)
+    old = [name.prefix for name in found.committed if name.prefix not in kept]
+    for prefix in old:
+        run.delete(f"{prefix}/{MANIFEST}")
+    for key in keys:
         prefix = key.rsplit("/", 1)[0]
-        # Prefixes sort by step (nine digits), then by attempt.
-        if prefix not in committed and prefix < newest:
+        name = parse_prefix(prefix)
+        if prefix not in kept and (prefix in old or (name and last and name < last)):
             run.delete(key)

@@ -65,6 +65,18 @@ def test_finished_runs_keep_their_newest_checkpoints(root, collect):
     assert run.list("checkpoints/") == []
 
 
+def test_checkpoints_marked_as_damaged_do_not_count_as_kept(root, collect):
+    run = checkpointed(root, "birds-0123456789ab")
+    newest, older = "checkpoints/step-000000020-a10", "checkpoints/step-000000010-a1"
+    for name in ("step-000000020-a10", "step-000000020-a2", "step-000000020-a1"):
+        run.write_json(f"checkpoints/{name}/rejected.json", {"reason": "a byte differs"})
+    collect(keep_checkpoints=2)
+    assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {newest, older}
+    run.write_json(f"{older}/rejected.json", {"reason": "a byte differs"})
+    collect()  # nothing else is left: what may be read again one day stays
+    assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {newest}
+
+
 @pytest.mark.parametrize(
     "run",
     [

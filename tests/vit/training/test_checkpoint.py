@@ -1,16 +1,19 @@
 """Checkpoints: restored exactly, visible only when complete, refused when damaged or of another recipe or corpus."""
 
+import multiprocessing
 import threading
 import uuid
 
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 
-from infra.config import replace
+from infra.config import digest_of, replace
 from infra.runs.claims import ClaimLost
 from infra.storage import open_store
 from vit.training.checkpoint import (
+    CannotResume,
     CheckpointError,
     CheckpointSaver,
     checkpoint_prefix,
@@ -129,11 +132,145 @@ def test_damaged_checkpoint_is_named_and_the_previous_one_is_used(run, meta, tra
     ref, _ = newest_checkpoint(run, lambda prefix, error: rejected.append((prefix, str(error))))
     assert ref.step == 2
     assert [(p, prefix in text) for p, text in rejected] == [(prefix, True)]
-    # The run resumes from there and may save the damaged step again.
-    state = trained(1)
-    assert resume(run, state, meta, CPU).step == 2
+    # The run resumes from there and may save the damaged step again. The damaged one is marked, and nothing else changes.
+    before = {key: run.read(key) for key in run.list()}
+    assert resume(run, trained(1), meta, CPU).step == 2
+    assert list_checkpoints(run) == [checkpoint_prefix(2, 1)]
+    mark = run.read_json(f"{prefix}/rejected.json")
+    assert prefix in mark["reason"]
+    assert {key: run.read(key) for key in run.list() if not key.endswith("rejected.json")} == before
     commit(run, trained(4), meta, keep=1)
     assert resume(run, trained(1), meta, CPU).step == 4
+
+
+def with_schema(run, prefix, version):
+    """A manifest as another version of vitline writes it, with its digest."""
+    manifest = {**run.read_json(f"{prefix}/manifest.json"), "schema_version": version}
+    del manifest["digest"]
+    run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
+
+
+def test_a_checkpoint_of_another_version_is_refused_with_what_reads_it_and_kept(run, meta, trained):
+    commit(run, trained(2), meta)
+    commit(run, trained(4), meta, attempt=3)
+    prefix = checkpoint_prefix(4, 3)
+    with_schema(run, prefix, 2)
+    start = {"at": 1.0, "world_size": 1, "versions": {"vitline": "9.1", "commit": "0123456789abcdef", "torch": "2.9"}}
+    run.write_json("starts/a3-from-none-000.json", start)
+    before = {key: run.read(key) for key in run.list()}
+    with pytest.raises(CannotResume) as refused:
+        resume(run, trained(1), meta, CPU)
+    for part in (
+        f"{prefix}/manifest.json has schema_version 2",
+        "reads 1",
+        "Attempt 3",
+        "vitline 9.1 (commit 0123456789ab)",
+    ):
+        assert part in str(refused.value)
+    assert {key: run.read(key) for key in run.list()} == before
+
+
+def test_a_checkpoint_with_a_name_of_another_version_is_not_overlooked(run, meta, trained):
+    run.write_json("checkpoints/000000004/manifest.json", {"schema_version": 2})
+    with pytest.raises(CannotResume, match="checkpoints/000000004: another version of vitline"):
+        resume(run, trained(1), meta, CPU)
+    commit(run, trained(5), meta, keep=1)
+    assert run.exists("checkpoints/000000004/manifest.json")
+
+
+@pytest.mark.parametrize("earlier", ["rejected", "set aside by an earlier version"])
+def test_where_no_checkpoint_is_valid_the_run_stops_with_the_list_and_deletes_nothing(run, meta, trained, earlier):
+    for steps in (2, 4):
+        commit(run, trained(steps), meta)
+        key = f"{checkpoint_prefix(steps, 1)}/rank-00000-of-00001.safetensors"
+        run.write(key, run.read(key)[:-1] + b"?")
+    if earlier != "rejected":  # it deleted the manifest
+        run.write_json(f"{checkpoint_prefix(4, 1)}/rejected.json", {"reason": "a byte differs"})
+        run.delete(f"{checkpoint_prefix(4, 1)}/manifest.json")
+    before = {key: run.read(key) for key in run.list()}
+    state = trained(1)
+    for _ in range(2):  # the second finds the marks of the first
+        with pytest.raises(CannotResume, match="None of the 2 checkpoints") as refused:
+            resume(run, state, meta, CPU)
+        for part in (checkpoint_prefix(4, 1), checkpoint_prefix(2, 1), "sha256", f"delete {run.uri_of('checkpoints')}"):
+            assert part in str(refused.value)
+    assert_equal_states(state, trained(1))
+    marks = {f"{checkpoint_prefix(steps, 1)}/rejected.json" for steps in (2, 4)}
+    assert {key: run.read(key) for key in run.list() if key not in marks} == {
+        k: v for k, v in before.items() if k not in marks
+    }
+    assert marks < set(run.list())
+
+
+def test_a_marked_checkpoint_that_can_be_read_again_is_used_again(run, meta, trained):
+    """As where a proxy changed bytes on their way, and does no more."""
+    commit(run, trained(2), meta)
+    commit(run, trained(4), meta)
+    key = f"{checkpoint_prefix(4, 1)}/rank-00000-of-00001.safetensors"
+    data = run.read(key)
+    run.write(key, data[:-1] + b"?")
+    assert resume(run, trained(1), meta, CPU).step == 2
+    run.write(key, data)
+    state = trained(1)
+    assert resume(run, state, meta, CPU).step == 4
+    assert_equal_states(state, trained(4))
+    assert list_checkpoints(run) == [checkpoint_prefix(4, 1), checkpoint_prefix(2, 1)]
+
+
+def test_marked_checkpoints_do_not_count_as_kept_and_go_once_enough_newer_ones_are_there(run, meta, trained):
+    for steps in (1, 2):
+        commit(run, trained(steps), meta)
+    damaged = checkpoint_prefix(2, 1)
+    run.delete(f"{damaged}/rank-00000-of-00001.safetensors")
+    assert resume(run, trained(1), meta, CPU).step == 1
+    commit(run, trained(2), meta, keep=2)  # its place is taken by the marked one
+    again = checkpoint_prefix(2, 1, repetition=1)
+    assert list_checkpoints(run) == [again, checkpoint_prefix(1, 1)]
+    assert run.exists(f"{damaged}/manifest.json")
+    commit(run, trained(3), meta, keep=2)
+    assert list_checkpoints(run) == [checkpoint_prefix(3, 1), again]
+    assert not run.list(f"{damaged}/")
+
+
+def test_an_attempt_that_lost_its_claim_marks_nothing(run, meta, trained):
+    def lost():
+        raise ClaimLost("attempt 2 holds it")
+
+    commit(run, trained(2), meta)
+    run.delete(f"{checkpoint_prefix(2, 1)}/rank-00000-of-00001.safetensors")
+    before = run.list()
+    with pytest.raises(ClaimLost):
+        resume(run, trained(1), meta, CPU, check_claim=lost)
+    assert run.list() == before
+
+
+def resume_as_rank(rank, run_uri, recipe, meta, meet, answers):
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+    try:
+        resume(open_store(run_uri), initial_state(recipe, 5, CPU.device), meta, World(rank, 2))
+        answers.put((rank, "resumed"))
+    except CannotResume as error:
+        answers.put((rank, str(error)))
+    dist.barrier()
+
+
+def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, tiny_recipe):
+    run = open_store(str(tmp_path / "store"))
+    commit(run, trained(2), meta, world_size=2)
+    run.delete(f"{checkpoint_prefix(2, 1)}/rank-00001-of-00002.safetensors")
+    context = multiprocessing.get_context("spawn")
+    answers = context.Queue()
+    ranks = [
+        context.Process(target=resume_as_rank, args=(rank, run.uri, tiny_recipe, meta, str(tmp_path / "meet"), answers))
+        for rank in range(2)
+    ]
+    for process in ranks:
+        process.start()
+    found = dict(answers.get(timeout=240) for _ in ranks)
+    for process in ranks:
+        process.join()
+    assert "None of the 1 checkpoints" in found[0]
+    assert "rank 0" in found[1]
 
 
 def test_another_recipe_or_corpus_is_refused_with_the_difference(run, meta, trained, tiny_recipe):

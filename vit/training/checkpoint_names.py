@@ -1,0 +1,84 @@
+"""The checkpoints of a run by their keys: committed, marked as damaged, to be kept (docs/design.md, "Checkpoints").
+
+Imports no torch: `collect-garbage` uses it, too.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from infra.storage import Store
+
+FOLDER = "checkpoints/"
+MANIFEST, MARK = "manifest.json", "rejected.json"
+_PREFIX = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)(?:-r([1-9]\d*))?$")
+
+
+class CheckpointName(NamedTuple):
+    """The name of a checkpoint. Names sort as the checkpoints do, from old to new."""
+
+    step: int
+    attempt: int
+    repetition: int = 0
+    """How often the attempt saved the step before: those checkpoints are marked as damaged."""
+
+    @property
+    def prefix(self) -> str:
+        again = f"-r{self.repetition}" if self.repetition else ""
+        return f"{FOLDER}step-{self.step:09d}-a{self.attempt}{again}"
+
+
+class Found(NamedTuple):
+    """The checkpoints in a listing, from new to old."""
+
+    committed: list[CheckpointName]
+    """Those that have a manifest."""
+    marked: list[CheckpointName]
+    """Those that were found to be damaged. Earlier versions of vitline deleted their manifests."""
+    unknown: list[str]
+    """Prefixes of manifests whose names this version of vitline does not give."""
+
+    @property
+    def unmarked(self) -> list[CheckpointName]:
+        return [name for name in self.committed if name not in self.marked]
+
+
+def checkpoint_prefix(step: int, attempt: int, repetition: int = 0) -> str:
+    return CheckpointName(step, attempt, repetition).prefix
+
+
+def parse_prefix(prefix: str) -> CheckpointName | None:
+    """The name that a prefix has; None for a folder that is no checkpoint's."""
+    match = _PREFIX.match(prefix)
+    return CheckpointName(int(match[1]), int(match[2]), int(match[3] or 0)) if match else None
+
+
+def find_checkpoints(keys: Iterable[str]) -> Found:
+    """The checkpoints that some keys of a run belong to."""
+    files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: []}
+    unknown = []
+    for key in keys:
+        prefix, _, file = key.rpartition("/")
+        name = parse_prefix(prefix)
+        if name and file in files:
+            files[file].append(name)
+        elif file == MANIFEST and prefix.startswith(FOLDER):
+            unknown.append(prefix)
+    return Found(sorted(files[MANIFEST], reverse=True), sorted(files[MARK], reverse=True), sorted(unknown))
+
+
+def list_checkpoints(run: Store) -> list[str]:
+    """Prefixes of the committed checkpoints of a run that are not marked as damaged, newest first (step, then attempt)."""
+    return [name.prefix for name in find_checkpoints(run.list(FOLDER)).unmarked]
+
+
+def kept_checkpoints(keys: Iterable[str], keep: int) -> set[str]:
+    """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, and marked ones that are newer
+    than all but these. Where there are fewer, the newest marked ones make up the number."""
+    found = find_checkpoints(keys)
+    kept = found.unmarked[:keep]
+    if len(kept) < keep:
+        kept += found.marked[: keep - len(kept)]
+    elif kept:
+        kept += [name for name in found.marked if name > kept[keep - 1]]
+    return {name.prefix for name in kept}
