@@ -22,6 +22,11 @@ from infra.storage import Keys, Store, open_store
 from vit.training.checkpoint_names import kept_checkpoints
 
 DAY_S = 86_400.0
+FOLDERS = (
+    "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "ops", "pipelines", "reports", "runs",
+    "scores", "sources", "tracking", "trials",
+)  # fmt: skip
+"""The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
 # `vitline ops doctor` names its test objects by Unix time in nanoseconds.
 PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")
 
@@ -44,11 +49,15 @@ Heap = tuple[str, str, Store, Keys]
 
 
 def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Inconsistency]:
-    """Unfinished writes of killed writers. A write younger than a day may still be active, so it is kept in any case."""
+    """Unfinished writes of killed writers, in vitline's folders: a root may be a bucket that others write to as well.
+
+    A write younger than a day may still be active, so it is kept in any case.
+    """
     age_s = max(DAY_S, DAY_S * request.older_than_days)
-    found = root.leftovers(age_s) if request.dry_run else root.discard_leftovers(age_s)
-    if found:
-        action = f"{'would be: ' * request.dry_run}deleted, {len(found)} unfinished writes"
+    stores = [root.child(folder) for folder in FOLDERS]
+    found = [store.leftovers(age_s) if request.dry_run else store.discard_leftovers(age_s) for store in stores]
+    if number := sum(map(len, found)):
+        action = f"{'would be: ' * request.dry_run}deleted, {number} unfinished writes"
         yield Inconsistency(root.uri, "unfinished writes of killed writers", action)
 
 

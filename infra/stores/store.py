@@ -160,7 +160,7 @@ class Store(ABC):
 
     def leftovers(self, older_than_s: float) -> Keys:
         """Temporary files or unfinished uploads of killed writers, older than `older_than_s`, sorted. Readers do not see
-        them."""
+        them. Those of other programs that write below this URI are among them."""
         return []
 
     def discard_leftovers(self, older_than_s: float) -> Keys:

@@ -1,7 +1,10 @@
 """What collect-garbage deletes, and above all what it keeps."""
 
 import os
+import re
 import time
+import uuid
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ import pytest
 from data_prep.corpora import presets
 from data_prep.prepare import prepare
 from data_prep.shards.verify_shards import verify_corpus
-from flows.ops.collect_garbage import DAY_S, collect_garbage
+from flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
 from flows.requests.forms import CollectGarbageRequest
 from flows.stages.engines import Engines, Terminal
 from flows.to_mlflow.shipper import Shipper
@@ -25,9 +28,9 @@ WEEKS = 14 * DAY_S
 
 @pytest.fixture
 def collect(root):
-    """collect(**request): the findings, after deleting."""
+    """collect(**request): the findings, after deleting; of another root, if one is given."""
 
-    def call(**request):
+    def call(root=root, **request):
         settings = Settings(root=root, mlflow_tracking_uri=None)
         engines = Engines(settings, None, Terminal(), Shipper(settings, Path()))
         return collect_garbage(CollectGarbageRequest.model_validate({"dry_run": False, **request}), engines)
@@ -128,6 +131,57 @@ def test_leftovers_of_killed_writers_are_deleted_once_they_are_a_day_old(root, c
     assert collect() == []
     assert [finding.action for finding in collect(older_than_days=0)] == ["deleted, 1 unfinished writes"]
     assert (old.exists(), young.exists(), store.list()) == (False, True, ["runs/a/x"])
+
+
+def test_unfinished_writes_of_other_programs_stay(root, collect):
+    store = open_store(root)
+    store.write("runs/a/x", b"whole")
+    ours, theirs = Path(root, "models/birds/.tmp-0f"), (Path(root, ".tmp-0f"), Path(root, "backups/.tmp-0f"))
+    for path in (ours, *theirs):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"part")
+        os.utime(path, (time.time() - 2 * DAY_S,) * 2)
+    for dry_run in (True, False):
+        (finding,) = collect(older_than_days=0, dry_run=dry_run)
+        assert finding.action.endswith("deleted, 1 unfinished writes")
+    assert (ours.exists(), *(path.exists() for path in theirs)) == (False, True, True)
+
+
+@pytest.mark.s3
+def test_uploads_of_others_in_a_bucket_that_is_the_root_go_on(s3_uri, collect, monkeypatch):
+    """A day later, as far as the store can tell."""
+    from infra.stores import s3_store
+
+    bucket = f"vl-{uuid.uuid4().hex}"
+    s3 = open_store(s3_uri)._client()
+    s3.call_s3("create_bucket", Bucket=bucket)
+    ours = "runs/birds-0123456789ab/checkpoints/step-000000010-a1/rank-00000-of-00001.safetensors"
+    theirs = ["backups/runs/db.tar", "corpora-of-others/a", "database.tar", "models"]
+    uploads = {
+        key: s3.call_s3("create_multipart_upload", Bucket=bucket, Key=key)["UploadId"] for key in (ours, *theirs)
+    }
+
+    class InTwoDays(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + timedelta(days=2)
+
+    monkeypatch.setattr(s3_store, "datetime", InTwoDays)
+    try:
+        (finding,) = collect(root=f"s3://{bucket}", older_than_days=0)
+        assert finding.action == "deleted, 1 unfinished writes"
+        left = s3.call_s3("list_multipart_uploads", Bucket=bucket)["Uploads"]
+        assert {upload["Key"]: upload["UploadId"] for upload in left} == {key: uploads[key] for key in theirs}
+    finally:
+        for key in theirs:
+            s3.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=uploads[key])
+        s3.call_s3("delete_bucket", Bucket=bucket)
+
+
+def test_garbage_is_looked_for_in_every_folder_of_the_store_layout():
+    design = Path(__file__).parents[3].joinpath("docs/design.md").read_text()
+    layout = design.split("## Store layout")[1].split("## ")[0]
+    assert sorted(FOLDERS) == sorted({*re.findall(r"^ +(?:<root>/)?([a-z-]+)/", layout, re.MULTILINE)})
 
 
 def test_old_test_objects_and_heartbeats_of_killed_processes_are_deleted(root, collect):
