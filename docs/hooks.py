@@ -8,7 +8,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 # Pages of the site that stand at the top of the repository, where people look for them.
-TOP = ("CHANGELOG.md", "CONTRIBUTING.md")
+TOP = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -16,13 +16,19 @@ def local_dir(settings: Settings) -> Path:
 
 
 def log_dir(settings: Settings) -> Path:
-    """The folder of all logs: of Ray, jobs and services."""
-    return _made(local_dir(settings) / "logs")
+    """The folder of all logs: of Ray, jobs and services. Only its user can read it."""
+    return make_private(local_dir(settings) / "logs")
 
 
 def download_dir(settings: Settings) -> Path:
     """The cache of downloads, stored by checksum; safe to delete."""
     return _made(local_dir(settings) / "downloads")
+
+
+def make_private(path: Path) -> Path:
+    """Makes a folder that only its user can read, or makes an existing one so."""
+    _made(path).chmod(0o700)
+    return path
 
 
 def _made(path: Path) -> Path:

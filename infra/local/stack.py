@@ -21,6 +21,7 @@ from typing import NamedTuple
 import psutil
 
 from infra.local import seaweed
+from infra.local.paths import make_private
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
 from infra.local.services import links, programs
 from infra.local.stack_config import ALL, MARK, StackConfig, load_stack_config, refuse_unknown, same_root, settle
@@ -84,7 +85,7 @@ def start_stack(
     refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log_dir.mkdir(parents=True, exist_ok=True)
+    make_private(log_dir)
     with _one_at_a_time(directory, announce):
         running = find_stack(directory)
         if running:

@@ -114,13 +114,13 @@ def test_ray_ports_beyond_loopback_require_the_token(stack):
             assert reply.status_code == 401 or reply.text.startswith("# HELP"), (address, port, reply.text[:100])
 
 
-def test_secrets_are_stored_in_private_files_only(stack):
+def test_secrets_are_stored_in_private_files_only_and_logs_in_a_private_folder(stack):
     token = (stack.directory / "ray-token").read_text()
     secrets = [token, stack.env["AWS_SECRET_ACCESS_KEY"], stack.env["MLFLOW_TRACKING_PASSWORD"]]
     kept = {stack.directory / name for name in ("ray-token", "credentials.json", "login")}
     for path in kept:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert stat.S_IMODE(stack.directory.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in (stack.directory, stack.log_dir)} == {0o700}
     readable = [*stack.log_dir.rglob("*.log*"), *stack.directory.rglob("*.json"), *stack.directory.rglob("*.db")]
     readable += [stack.directory / "s3" / "mini.options"]
     assert len(readable) > 8
