@@ -35,6 +35,13 @@ class RowGroupFile:
         self._parquet = open_parquet(pa.PythonFile(self._file, mode="r"))
         self.metadata: pq.FileMetaData = self._parquet.metadata
         self.schema: pa.Schema = self._parquet.schema_arrow
+        self.num_bytes: int = self._file.seek(0, io.SEEK_END)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes up to the end of the last row group; footer and length follow."""
+        last = self.metadata.num_row_groups - 1
+        return _byte_range(self.metadata.row_group(last), None)[1] if last >= 0 else 0
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Columns of all row groups."""

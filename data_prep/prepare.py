@@ -38,7 +38,7 @@ from data_prep.plan.sort_records import rows_key
 from data_prep.progress import Progress
 from data_prep.publish import Finished, publish
 from data_prep.records import Chunks, Listing
-from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
+from data_prep.shard_format import MANIFEST_KEY, Manifest, listed_shards, load_manifest
 from data_prep.shards.subsets import check_take
 from data_prep.shards.verify_shards import ShardSpec
 from data_prep.shards.write_shards import ShardInfo, ShardTask, ensure_shard
@@ -148,6 +148,8 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
         corpus = prepared_corpus(root, config.add_to)
         base = Base(corpus, load_manifest(corpus))
         base.check(config)
+        for split in base.manifest.splits:  # its shard list becomes part of this corpus
+            listed_shards(corpus, base.manifest, split)
     listing = list_source(config, root, store)
     check_ids(config, store, root, known_shards(base) if base else (), executor)
     return _Preparation(config, store, base, listing, {"list": time.monotonic() - start})
@@ -231,6 +233,7 @@ def _shard_task(planned: _Planned, shard: ShardPlan) -> ShardTask:
     return ShardTask(
         corpus=planned.work.store.uri,
         spec=ShardSpec(
+            corpus_name=planned.work.config.name,
             key=shard.key,
             num_rows=shard.num_rows,
             rows_per_row_group=planned.plan.layouts[shard.split].rows_per_row_group,

@@ -35,8 +35,9 @@ from data_prep.shard_format import (
     SegmentInfo,
     SplitInfo,
     first_rows,
+    segment_keys,
 )
-from data_prep.shards.content_digest import corpus_digest, split_digest
+from data_prep.shards.content_digest import corpus_digest
 from data_prep.shards.write_shards import HashingSink, ShardInfo
 from infra.storage import Store, open_store
 
@@ -129,6 +130,19 @@ def _widened(stats: CorpusStats, num_classes: int) -> CorpusStats:
     return dataclasses.replace(stats, num_classes=num_classes, splits=splits)
 
 
+def _as_written(done: Finished) -> CorpusPlan:
+    """The plan, its own segments with the lowest schema version of their shards: a restart keeps what an older version wrote."""
+
+    def written(segment: SegmentInfo) -> SegmentInfo:
+        if segment.version:  # of the base corpus
+            return segment
+        lowest = min(done.shards[key].schema_version for key in segment_keys(segment))
+        return segment.model_copy(update={"schema_version": lowest})
+
+    segments = {name: tuple(map(written, parts)) for name, parts in done.plan.segments.items()}
+    return dataclasses.replace(done.plan, segments=segments)
+
+
 def _splits(plan: CorpusPlan, class_digest: str, digests: Mapping[str, str]) -> dict[str, SplitInfo]:
     splits = {}
     own: dict[str, tuple[str | FirstRows, ...]] = {name: (name,) for name in plan.segments}
@@ -141,7 +155,7 @@ def _splits(plan: CorpusPlan, class_digest: str, digests: Mapping[str, str]) -> 
             segments=segments,
             digest="",
         )
-        splits[name] = info.model_copy(update={"digest": split_digest(info, class_digest, digests)})
+        splits[name] = info.model_copy(update={"digest": info.digest_over(class_digest, digests)})
     return splits
 
 
@@ -171,7 +185,7 @@ def _manifest(done: Finished, stats: CorpusStats, digests: Mapping[str, str]) ->
         provenance["added_to"] = CorpusVersion(version=base.manifest.version, digest=base.manifest.digest)
     num_merged = (Chunks(done.corpus, config).num_merged() or 0) + (base.manifest.counts.num_merged if base else 0)
     class_digest = selection.class_map.digest
-    splits = _splits(done.plan, class_digest, digests)
+    splits = _splits(_as_written(done), class_digest, digests)
     return Manifest(
         name=config.name,
         version=done.corpus.uri.rpartition("/")[2],

@@ -3,27 +3,31 @@
     <root>/corpora/<name>/<version>/<split>/<segment>/part-00000-of-00004.parquet, classes.json, manifest.json (last)
 
 With R rows per row group and G row groups per shard, row n of a segment is in its row group n // R, and row group g is in
-shard g // G: locating a row needs no index. `ShardReader` raises ShardError for a shard that does not match the manifest.
+shard g // G: locating a row needs no index. `ShardReader` raises ShardError for a shard that does not match the manifest, or
+whose identity, which it carries in its own Parquet metadata, is not that of the shard that the manifest lists.
 Imports neither torch nor Ray.
 """
 
 import contextlib
+import functools
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
 import pyarrow as pa
-from pydantic import NonNegativeInt, PositiveInt, ValidationError
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from data_prep.decode import DecodePolicy
-from data_prep.parquet_files import RowGroupFile
-from infra.config import FrozenConfig
+from data_prep.parquet_files import RowGroupFile, read_parquet
+from infra.config import FrozenConfig, digest_of
 from infra.storage import Store, open_store
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1: shards without identity. 2: every shard carries its `ShardIdentity`. Both are read."""
+_IDENTITY = "vitline"  # name of the entry in the Parquet metadata of a shard
 MANIFEST_KEY, CLASSES_KEY = "manifest.json", "classes.json"
 REJECTS_KEY, SHARDS_KEY, REPORT_KEY = "rejects.parquet", "shards.parquet", "report.html"
 LEAKAGE_KEY = "leakage.parquet"
@@ -77,6 +81,8 @@ class SegmentInfo(FrozenConfig):
     """Version of this corpus whose folder holds the shards. Empty: the version of the manifest."""
     rows_left_out: NonNegativeInt = 0
     """Stored rows after the last one that belongs to the split, as in a subset."""
+    schema_version: PositiveInt = 1
+    """Schema version of its shards: from 2 on each carries its identity. Manifests of version 1 do not have this field."""
 
     @property
     def stored_rows(self) -> int:
@@ -133,6 +139,28 @@ class SplitInfo(FrozenConfig):
     def shards_in_use(self, segment: SegmentInfo) -> int:
         """Number of shards of a segment, counted from the first, that hold rows of this split."""
         return -(-segment.num_rows // (self.rows_per_row_group * self.row_groups_per_shard))
+
+    def keys_in_use(self) -> list[tuple[SegmentInfo, str]]:
+        """Segment and key of every shard that holds rows of this split, in order."""
+        return [(s, key) for s in self.segments for key in segment_keys(s)[: self.shards_in_use(s)]]
+
+    def layout(self, shard_digests: Mapping[str, str]) -> dict[str, Any]:
+        """What the digests of split and corpus cover; `shard_digests` gives the content digest for every shard key."""
+        segments = [
+            {
+                "split": segment.split,
+                "name": segment.name,
+                "num_rows": segment.num_rows,
+                "shards": [shard_digests[key] for key in segment_keys(segment)[: self.shards_in_use(segment)]],
+            }
+            for segment in self.segments
+        ]
+        rows, groups = self.rows_per_row_group, self.row_groups_per_shard
+        return {"rows_per_row_group": rows, "row_groups_per_shard": groups, "segments": segments}
+
+    def digest_over(self, class_map_digest: str, shard_digests: Mapping[str, str]) -> str:
+        """Identity of the split, as `digest` records it."""
+        return digest_of({"class_map": class_map_digest, "split": self.layout(shard_digests)})
 
     def _num_groups(self, segment: SegmentInfo) -> int:
         return -(-segment.num_rows // self.rows_per_row_group)
@@ -238,7 +266,7 @@ def shard_key(split: str, segment: str, index: int, count: int) -> str:
 
 
 def load_manifest(corpus: Store) -> Manifest:
-    """The manifest of a finished corpus. Raises RuntimeError if there is none or its schema version differs."""
+    """The manifest of a finished corpus. Raises RuntimeError if there is none or its schema version is not known."""
     uri = corpus.uri_of(MANIFEST_KEY)
     try:
         found = corpus.read_json(MANIFEST_KEY)
@@ -248,9 +276,10 @@ def load_manifest(corpus: Store) -> Manifest:
             "`vitline data ls` lists the corpora; `vitline data prep` prepares one or resumes its preparation."
         ) from error
     version = found.get("schema_version") if isinstance(found, dict) else None
-    if version != SCHEMA_VERSION:
+    if version not in range(1, SCHEMA_VERSION + 1):
         raise RuntimeError(
-            f"{uri} has schema version {version}, but this code reads {SCHEMA_VERSION}. Prepare the corpus again."
+            f"{uri} has schema version {version}, but this code reads 1 to {SCHEMA_VERSION}. Use the version of vitline that "
+            "wrote it, or prepare the corpus again."
         )
     try:
         return Manifest.model_validate(found)
@@ -294,15 +323,69 @@ class ShardError(RuntimeError):
         return type(self), (self.uri, self.found)
 
 
+class ShardIdentity(FrozenConfig):
+    """What a shard states about itself in its own Parquet metadata, as JSON: which shard it is, and which rows it holds."""
+
+    model_config = ConfigDict(extra="ignore")  # later versions may add fields
+
+    corpus: str
+    """Name of the corpus."""
+    key: str
+    """Split, segment and number of the shard: its key within the corpus."""
+    content_digest: str
+    data_bytes: NonNegativeInt
+    """Bytes before the footer. It is wrong after a program has rewritten the rows and copied the metadata."""
+
+    def as_metadata(self) -> dict[str, str]:
+        """Key-value metadata for `ParquetWriter.add_key_value_metadata`."""
+        return {_IDENTITY: json.dumps(self.model_dump(mode="json"), sort_keys=True)}
+
+
+@dataclass(frozen=True, slots=True)  # a large corpus lists 100,000 of them
+class ListedShard:
+    """What the manifest and the shard list state about a shard."""
+
+    corpus: str
+    """Name of the corpus."""
+    content_digest: str
+    num_bytes: int
+    schema_version: int
+
+
+def listed_shards(corpus: Store, manifest: Manifest, split: str) -> dict[str, ListedShard]:
+    """Every shard in use of a split, by key, from the shard list of the corpus (one object, read whole).
+
+    Raises ShardError if the list is missing, damaged, or differs from the digest of the split in the manifest.
+    """
+    uri, info = corpus.uri_of(SHARDS_KEY), manifest.split(split)
+    try:
+        with corpus.open(SHARDS_KEY) as file:
+            table = read_parquet(file, ["key", "content_digest", "num_bytes"])
+    except FileNotFoundError as error:
+        raise ShardError(uri, "is missing") from error
+    except (OSError, pa.ArrowException, KeyError) as error:
+        raise ShardError(uri, f"cannot be read as the shard list ({_one_line(error)})") from error
+    lines = {key: (digest, size) for key, digest, size in zip(*(column.to_pylist() for column in table), strict=True)}
+    keys = info.keys_in_use()
+    if any(key not in lines for _, key in keys):
+        raise ShardError(uri, f"does not list every shard of split {split!r}, which the manifest names")
+    if info.digest_over(manifest.class_map_digest, {key: lines[key][0] for _, key in keys}) != info.digest:
+        raise ShardError(uri, f"lists shards of split {split!r} whose digest differs from that in the manifest")
+    return {key: ListedShard(manifest.name, *lines[key], segment.schema_version) for segment, key in keys}
+
+
 class ShardReader:
     """Reads row groups of one split. Thread-safe: threads do not share an open file.
 
-    At most `max_open_files` files stay open between reads.
+    At most `max_open_files` files stay open between reads. The shard list of the corpus is read before the first shard.
     """
 
     def __init__(self, corpus: Store, manifest: Manifest, split: str, max_open_files: int = 32) -> None:
         self._schema, self._max_open = manifest.arrow_schema(), max_open_files
         self.split: SplitInfo = manifest.split(split)
+        self._read_list = functools.partial(listed_shards, corpus, manifest, split)
+        self._listed: dict[str, ListedShard] | None = None
+        self._list_lock = threading.Lock()
         self._homes = {segment.version: segment_store(corpus, segment) for segment in self.split.segments}
         self._idle: OrderedDict[str, list[RowGroupFile]] = OrderedDict()
         self._lock = threading.Lock()
@@ -310,7 +393,8 @@ class ShardReader:
     def row_group(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Row group `index`, counted over all segments, with all columns or the named ones ("image", "labels", "label"...).
 
-        Raises IndexError, and ShardError if the shard is missing or its schema, rows or page checksums differ.
+        Raises IndexError, and ShardError if the shard is missing, is another shard than the manifest lists, or if its schema,
+        rows or page checksums differ.
         """
         location = self.split.place(index)
         with self._file(location) as file:
@@ -375,28 +459,41 @@ class ShardReader:
             old.close()
 
     def _open(self, location: RowGroupLocation) -> RowGroupFile:
-        uri = self._uri(location)
+        uri, listed = self._uri(location), self._listing()[location.key]
         file = open_shard(self._store(location), location.key)
         try:
             num_rows = self.split.shard_rows(location.segment, location.shard)
             check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)
+            check_identity(file, uri, listed)
         except ShardError:
             file.close()
             raise
         return file
 
+    def _listing(self) -> dict[str, ListedShard]:
+        with self._list_lock:
+            if self._listed is None:
+                self._listed = self._read_list()
+            return self._listed
+
 
 def open_shard(corpus: Store, key: str) -> RowGroupFile:
-    """Open a shard for reading, with verification of page checksums. Raises ShardError."""
+    """Open a shard for reading, with verification of page checksums. Raises ShardError, also if it states another key."""
     try:
         handle = corpus.open(key)
     except FileNotFoundError as error:
         raise ShardError(corpus.uri_of(key), "is missing") from error
     try:
-        return RowGroupFile(handle)
+        file = RowGroupFile(handle)
     except (OSError, pa.ArrowException) as error:
         handle.close()
         raise ShardError(corpus.uri_of(key), f"is truncated or not Parquet ({_one_line(error)})") from error
+    try:
+        _check_key(file, corpus.uri_of(key), key)
+    except ShardError:
+        file.close()
+        raise
+    return file
 
 
 def check_shard(file: RowGroupFile, uri: str, schema: pa.Schema, rows_per_row_group: int, num_rows: int) -> None:
@@ -410,6 +507,43 @@ def check_shard(file: RowGroupFile, uri: str, schema: pa.Schema, rows_per_row_gr
     if file.metadata.num_row_groups != num_groups:
         found = f"holds {file.metadata.num_row_groups:,} row groups, but {num_groups:,}"
         raise ShardError(uri, f"{found} of {rows_per_row_group} rows are expected")
+
+
+def check_identity(file: RowGroupFile, uri: str, listed: ListedShard) -> None:
+    """Compare what a shard states about itself with what manifest and shard list state. Raises ShardError.
+
+    A shard of schema version 1 states nothing; of it the size is compared.
+    """
+    found = _identity_of(file, uri)
+    if found is None:
+        if listed.schema_version > 1:
+            raise ShardError(uri, "states no identity, but was written with one: another program rewrote it")
+        if file.num_bytes != listed.num_bytes:
+            sizes = f"has {file.num_bytes:,} bytes, but the shard list says {listed.num_bytes:,}"
+            raise ShardError(uri, f"{sizes}: it was swapped or rewritten")
+    elif found.corpus != listed.corpus:
+        raise ShardError(uri, f"is a shard of the corpus {found.corpus}, but the manifest is that of {listed.corpus}")
+    elif found.content_digest != listed.content_digest:
+        digests = f"states the content digest {found.content_digest[:12]}, but the shard list says"
+        raise ShardError(uri, f"{digests} {listed.content_digest[:12]}: it was swapped or rewritten")
+    elif found.data_bytes != file.data_bytes:
+        sizes = f"holds {file.data_bytes:,} bytes of rows, but states that {found.data_bytes:,} were written"
+        raise ShardError(uri, f"{sizes}: another program rewrote it")
+
+
+def _check_key(file: RowGroupFile, uri: str, key: str) -> None:
+    if (found := _identity_of(file, uri)) and found.key != key:
+        stated = f"states that it is {found.key} of the corpus {found.corpus}, with {file.metadata.num_rows:,} rows"
+        raise ShardError(uri, f"{stated}, but the manifest lists {key} here: shards were swapped or copied")
+
+
+def _identity_of(file: RowGroupFile, uri: str) -> ShardIdentity | None:
+    """What a shard states about itself; None for a shard of schema version 1, and for one that other programs rewrote."""
+    text = (file.metadata.metadata or {}).get(_IDENTITY.encode())
+    try:
+        return None if text is None else ShardIdentity.model_validate_json(text)
+    except ValidationError as error:
+        raise ShardError(uri, f"states an identity that cannot be read ({_one_line(error)})") from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -320,6 +320,7 @@ def _measure_writing(
     """Seconds to write the accepted sample as one shard, read again from the source; and bytes written per image byte."""
     accepted = verdicts.accepted
     spec = ShardSpec(
+        corpus_name=observed.config.name,
         key="train/s000/part-00000-of-00001.parquet",
         num_rows=len(accepted),
         rows_per_row_group=rows_per_row_group,

@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from data_prep.shard_format import SCHEMA_VERSION, SplitInfo, segment_keys
+from data_prep.shard_format import SplitInfo
 from infra.config import digest_of
 
+_DIGEST_FORMAT = 1
+"""Format of what the corpus digest covers. It is not the schema version of the manifest: equal rows have equal digests."""
 RowContent: TypeAlias = tuple[str, bytes, Iterable[int], Iterable[float] | None]
 """Example id, sha256 of the image bytes, labels, weights."""
 
@@ -34,26 +36,7 @@ def table_content_digest(table: pa.Table) -> str:
     return content_digest(zip(*columns, weights, strict=True))
 
 
-def split_digest(split: SplitInfo, class_map_digest: str, shard_digests: Mapping[str, str]) -> str:
-    """Identity of one split; `shard_digests` gives the content digest for every shard key."""
-    return digest_of({"class_map": class_map_digest, "split": _layout(split, shard_digests)})
-
-
 def corpus_digest(class_map_digest: str, splits: Mapping[str, SplitInfo], shard_digests: Mapping[str, str]) -> str:
-    """Digest of a corpus (docs/design.md, "Corpus format"): schema version, class map, and layout and shards of each split."""
-    layouts = {name: _layout(split, shard_digests) for name, split in splits.items()}
-    return digest_of({"schema_version": SCHEMA_VERSION, "class_map": class_map_digest, "splits": layouts})
-
-
-def _layout(split: SplitInfo, shard_digests: Mapping[str, str]) -> dict[str, Any]:
-    segments = [
-        {
-            "split": segment.split,
-            "name": segment.name,
-            "num_rows": segment.num_rows,
-            "shards": [shard_digests[key] for key in segment_keys(segment)[: split.shards_in_use(segment)]],
-        }
-        for segment in split.segments
-    ]
-    rows, groups = split.rows_per_row_group, split.row_groups_per_shard
-    return {"rows_per_row_group": rows, "row_groups_per_shard": groups, "segments": segments}
+    """Digest of a corpus (docs/design.md, "Corpus format"): format, class map, and layout and shards of each split."""
+    layouts = {name: split.layout(shard_digests) for name, split in splits.items()}
+    return digest_of({"schema_version": _DIGEST_FORMAT, "class_map": class_map_digest, "splits": layouts})

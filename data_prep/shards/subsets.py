@@ -8,16 +8,18 @@ from data_prep.records import UNCOUNTED, read_table, write_table
 from data_prep.shard_format import (
     CLASSES_KEY,
     MANIFEST_KEY,
+    SCHEMA_VERSION,
     SHARDS_KEY,
     Counts,
     Manifest,
     SplitInfo,
     ViewOrigin,
     first_rows,
+    listed_shards,
     load_manifest,
     segment_keys,
 )
-from data_prep.shards.content_digest import corpus_digest, split_digest
+from data_prep.shards.content_digest import corpus_digest
 from infra.config import digest_of
 from infra.storage import Store, open_store
 
@@ -37,7 +39,7 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
 
     The other splits stay whole; splits that join this one, such as trainval for train, are not in the subset. The version
     follows from the digest of the corpus and the number, so a second request finds the subset. Raises ValueError if the split
-    does not exist, does not have more rows than that, or joins other splits.
+    does not exist, does not have more rows than that, or joins other splits, and ShardError if the shard list is damaged.
     """
     manifest = load_manifest(corpus)
     info = manifest.split(split)
@@ -56,8 +58,7 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     view, found = _place_of_view(corpus, origin)
     if found:
         return found
-    listed = read_table(corpus, SHARDS_KEY)
-    digests = dict(zip(listed["key"].to_pylist(), listed["content_digest"].to_pylist(), strict=True))
+    digests = _content_digests(corpus, manifest)
     splits = {}
     for name, whole in manifest.splits.items():
         if name == split:
@@ -72,6 +73,7 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
     origin["without"] = sorted(manifest.splits.keys() - splits.keys())
     taken = manifest.model_copy(
         update={
+            "schema_version": SCHEMA_VERSION,
             "version": view.uri.rpartition("/")[2],
             "digest": corpus_digest(manifest.class_map_digest, splits, digests),
             "splits": splits,
@@ -80,11 +82,17 @@ def take(corpus: Store, num_rows: int, split: str = "train") -> Manifest:
         }
     )
     keys = {key for part in splits.values() for s in part.segments for key in segment_keys(s)[: part.shards_in_use(s)]}
+    listed = read_table(corpus, SHARDS_KEY)
     lines = [{**row, "version": row["version"] or manifest.version} for row in listed.to_pylist() if row["key"] in keys]
     write_table(view, SHARDS_KEY, pa.Table.from_pylist(lines, schema=listed.schema))
     view.write(CLASSES_KEY, corpus.read(CLASSES_KEY))
     view.write_json(MANIFEST_KEY, taken.model_dump(mode="json"))
     return taken
+
+
+def _content_digests(corpus: Store, manifest: Manifest) -> dict[str, str]:
+    listed = [listed_shards(corpus, manifest, name) for name in manifest.splits]
+    return {key: shard.content_digest for shards in listed for key, shard in shards.items()}
 
 
 def _place_of_view(corpus: Store, origin: ViewOrigin) -> tuple[Store, Manifest | None]:
@@ -129,4 +137,4 @@ def _shown(info: SplitInfo, owner: Manifest, digests: dict[str, str]) -> SplitIn
     """The split as another version lists it: with the version that holds its shards, and its own digest."""
     segments = tuple(s.model_copy(update={"version": s.version or owner.version}) for s in info.segments)
     placed = info.model_copy(update={"segments": segments})
-    return placed.model_copy(update={"digest": split_digest(placed, owner.class_map_digest, digests)})
+    return placed.model_copy(update={"digest": placed.digest_over(owner.class_map_digest, digests)})

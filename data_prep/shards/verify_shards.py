@@ -23,8 +23,11 @@ from data_prep.shard_format import (
     REJECTS_KEY,
     REPORT_KEY,
     SHARDS_KEY,
+    ListedShard,
     Manifest,
+    SegmentInfo,
     ShardError,
+    check_identity,
     check_shard,
     load_manifest,
     open_shard,
@@ -44,6 +47,7 @@ _MAX_PICTURES = 100  # per shard that are named individually
 class ShardSpec(FrozenConfig):
     """Expected properties of a shard, whatever rows it holds."""
 
+    corpus_name: str
     key: str
     num_rows: int
     rows_per_row_group: int
@@ -78,7 +82,7 @@ class VerifyTask(FrozenConfig):
     corpus: str
     spec: ShardSpec
     sha256: str
-    content_digest: str
+    listed: ListedShard
     pixels: PixelCheck | None = None
     """How to decode every image; None: compare bytes only."""
 
@@ -124,7 +128,8 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
     if not _class_map_is_right(corpus, manifest):
         problems[corpus.uri_of(CLASSES_KEY)] = "does not match the class map digest in the manifest"
     try:
-        listed = {line["key"]: line for line in read_table(corpus, SHARDS_KEY).to_pylist()}
+        table = read_table(corpus, SHARDS_KEY).select(["key", "num_bytes", "sha256", "content_digest"])
+        listed = {line["key"]: line for line in table.to_pylist()}
     except (OSError, pa.ArrowException, KeyError):
         listed = {}  # reported below, because no digest matches
     specs = shard_specs(corpus, manifest)
@@ -141,10 +146,10 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
             corpus=store.uri,
             spec=spec,
             sha256=listed[key]["sha256"],
-            content_digest=digests[key],
+            listed=ListedShard(manifest.name, digests[key], listed[key]["num_bytes"], segment.schema_version),
             pixels=check_pixels,
         )
-        for key, (store, spec) in specs.items()
+        for key, (store, spec, segment) in specs.items()
         if key in listed
     ]
     label_counts: Counter[int] = Counter()
@@ -160,7 +165,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
         corpus=corpus.uri,
         num_shards=len(specs),
         num_rows=_num_rows(manifest),
-        num_rows_read=sum(spec.num_rows for _, spec in specs.values()),
+        num_rows_read=sum(spec.num_rows for _, spec, _ in specs.values()),
         label_counts=dict(sorted(label_counts.items())),
         problems=dict(sorted(problems.items())),
         pictures=dict(sorted(pictures.items())),
@@ -212,13 +217,14 @@ def _class_map_is_right(corpus: Store, manifest: Manifest) -> bool:
     return classes.digest == manifest.class_map_digest
 
 
-def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec]]:
-    """The spec and the store of every shard of a corpus, by key; a shard that several splits list appears once."""
+def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, ShardSpec, SegmentInfo]]:
+    """Store, spec and segment of every shard of a corpus, by key; a shard that several splits list appears once."""
     specs = {}
     for split in manifest.splits.values():
         for segment in split.segments:
             for i, key in enumerate(segment_keys(segment)[: split.shards_in_use(segment)]):
                 spec = ShardSpec(
+                    corpus_name=manifest.name,
                     key=key,
                     num_rows=split.shard_rows(segment, i),
                     rows_per_row_group=split.rows_per_row_group,
@@ -226,7 +232,7 @@ def shard_specs(corpus: Store, manifest: Manifest) -> dict[str, tuple[Store, Sha
                     single_label=manifest.single_label,
                     has_weights=manifest.has_weights,
                 )
-                specs[key] = segment_store(corpus, segment), spec
+                specs[key] = segment_store(corpus, segment), spec, segment
     return specs
 
 
@@ -234,10 +240,10 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
     """Check one shard against the shard list; a bad shard is a result, not an exception."""
     corpus, key = open_store(task.corpus), task.spec.key
     try:
-        found = read_back(corpus, task.spec)
+        found = read_back(corpus, task.spec, task.listed)
     except ShardError as error:
         return ShardCheck(key=key, problem=error.found, label_counts={})
-    if found.content_digest != task.content_digest:
+    if found.content_digest != task.listed.content_digest:
         problem = "holds examples that differ from the shard list: it was swapped or rewritten"
         return ShardCheck(key=key, problem=problem, label_counts={})
     if found.sha256 != task.sha256:
@@ -278,13 +284,16 @@ def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes
                 yield (row["example_id"], row["pixel_sha256"]), row["image"]["bytes"]
 
 
-def read_back(corpus: Store, spec: ShardSpec) -> ReadBack:
-    """Read a whole shard. Raises ShardError if its bytes, rows, schema, images or labels are inconsistent."""
+def read_back(corpus: Store, spec: ShardSpec, listed: ListedShard) -> ReadBack:
+    """Read a whole shard. Raises ShardError if its bytes, rows, schema, images or labels are inconsistent, or if it holds the
+    listed rows and states to be another shard."""
     uri, label_counts = corpus.uri_of(spec.key), Counter[int]()
     file = open_shard(corpus, spec.key)
     try:
         check_shard(file, uri, spec.arrow_schema(), spec.rows_per_row_group, spec.num_rows)
         content = content_digest(_checked_rows(file, uri, spec, label_counts))
+        if content == listed.content_digest:
+            check_identity(file, uri, listed)
     except (OSError, pa.ArrowException) as error:
         raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
     finally:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from data_prep.parquet_files import open_parquet
 from data_prep.plan.sort_records import rows_key
 from data_prep.records import WORK
+from data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, ShardIdentity, check_identity, open_shard
 from data_prep.shards.content_digest import table_content_digest
 from data_prep.shards.verify_shards import ShardSpec
 from infra.config import FrozenConfig
@@ -51,10 +52,12 @@ class ShardInfo(FrozenConfig):
     num_bytes: int
     sha256: str
     content_digest: str
+    schema_version: int = 1
+    """1: written by an older version, without identity."""
 
 
 def ensure_shard(task: ShardTask) -> ShardInfo:
-    """The finished shard of a task. It is written unless it exists already with the expected size and the planned rows."""
+    """The finished shard of a task. It is written unless it exists already, with the expected size, rows and identity."""
     corpus = open_store(task.corpus)
     rows = _planned_rows(corpus, task)
     digest = table_content_digest(rows)
@@ -65,8 +68,13 @@ def _finished_info(corpus: Store, task: ShardTask, digest: str) -> ShardInfo | N
     try:
         info = ShardInfo.model_validate(corpus.read_json(_info_key(task.spec.key)))
         same = (info.content_digest, info.rows_per_row_group) == (digest, task.spec.rows_per_row_group)
-        return info if same and corpus.size(task.spec.key) == info.num_bytes else None
-    except FileNotFoundError:
+        if not same or corpus.size(task.spec.key) != info.num_bytes:
+            return None
+        with open_shard(corpus, task.spec.key) as file:
+            listed = ListedShard(task.spec.corpus_name, digest, info.num_bytes, info.schema_version)
+            check_identity(file, corpus.uri_of(task.spec.key), listed)
+        return info
+    except (FileNotFoundError, ShardError):
         return None
 
 
@@ -97,6 +105,7 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         with shard_writer(sink, task.spec.arrow_schema(), mean_bytes) as writer:
             for table in _tables(planned, task):
                 writer.write_table(table, row_group_size=task.spec.rows_per_row_group)
+            writer.add_key_value_metadata(_identity(task.spec, digest, sink.num_bytes).as_metadata())
     info = ShardInfo(
         corpus=corpus.uri,
         key=task.spec.key,
@@ -105,6 +114,7 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         num_bytes=sink.num_bytes,
         sha256=sink.sha256,
         content_digest=digest,
+        schema_version=SCHEMA_VERSION,
     )
     found = corpus.size(task.spec.key)
     if found != info.num_bytes:
@@ -114,6 +124,10 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         )
     corpus.write_json(_info_key(task.spec.key), info.model_dump(mode="json"))
     return info
+
+
+def _identity(spec: ShardSpec, digest: str, data_bytes: int) -> ShardIdentity:
+    return ShardIdentity(corpus=spec.corpus_name, key=spec.key, content_digest=digest, data_bytes=data_bytes)
 
 
 def shard_writer(sink: "HashingSink", schema: pa.Schema, mean_image_bytes: float) -> pq.ParquetWriter:

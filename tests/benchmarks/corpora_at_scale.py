@@ -184,6 +184,7 @@ def planned(config: CorpusConfig, class_map: ClassMap, num_images: int, num_task
 
 def shard_task(corpus: Store, shard, num_classes: int) -> ShardTask:
     spec = ShardSpec(
+        corpus_name=corpus.uri.split("/")[-2],
         key=shard.key,
         num_rows=shard.num_rows,
         rows_per_row_group=76,

@@ -8,6 +8,7 @@ ratio to Pillow without the last step is printed, too.
 import argparse
 import io
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from infra.storage import open_store
 from vit.input.augment import inception_crop, train_draws, train_pixels
 from vit.input.batches import Loading, train_batches
 from vit.input.config import AugmentConfig, InputConfig
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from shard_lists import with_shard_list
 
 
 def photograph(seed: int, height: int = 375, width: int = 500) -> np.ndarray:
@@ -178,7 +182,7 @@ def icon_corpus(folder: Path, icons: Sequence[np.ndarray], rows_per_group: int =
         )
     with store.writer(shard_key("train", "s000", 0, 1)) as file:
         pq.write_table(pa.Table.from_pylist(rows, schema=manifest.arrow_schema()), file, row_group_size=rows_per_group)
-    return store, manifest
+    return store, with_shard_list(store, manifest)
 
 
 def main() -> None:

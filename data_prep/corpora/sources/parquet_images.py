@@ -19,7 +19,18 @@ from data_prep.corpora.raw import Part, RawCorpus, RawExample, Spill, SplitRule,
 from data_prep.corpora.source_files import SourceFiles, named_split
 from data_prep.labels.classes import ClassInfo, number_label
 from data_prep.labels.label_texts import distinct_labels, label_texts, labelled_number, short
-from data_prep.shard_format import CLASSES_KEY, MANIFEST_KEY, Manifest, load_manifest, segment_keys, segment_store
+from data_prep.shard_format import (
+    CLASSES_KEY,
+    MANIFEST_KEY,
+    ListedShard,
+    Manifest,
+    check_identity,
+    listed_shards,
+    load_manifest,
+    open_shard,
+    segment_keys,
+    segment_store,
+)
 from infra.storage import Store, open_store
 
 
@@ -31,6 +42,8 @@ class _File:
     key: str
     split: str | None
     num_rows: int | None = None
+    listed: ListedShard | None = None
+    """What the corpus states about the file, if it is a shard of a corpus written by vitline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +67,7 @@ class ParquetCorpus(RawCorpus):
     A numeric label becomes `number_label`, named by the declared ClassLabel, so that classes keep the order of their numbers. The
     split of a file is the one named in its path (`named_split`). The id of a row is `file!row number` unless a column holds it.
     From a corpus written by vitline, ids, groups, labels, weights, classes and splits are taken over, but only the rows in its
-    manifest.
+    manifest; a shard that is not the one that its manifest lists is a ShardError.
     """
 
     when_ids_repeat = (
@@ -197,13 +210,15 @@ class ParquetCorpus(RawCorpus):
             return
         for name, split in self._own.splits.items():
             rows_per_shard = split.rows_per_row_group * split.row_groups_per_shard
+            shards = listed_shards(self._files.store, self._own, name)
             for segment in split.segments:
                 if segment.split != name:  # a split that joins others
                     continue
                 keys = segment_keys(segment)[: split.shards_in_use(segment)]
                 for number, key in enumerate(keys):
                     left = segment.num_rows - number * rows_per_shard
-                    yield _File(segment_store(self._files.store, segment), key, name, min(left, rows_per_shard))
+                    store = segment_store(self._files.store, segment)
+                    yield _File(store, key, name, min(left, rows_per_shard), shards[key])
 
     def _footers(self) -> "Iterator[tuple[_File, _Footer | Refusal]]":
         """Every file with its footer, several requests at a time."""
@@ -240,9 +255,13 @@ class _Footer:
 def _footer_of(file: _File) -> _Footer | Refusal:
     try:
         with ParquetRows(file.store, file.key) as rows:
-            return _Footer(rows.schema, rows.num_rows, rows.num_bytes)
+            footer = _Footer(rows.schema, rows.num_rows, rows.num_bytes)
     except Refusal as error:
         return error
+    if file.listed:
+        with open_shard(file.store, file.key) as shard:
+            check_identity(shard, file.store.uri_of(file.key), file.listed)
+    return footer
 
 
 def _stretches(footer: _Footer, limit: int | None, rows_per_part: int) -> Iterator[tuple[int, int, int, int]]:

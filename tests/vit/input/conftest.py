@@ -14,6 +14,8 @@ from data_prep.decode import DecodePolicy
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from infra.storage import open_store
 
+from ...shard_lists import with_shard_list
+
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
@@ -49,13 +51,13 @@ def make_corpus(
         rows_per_row_group=rows_per_group,
         row_groups_per_shard=groups_per_shard,
         segments=tuple(infos),
-        digest=f"split of {digest}",
+        digest="",
     )
     manifest = Manifest(
         name="tiny",
         version="0",
         digest=digest,
-        class_map_digest="c",
+        class_map_digest=f"classes of {digest}",
         num_classes=5,
         single_label=labels is None,
         has_weights=weights is not None,
@@ -79,7 +81,7 @@ def make_corpus(
             with store.writer(shard_key("train", info.name, shard, info.num_shards)) as file:
                 pq.write_table(table, file, row_group_size=rows_per_group, write_page_checksum=True, compression="none")
         start += info.num_rows
-    return TinyCorpus(store, manifest, pixels, labels or [i % 5 for i in range(num_rows)])
+    return TinyCorpus(store, with_shard_list(store, manifest), pixels, labels or [i % 5 for i in range(num_rows)])
 
 
 def _row(i, pixels, labels, weights):

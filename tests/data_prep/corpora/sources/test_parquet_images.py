@@ -12,11 +12,12 @@ from data_prep.corpora.source_files import named_split
 from data_prep.corpora.sources.parquet_images import ParquetCorpus
 from data_prep.decode import DecodePolicy
 from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_schema
+from data_prep.shard_format import Counts, Manifest, SegmentInfo, ShardError, SplitInfo, shard_schema
 from infra.storage import StoreFailed, open_store
 from infra.stores.file_store import FileStore
 
 from ....pictures import noise
+from ....shard_lists import with_shard_list
 
 
 def corpus(folder, path="", **source):
@@ -233,9 +234,8 @@ def vitline_corpus(folder):
         counts=Counts(num_found=7, num_accepted=7, num_refused=0, num_bytes=1, refused={}),
         provenance={},
     )
-    folder.write_json("manifest.json", manifest.model_dump(mode="json"))
+    folder.write_json("manifest.json", with_shard_list(folder, manifest).model_dump(mode="json"))
     write_parquet(folder, "rejects.parquet", {"example_id": ["x"]})
-    write_parquet(folder, "shards.parquet", {"key": ["x"]})
     write_parquet(folder, "train/s001/part-00000-of-00001.parquet", {"image": [b"of no manifest"]})
 
 
@@ -250,6 +250,10 @@ def test_corpora_of_vitline_keep_ids_groups_labels_weights_and_classes(folder, r
     assert source.class_info("n01") == ClassInfo(name="owl", source_id="n01", parents=("bird",))
     with pytest.raises(ValueError, match=r"Set source\.single_label to false"):
         read(corpus(folder))
+    first, second = (f"train/s000/part-{shard:05d}-of-00003.parquet" for shard in (0, 1))
+    folder.write(first, folder.read(second))
+    with pytest.raises(ShardError, match=r"part-00000-of-00003\.parquet has .* bytes, but the shard list says"):
+        read(source)
 
 
 def test_the_fingerprint_changes_with_the_files(folder):

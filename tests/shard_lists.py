@@ -1,0 +1,37 @@
+"""The shard list of a corpus that a test writes by hand, as schema version 1 has it: its shards state no identity."""
+
+import hashlib
+
+import pyarrow as pa
+
+from data_prep.parquet_files import read_parquet
+from data_prep.publish import SHARDS_SCHEMA
+from data_prep.records import write_table
+from data_prep.shard_format import SHARDS_KEY, Manifest
+from data_prep.shards.content_digest import table_content_digest
+from infra.config import replace
+from infra.storage import Store
+
+
+def with_shard_list(store: Store, manifest: Manifest) -> Manifest:
+    """Writes shards.parquet for the shards of `manifest`; the manifest with the digests of its splits."""
+    lines = {}
+    for split in manifest.splits.values():
+        for _, key in split.keys_in_use():
+            data = store.read(key)
+            rows = read_parquet(pa.BufferReader(data))
+            lines[key] = {
+                "key": key,
+                "version": "",
+                "num_rows": len(rows),
+                "num_bytes": len(data),
+                "sha256": hashlib.sha256(data).hexdigest(),
+                "content_digest": table_content_digest(rows),
+            }
+    write_table(store, SHARDS_KEY, pa.Table.from_pylist([*lines.values()], schema=SHARDS_SCHEMA))
+    digests = {key: line["content_digest"] for key, line in lines.items()}
+    splits = {
+        name: replace(split, digest=split.digest_over(manifest.class_map_digest, digests))
+        for name, split in manifest.splits.items()
+    }
+    return replace(manifest, schema_version=1, splits=splits)
