@@ -176,12 +176,16 @@ def _bytes_or_refusal(row: Record, read: Read) -> Data | None:
 
 
 def _size_of(example: RawExample) -> int | None:
-    """Size of an example in its source; None for a member of an archive whose reader does not report it."""
+    """Size of an example in its source; None for a member of an archive whose reader does not report it, and for an object that
+    can no longer be read."""
     if example.length is not None:
         return example.length
     if example.data is not None:
         return example.num_bytes or None
-    return open_store(example.base).size(example.key) - example.offset
+    try:
+        return open_store(example.base).size(example.key) - example.offset
+    except (FileNotFoundError, PermissionError, StoreRefused):
+        return None
 
 
 def _with_drawn_split(row: Record) -> Record:

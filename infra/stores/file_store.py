@@ -1,6 +1,7 @@
 """Stores with file:// URIs: a folder on a local disk, or on one that several machines share."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
@@ -113,10 +114,9 @@ class FileStore(Store):
                 if key.startswith(prefix) or prefix.startswith(f"{key}/"):
                     yield from self._scan(Path(entry.path), f"{key}/", prefix)
             elif key.startswith(prefix) and not entry.name.startswith((TEMPORARY, LOCK)):
-                with contextlib.suppress(FileNotFoundError):  # a broken link
-                    status = entry.stat()
-                    if stat.S_ISREG(status.st_mode):
-                        yield Listed(key, status.st_size, str(status.st_mtime_ns))
+                status = _status(entry)
+                if status and stat.S_ISREG(status.st_mode):
+                    yield Listed(key, status.st_size, str(status.st_mtime_ns))
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -146,10 +146,12 @@ class FileStore(Store):
         return self._directory / checked_key(key)
 
     def _reading(self, key: str) -> BinaryIO:
-        try:
-            return open(f"{self._directory}/{checked_key(key)}", "rb")  # making a Path takes longer than a small read
-        except (IsADirectoryError, NotADirectoryError) as error:  # as on S3, a folder is not an object
-            raise FileNotFoundError(2, "no such object", self.uri_of(key)) from error
+        try:  # making a Path takes longer than a small read
+            return open(f"{self._directory}/{checked_key(key)}", "rb", opener=_open_regular)
+        except OSError as error:
+            if error.errno not in _NO_OBJECT:
+                raise
+            raise FileNotFoundError(error.errno, _NO_OBJECT[error.errno], self.uri_of(key)) from error
 
     @contextlib.contextmanager
     def _temporary(self, path: Path) -> Iterator[tuple[Path, BinaryIO]]:
@@ -162,6 +164,51 @@ class FileStore(Store):
                 yield temporary, file
         finally:
             temporary.unlink(missing_ok=True)
+
+
+# Errors of a path at which no file can be. As on S3, a folder is not an object.
+_NO_OBJECT = {
+    errno.EISDIR: "no such object: the path is a folder",
+    errno.ENOTDIR: "no such object: a folder of the path is a file",
+    errno.ENAMETOOLONG: "no such object: the path, or a name in it, is too long for this disk",
+    errno.ELOOP: "no such object: the path leads through links in a circle, or through too many",
+}
+_OTHER_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe (FIFO)",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """A descriptor of a regular file; never waits. Raises FileNotFoundError for anything else: opening a pipe waits for its
+    writer, and opening a device may change it."""
+    _check_regular(os.stat(path), path)
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    try:
+        _check_regular(os.fstat(descriptor), path)  # it may have been replaced meanwhile
+    except FileNotFoundError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(status: os.stat_result, path: str) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = _OTHER_KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise FileNotFoundError(errno.ENOENT, f"no such object: the path is {kind}, not a file", path)
+
+
+def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
+    """Status of the file that an entry is or leads to; None for a link that leads to none."""
+    try:
+        return entry.stat()
+    except OSError as error:
+        if error.errno == errno.ENOENT or error.errno in _NO_OBJECT:
+            return None
+        raise
 
 
 def _modified(path: Path) -> float:

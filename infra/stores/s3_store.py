@@ -329,12 +329,13 @@ def _answer(error: BaseException | None) -> tuple[int, str]:
 
 
 def _is_refusal(error: BaseException | None, status: int, code: str) -> bool:
-    """True if the request cannot succeed until somebody changes credentials, permissions or the bucket.
+    """True if the request cannot succeed until somebody changes credentials, permissions, the bucket or the key.
 
+    400 is the answer for a bucket of another region and for an impossible key, 414 for a key that is too long for the server.
     Expired credentials do not count, because they were valid before.
     """
     if status:
-        return "Expired" not in code and (status in (301, 401, 403) or code == "NoSuchBucket")
+        return "Expired" not in code and (status in (301, 400, 401, 403, 414) or code == "NoSuchBucket")
     while error is not None:
         if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.ParamValidationError):
             return True

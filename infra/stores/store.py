@@ -42,7 +42,8 @@ class StoreFailed(RuntimeError):
 
 
 class StoreRefused(StoreFailed):
-    """The service refused a request permanently: missing or wrong credentials, no permission, no such bucket.
+    """The service refused a request permanently: missing or wrong credentials, no permission, no such bucket, a bucket of
+    another region, a key that cannot exist.
 
     `why` is its error message without the operation.
     """

@@ -32,6 +32,7 @@ from data_prep.labels.classes import ClassInfo
 from infra.storage import checked_key, open_store
 
 _SURVEY_KEY = "archive.json"
+_MAX_DEPTH = 200  # folders in folders: each is a level of recursion
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +160,10 @@ class ClassFolderCorpus(ListedCorpus):
             raise ValueError(f"{self.origin} holds no objects. Give a prefix with one folder of images per class.")
 
     def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[FolderEntry]:
+        if len(above) > _MAX_DEPTH:
+            why = f"folder: below more than {_MAX_DEPTH} folders, so its files are not read"
+            yield FolderEntry(prefix.rstrip("/"), refused=("uncounted_loss", why))
+            return
         try:
             children = sorted(os.scandir(folder), key=lambda child: child.name)
         except PermissionError as error:

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("s3fs", reason="the extra `prep` is not installed")
 
-from infra.storage import PreconditionFailed, StoreFailed, open_store
+from infra.storage import PreconditionFailed, StoreFailed, StoreRefused, open_store
 from infra.stores import s3_store
 
 
@@ -112,6 +112,14 @@ def test_error_of_a_permanent_fault_names_operation_object_and_attempts(store, s
 def test_forbidden_request_is_not_retried(store, service):
     service.faults = [403]
     with pytest.raises(RuntimeError, match=r"get_object of s3://bucket/runs/a failed at attempt 1.*credentials"):
+        store.read("a")
+    assert service.requests == ["GET"]
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 414])
+def test_object_that_can_never_be_read_is_refused_at_once(store, service, status):
+    service.faults = [status]
+    with pytest.raises(StoreRefused, match="injected"):
         store.read("a")
     assert service.requests == ["GET"]
 

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import subprocess
 import tarfile
 import unicodedata
 import uuid
@@ -94,6 +95,24 @@ def test_links_are_followed_or_refused(tmp_path):
     assert followed["cat/loop"].refused[0] == "ignored_file"
     skipped = listed(tmp_path / "pictures", links="skip")
     assert {i for i, e in skipped.items() if not e.refused} == {"cat/1.jpg"}
+
+
+def test_folders_that_are_too_deep_are_one_refusal(tmp_path):
+    add_files(tmp_path, "cat/1.jpg")
+    deepest = os.open(tmp_path / "cat", os.O_RDONLY)
+    for _ in range(1500):  # deeper than Python can recurse
+        os.mkdir("d", dir_fd=deepest)
+        above, deepest = deepest, os.open("d", os.O_RDONLY, dir_fd=deepest)
+        os.close(above)
+    os.close(deepest)
+    try:
+        found = listed(tmp_path)
+        opened(tmp_path).fingerprint()
+    finally:
+        subprocess.run(["rm", "-rf", tmp_path / "cat/d"], check=True)  # shutil.rmtree recurses
+    assert {i for i, e in found.items() if not e.refused} == {"cat/1.jpg"}
+    ((reason, detail),) = (e.refused for e in found.values() if e.refused)
+    assert (reason, "below more than 200 folders" in detail) == ("uncounted_loss", True)
 
 
 def test_names_that_are_not_utf8_are_refused_with_a_readable_id(tmp_path):
