@@ -5,7 +5,7 @@ A field belongs to the source or to `recipe` if it changes the content of the co
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from data_prep.decode import DecodePolicy
 from infra.config import FrozenConfig
@@ -14,6 +14,16 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 SplitName = Literal["train", "val", "test"]
 TopFolders = Literal["auto", "splits", "classes"]
 CorpusName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,79}$")]
+
+
+def _absolute(root: str) -> str:
+    """A root that means the same on every worker. Raises ValueError for a relative path."""
+    if "://" not in root and not root.startswith("/"):
+        raise ValueError(f"{root!r} is a relative path; give an absolute path, file:///path or s3://bucket/prefix")
+    return root
+
+
+Root = Annotated[str, AfterValidator(_absolute)]
 
 
 class ClassFolders(FrozenConfig):
@@ -26,6 +36,9 @@ class ClassFolders(FrozenConfig):
     links: Literal["follow", "second_label", "skip"] = "follow"
     """What to do with symbolic links. follow: read the target as an example of its own. second_label: add the class of the
     link's folder to the labels of the target, so that images can have several labels. skip: refuse the link."""
+    allowed_roots: tuple[Root, ...] = ()
+    """Absolute paths of folders outside of `path` that links may lead to. Other links that leave `path` are refused. Links in
+    archives may lead to other members only."""
     top_folders: TopFolders = "auto"
     """How to treat top-level folders named train, val and test. auto: they are splits if no other folder with images is next
     to them. If there are such folders, a lone train is a class, and train with val or test is an error. splits: they are always
@@ -57,7 +70,10 @@ class LabelTable(FrozenConfig):
     path: str
     """The table, or a folder of tables of the same format."""
     images: str = ""
-    """Folder or URI prefix that relative locations are resolved against. Empty: the folder of the table."""
+    """Folder or URI prefix that relative locations are resolved against. Empty: the folder of the table. Locations outside of
+    it, absolute ones and those that links lead to, are refused unless `allowed_roots` names their place."""
+    allowed_roots: tuple[Root, ...] = ()
+    """Further places of images: absolute paths of folders, and URI prefixes such as s3://bucket/photos."""
     image_column: str = "image"
     """Column with the location of the image: a path or a URI."""
     labels_column: str = "labels"

@@ -1,6 +1,8 @@
 """Locates the corpus of a request before any work is done: the same request finds the corpus that is already finished."""
 
-from data_prep.config import CorpusConfig
+from typing import Any
+
+from data_prep.config import ClassFolders, CorpusConfig, Source
 from data_prep.corpora.open_source import open_source
 from data_prep.labels.class_maps import load_class_map
 from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
@@ -16,16 +18,24 @@ def corpus_version(root: Store, config: CorpusConfig) -> str:
 
     Raises ValueError if the source or a named corpus does not exist.
     """
-    source = config.source.model_dump(mode="json", exclude={"path", "cache"})
-    if source.get("top_folders") == "auto":
-        del source["top_folders"]  # the setting is newer than existing versions, which must stay valid
-    identity = {"source": source, "recipe": config.recipe.model_dump(mode="json")}
+    identity = {"source": _identity_of(config.source), "recipe": config.recipe.model_dump(mode="json")}
     inputs = {"source": open_source(config).fingerprint()}
     if config.recipe.class_map:
         inputs["class_map"] = load_class_map(config.recipe.class_map).digest
     named = [*config.recipe.decontaminate, *([config.add_to] if config.add_to else [])]
     inputs |= {name: load_manifest(prepared_corpus(root, name)).digest for name in named}
     return run_key(config.name, "prepare", digest_of(identity), inputs).rpartition("-")[2]
+
+
+def _identity_of(source: Source) -> dict[str, Any]:
+    """What the version of a corpus covers of its source config: not where things are. Settings that are newer than existing
+    versions, which must stay valid, are left out while they have their default."""
+    identity = source.model_dump(mode="json", exclude={"path", "cache"})
+    if identity.get("top_folders") == "auto":
+        del identity["top_folders"]
+    if isinstance(source, ClassFolders) or not identity.get("allowed_roots"):
+        identity.pop("allowed_roots", None)  # the fingerprint of class folders covers which links are refused
+    return identity
 
 
 def corpus_store(root: Store, config: CorpusConfig) -> Store:

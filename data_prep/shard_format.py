@@ -23,7 +23,7 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 from data_prep.decode import DecodePolicy
 from data_prep.parquet_files import RowGroupFile, read_parquet
 from infra.config import FrozenConfig, digest_of
-from infra.storage import Store, open_store
+from infra.storage import Store, checked_key, open_store
 
 SCHEMA_VERSION = 2
 """1: shards without identity. 2: every shard carries its `ShardIdentity`. Both are read."""
@@ -300,8 +300,11 @@ def load_class_names(corpus: Store) -> list[str]:
 
 
 def segment_store(corpus: Store, segment: SegmentInfo) -> Store:
-    """The store that holds the shards of a segment: the corpus, or the version of it that wrote them."""
-    return open_store(f"{corpus.uri.rpartition('/')[0]}/{segment.version}") if segment.version else corpus
+    """The store that holds the shards of a segment: the corpus, or the version of it that wrote them. Raises ValueError for a
+    version that leads out of the folder of the corpus, as in a manifest that vitline did not write."""
+    if not segment.version:
+        return corpus
+    return open_store(f"{corpus.uri.rpartition('/')[0]}/{checked_key(segment.version)}")
 
 
 def segment_keys(segment: SegmentInfo) -> list[str]:

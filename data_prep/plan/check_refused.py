@@ -212,6 +212,12 @@ def _next_step(config: CorpusConfig, counted: Mapping[str, Findings], num_accept
         return "Copy its files again."
     counts = {reason: found.count for reason, found in counted.items()}
     limit = _raised_limit(counts, num_accepted)
+    outside = counted.get("unsafe_path")
+    if outside and 2 * outside.count >= sum(counts.values()) and "allowed_roots" in outside.first[0].detail:
+        return (
+            "Most are outside of the places that the source may read. If you trust it, name the folders or buckets that hold "
+            f"them in source.allowed_roots; or leave them out with {limit}."
+        )
     if 2 * counts.get("no_label", 0) < sum(counts.values()):
         return f"Repair or remove them, or allow them with {limit}."
     given = config.source.model_dump(mode="json")

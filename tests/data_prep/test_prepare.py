@@ -452,9 +452,10 @@ def test_subset_larger_than_train_is_refused_early(fill_folder, request_for, tmp
 
 @pytest.fixture
 def table_with(tmp_path, picture):
-    """table_with(n, *locations): a request for a table of n images on this disk and of images at other locations."""
+    """table_with(n, *locations, roots): a request for a table of n images on this disk and of images at other locations, which
+    are read below `roots`."""
 
-    def make(num_local, *other_locations):
+    def make(num_local, *other_locations, roots):
         for i in range(num_local):
             (tmp_path / f"{i}.jpg").write_bytes(picture(i))
         locations = [*(f"{i}.jpg" for i in range(num_local)), *other_locations]
@@ -462,7 +463,7 @@ def table_with(tmp_path, picture):
         (tmp_path / "table.csv").write_text(f"image,labels\n{rows}")
         return CorpusConfig(
             name="table",
-            source=LabelTable(path=str(tmp_path / "table.csv"), single_label=True),
+            source=LabelTable(path=str(tmp_path / "table.csv"), single_label=True, allowed_roots=roots),
             recipe=CorpusRecipe(val_fraction=0, test_fraction=0),
             execution={"max_refused_fraction": 0.5},
         )
@@ -483,9 +484,8 @@ def no_credentials(monkeypatch, tmp_path):
 
 
 def test_a_row_without_access_is_refused_and_the_others_are_prepared(table_with, memory_root, no_credentials):
-    request = table_with(
-        6, "s3://somebody-elses/x.jpg", "s3:///no-bucket.jpg", "s3://Not a bucket!/x.jpg", "/etc/passwd"
-    )
+    locations = ("s3://somebody-elses/x.jpg", "s3:///no-bucket.jpg", "s3://Not a bucket!/x.jpg", "/etc/passwd")
+    request = table_with(6, *locations, roots=("s3://somebody-elses", "/etc"))
     (manifest,) = prepare.prepare([request], memory_root)
     assert manifest.counts.num_accepted == 6
     details = {row["example_id"]: row["detail"] for row in rejects_of(corpus_store(open_store(memory_root), request))}
@@ -499,7 +499,7 @@ def test_a_row_without_access_is_refused_and_the_others_are_prepared(table_with,
 def test_job_without_access_to_any_image_fails_and_the_next_one_reads_them_again(
     table_with, memory_root, no_credentials, monkeypatch, picture
 ):
-    request = table_with(0, *(f"s3://bucket/{i}.jpg" for i in range(3)))
+    request = table_with(0, *(f"s3://bucket/{i}.jpg" for i in range(3)), roots=("s3://bucket",))
     with pytest.raises(
         ValueError, match=r"no image could be read; 3 are unreadable.*no access to s3://bucket.*credentials"
     ):

@@ -20,6 +20,7 @@ from data_prep.shard_format import (
     load_class_names,
     load_manifest,
     read_row_group,
+    segment_store,
     shard_key,
     shard_schema,
 )
@@ -70,6 +71,13 @@ def test_shard_keys_name_split_segment_and_part():
     assert shard_key("train", "s000", 0, 4) == "train/s000/part-00000-of-00004.parquet"
     place = split_of([100], 10, 5).place(7)
     assert place.key == "train/s000/part-00001-of-00002.parquet"
+
+
+@pytest.mark.parametrize("version", ["..", "../../private", "/etc"])
+def test_a_segment_outside_of_the_folder_of_its_corpus_is_an_error(version):
+    segment = SegmentInfo(split="train", name="s000", num_rows=1, num_shards=1, version=version)
+    with pytest.raises(ValueError, match="is not a valid key"):
+        segment_store(open_store("memory://x/corpora/birds/0123456789ab"), segment)
 
 
 def test_content_digest_of_one_row_equals_a_hand_computed_sha256():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from data_prep.config import ClassFolders, CorpusRecipe
+from data_prep.corpora.allowed_roots import AllowedRoots
 from data_prep.corpora.files.archive_members import Member, link_target
 from data_prep.corpora.files.archives import archive_kind, index, read_members, stretches
 from data_prep.corpora.raw import ListedCorpus, Part, RawExample, Spill, SplitRule, WorkFolder
@@ -60,6 +61,7 @@ class ClassFolderCorpus(ListedCorpus):
         self._top_folders = source.top_folders
         self.origin = self._store.uri
         self.single_label = source.links != "second_label"
+        self._allowed = AllowedRoots([self.origin, *source.allowed_roots])
         local = self.origin.startswith("file://")
         self._folder = Path(self.origin.removeprefix("file://")) if local else None
         self._archive: _Archive | None = None
@@ -195,11 +197,22 @@ class ClassFolderCorpus(ListedCorpus):
                 return "ignored_file", "symbolic link"
             if not os.path.exists(child.path):
                 return "unreadable", f"link to {os.readlink(child.path)!r}, which does not exist"
+            if self._links == "follow" and not self._allowed.allows(f"file://{child.path}"):
+                return (None if child.is_dir() else refusal_by_name(path)) or self._outside(child)
         if child.is_dir():
             return None
         if not child.is_file():
             return "ignored_file", "neither a file nor a folder"
         return refusal_by_name(path) or _no_key(path)
+
+    @staticmethod
+    def _outside(child: os.DirEntry[str]) -> Refused:
+        """The refusal of a link that leaves the source. How many images a folder has is not known without reading it. The text is
+        part of the fingerprint, so it does not say where the source is."""
+        return "uncounted_loss" if child.is_dir() else "unsafe_path", (
+            f"link to {os.readlink(child.path)!r}, outside of the source folder; name the folder that it leads to in "
+            "source.allowed_roots, or refuse all links with source.links=skip"
+        )
 
     def _second_label(self, child: os.DirEntry[str], path: str) -> FolderEntry:
         target = os.path.relpath(os.path.realpath(child.path), os.path.realpath(self._folder or ""))

@@ -6,6 +6,8 @@ reads the footers.
 
 import contextlib
 import itertools
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -14,6 +16,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from data_prep.config import CorpusRecipe, LabelTable
+from data_prep.corpora.allowed_roots import AllowedRoots
 from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
 from data_prep.corpora.files.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
 from data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, table_of
@@ -44,6 +47,7 @@ class LabelTableCorpus(RawCorpus):
 
     - A location is a path below `images`, an absolute path (/...) on a disk that every worker can read, or a URI (s3://,
       file://). A leading `./` is ignored; `..`, members of archives (a.tar!b.jpg) and other services are refused.
+    - A location outside of `images` is refused unless it is below one of `allowed_roots`. Links are followed before the check.
     - A label is the text of the table. A whole number becomes `number_label`, as for other kinds of sources, so that classes keep
       their order, unless the class map of the recipe has the number without zeros. If a row repeats a label, the larger weight
       counts.
@@ -235,6 +239,7 @@ class _Rows:
     ) -> None:
         self._source, self._store, self._key, self._rule = source, store, key, SplitRule(recipe, present)
         self._images = open_store(source.images).uri if source.images else store.uri
+        self._allowed = AllowedRoots([self._images, *source.allowed_roots])
         self._id = plain_text(key)
         self._mapped = frozenset(load_class_map(recipe.class_map).source_ids if recipe.class_map else ())
 
@@ -276,6 +281,7 @@ class _Rows:
             row = {name: cell_value(value) for name, value in row.items() if name}
             location = row.get(source.image_column)
             base, key = self._located(location)
+            self._check_allowed(base, key)
             labels, weights = self._labelled(row)
             named = self._split(row)
             example_id = cell_text(row.get(source.id_column)) or plain_text(str(location))
@@ -319,6 +325,19 @@ class _Rows:
         key.encode()
         _check_path(key)
         return base, checked_key(key)
+
+    def _check_allowed(self, base: str, key: str) -> None:
+        """Raises Refusal for a location outside of the allowed roots."""
+        uri = f"{base.removesuffix('/')}/{key}"
+        if self._allowed.allows(uri):
+            return
+        if self._allowed.names(uri):
+            real = self._allowed.real_path(uri.removeprefix("file://"))
+            what, root = f"{short(real)}, to which a link leads,", os.path.dirname(real)
+        else:
+            what, root = "the location", base if base != "file:///" else os.path.dirname(f"/{key}")
+        option = f"--set 'source.allowed_roots={json.dumps([root], ensure_ascii=False)}'"
+        raise Refusal("unsafe_path", f"not allowed without {option}: {what} is outside of {self._allowed}")
 
     def _labelled(self, row: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
         """Labels and weights. Raises Refusal."""

@@ -38,7 +38,7 @@ def test_a_source_of_any_kind_takes_its_fields_as_overrides(prepare, tmp_path):
         ({"source": "/not/there"}, "The source /not/there does not exist"),
         ({"source": "memory://nothing/here"}, "memory://nothing/here holds no objects"),
         ({"kind": "arrays"}, "needs source.layout, one of cifar10, cifar100, .*--set source.layout=VALUE"),
-        ({"overrides": {"source.lynks": "skip"}}, r"no field 'source\.lynks'; available fields: kind, links, path"),
+        ({"overrides": {"source.lynks": "skip"}}, r"no field 'source\.lynks'; available fields: allowed_roots, kind, links, path"),
         ({"overrides": {"recipe.order_sed": 1}}, r"no field 'recipe\.order_sed'; available fields: .*order_seed"),
         ({"overrides": {"source.path": "/tmp"}}, "'source.path' cannot be overridden: the form's own fields determine it"),
         ({"overrides": {"recipe.class_map": "imagenet21"}}, "imagenet21k-p"),

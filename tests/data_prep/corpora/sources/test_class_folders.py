@@ -18,8 +18,8 @@ from data_prep.corpora.sources.class_folders import ClassFolderCorpus
 from infra.storage import open_store
 
 
-def opened(path, links="follow", top_folders="auto", **recipe):
-    source = ClassFolders(path=str(path), links=links, top_folders=top_folders)
+def opened(path, links="follow", top_folders="auto", allowed_roots=(), **recipe):
+    source = ClassFolders(path=str(path), links=links, top_folders=top_folders, allowed_roots=allowed_roots)
     return ClassFolderCorpus(source, CorpusRecipe(**recipe))
 
 
@@ -88,13 +88,70 @@ def test_links_are_followed_or_refused(tmp_path):
     (cat / "more").symlink_to(tmp_path / "elsewhere" / "deep")
     (cat / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
     (cat / "loop").symlink_to(tmp_path / "pictures")
-    followed = listed(tmp_path / "pictures")
+    followed = listed(tmp_path / "pictures", allowed_roots=(str(tmp_path / "elsewhere"),))
     assert {i for i, e in followed.items() if not e.refused} == {"cat/1.jpg", "cat/2.jpg", "cat/more/3.jpg"}
     assert followed["cat/gone.jpg"].refused[0] == "unreadable"
     assert "nowhere.jpg" in followed["cat/gone.jpg"].refused[1]
     assert followed["cat/loop"].refused[0] == "ignored_file"
     skipped = listed(tmp_path / "pictures", links="skip")
     assert {i for i, e in skipped.items() if not e.refused} == {"cat/1.jpg"}
+
+
+@pytest.fixture
+def leaving(tmp_path):
+    """A source whose links lead out of it: to a file, through another link, to folders, and to no image."""
+    add_files(
+        tmp_path, "source/cat/1.jpg", "source/dog/2.jpg", "private/3.jpg", "private/notes.txt", "private/deep/4.jpg"
+    )
+    cat = tmp_path / "source" / "cat"
+    for link, target in {
+        "file.jpg": "../../private/3.jpg",
+        "absolute.jpg": tmp_path / "private" / "3.jpg",
+        "twice.jpg": "file.jpg",
+        "notes.txt": "../../private/notes.txt",
+        "folder": "../../private",
+        "above": tmp_path,
+        "inside.jpg": "../dog/2.jpg",
+        "inside": tmp_path / "source" / "dog",
+    }.items():
+        (cat / link).symlink_to(target)
+    return tmp_path / "source"
+
+
+def test_links_that_leave_the_source_are_refused(leaving):
+    found = listed(leaving)
+    assert {i for i, e in found.items() if not e.refused} == {
+        "cat/1.jpg", "cat/inside.jpg", "cat/inside/2.jpg", "dog/2.jpg",
+    }  # fmt: skip
+    refused = {i: e.refused for i, e in found.items() if e.refused}
+    assert refused.pop("cat/notes.txt")[0] == "ignored_file"
+    assert {i: reason for i, (reason, _) in refused.items()} == {
+        "cat/file.jpg": "unsafe_path",
+        "cat/absolute.jpg": "unsafe_path",
+        "cat/twice.jpg": "unsafe_path",
+        "cat/folder": "uncounted_loss",
+        "cat/above": "uncounted_loss",
+    }
+    assert all("outside of the source folder" in detail for _, detail in refused.values())
+    assert all("source.allowed_roots" in detail for _, detail in refused.values())
+
+
+def test_links_lead_to_allowed_roots(leaving):
+    private = leaving.parent / "private"
+    found = {i for i, e in listed(leaving, allowed_roots=(str(private),)).items() if not e.refused}
+    assert found == {
+        "cat/1.jpg", "cat/inside.jpg", "cat/inside/2.jpg", "dog/2.jpg", "cat/file.jpg", "cat/absolute.jpg", "cat/twice.jpg",
+        "cat/folder/3.jpg", "cat/folder/deep/4.jpg",
+    }  # fmt: skip
+    beside = leaving.parent / "priv"  # the beginning of a name is not a folder
+    beside.mkdir()
+    assert "cat/file.jpg" not in {i for i, e in listed(leaving, allowed_roots=(str(beside),)).items() if not e.refused}
+
+
+def test_a_source_that_is_reached_through_a_link_holds_its_own_files(leaving, tmp_path):
+    (tmp_path / "link").symlink_to(leaving)
+    assert facts(listed(tmp_path / "link")) == facts(listed(leaving))
+    assert opened(tmp_path / "link").fingerprint() == opened(leaving).fingerprint()
 
 
 def test_folders_that_are_too_deep_are_one_refusal(tmp_path):
