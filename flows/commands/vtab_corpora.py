@@ -1,10 +1,8 @@
 """Prepares the tasks of VTAB and the paper's other data sets from official files, and lists these files. A task has the name of
 its corpus: `vtab-pets` is VTAB's, `pets` the paper's own."""
 
-import csv
 import gzip
 import hashlib
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, get_args
@@ -17,6 +15,7 @@ from data_prep.find_corpus import corpus_store
 from data_prep.shard_format import MANIFEST_KEY, ShardReader, load_manifest
 from flows import console
 from flows.commands.command_line import cell
+from infra.csv_text import csv_text
 from infra.settings import Settings
 from infra.storage import Store, open_store
 from vit.vtab.published.report import coverage
@@ -177,22 +176,20 @@ def prepare_and_show(settings: Settings, source: str, tasks: Sequence[str], *, a
 
 def export_splits(settings: Settings, task: str, out: Path) -> dict[str, str | dict[str, str]]:
     """Writes the examples of each split of a prepared task as a gzipped CSV: split, key, and label (several labels separated by
-    blanks). Returns a digest of each split: sha256 of its keys in order, joined by newlines."""
+    blanks). A key that a spreadsheet would run as a formula has an apostrophe before it. Returns a digest of each split: sha256
+    of its keys in order, without such apostrophes, joined by newlines."""
     from flows.catalog import find_corpus
 
     corpus = find_corpus(settings.root, task)
     manifest = load_manifest(corpus)
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["split", "key", "label"])
-    digests = {}
+    digests, lines = {}, list[tuple[str, str, str]]()
     for split in (name for name in _SPLITS if name in manifest.splits):
         with ShardReader(corpus, manifest, split) as reader:
             groups = (reader.row_group(i, ["example_id", "labels"]) for i in range(reader.split.num_row_groups))
             rows = [
                 (row["example_id"].partition("/")[2], row["labels"]) for group in groups for row in group.to_pylist()
             ]
-        lines.writerows((split, key, " ".join(map(str, labels))) for key, labels in rows)
+        lines.extend((split, key, " ".join(map(str, labels))) for key, labels in rows)
         digests[split] = hashlib.sha256("\n".join(key for key, _ in rows).encode()).hexdigest()
-    out.write_bytes(gzip.compress(text.getvalue().encode(), mtime=0))
+    out.write_bytes(gzip.compress(csv_text(["split", "key", "label"], lines).encode(), mtime=0))
     return {"task": task, "corpus": corpus.uri, "file": str(out), "sha256 of keys": digests}

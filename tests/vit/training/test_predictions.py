@@ -210,6 +210,15 @@ def test_classes_without_examples_or_mistakes_have_empty_cells():
     assert rows_of(confusion_csv(confusion(found, 3), ["a", 'b,"', "c"]))[0] == ["class \\ predicted", "a", 'b,"', "c"]
 
 
+def test_class_names_are_no_formulas_in_a_spreadsheet():
+    found, names = predictions_of([0, 1], [1, 1]), ["=cmd|' /C calc'!A0", "-1"]
+    for text in (
+        per_class_csv(found, names), confusion_csv(confusion(found, 2), names), confused_pairs_csv(found, names)
+    ):  # fmt: skip
+        assert not [cell for row in rows_of(text) for cell in row if cell.startswith(("=", "-"))]
+        assert "'=cmd|' /C calc'!A0" in text
+
+
 def test_most_confused_pairs_are_listed_for_many_classes(digits, monkeypatch):
     names = [f"c{i}" for i in range(300)]
     found = predictions_of([7] * 5 + [8] * 3, [7, 9, 9, 9, 2, 8, 8, 2])

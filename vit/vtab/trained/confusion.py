@@ -1,14 +1,14 @@
 """Confusions: counts by class and predicted class, two tables as CSV, and a figure if there are few classes."""
 
-import csv
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int64
 
+from infra.csv_text import csv_text
 from vit.training.predictions import Predictions
 
 MAX_CLASSES_IN_FULL, MAX_CLASSES_DRAWN, MAX_CLASSES_WITH_COUNTS = 200, 50, 20
@@ -27,7 +27,7 @@ def confusion(predictions: Predictions, num_classes: int) -> Int64[np.ndarray, "
 
 def confusion_csv(counts: Int64[np.ndarray, "K K"], names: Sequence[str]) -> str:
     """K x K counts: one row per class, one column per predicted class."""
-    return _csv(
+    return csv_text(
         ["class \\ predicted", *names], ([name, *row] for name, row in zip(names, counts.tolist(), strict=True))
     )
 
@@ -42,7 +42,7 @@ def confused_pairs_csv(predictions: Predictions, names: Sequence[str]) -> str:
     sizes = np.bincount(predictions.label, minlength=len(names))
     most = sorted(pairs.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_PAIRS]
     rows = ([names[a], names[b], count, f"{count / sizes[a]:.4f}"] for (a, b), count in most)
-    return _csv(["class", "predicted", "examples", "fraction"], rows)
+    return csv_text(["class", "predicted", "examples", "fraction"], rows)
 
 
 def per_class_csv(predictions: Predictions, names: Sequence[str]) -> str:
@@ -61,7 +61,7 @@ def per_class_csv(predictions: Predictions, names: Sequence[str]) -> str:
         top1 = f"{hits[label] / sizes[label]:.4f}" if sizes[label] else ""
         return [names[label], sizes[label], top1, "" if other is None else names[other], times or ""]
 
-    return _csv(["class", "examples", "top1", "most_often_taken_for", "times"], map(row, range(len(names))))
+    return csv_text(["class", "examples", "top1", "most_often_taken_for", "times"], map(row, range(len(names))))
 
 
 def distinct(names: Sequence[str]) -> list[str]:
@@ -101,12 +101,4 @@ def draw_confusion(counts: Int64[np.ndarray, "K K"], names: Sequence[str], title
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # characters that the font lacks are drawn as boxes
         figure.savefig(file, format="png", bbox_inches="tight", pad_inches=0.15, metadata={"Software": None})
-    return file.getvalue()
-
-
-def _csv(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
     return file.getvalue()
