@@ -5,6 +5,7 @@ Imports of vitline stand in the fixtures: a unit test loads what it tests, and n
 
 import contextlib
 import os
+import resource
 import secrets
 import shutil
 import tempfile
@@ -50,6 +51,23 @@ def pytest_collection_modifyitems(items):
         elif "ray_jobs" in item.fixturenames:
             item.add_marker("servers")
     items.sort(key=lambda item: ("servers" not in item.fixturenames, "ray_jobs" in item.fixturenames))
+
+
+@pytest.fixture
+def full_disk():
+    """full_disk(n): as long as it is open, every local file ends at n bytes, as on a full disk: the write that reaches them is
+    short, the next one fails."""
+
+    @contextlib.contextmanager
+    def full(room_bytes):
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    return full
 
 
 @pytest.fixture(scope="session")

@@ -283,9 +283,14 @@ class RayHead:
 
 
 def make_token(path: Path) -> None:
-    """Writes a new secret token for Ray, readable by its owner only."""
-    path.touch(mode=0o600)
-    path.write_text(secrets.token_hex(32))
+    """Writes a new secret token for Ray, readable by its owner only. A full disk leaves no part of one."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.touch(mode=0o600)
+        temporary.write_text(secrets.token_hex(32))
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Callable[[], bool]) -> str:

@@ -4,7 +4,7 @@ import secrets
 import urllib.request
 from pathlib import Path
 
-from infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed
+from infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed, write_whole
 
 _TEMPORARY = Path("/tmp")  # compiled in
 _KEY = f"{BUCKET}/.stack/sentinel"
@@ -60,9 +60,9 @@ def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
     objects can be read."""
     try:
         if not config.sentinel.exists():
-            content = secrets.token_bytes(16)
-            _request(config, "PUT", content, timeout_s)
-            config.sentinel.write_bytes(content)
+            content = secrets.token_hex(16)
+            _request(config, "PUT", content.encode(), timeout_s)
+            write_whole(config.sentinel, content)
         found = _request(config, "GET", None, timeout_s)
     except OSError as error:  # errors of urllib are OSErrors
         return f"an object cannot be read at {config.url('s3')} ({error})"

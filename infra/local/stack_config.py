@@ -241,8 +241,11 @@ def weed() -> Path | None:
 def write_whole(path: Path, text: str) -> None:
     """Writes a file so that readers see the old text or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _has_boto3() -> bool:

@@ -3,8 +3,8 @@
 Rank 0 writes these segments. Other writers (the machines of other ranks) have a folder of their own,
 journal/a<attempt>/<writer>/, and record other keys.
 
-Sealed records are never changed. Records that a killed process had not sealed are dropped, even if its local file still
-exists. The journal is sealed before every checkpoint manifest, so the resumed run computes the dropped records again.
+Sealed records are never changed. Records that a killed process had not sealed are dropped. The journal is sealed before every
+checkpoint manifest, so the resumed run computes the dropped records again.
 """
 
 import json
@@ -16,14 +16,14 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from infra.storage import PreconditionFailed, Store
 
 log = logging.getLogger(__name__)
 
 _SEGMENT = re.compile(r"journal/a(\d+)/(?:([a-z0-9-]+)/)?segment-(\d+)\.jsonl")
+_DECODER, _START = json.JSONDecoder(), '{"seq": '
 _READERS = 16  # each segment costs a round trip, and three days of 30 s segments are 8,640 small objects
 
 
@@ -53,10 +53,10 @@ class Journal:
     """The journal of one attempt, written by one process. A (key, step) that is sealed already is not recorded again.
 
     An empty `writer` is rank 0. Writers share no keys. A thread seals every `seal_every_s`; if the store is unavailable it
-    tries again later and loses nothing. `local_dir` belongs to this run and holds the unsealed records.
+    tries again later and loses nothing.
     """
 
-    def __init__(self, run: Store, attempt: int, local_dir: Path, seal_every_s: float = 30.0, writer: str = "") -> None:
+    def __init__(self, run: Store, attempt: int, seal_every_s: float = 30.0, writer: str = "") -> None:
         self._run, self._attempt, self._writer = run, attempt, writer
         self._known: dict[str, set[int]] = {}
         self._next_seq = self._next_segment = 0
@@ -66,9 +66,8 @@ class Journal:
             self._next_seq = max(self._next_seq, record.seq + 1)
             if segment.attempt == attempt:
                 self._next_segment = segment.number + 1
-        local_dir.mkdir(parents=True, exist_ok=True)
-        self._path = local_dir / f"journal-a{attempt}{writer and '-'}{writer}.jsonl"
-        self._local = open(self._path, "wb", buffering=0)  # noqa: SIM115  open as long as the journal
+        # Kept in memory: a local file would be lost with the process as well, and a full disk would cut its records short.
+        self._unsealed = list[JournalRecord]()
         self._recording, self._sealing = threading.Lock(), threading.Lock()
         stop = threading.Event()
         # The thread has no strong reference, so that an unused journal is garbage-collected and its thread ends.
@@ -79,18 +78,16 @@ class Journal:
         self._thread.start()
 
     def record(self, values: Mapping[str, float], step: int) -> None:
-        """Records the values of a step by one write to a local file, without waiting for the store."""
+        """Records the values of a step in memory, without waiting for the store."""
         now_ms = time.time_ns() // 1_000_000
         with self._recording:
-            lines = []
             for key, value in values.items():
+                record = JournalRecord(self._next_seq, key, float(value), int(step), now_ms)
                 steps = self._known.setdefault(key, set())
                 if step not in steps:
                     steps.add(step)
-                    lines.append(_line(JournalRecord(self._next_seq, key, float(value), int(step), now_ms)))
+                    self._unsealed.append(record)
                     self._next_seq += 1
-            if lines:
-                self._local.write(b"".join(lines))
 
     def seal(self) -> None:
         """Writes everything recorded so far into one segment. Call it before each checkpoint manifest.
@@ -99,34 +96,28 @@ class Journal:
         """
         with self._sealing:
             with self._recording:
-                data = self._path.read_bytes()
-            self._publish(data)
+                records = self._unsealed.copy()
+            self._publish(records)
             with self._recording:
-                rest = self._path.read_bytes()[len(data) :]
-                self._local.seek(0)
-                self._local.truncate()
-                self._local.write(rest)
+                del self._unsealed[: len(records)]
 
     def close(self) -> None:
-        """Seals the remaining records, ends the thread and removes the local file."""
+        """Ends the thread and seals the remaining records."""
         self._finish()
         self._thread.join()
         self.seal()
-        self._local.close()
-        self._path.unlink(missing_ok=True)
 
-    def _publish(self, data: bytes) -> None:
-        while data:
+    def _publish(self, records: Sequence[JournalRecord]) -> None:
+        while records:
             key = Segment(self._attempt, self._writer, self._next_segment).key
             try:
-                self._run.create(key, data)
-                data = b""
+                self._run.create(key, b"".join(map(_line, records)))
+                records = []
             except PreconditionFailed:
                 # The segment exists: from an earlier try whose reply was lost, or from a replaced worker of this attempt
                 # that still ran. What was sealed first stays; the rest goes into the next segment.
                 there = {(record.key, record.step) for record in _parse(self._run, key)}
-                kept = [record for record in _records(data) if (record.key, record.step) not in there]
-                data = b"".join(map(_line, kept))
+                records = [record for record in records if (record.key, record.step) not in there]
             self._next_segment += 1
 
 
@@ -161,18 +152,39 @@ def _folder(attempt: int, writer: str) -> str:
 
 
 def _parse(run: Store, key: str) -> Iterator[JournalRecord]:
+    """The records of a segment. One that a full disk cut short, under an early version, is left out with a warning."""
+    num_cut = 0
     try:
-        yield from _records(run.read(key))
+        for line in run.read(key).splitlines():
+            for fields in _objects(line.decode()):
+                if fields is None:
+                    num_cut += 1
+                else:
+                    known = {name: fields[name] for name in JournalRecord._fields}  # a newer version may write more
+                    yield JournalRecord(**{**known, "value": float(known["value"])})
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{run.uri_of(key)} is not a valid journal segment: {error!r}. Move it away and retry."
         ) from error
+    if num_cut:
+        log.warning(
+            "%s holds %d record%s cut short by a full disk: left out", run.uri_of(key), num_cut, "s"[: num_cut > 1]
+        )
 
 
-def _records(data: bytes) -> Iterator[JournalRecord]:
-    for line in data.splitlines():
-        fields = json.loads(line)
-        yield JournalRecord(**{**fields, "value": float(fields["value"])})
+def _objects(line: str) -> Iterator[dict[str, Any] | None]:
+    """The JSON objects of a line, which is one. None stands for a record that was cut short; the next one follows it at once."""
+    at = 0
+    while at < len(line):
+        try:
+            fields, at = _DECODER.raw_decode(line, at)
+        except json.JSONDecodeError:
+            following = line.find(_START, at + 1)
+            end = following if following > 0 else len(line)
+            if not _START.startswith(line[at:end][: len(_START)]):
+                raise
+            at, fields = end, None
+        yield fields
 
 
 def _line(record: JournalRecord) -> bytes:
@@ -189,5 +201,5 @@ def _seal_on(journal: "weakref.ref[Journal]", stop: threading.Event, every_s: fl
         try:
             living.seal()
         except Exception:
-            log.warning("the journal could not be sealed; its records stay local until the next try", exc_info=True)
+            log.warning("the journal could not be sealed; its records wait in memory for the next try", exc_info=True)
         del living

@@ -3,11 +3,9 @@
 import contextlib
 import logging
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 
 import torch
 
@@ -32,8 +30,7 @@ class Reporter:
     def __init__(self, run: Store, attempt: int, total_steps: int, active: bool, devices: str = ""):
         self.devices = devices
         self.run, self.total_steps = run, total_steps
-        self.folder = tempfile.TemporaryDirectory(prefix="vitline-journal-") if active else None
-        self.journal = Journal(run, attempt, Path(self.folder.name)) if self.folder else None
+        self.journal = Journal(run, attempt) if active else None
         self.started, self.shown = time.monotonic(), 0.0
         self.first_step: int | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
@@ -47,9 +44,8 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         self.thread.shutdown()
         self._write_progress()
-        if self.journal is not None and self.folder is not None:
+        if self.journal is not None:
             self.journal.close()
-            self.folder.cleanup()
 
     def record(self, step: int, metrics: Metrics) -> None:
         if self.journal is None:
@@ -100,8 +96,7 @@ def system_metrics(
         return
     with contextlib.ExitStack() as stack:
         if journal is None:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitline-journal-"))
-            journal = Journal(run, attempt, Path(folder), writer=f"node-{world.node_rank}")
+            journal = Journal(run, attempt, writer=f"node-{world.node_rank}")
             stack.callback(close_quietly, journal)
         stack.enter_context(
             SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))

@@ -231,7 +231,7 @@ def test_time_between_a_kill_and_the_next_start_is_not_counted_as_cost(tmp_path,
     run.write_json("starts/a1-from-none-000.json", {"at": end - 86_400, "world_size": 2})
     run.write_json("starts/a2-from-step-000.json", {"at": end - 3600, "world_size": 4})
     monkeypatch.setattr("infra.runs.journal.time.time_ns", lambda: int((end - 86_400 + 3600) * 1e9))
-    journal = Journal(run, 1, tmp_path / "local")
+    journal = Journal(run, 1)
     journal.record({"train/loss": 1.0}, step=10)
     journal.close()
     assert device_days(run) == pytest.approx((2 + 4) / 24, rel=1e-4)

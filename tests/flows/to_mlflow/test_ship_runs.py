@@ -104,7 +104,7 @@ def test_a_training_is_shown_while_it_runs_and_complete_at_its_end(
     settings, begin, tracked, client, tables, tmp_path, digits
 ):
     run, key, attempt = begin(inspect_images=2)
-    beside = Journal(run, attempt, tmp_path, writer="node-1")
+    beside = Journal(run, attempt, writer="node-1")
     beside.record({"system/node1/cpu_fraction": 0.5}, 3)
     with Shipper(settings, tmp_path / "logs") as shipper:
         assert shipper.run_url(key) is None
@@ -179,7 +179,7 @@ def test_mlflow_down_for_a_whole_run_loses_and_duplicates_nothing(settings, begi
 
 def test_mlflow_killed_during_a_run_gets_every_point_once(stack, settings, begin, tracked, client, tmp_path):
     run, key, attempt = begin()
-    journal = Journal(run, attempt, tmp_path / "local", seal_every_s=1e6)
+    journal = Journal(run, attempt, seal_every_s=1e6)
     write_state(run, "running", attempt)
 
     def record(steps):

@@ -1,10 +1,8 @@
 """Journals keep each (key, step) once, whatever is killed or resumed (docs/design.md, "Journal")."""
 
 import math
-import tempfile
 import time
 import uuid
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -43,41 +41,40 @@ def test_journal_keeps_the_value_sealed_first_for_each_key_and_step(operations):
     run, attempt, values = Flaky(uuid.uuid4().hex), 1, iter(range(1000))
     sealed: dict[tuple[str, int], float] = {}
     pending: dict[tuple[str, int], float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
-        for operation, *arguments in operations:
-            match operation:
-                case "record":
-                    keys, step = arguments
-                    point = {key: float(next(values)) for key in sorted(keys)}
-                    journal.record(point, step)
-                    pending |= {(k, step): v for k, v in point.items() if (k, step) not in sealed | pending}
-                case "seal":
+    journal = Journal(run, attempt, seal_every_s=1e6)
+    for operation, *arguments in operations:
+        match operation:
+            case "record":
+                keys, step = arguments
+                point = {key: float(next(values)) for key in sorted(keys)}
+                journal.record(point, step)
+                pending |= {(k, step): v for k, v in point.items() if (k, step) not in sealed | pending}
+            case "seal":
+                journal.seal()
+                sealed, pending = sealed | pending, {}
+            case "fail before" | "fail after" if pending:
+                run.fails = operation.removeprefix("fail ")
+                try:
                     journal.seal()
-                    sealed, pending = sealed | pending, {}
-                case "fail before" | "fail after" if pending:
-                    run.fails = operation.removeprefix("fail ")
-                    try:
-                        journal.seal()
-                        sealed, pending = sealed | pending, {}  # an earlier seal that failed had written it
-                    except ConnectionError:
-                        if operation == "fail after":  # written, although the journal got an error
-                            sealed |= pending
-                    run.fails = None
-                case "close":
-                    journal.close()
-                    sealed, pending = sealed | pending, {}
-                    journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
-                case "restart" | "resume":  # after a kill: the journal is not closed
-                    attempt += operation == "resume"
-                    pending = {}
-                    journal = Journal(run, attempt, Path(folder), seal_every_s=1e6)
-        records = read_journal(run)
-        assert {(r.key, r.step): r.value for r in records} == sealed
-        assert len(records) == len(sealed)
-        written = [line for key in run.list("journal/") for line in run.read(key).splitlines()]
-        assert len(written) == len(sealed)  # duplicates are dropped when recorded, so a shipper sends none
-        assert [r.seq for r in records] == sorted({r.seq for r in records})
+                    sealed, pending = sealed | pending, {}  # an earlier seal that failed had written it
+                except ConnectionError:
+                    if operation == "fail after":  # written, although the journal got an error
+                        sealed |= pending
+                run.fails = None
+            case "close":
+                journal.close()
+                sealed, pending = sealed | pending, {}
+                journal = Journal(run, attempt, seal_every_s=1e6)
+            case "restart" | "resume":  # after a kill: the journal is not closed
+                attempt += operation == "resume"
+                pending = {}
+                journal = Journal(run, attempt, seal_every_s=1e6)
+    records = read_journal(run)
+    assert {(r.key, r.step): r.value for r in records} == sealed
+    assert len(records) == len(sealed)
+    written = [line for key in run.list("journal/") for line in run.read(key).splitlines()]
+    assert len(written) == len(sealed)  # duplicates are dropped when recorded, so a shipper sends none
+    assert [r.seq for r in records] == sorted({r.seq for r in records})
 
 
 @pytest.fixture
@@ -87,7 +84,7 @@ def run(tmp_path):
 
 def test_segments_are_numbered_json_lines_and_records_keep_their_values(run, tmp_path):
     before_ms = time.time_ns() // 1_000_000
-    journal = Journal(run, 3, tmp_path / "local")
+    journal = Journal(run, 3)
     journal.record({"train/loss": 0.1, "optim/lr": math.inf}, 7)
     journal.record({"train/loss": math.nan, "optim/lr": -math.inf}, 8)
     journal.seal()
@@ -107,19 +104,19 @@ def test_segments_are_numbered_json_lines_and_records_keep_their_values(run, tmp
     assert [r.value for r in records if not math.isnan(r.value)] == [0.1, math.inf, -math.inf, 1 / 3]
     assert math.isnan(records[2].value)
     assert before_ms <= records[0].timestamp_ms <= records[-1].timestamp_ms <= time.time_ns() // 1_000_000
-    assert not list((tmp_path / "local").iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]  # no local file
 
 
-def test_attempts_are_read_in_numeric_order(run, tmp_path):
+def test_attempts_are_read_in_numeric_order(run):
     for attempt in (2, 10):
-        journal = Journal(run, attempt, tmp_path)
+        journal = Journal(run, attempt)
         journal.record({"a": attempt}, attempt)
         journal.close()
     assert [record.value for record in read_journal(run)] == [2.0, 10.0]
 
 
-def test_replaced_worker_of_the_same_attempt_does_not_duplicate_points(run, tmp_path):
-    old, new = Journal(run, 1, tmp_path / "old"), Journal(run, 1, tmp_path / "new")
+def test_replaced_worker_of_the_same_attempt_does_not_duplicate_points(run):
+    old, new = Journal(run, 1), Journal(run, 1)
     old.record({"a": 1.0, "b": 1.0}, 0)
     old.seal()
     new.record({"b": 2.0, "c": 2.0}, 0)
@@ -132,7 +129,7 @@ def test_replaced_worker_of_the_same_attempt_does_not_duplicate_points(run, tmp_
 def test_writers_have_separate_folders_and_are_read_together(run, tmp_path):
     """The writer of another machine than rank 0's does not repeat a (key, step) in a resumed attempt either."""
     for attempt in (1, 2):
-        first, other = Journal(run, attempt, tmp_path), Journal(run, attempt, tmp_path, writer="node-1")
+        first, other = Journal(run, attempt), Journal(run, attempt, writer="node-1")
         for step in range(attempt, attempt + 2):
             first.record({"system/node0/x": attempt}, step)
             other.record({"system/node1/x": attempt}, step)
@@ -155,10 +152,10 @@ def test_writers_have_separate_folders_and_are_read_together(run, tmp_path):
     assert not list(tmp_path.glob("journal-*"))
 
 
-def test_sealing_thread_retries_after_a_failed_write(tmp_path):
+def test_sealing_thread_retries_after_a_failed_write():
     run = Flaky(uuid.uuid4().hex)
     run.fails = "before"
-    journal = Journal(run, 1, tmp_path, seal_every_s=0.01)
+    journal = Journal(run, 1, seal_every_s=0.01)
     journal.record({"a": 1.0}, 0)
     while not read_journal(run):
         time.sleep(0.01)
@@ -166,7 +163,41 @@ def test_sealing_thread_retries_after_a_failed_write(tmp_path):
     assert [record.value for record in read_journal(run)] == [1.0]
 
 
-def test_error_of_an_invalid_segment_names_it(run, tmp_path):
+def test_error_of_an_invalid_segment_names_it(run):
     run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
     with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is not a valid journal segment"):
-        Journal(run, 2, tmp_path)
+        Journal(run, 2)
+
+
+def lines(*steps):
+    return [b'{"seq": %d, "key": "a", "value": %d.0, "step": %d, "timestamp_ms": 5}\n' % (n, n, n) for n in steps]
+
+
+@pytest.mark.parametrize("missing", [1, 2, 20, len(lines(2)[0]) - 1])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_record_that_a_full_disk_cut_short_is_left_out_and_the_run_goes_on(run, missing, goes_on, caplog):
+    """An early version sealed what a short write had left of a line, and the next record behind it."""
+    first, cut, third = lines(1, 2, 3)
+    cut = cut[:-missing]
+    run.write("journal/a1/segment-000000.jsonl", first + cut + (third if goes_on else b""))
+    whole = [1.0, *([2.0] if missing == 1 else []), *([3.0] if goes_on else [])]
+    assert [record.value for record in read_journal(run)] == whole
+    assert ("segment-000000.jsonl holds 1 record cut short by a full disk" in caplog.text) == (missing > 1)
+    journal = Journal(run, 2)
+    journal.record({"a": 4.0}, 4)
+    journal.close()
+    assert [record.value for record in read_journal(run)] == [*whole, 4.0]
+
+
+def test_fields_that_a_newer_version_wrote_are_ignored(run):
+    run.write("journal/a1/segment-000000.jsonl", lines(1)[0].replace(b"}", b', "unit": "s"}'))
+    assert [record.value for record in read_journal(run)] == [1.0]
+
+
+def test_value_that_is_no_number_is_an_error_and_its_step_can_be_recorded_again(run):
+    journal = Journal(run, 1)
+    with pytest.raises(TypeError):
+        journal.record({"a": None}, 1)
+    journal.record({"a": 1.0}, 1)
+    journal.close()
+    assert [record.value for record in read_journal(run)] == [1.0]
