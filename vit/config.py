@@ -124,7 +124,7 @@ class ExecutionConfig(FrozenConfig):
     queue_timeout_s: PositiveFloat = 600.0
     """Seconds to wait at most for the resources of the worker group."""
     claim_timeout_s: PositiveFloat = 30.0
-    """Age of a heartbeat, in seconds, after which an attempt that Ray does not know counts as dead."""
+    """Seconds for which the heartbeat of an attempt that Ray does not know must stand still before it counts as dead."""
 
 
 class TrainConfig(FrozenConfig):

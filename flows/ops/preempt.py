@@ -5,9 +5,11 @@ import socket
 import time
 
 from flows.catalog import find_run
-from flows.ops.reconcile import LIFE_S
-from infra.runs.claims import read_claim
+from flows.ops import reconcile
+from infra.runs.claims import Claim, life_of, read_claim
 from infra.runs.run_state import NO_STATE, read_state, request_stop
+from infra.runs.watching import Watch
+from infra.storage import Store
 
 
 def preempt(root: str, key: str) -> dict[str, str | int]:
@@ -19,7 +21,7 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
     if state["state"] != "running" and state["attempt"] >= claim.attempt:
         raise ValueError(f"{claim.run_key} is {state['state']}, not running; `vitline runs ls` shows the active runs.")
     silent_s = time.time() - claim.heartbeat
-    if silent_s > LIFE_S:
+    if silent_s > reconcile.LIFE_S and not beats(run, claim):
         raise RuntimeError(
             f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat for {silent_s:.0f} s; "
             "`vitline ops reconcile` brings it to an end state."
@@ -27,3 +29,13 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
     by = f"preempted by {getpass.getuser()}@{socket.gethostname()}"
     request_stop(run, "preempted", by=by, attempt=claim.attempt)
     return {"run": claim.run_key, "attempt": claim.attempt, "job": claim.job_id, "asked": "preempted"}
+
+
+def beats(run: Store, claim: Claim) -> bool:
+    """Watches a heartbeat that is old by the clock of this machine: whether it moves all the same."""
+    watch = Watch()
+    while watch.unchanged_s(life := life_of(run)) < reconcile.WATCH_S:
+        if life != claim.life:
+            return True
+        time.sleep(reconcile.WATCH_S / 15)
+    return False

@@ -1,29 +1,31 @@
 """Brings flow runs, Ray jobs, runs and pipelines left by killed processes to an end state, and sends MLflow what it lacks.
 
 Nothing ends on one sign alone, nothing that has ended changes, and everything with a heartbeat within `quiet_minutes` is left
-alone. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is written under
+alone. What seems silent is watched for WATCH_S first, because a clock that is ahead, or a machine that was suspended, makes every
+heartbeat old. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is written under
 its claim, and a flow run's state is read again before it is set.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from flows.console import first_of, utc
-from flows.records import list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
+from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
 from flows.requests.forms import ReconcileRequest
 from flows.stages.engines import Engines
-from flows.stages.heartbeat import beats, forget
+from flows.stages.heartbeat import beat_of, beats, forget
 from flows.stages.stage import FLOW_CLAIM_S, exclusively, run_store, stop_jobs_of
 from flows.to_mlflow import outbox
 from flows.to_mlflow.shipper import sync_runs
 from infra.config import replace
 from infra.ray_jobs import Job
-from infra.runs.claims import Claim, read_claim
+from infra.runs.claims import Claim, life_of, read_claim
 from infra.runs.run_state import (
     NO_STATE,
     OUTCOMES,
@@ -33,11 +35,14 @@ from infra.runs.run_state import (
     read_stop,
     write_reconciled_state,
 )
+from infra.runs.watching import Watch
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
 # Six missed heartbeats: even with a shorter `quiet_minutes`, a busy machine must not be taken for a dead one.
 LIFE_S = 60.0
+# Three heartbeats.
+WATCH_S = 30.0
 READERS = 16
 SYNCED = "ops/synced.json"
 
@@ -144,6 +149,9 @@ class Reconciler:
         self.flow_runs |= self.unfinished
         self.now = time.time()
         self.changed: set[str] = set()
+        self.alive: set[str] = set()
+        self.watches: defaultdict[str, Watch] = defaultdict(Watch)
+        self._watch_silent()
 
     def end_cancelled_jobs(self) -> None:
         """Stops jobs that outlived their cancelled flow run."""
@@ -166,19 +174,10 @@ class Reconciler:
     def end_silent_runs(self) -> None:
         """Sets the reconciled state of runs whose attempt ended without writing a final state."""
         for run in self.runs:
-            if run.claim is None or has_ended(run) or run.key in self.changed:
+            if run.claim is None or run.key in self.changed or not self._is_silent(run):
                 continue
-            job = self.jobs.get(run.claim.job_id)
-            if job is not None and not job.terminal:
-                continue
-            last, patience_s = run.claim.heartbeat, max(self.quiet_s, LIFE_S)
-            if (
-                job is not None
-            ):  # Ray and the store are two signs; if Ray does not know the job, the silence has to be longer
-                last, patience_s = job.ended_at or 0.0, self.quiet_s
-            if self.now - last < patience_s:
-                continue
-            store, attempt = run_store(self.engines.root, run.key), run.claim.attempt
+            job, store = self.jobs.get(run.claim.job_id), run_store(self.engines.root, run.key)
+            attempt = run.claim.attempt
             state, reason = reconciled_state(store, attempt, job)
             problem = f"recorded as running, but {reason}"
             repaired = self._repair(
@@ -190,20 +189,13 @@ class Reconciler:
 
     def end_abandoned_pipelines(self) -> None:
         """Ends pipelines whose process was killed. As long as one of its jobs is active, a pipeline keeps its state."""
-        active = {job.metadata.get("pipeline") for job in self._active_jobs()}
         for record in self.pipelines:
-            if record.state != "running" or record.key in active:
+            if not self._is_abandoned(record):
                 continue
-            claim = read_claim(self.root.child(f"claims/{record.key}"))
-            heartbeat = claim.heartbeat if claim else 0.0
-            if self.now - heartbeat < max(self.quiet_s, FLOW_CLAIM_S) or self.now - record.updated_at < self.quiet_s:
-                continue
-            flow_run_id = record.origin.flow_run_id
-            if flow_run_id is not None and self._lives(flow_run_id):
-                continue
-            run = self.flow_runs.get(flow_run_id or "")
+            run = self.flow_runs.get(record.origin.flow_run_id or "")
             state: RunState = "cancelled" if run is not None and self._cancelled(run) else "preempted"
-            silent_since = utc(max(heartbeat, record.updated_at))
+            claim = read_claim(self.root.child(f"claims/{record.key}"))
+            silent_since = utc(max(claim.heartbeat if claim else 0.0, record.updated_at))
             reason = f"its process has been silent since {silent_since}; the same request resumes it"
             repaired = self._repair(
                 Inconsistency(f"pipeline {record.key}", f"recorded as running, but {reason}", f"is {state}"),
@@ -285,8 +277,54 @@ class Reconciler:
         """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
         return run.state == "CANCELLED" or (run.state == "CANCELLING" and self.now - run.since >= self.quiet_s)
 
-    def _lives(self, flow_run_id: str) -> bool:
-        return self.now - self.beats.get(flow_run_id, 0.0) < max(self.quiet_s, LIFE_S)
+    def _is_silent(self, run: SeenRun) -> bool:
+        """Whether the attempt of a run has ended, or shows no life, without having written how it ended."""
+        if run.claim is None or has_ended(run):
+            return False
+        job = self.jobs.get(run.claim.job_id)
+        if (
+            job is not None
+        ):  # Ray and the store are two signs; if Ray does not know the job, the silence has to be longer
+            return job.terminal and self.now - (job.ended_at or 0.0) >= self.quiet_s
+        return run.key not in self.alive and self.now - run.claim.heartbeat >= max(self.quiet_s, LIFE_S)
+
+    def _is_abandoned(self, record: PipelineRecord) -> bool:
+        """Whether a pipeline is recorded as running although neither its process nor one of its jobs shows life."""
+        active = any(job.metadata.get("pipeline") == record.key for job in self._active_jobs())
+        if record.state != "running" or active or record.key in self.alive or self._lives(record.origin.flow_run_id):
+            return False
+        claim = read_claim(self.root.child(f"claims/{record.key}"))
+        silent_s = self.now - (claim.heartbeat if claim else 0.0)
+        return silent_s >= max(self.quiet_s, FLOW_CLAIM_S) and self.now - record.updated_at >= self.quiet_s
+
+    def _lives(self, flow_run_id: str | None) -> bool:
+        if flow_run_id is None:
+            return False
+        return flow_run_id in self.alive or self.now - self.beats.get(flow_run_id, 0.0) < max(self.quiet_s, LIFE_S)
+
+    def _watch_silent(self) -> None:
+        """Watches everything that would be ended for its silence; what shows life meanwhile is `alive`."""
+        looks: dict[str, Callable[[], Hashable]] = {}
+        for run in filter(self._is_silent, self.runs):
+            looks[run.key] = partial(life_of, run_store(self.engines.root, run.key))
+        for record in filter(self._is_abandoned, self.pipelines):
+            looks[record.key] = partial(life_of, self.root.child(f"claims/{record.key}"))
+        for flow_run in self.unfinished.values():
+            if flow_run.parent is None and self._is_dead(flow_run):
+                looks[flow_run.id] = partial(self._life_of_flow_run, flow_run.id)
+        first: dict[str, Hashable] = {}
+        while looks:
+            signs = dict(zip(looks, self._read_each(looks, lambda key: looks[key]()), strict=True))
+            first = first or signs
+            self.alive |= {key for key, sign in signs.items() if sign != first[key]}
+            silent_s = [self.watches[key].unchanged_s(sign) for key, sign in signs.items() if key not in self.alive]
+            if min(silent_s, default=WATCH_S) >= WATCH_S:
+                return
+            self.engines.observer.check()
+            time.sleep(WATCH_S / 15)
+
+    def _life_of_flow_run(self, flow_run_id: str) -> Hashable:
+        return beat_of(self.root, flow_run_id), self.prefect.last_line(flow_run_id)
 
     def _is_dead(self, run: SeenFlowRun) -> bool:
         """Whether its state in Prefect is old and it has no heartbeat in the store; before its first heartbeat, no log line."""
@@ -335,7 +373,7 @@ class Reconciler:
         return True
 
     def _end_pipeline(self, key: str, state: RunState, reason: str) -> None:
-        with exclusively(self.engines, key):
+        with exclusively(self.engines, key, self.watches[key]):
             record = read_pipeline(self.root, key)
             if record.state == "running":
                 write_pipeline(self.root, replace(record, state=state, reason=reason, updated_at=time.time()))

@@ -30,7 +30,7 @@ _NONE: Mapping[str, str] = {}
 BUSY = 5
 """Factor of the timeouts on a busy machine."""
 BUSY_ADVICE = "This may not be a fault: run the doctor again when the machine is less busy."
-# Claims compare a heartbeat of another machine with this one's clock; their timeout is a minute.
+# Claims compare no clocks. Times on pages, `quiet_minutes`, deadlines and signed requests to S3 do.
 MAX_CLOCK_DIFFERENCE_S = 5.0
 
 
@@ -257,7 +257,9 @@ def check_clock(settings: Settings) -> Check:
         if abs(reply.ahead_s) > MAX_CLOCK_DIFFERENCE_S + reply.uncertain_s:
             side = "ahead of" if reply.ahead_s > 0 else "behind"
             wrong.append(f"{name}'s clock is {abs(reply.ahead_s):.0f} s {side} this machine's")
-    advice = "Claims compare heartbeats of several machines: let NTP set the clocks (`timedatectl set-ntp true`)."
+    advice = (
+        "Times on pages, deadlines and requests to S3 need equal clocks: let NTP set them (`timedatectl set-ntp true`)."
+    )
     if wrong:
         return Check("clock", False, "; ".join(wrong), advice)
     return Check("clock", True, f"agrees with {', '.join(compared)}" if compared else "no service answered with a date")

@@ -30,6 +30,7 @@ from infra.runs.run_state import (
     request_stop,
     write_reconciled_state,
 )
+from infra.runs.watching import Watch
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ NO_OTHER_JOB = "no other job runs on this cluster"
 LOG_LINES = 40
 # Exit codes of a shell whose command was not found or cannot be executed.
 NO_COMMAND = (126, 127)
-# Age of the heartbeat after which a flow process counts as dead.
+# How long its heartbeat stands still before a flow process counts as dead.
 FLOW_CLAIM_S = 30.0
 
 
@@ -193,9 +194,9 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
         return True  # a command in a shell, which writes no heartbeat
     if origin.flow_run_id == engines.origin.flow_run_id:
         return False
-    root, deadline = open_store(engines.root), time.monotonic() + 3 * heartbeat.BEAT_S
+    root, watch = open_store(engines.root), Watch()
     first = now = heartbeat.beat_of(root, origin.flow_run_id)
-    while now is not None and now == first and time.monotonic() < deadline:
+    while now is not None and now == first and watch.unchanged_s(now) < 3 * heartbeat.BEAT_S:
         engines.observer.check()
         time.sleep(POLL_S)
         now = heartbeat.beat_of(root, origin.flow_run_id)
@@ -203,14 +204,14 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
 
 
 @contextlib.contextmanager
-def exclusively(engines: Engines, name: str) -> Iterator[ClaimHolder]:
+def exclusively(engines: Engines, name: str, watch: Watch | None = None) -> Iterator[ClaimHolder]:
     """Holds the claim `claims/<name>` for work that has no job of its own, such as a whole pipeline.
 
-    Raises Skipped if a living process holds it. After a kill, the next process waits until the heartbeat is too old,
-    because there is no job whose state it could read.
+    Raises Skipped if a living process holds it. After a kill, the next process watches the heartbeat for FLOW_CLAIM_S,
+    because there is no job whose state it could read. `watch` has watched `life_of` this claim already.
     """
     store = open_store(engines.root).child(f"claims/{name}")
-    claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None)
+    claim = claim_or_skip(engines, store, name, FLOW_CLAIM_S, lambda job: None, watch)
     with ClaimHolder(store, claim.attempt, every_s=FLOW_CLAIM_S / 6) as holder:
         try:
             yield holder
@@ -220,11 +221,17 @@ def exclusively(engines: Engines, name: str) -> Iterator[ClaimHolder]:
 
 
 def claim_or_skip(
-    engines: Engines, run: Store, key: str, claim_timeout_s: float, job_state: Callable[[str], str | None]
+    engines: Engines,
+    run: Store,
+    key: str,
+    claim_timeout_s: float,
+    job_state: Callable[[str], str | None],
+    watch: Watch | None = None,
 ) -> Claim:
-    """The claim of the next attempt. If the heartbeat of the holder has stopped, waits until the claim times out. Raises
-    Skipped for a living attempt: one whose heartbeat moves, or that Ray keeps listing as unfinished."""
-    started, last_beat = time.monotonic(), None
+    """The claim of the next attempt. Of an attempt that Ray does not know, this process watches the heartbeat first: if it
+    stands still for `claim_timeout_s`, the attempt is dead. Raises Skipped for a living attempt: one whose heartbeat moves, or
+    that Ray keeps listing as unfinished."""
+    started, last_count, watch = time.monotonic(), None, watch or Watch()
     owner = heartbeat.this_process()
     while True:
         try:
@@ -235,21 +242,21 @@ def claim_or_skip(
                 owner=owner,
                 page=engines.origin.flow_run_url,
                 claim_timeout_s=claim_timeout_s,
+                watch=watch,
             )
         except ClaimHeld as held:
             unknown = job_state(held.claim.job_id) is None
-            patience_s = claim_timeout_s + 5 if unknown else LIVING_S
-            beats = last_beat is not None and held.claim.heartbeat > last_beat
+            beats = last_count is not None and held.claim.counter > last_count
             # Before a resume, an earlier process of this flow run held the claim; it is about to release it.
             ours = held.claim.page is not None and held.claim.page == engines.origin.flow_run_url
-            if beats and ours and unknown:
-                started = time.monotonic()
-            elif beats or time.monotonic() - started > patience_s:
+            if (beats and not (ours and unknown)) or (not unknown and time.monotonic() - started > LIVING_S):
                 where = f": {held.claim.page}" if held.claim.page else "."
                 raise Skipped(f"{held} It continues there{where}", held.claim) from held
-            if last_beat is None:
-                engines.observer.say(f"{key}: another attempt held the claim recently; waiting to see if it is alive")
-            last_beat = held.claim.heartbeat
+            if last_count is None:
+                engines.observer.say(
+                    f"{key}: another attempt held the claim; watching its heartbeat to see if it is alive"
+                )
+            last_count = held.claim.counter
             engines.observer.check()
             time.sleep(POLL_S)
 

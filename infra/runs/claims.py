@@ -1,9 +1,8 @@
 """Claims: the right to write a run, decided by conditional writes in the store (docs/design.md, "Claims").
 
 `claim.json` names one attempt. It is created if absent, and replaced by compare-and-swap only if the job of that attempt has
-ended in Ray, or if Ray does not know the job and its heartbeat is older than the time-out. This one mechanism covers
-duplicate requests, resuming, zombie processes and overlapping nights. Heartbeats are compared with the clock of this
-machine, so clocks may differ by much less than the time-out.
+ended in Ray, or if Ray does not know the job and its counter has stood still for the time-out while the claimant watched it.
+This one mechanism covers duplicate requests, resuming, zombie processes and overlapping nights. No clocks are compared.
 """
 
 import contextlib
@@ -12,12 +11,13 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Self
 
 from pydantic import PositiveInt
 
 from infra.config import FrozenConfig, replace
+from infra.runs.watching import Watch
 from infra.storage import PreconditionFailed, Store, json_bytes
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,16 @@ class Claim(FrozenConfig):
     page: str | None = None
     """Web page of the owner."""
     heartbeat: float
-    """Time of the last heartbeat, in Unix seconds."""
+    """Time of the last heartbeat, in Unix seconds by the clock of the holder, for people; 0 once the claim was released."""
     nonce: str
     """Different at every write, because equal bytes may have equal tags on S3."""
     counter: int
     """Number of writes since the first claim."""
+
+    @property
+    def life(self) -> Hashable:
+        """Moves with every heartbeat, whatever the clocks say; a `Watch` looks at it."""
+        return self.attempt, self.counter
 
 
 class ClaimHeld(RuntimeError):
@@ -68,20 +73,23 @@ def take_claim(
     owner: str,
     page: str | None = None,
     claim_timeout_s: float = 60,
+    watch: Watch | None = None,
 ) -> Claim:
     """Takes the claim on `run`, the folder of a run, for a new attempt.
 
     `job_state(job id)` returns "pending", "running", "succeeded", "failed", "stopped", or None if Ray does not know the
     job. Its exceptions are raised here, because a job server that does not answer does not show that a job has ended.
-    Raises ClaimHeld while the current attempt is or may be alive.
+    Raises ClaimHeld while the current attempt is or may be alive. A caller that wants the claim of an attempt whose job Ray
+    does not know calls again and again with the same `watch`, until the heartbeat has stood still for `claim_timeout_s`.
     """
+    watch = watch or Watch()
     nonce = uuid.uuid4().hex
     for _ in range(_MAX_RACES):
         held, tag = _read(run)
         if held and held.nonce == nonce:  # an earlier try of this write succeeded, but its reply was lost
             return held
         if held:
-            _require_dead(held, job_state(held.job_id), claim_timeout_s)
+            _require_dead(held, job_state(held.job_id), claim_timeout_s, watch)
         attempt = held.attempt + 1 if held else 1
         claim = Claim(
             run_key=run_key,
@@ -186,6 +194,12 @@ def read_claim(run: Store) -> Claim | None:
     return _read(run)[0]
 
 
+def life_of(run: Store) -> Hashable:
+    """`Claim.life` of the current claim; None if there never was one."""
+    claim = read_claim(run)
+    return claim and claim.life
+
+
 def _read(run: Store) -> tuple[Claim | None, str | None]:
     try:
         data, tag = run.read_tagged(_KEY)
@@ -194,14 +208,15 @@ def _read(run: Store) -> tuple[Claim | None, str | None]:
     return Claim.model_validate(json.loads(data)), tag
 
 
-def _require_dead(claim: Claim, state: str | None, claim_timeout_s: float) -> None:
-    age_s = time.time() - claim.heartbeat
-    if state in _TERMINAL or (state is None and age_s > claim_timeout_s):
+def _require_dead(claim: Claim, state: str | None, claim_timeout_s: float, watch: Watch) -> None:
+    unchanged_s = watch.unchanged_s(claim.life)
+    released = claim.heartbeat == 0.0
+    if state in _TERMINAL or (state is None and (released or unchanged_s > claim_timeout_s)):
         return
     why = f"Ray says that job {claim.job_id} is {state}"
     if state is None:
         why = (
-            f"Ray does not know job {claim.job_id}, but its heartbeat is {age_s:.0f} s old, less than the time-out of "
-            f"{claim_timeout_s:g} s"
+            f"Ray does not know job {claim.job_id}, and its heartbeat stands still for {unchanged_s:.0f} s, less than the "
+            f"time-out of {claim_timeout_s:g} s"
         )
     raise ClaimHeld(claim, why)

@@ -19,6 +19,7 @@ from infra.local.processes import processes_with
 from infra.runs.claims import ClaimHeld, read_claim, take_claim
 from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state
+from infra.runs.watching import Watch
 from infra.settings import Settings
 from vit.published import load_model
 from vit.run_spec import make_spec
@@ -67,9 +68,12 @@ class Session:
 
     def claim(self, run, key):
         """Once the attempt before is dead: a killed one's heartbeat has to grow old."""
+        watch = Watch()
         while True:
             with contextlib.suppress(ClaimHeld):
-                return take_claim(run, key, job_state=self.job_state, owner="test", claim_timeout_s=CLAIM_TIMEOUT_S)
+                return take_claim(
+                    run, key, job_state=self.job_state, owner="test", claim_timeout_s=CLAIM_TIMEOUT_S, watch=watch
+                )
             time.sleep(0.5)
 
     def job_state(self, job_id):

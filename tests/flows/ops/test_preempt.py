@@ -4,9 +4,10 @@ import time
 
 import pytest
 
+from flows.ops import reconcile
 from flows.ops.preempt import preempt
 from infra.config import replace
-from infra.runs.claims import take_claim
+from infra.runs.claims import ClaimHolder, read_claim, take_claim
 from infra.runs.run_state import read_stop, write_state
 from infra.storage import open_store
 
@@ -37,12 +38,28 @@ def test_a_run_that_is_not_active_is_refused(run, root):
     assert read_stop(run) is None
 
 
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(reconcile, "WATCH_S", 0.3)
+
+
 def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
     claim(run, silent_s=3600)
     write_state(run, "running", 1)
     with pytest.raises(RuntimeError, match=r"no heartbeat for 3600 s; `vitline ops reconcile`"):
         preempt(root, KEY)
     assert read_stop(run) is None
+
+
+def test_an_attempt_whose_heartbeat_is_old_by_the_clock_but_moves_is_asked_to_stop(run, root, monkeypatch):
+    """The clock of its machine is an hour behind."""
+    claim(run, silent_s=3600)
+    write_state(run, "running", 1)
+    monkeypatch.setattr(reconcile, "WATCH_S", 60.0)
+    with ClaimHolder(run, 1, every_s=0.05):
+        claim_file = {**read_claim(run).model_dump(), "heartbeat": time.time() - 3600}
+        run.write_json("claim.json", claim_file)
+        assert preempt(root, KEY)["attempt"] == 1
 
 
 def test_the_active_attempt_is_asked_to_stop(run, root):

@@ -14,7 +14,7 @@ from flows.stages.engines import Engines, Terminal
 from flows.stages.heartbeat import beating, beats
 from flows.to_mlflow.shipper import Shipper, SyncReport
 from infra.ray_jobs import Job, JobServerAway
-from infra.runs.claims import read_claim, take_claim
+from infra.runs.claims import ClaimHolder, read_claim, take_claim
 from infra.runs.run_state import read_state, request_stop, write_state
 from infra.settings import Settings
 from infra.storage import open_store
@@ -119,6 +119,9 @@ class Place:
 @pytest.fixture
 def place(root, monkeypatch):
     monkeypatch.setattr(stage, "CANCEL_PATIENCE_S", 0.0)  # no real job would stop by itself
+    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.05)
+    monkeypatch.setattr(stage, "POLL_S", 0.01)
+    monkeypatch.setattr(module, "WATCH_S", 0.05)
     return Place(root)
 
 
@@ -334,6 +337,27 @@ def test_a_pipeline_with_a_sign_of_life_is_left_alone(place):
     place.beat(20)
     assert place.reconcile() == []
     assert read_pipeline(place.root, PIPELINE).state == "running"
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_heartbeats_that_are_old_by_the_clock_but_move_keep_everything_at_work(place, monkeypatch, dry_run):
+    """A clock that is an hour ahead, or a laptop that was suspended for an hour: reconcile may be the first to wake up."""
+    silent_s = iter(range(3600, 0, -1))
+
+    def everything_beats():
+        for store in (place.run, place.root.child(f"claims/{PIPELINE}")):
+            ClaimHolder(store, 1).beat()
+            place.silence(store, next(silent_s))
+        place.beat(next(silent_s))
+
+    place.attempt()
+    place.pipeline()
+    place.prefect.put("RUNNING")
+    place.beat(HOUR)
+    monkeypatch.setattr(Terminal, "check", lambda self: everything_beats())
+    assert place.reconcile(dry_run=dry_run) == []
+    assert read_state(place.run)["state"] == read_pipeline(place.root, PIPELINE).state == "running"
+    assert place.prefect.ended == {}
 
 
 def test_a_dry_run_reports_everything_and_changes_nothing(place):

@@ -227,6 +227,18 @@ def test_an_attempt_with_a_moving_heartbeat_is_skipped_long_before_the_claim_tim
     assert len(cluster.messages) == 1
 
 
+def test_work_whose_heartbeat_is_old_by_the_clock_but_moves_is_not_taken_over(run, monkeypatch):
+    """This machine's clock is an hour ahead, or all its processes were suspended for an hour and go on now."""
+    monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.6)  # a heartbeat every 0.1 s
+    engines = Engines(Settings(root=run.uri), ScriptedCluster(run), FakeObserver([]), None)
+    with stage.exclusively(engines, "night") as holder:
+        claim_file = open_store(run.uri).child("claims/night")
+        claim_file.write_json("claim.json", {**holder.check().model_dump(), "heartbeat": time.time() - 3600})
+        with pytest.raises(stage.Skipped, match="continues there"), stage.exclusively(engines, "night"):
+            pass
+        assert holder.check().attempt == 1
+
+
 def test_an_attempt_that_ray_lists_as_running_is_skipped(run):
     held = claim(run)
     cluster = ScriptedCluster(run)

@@ -1,13 +1,16 @@
 """One attempt at a time may write a run (docs/design.md, "Claims")."""
 
+import contextlib
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from infra.runs import claims
 from infra.runs.claims import ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from infra.runs.watching import Watch
 from infra.storage import PreconditionFailed, open_store
 
 
@@ -41,23 +44,62 @@ def test_claim_of_an_ended_job_can_be_taken_at_once(run, state):
     assert (claim.attempt, claim.job_id, claim.counter) == (2, "vit-abc-a2", 1)
 
 
-def test_claim_without_a_job_can_be_taken_after_the_timeout(run):
+def test_claim_without_a_job_can_be_taken_once_its_counter_has_stood_still_for_the_timeout(run):
     take(run)
-    with pytest.raises(ClaimHeld, match="Ray does not know job vit-abc-a1, but its heartbeat is 0 s old"):
+    with pytest.raises(ClaimHeld, match="Ray does not know job vit-abc-a1, and its heartbeat stands still for 0 s"):
         take(run, claim_timeout_s=60)
-    assert take(run, claim_timeout_s=-1).attempt == 2
+    watch, began = Watch(), time.monotonic()
+    while read_claim(run).attempt == 1:
+        with contextlib.suppress(ClaimHeld):
+            take(run, claim_timeout_s=0.3, watch=watch)
+    assert time.monotonic() - began >= 0.3
 
 
-def test_heartbeat_keeps_the_claim_of_a_job_unknown_to_ray(run, monkeypatch):
+def test_claim_that_was_released_can_be_taken_at_once(run):
     take(run)
-    clock = time.time()
-    monkeypatch.setattr(claims.time, "time", lambda: clock + 50)
-    ClaimHolder(run, 1).beat()
-    monkeypatch.setattr(claims.time, "time", lambda: clock + 100)
-    with pytest.raises(ClaimHeld):
-        take(run, claim_timeout_s=60)
-    monkeypatch.setattr(claims.time, "time", lambda: clock + 111)
+    ClaimHolder(run, 1).release()
     assert take(run, claim_timeout_s=60).attempt == 2
+
+
+def test_heartbeat_keeps_the_claim_of_a_job_unknown_to_ray(run):
+    take(run)
+    seconds = iter(range(0, 1000, 4))
+    watch = Watch(lambda: next(seconds))
+    for _ in range(14):  # 52 s
+        with pytest.raises(ClaimHeld):
+            take(run, claim_timeout_s=60, watch=watch)
+    ClaimHolder(run, 1).beat()
+    for _ in range(16):  # 60 s
+        with pytest.raises(ClaimHeld):
+            take(run, claim_timeout_s=60, watch=watch)
+    assert take(run, claim_timeout_s=60, watch=watch).attempt == 2
+
+
+CLAIMANT = """
+import sys, time
+real, ahead_s = time.time, float(sys.argv[2])
+time.time = lambda: real() + ahead_s
+from infra.runs.claims import ClaimHeld, read_claim, take_claim
+from infra.runs.watching import Watch
+from infra.runs.watching import Watch
+from infra.storage import open_store
+run, watch, counters = open_store(sys.argv[1]), Watch(), set()
+while len(counters) < 20:
+    try:
+        take_claim(run, "vit-abc", job_state=lambda job: None, owner="claimant", claim_timeout_s=20, watch=watch)
+        sys.exit("it took the claim of a living attempt")
+    except ClaimHeld as held:
+        counters.add(held.claim.counter)
+"""
+
+
+@pytest.mark.parametrize("ahead_s", [61, 86_400, -86_400])
+def test_wrong_clock_does_not_take_the_claim_of_a_living_attempt(run, ahead_s):
+    take(run)
+    with ClaimHolder(run, 1, every_s=0.02) as holder:
+        done = subprocess.run([sys.executable, "-c", CLAIMANT, run.uri, str(ahead_s)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert holder.check().attempt == 1
 
 
 def test_claim_is_not_taken_if_the_job_server_is_unreachable(run):
