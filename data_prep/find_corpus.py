@@ -1,5 +1,6 @@
 """Locates the corpus of a request before any work is done: the same request finds the corpus that is already finished."""
 
+from collections.abc import Callable
 from typing import Any
 
 from data_prep.config import ClassFolders, CorpusConfig, Source
@@ -9,6 +10,7 @@ from data_prep.shard_format import MANIFEST_KEY, Manifest, load_manifest
 from infra.config import digest_of
 from infra.keys import run_key
 from infra.names import there_are
+from infra.records import UnreadableRecord, and_unreadable, readable
 from infra.storage import Store
 
 
@@ -49,20 +51,23 @@ def find_corpus(root: Store, config: CorpusConfig) -> Manifest | None:
     return load_manifest(corpus) if corpus.exists(MANIFEST_KEY) else None
 
 
-def prepared_corpora(root: Store) -> list[tuple[Store, Manifest]]:
-    """Every finished corpus below a root, sorted by name, then from old to new."""
-    found = []
-    for key in root.list("corpora/"):
-        if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3:
-            corpus = root.child(key.removesuffix(f"/{MANIFEST_KEY}"))
-            found.append((corpus, load_manifest(corpus)))
+def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None]) -> list[tuple[Store, Manifest]]:
+    """Every finished corpus below a root, sorted by name, then from old to new. One that cannot be read is reported."""
+
+    def read(key: str) -> tuple[Store, Manifest]:
+        corpus = root.child(key.removesuffix(f"/{MANIFEST_KEY}"))
+        return corpus, load_manifest(corpus)
+
+    keys = [key for key in root.list("corpora/") if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3]
+    found = readable(keys, read, report)
     return sorted(found, key=lambda each: (each[1].name, each[1].provenance.get("created_at", "")))
 
 
 def prepared_corpus(root: Store, name: str) -> Store:
     """The finished corpus NAME (its newest version that is not a subset) or NAME/VERSION. Raises ValueError that lists the
     existing corpora."""
-    every = prepared_corpora(root)
+    odd = list[UnreadableRecord]()
+    every = prepared_corpora(root, odd.append)
     found = [
         corpus
         for corpus, manifest in every
@@ -70,5 +75,7 @@ def prepared_corpus(root: Store, name: str) -> Store:
     ]
     if not found:
         known = there_are(name, {manifest.name for _, manifest in every})
-        raise ValueError(f"There is no corpus {name!r} below {root.uri}; {known} Prepare it first.")
+        raise ValueError(
+            f"There is no corpus {name!r} below {root.uri}; {known} Prepare it first.{and_unreadable(odd)}"
+        )
     return found[-1]

@@ -23,6 +23,7 @@ from pydantic import ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 from data_prep.decode import DecodePolicy
 from data_prep.parquet_files import RowGroupFile, read_parquet
 from infra.config import FrozenConfig, digest_of
+from infra.records import StoredRecord, UnreadableRecord
 from infra.storage import Store, checked_key, open_store
 
 SCHEMA_VERSION = 2
@@ -67,7 +68,7 @@ def _huggingface_feature(field: pa.Field) -> dict[str, Any]:
     return {"dtype": str(field.type), "_type": "Value"}
 
 
-class SegmentInfo(FrozenConfig):
+class SegmentInfo(StoredRecord):
     """Shards that were written together. Joined splits, such as trainval, list segments that other splits own."""
 
     split: str
@@ -100,7 +101,7 @@ def first_rows(segments: Iterable[SegmentInfo], num_rows: int) -> tuple[SegmentI
     return tuple(taken)
 
 
-class SplitInfo(FrozenConfig):
+class SplitInfo(StoredRecord):
     """The rows of a split: segment after segment, R rows per row group, with fewer in the last group of each segment."""
 
     num_rows: PositiveInt
@@ -184,7 +185,7 @@ class RowGroupLocation:
         return shard_key(self.segment.split, self.segment.name, self.shard, self.segment.num_shards)
 
 
-class Counts(FrozenConfig):
+class Counts(StoredRecord):
     """Number of examples found, accepted and refused; `num_refused` is the sum of `refused`, which counts by reason."""
 
     num_found: NonNegativeInt
@@ -215,7 +216,7 @@ class ViewOrigin(CorpusVersion):
     """Splits that the subset does not have."""
 
 
-class Manifest(FrozenConfig):
+class Manifest(StoredRecord):
     """States that a corpus is complete, what it contains and where. Written last, never changed."""
 
     schema_version: int = SCHEMA_VERSION
@@ -266,7 +267,8 @@ def shard_key(split: str, segment: str, index: int, count: int) -> str:
 
 
 def load_manifest(corpus: Store) -> Manifest:
-    """The manifest of a finished corpus. Raises RuntimeError if there is none or its schema version is not known."""
+    """The manifest of a finished corpus. Raises RuntimeError if there is none, and its subclass UnreadableRecord if its schema
+    version is not known or it is damaged."""
     uri = corpus.uri_of(MANIFEST_KEY)
     try:
         found = corpus.read_json(MANIFEST_KEY)
@@ -275,16 +277,18 @@ def load_manifest(corpus: Store) -> Manifest:
             f"There is no corpus at {corpus.uri}: {MANIFEST_KEY} is missing, so it was never prepared or not finished. "
             "`vitline data ls` lists the corpora; `vitline data prep` prepares one or resumes its preparation."
         ) from error
+    except ValueError as error:
+        raise UnreadableRecord(str(error)) from error
     version = found.get("schema_version") if isinstance(found, dict) else None
     if version not in range(1, SCHEMA_VERSION + 1):
-        raise RuntimeError(
+        raise UnreadableRecord(
             f"{uri} has schema version {version}, but this code reads 1 to {SCHEMA_VERSION}. Use the version of vitline that "
             "wrote it, or prepare the corpus again."
         )
     try:
         return Manifest.model_validate(found)
     except ValidationError as error:
-        raise RuntimeError(
+        raise UnreadableRecord(
             f"{uri} is damaged: {error}. Restore it, or delete it and prepare the corpus again."
         ) from error
 

@@ -11,6 +11,7 @@ from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, rea
 from flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
 from flows.stored_configs import RunFile, stage_of
 from infra.names import there_are
+from infra.records import UnreadableRecord, and_unreadable, readable, reading
 from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
@@ -56,10 +57,15 @@ class ModelRow(TypedDict):
     uri: str
 
 
-def list_corpora(root: str) -> list[CorpusRow]:
+def say_unreadable(odd: UnreadableRecord) -> None:
+    """Lists say what they leave out."""
+    console.say(f"Left out: {odd}")
+
+
+def list_corpora(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[CorpusRow]:
     """Every finished corpus: name, version, digest, images, classes, splits, bytes, URI; for a subset also its origin."""
     rows = list[CorpusRow]()
-    for corpus, manifest in prepared_corpora(open_store(root)):
+    for corpus, manifest in prepared_corpora(open_store(root), report):
         rows.append(
             {
                 "name": manifest.name,
@@ -106,13 +112,16 @@ def find_corpus(root: str, name: str) -> Store:
                 f"There is no corpus at {store.uri}: {MANIFEST_KEY} is missing. `vitline data prep` prepares one."
             )
         return store
-    every = prepared_corpora(open_store(root))
+    odd = list[UnreadableRecord]()
+    every = prepared_corpora(open_store(root), odd.append)
     for corpus, manifest in reversed(every):
         of_that_name = name == manifest.name and manifest.view_of is None
         if of_that_name or name == f"{manifest.name}/{manifest.version}":
             return corpus
     known = there_are(name, {manifest.name for _, manifest in every})
-    raise ValueError(f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one.")
+    raise ValueError(
+        f"There is no corpus {name!r} below {root}; {known} `vitline data prep` prepares one.{and_unreadable(odd)}"
+    )
 
 
 def show_corpus(corpus: Store) -> dict[str, Any]:
@@ -157,18 +166,19 @@ def corpus_stats(corpus: Store) -> FoundStats | None:
 def list_pipelines(root: str) -> list[PipelineRecord]:
     """Every pipeline, newest first."""
     store = open_store(root)
-    records = [read_pipeline(store, key) for key in list_pipeline_keys(store)]
+    records = readable(list_pipeline_keys(store), lambda key: read_pipeline(store, key), say_unreadable)
     return sorted(records, key=lambda record: record.started_at, reverse=True)
 
 
 def list_runs(root: str) -> list[WorkRow]:
-    """Every run, active ones first, then newest first: key, stage, state, progress, score, URI."""
+    """Every run, active ones first, then newest first: key, stage, state, progress, score, URI. A run of which a record cannot
+    be read has the state `unreadable`, and why as its reason."""
     store = open_store(root)
     keys: dict[str, list[str]] = {}
     for key in store.list("runs/"):
         keys.setdefault(key.split("/")[1], []).append(key)
     rows = [
-        run_row(store, store.child(f"runs/{run}"), attempts_of(found))
+        run_row_or_why(store, store.child(f"runs/{run}"), run, attempts_of(found))
         for run, found in keys.items()
         if f"runs/{run}/config.json" in found
     ]
@@ -205,6 +215,25 @@ def pipeline_row(root: Store, record: PipelineRecord) -> WorkRow:
         "updated_at": record.updated_at,
         "uri": root.uri_of(f"pipelines/{record.key}.json"),
     }
+
+
+def run_row_or_why(root: Store, run: Store, key: str, attempts: int) -> WorkRow:
+    try:
+        with reading(run.uri):
+            return run_row(root, run, attempts)
+    except UnreadableRecord as odd:
+        row: WorkRow = {
+            "run": key,
+            "stage": "unknown",
+            "state": "unreadable",
+            "step": None,
+            "val_top1": None,
+            "reason": str(odd),
+            "model": None,
+            "updated_at": None,
+            "uri": run.uri,
+        }
+        return row
 
 
 def run_row(root: Store, run: Store, attempts: int) -> WorkRow:
@@ -258,26 +287,27 @@ def show_work(root: str, key: str) -> WorkDetail:
     return cast(WorkDetail, {**row, **record.model_dump(mode="json", exclude={"schema_version", "key"})})
 
 
-def list_models(root: str) -> list[ModelRow]:
+def list_models(root: str, report: Callable[[UnreadableRecord], None] = say_unreadable) -> list[ModelRow]:
     """Every published model, the versions of each name from old to new: name, version, digest, classes, run, URI."""
     store = open_store(root)
-    rows = list[ModelRow]()
-    for key in store.list("models/"):
-        if key.endswith("/config.json") and key.count("/") == 3:
+
+    def row(key: str) -> ModelRow:
+        _, name, version, _ = key.split("/")
+        with reading(store.uri_of(key)):
             config: ModelRecord = store.read_json(key)
-            _, name, version, _ = key.split("/")
-            rows.append(
-                {
-                    "name": name,
-                    "version": version,
-                    "digest": config["digest"],
-                    "classes": config["num_classes"],
-                    "image_size_px": config["model"]["image_size_px"],
-                    "run": config["provenance"].get("run_key"),
-                    "created_at": config.get("created_at"),
-                    "uri": store.uri_of(key.removesuffix("/config.json")),
-                }
-            )
+            return {
+                "name": name,
+                "version": version,
+                "digest": config["digest"],
+                "classes": config["num_classes"],
+                "image_size_px": config["model"]["image_size_px"],
+                "run": config["provenance"].get("run_key"),
+                "created_at": config.get("created_at"),
+                "uri": store.uri_of(key.removesuffix("/config.json")),
+            }
+
+    keys = [key for key in store.list("models/") if key.endswith("/config.json") and key.count("/") == 3]
+    rows = list(readable(keys, row, report))
     return sorted(rows, key=lambda row: (row["name"], row["created_at"] or 0.0, row["version"]))
 
 
@@ -296,8 +326,8 @@ def find_model(root: str, name: str, say: Callable[[str], None] = console.say) -
     uri = find_published(root, name)
     taken = "/".join(uri.split("/")[-2:])
     others = [f"{name}/{row['version']}" for row in list_models(root) if row["name"] == name]
-    if len(others) > 1:
-        others.remove(taken)
+    others = [other for other in others if other != taken]
+    if others and name != taken:
         say(f"{name} is {taken}, the newest of {len(others) + 1} versions; also: {', '.join(others)}")
     return uri
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from infra.config import FrozenConfig
+from infra.records import StoredRecord, reading
 from infra.runs.run_state import RunState
 from infra.storage import Store
 
 Trigger = Literal["command", "manual", "schedule"]
 
 
-class Origin(FrozenConfig):
+class Origin(StoredRecord):
     """What requested a run: a command in a shell, or a Prefect flow run."""
 
     trigger: Trigger = "command"
@@ -32,7 +32,7 @@ class Origin(FrozenConfig):
     """Key of the pipeline that the run belongs to."""
 
 
-class AttemptRecord(FrozenConfig):
+class AttemptRecord(StoredRecord):
     """`runs/<run key>/attempts/a<n>.json`, written once the attempt holds the claim."""
 
     schema_version: int = 1
@@ -49,7 +49,7 @@ class AttemptRecord(FrozenConfig):
     origin: Origin = Origin()
 
 
-class StageRecord(FrozenConfig):
+class StageRecord(StoredRecord):
     """One stage of a pipeline."""
 
     stage: str
@@ -65,7 +65,7 @@ class StageRecord(FrozenConfig):
     """URI of the output."""
 
 
-class PipelineRecord(FrozenConfig):
+class PipelineRecord(StoredRecord):
     """`pipelines/<pipeline key>.json`, written at the start, after every stage and at the end."""
 
     schema_version: int = 1
@@ -96,14 +96,20 @@ class PipelineRecord(FrozenConfig):
 
 
 def attempt_records(run: Store) -> list[AttemptRecord]:
-    """The attempts of a run, oldest first."""
-    records = [AttemptRecord.model_validate(run.read_json(key)) for key in run.list("attempts/")]
-    return sorted(records, key=lambda record: record.attempt)
+    """The attempts of a run, oldest first. Raises UnreadableRecord."""
+
+    def read(key: str) -> AttemptRecord:
+        with reading(run.uri_of(key)):
+            return AttemptRecord.model_validate(run.read_json(key))
+
+    return sorted(map(read, run.list("attempts/")), key=lambda record: record.attempt)
 
 
 def read_pipeline(root: Store, key: str) -> PipelineRecord:
-    """The record of a pipeline. Raises FileNotFoundError if there is none."""
-    return PipelineRecord.model_validate(root.read_json(f"pipelines/{key}.json"))
+    """The record of a pipeline. Raises FileNotFoundError if there is none, UnreadableRecord if it is of another kind."""
+    path = f"pipelines/{key}.json"
+    with reading(root.uri_of(path)):
+        return PipelineRecord.model_validate(root.read_json(path))
 
 
 def write_pipeline(root: Store, record: PipelineRecord) -> None:

@@ -19,7 +19,7 @@ class Standing(TypedDict):
     """State of a run or pipeline, and its progress as far as it is known."""
 
     state: str
-    """A run state, `waiting` or `not started`."""
+    """A run state, `waiting`, `not started` or `unreadable`."""
     attempt: NotRequired[int | None]
     """Of a run."""
     step: NotRequired[int | None]

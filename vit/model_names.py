@@ -1,8 +1,10 @@
 """Finds published models by name. Imports no torch, so that commands and forms stay fast."""
 
+import contextlib
 import re
 
 from infra.names import there_are
+from infra.records import UnreadableRecord, reading
 from infra.storage import open_store
 
 _MODEL_KEY = r"models/[^/]+/[^/]+/config\.json"
@@ -24,8 +26,11 @@ def find_published(root: str, name: str) -> str:
 
     def creation(model_version: tuple[str, ...]) -> tuple[float, str]:
         # Models without a time were published by older versions of vitline, so they count as the oldest.
-        created = store.read_json(f"models/{'/'.join(model_version)}/config.json").get("created_at", 0.0)
-        return created, model_version[1]
+        # So does one whose record cannot be read: loading it by its version says what is wrong.
+        key = f"models/{'/'.join(model_version)}/config.json"
+        with contextlib.suppress(UnreadableRecord), reading(store.uri_of(key)):
+            return float(store.read_json(key).get("created_at", 0.0)), model_version[1]
+        return -1.0, model_version[1]
 
     newest = max(found, key=creation) if len(found) > 1 else found[0]
     return store.uri_of(f"models/{'/'.join(newest)}")

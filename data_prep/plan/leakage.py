@@ -26,6 +26,7 @@ from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_
 from data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from data_prep.splits import hashed_split, unit_key
 from infra.config import FrozenConfig
+from infra.records import UnreadableRecord
 from infra.storage import Store, open_store
 
 INDEX_KEY, DECONTAMINATE_KEY = f"{PLAN}/evaluation.parquet", f"{PLAN}/decontaminate.parquet"
@@ -219,9 +220,14 @@ _Prepared = tuple[Store, Manifest, tuple[str, ...]]
 
 
 def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
-    """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped."""
+    """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped. Raises
+    UnreadableRecord: without a set that cannot be read, its leaks would be missing from the list."""
     found: dict[str, list[_Prepared]] = {}
-    for store, manifest in prepared_corpora(root):
+
+    def refuse(odd: UnreadableRecord) -> None:
+        raise odd
+
+    for store, manifest in prepared_corpora(root, refuse):
         if manifest.view_of is None and (splits := evaluation_splits(store, manifest)):
             found.setdefault(manifest.name, []).append((store, manifest, splits))
     return found

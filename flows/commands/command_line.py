@@ -27,14 +27,28 @@ def settings(root: str | None = None) -> "Settings":
     return Settings(root=root) if root else Settings()
 
 
-def show_rows(what: str, rows: Sequence[Mapping[str, Any]], columns: list[str], as_json: bool, empty: str) -> None:
-    """Prints rows as a table, or as {what: rows}. If there are none, prints `empty`, which says how to get some."""
+def show_rows(
+    what: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: list[str],
+    as_json: bool,
+    empty: str,
+    odd: Sequence[Exception] = (),
+) -> None:
+    """Prints rows as a table, or as {what: rows}. If there are none, prints `empty`, which says how to get some.
+
+    `odd` are the records that the list lacks: they are named at the end, and the exit code is 1.
+    """
     if as_json:
         console.emit({what: rows})
-    elif not rows:
+    elif not rows and not odd:
         console.say(empty)
     else:
         console.table("", columns, [[field(column, row.get(column)) for column in columns] for row in rows])
+    for each in odd:
+        console.say(f"error: {each}")
+    if odd:
+        raise typer.Exit(1)
 
 
 def show_one(value: Mapping[str, Any], as_json: bool) -> None:

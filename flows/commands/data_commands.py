@@ -84,7 +84,9 @@ def data_ls(root: Root = None, json: Json = False) -> None:
     where = settings(root).root
     columns = ["name", "version", "images", "refused", "classes", "splits", "made_of", "digest"]
     empty = f"No corpus below {where} yet; `vitline data prep --source DIR --name NAME` prepares one."
-    show_rows("corpora", list_corpora(where), columns, json, empty)
+    odd = list[Exception]()
+    rows = list_corpora(where, odd.append)
+    show_rows("corpora", rows, columns, json, empty, odd)
 
 
 @app.command("show")

@@ -43,7 +43,9 @@ def model_ls(root: Root = None, json: Json = False) -> None:
     where = settings(root).root
     columns = ["name", "version", "classes", "image_size_px", "run", "created_at", "digest"]
     empty = f"No model below {where} yet; a finished `vitline pretrain run` publishes one."
-    show_rows("models", list_models(where), columns, json, empty)
+    odd = list[Exception]()
+    rows = list_models(where, odd.append)
+    show_rows("models", rows, columns, json, empty, odd)
 
 
 @app.command("variants")

@@ -6,7 +6,7 @@ numbers count attempts.
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 
 from data_prep.records import WORK
@@ -16,6 +16,7 @@ from flows.ops.reconcile import Inconsistency
 from flows.requests.forms import CollectGarbageRequest
 from flows.stages.engines import Engines
 from flows.stages.heartbeat import PREFIX, beats
+from infra.records import UnreadableRecord, reading
 from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 from infra.storage import Keys, Store, open_store
@@ -35,7 +36,11 @@ def collect_garbage(request: CollectGarbageRequest, engines: Engines) -> list[In
     """The garbage below the root, one finding per heap; it is deleted unless `dry_run`."""
     root, before = open_store(engines.root), time.time() - DAY_S * request.older_than_days
     findings = list(leftovers(root, request))
-    for subject, problem, store, keys in heaps(root, request.keep_checkpoints, before):
+
+    def kept(subject: str, odd: UnreadableRecord) -> None:
+        findings.append(Inconsistency(subject, str(odd), "kept: nothing says that it is garbage"))
+
+    for subject, problem, store, keys in heaps(root, request.keep_checkpoints, before, kept):
         what = f"{len(keys)} objects"
         if not request.dry_run:
             for key in keys:
@@ -61,19 +66,24 @@ def leftovers(root: Store, request: CollectGarbageRequest) -> Iterator[Inconsist
         yield Inconsistency(root.uri, "unfinished writes of killed writers", action)
 
 
-def heaps(root: Store, keep_checkpoints: int, before: float) -> Iterator[Heap]:
-    yield from checkpoints(root, keep_checkpoints, before)
-    yield from preparations(root, before)
-    yield from features(root, before)
+Kept = Callable[[str, UnreadableRecord], None]
+"""Is called with what is kept because a record of it cannot be read."""
+
+
+def heaps(root: Store, keep_checkpoints: int, before: float, kept: Kept) -> Iterator[Heap]:
+    yield from checkpoints(root, keep_checkpoints, before, kept)
+    yield from preparations(root, before, kept)
+    yield from features(root, before, kept)
     probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < before]
     if probes:
         yield "doctor/", "test objects of a doctor that was killed", root, probes
-    dead = [f"{PREFIX}{flow_run}.json" for flow_run, heartbeat in beats(root).items() if heartbeat < before]
+    ids = beats(root, lambda flow_run, odd: kept(f"flow run {flow_run}", odd))
+    dead = [f"{PREFIX}{flow_run}.json" for flow_run, heartbeat in ids.items() if heartbeat < before]
     if dead:
         yield PREFIX, "heartbeats of flow processes that were killed", root, dead
 
 
-def checkpoints(root: Store, keep: int, before: float) -> Iterator[Heap]:
+def checkpoints(root: Store, keep: int, before: float, kept_as: Kept) -> Iterator[Heap]:
     """Checkpoints of runs that finished before then: all but the newest, and those whose save was interrupted. One that is
     marked as damaged is kept only where too few others are there."""
     found: dict[str, Keys] = {}
@@ -83,7 +93,11 @@ def checkpoints(root: Store, keep: int, before: float) -> Iterator[Heap]:
             found.setdefault(parts[1], []).append("/".join(parts[2:]))
     for run_key, keys in found.items():
         run = root.child(f"runs/{run_key}")
-        finished_at = finished_before(run, before)
+        try:
+            finished_at = finished_before(run, before)
+        except UnreadableRecord as odd:
+            kept_as(f"run {run_key}", odd)
+            continue
         if finished_at is None:
             continue
         kept = kept_checkpoints(keys, keep)
@@ -103,7 +117,7 @@ def finished_before(run: Store, before: float) -> float | None:
     return state["updated_at"] if max(state["updated_at"], claim.heartbeat) < before else None
 
 
-def preparations(root: Store, before: float) -> Iterator[Heap]:
+def preparations(root: Store, before: float, kept: Kept) -> Iterator[Heap]:
     """The work files of corpora that were published before then. No reader of a corpus needs them."""
     keys = root.list("corpora/")
     published = [key for key in keys if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3]
@@ -113,12 +127,18 @@ def preparations(root: Store, before: float) -> Iterator[Heap]:
         corpus = root.child(folder)
         if not work:
             continue
-        made_at = datetime.fromisoformat(load_manifest(corpus).provenance["created_at"]).timestamp()
+        subject = f"corpus {folder.split('/', 1)[1].rstrip('/')}"
+        try:
+            with reading(root.uri_of(manifest)):
+                made_at = datetime.fromisoformat(load_manifest(corpus).provenance["created_at"]).timestamp()
+        except UnreadableRecord as odd:
+            kept(subject, odd)
+            continue
         if made_at < before:
-            yield f"corpus {folder.split('/', 1)[1].rstrip('/')}", f"published {utc(made_at)}", corpus, work
+            yield subject, f"published {utc(made_at)}", corpus, work
 
 
-def features(root: Store, before: float) -> Iterator[Heap]:
+def features(root: Store, before: float, kept: Kept) -> Iterator[Heap]:
     """Features of models or corpora that were deleted."""
     folders: dict[str, Keys] = {}
     for key in root.list("features/"):
@@ -126,11 +146,16 @@ def features(root: Store, before: float) -> Iterator[Heap]:
         folders.setdefault(f"features/{name}", []).append(inside)
     for name, keys in folders.items():
         folder, complete = root.child(name), [key for key in keys if "/" not in key and key.endswith(".json")]
-        made = [folder.read_json(key) for key in complete]
-        if not made or max(split["made_at"] for split in made) >= before:
+        try:
+            with reading(folder.uri):
+                made = [folder.read_json(key) for key in complete]
+                if not made or max(split["made_at"] for split in made) >= before:
+                    continue
+                source = made[0]["source"]
+                inputs = ((source["model"], "config.json"), (source["corpus"], MANIFEST_KEY))
+        except UnreadableRecord as odd:
+            kept(name, odd)
             continue
-        source = made[0]["source"]
-        inputs = ((source["model"], "config.json"), (source["corpus"], MANIFEST_KEY))
         deleted = next((uri for uri, key in inputs if not open_store(uri).exists(key)), None)
         if deleted:
             # The files that mark the features as complete are deleted first.

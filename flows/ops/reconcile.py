@@ -6,6 +6,7 @@ heartbeat old. A process that comes back meanwhile is safe: a reconciled state n
 its claim, and a flow run's state is read again before it is set.
 """
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -13,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from flows.console import first_of, utc
 from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, read_pipeline, write_pipeline
@@ -25,6 +26,7 @@ from flows.to_mlflow import outbox
 from flows.to_mlflow.shipper import sync_runs
 from infra.config import replace
 from infra.ray_jobs import Job
+from infra.records import UnreadableRecord, reading
 from infra.runs.claims import Claim, life_of, read_claim
 from infra.runs.run_state import (
     NO_STATE,
@@ -39,6 +41,7 @@ from infra.runs.watching import Watch
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 # Six missed heartbeats: even with a shorter `quiet_minutes`, a busy machine must not be taken for a dead one.
 LIFE_S = 60.0
 # Three heartbeats.
@@ -139,9 +142,10 @@ class Reconciler:
         jobs = self.engines.cluster.jobs.list() if self.engines.settings.ray_address else []
         self.jobs = {job.id: job for job in jobs}
         self.unfinished = {run.id: run for run in self.prefect.unfinished()}
-        self.beats = beats(self.root)
-        self.runs = self._read_each(list_run_keys(self.root), self._read_run)
-        self.pipelines = self._read_each(list_pipeline_keys(self.root), lambda key: read_pipeline(self.root, key))
+        self.alive: set[str] = set()
+        self.beats = beats(self.root, self._keep_flow_run)
+        self.runs = self._read_known("run", list_run_keys(self.root), self._read_run)
+        self.pipelines = self._read_known("pipeline", list_pipeline_keys(self.root), self._read_pipeline)
         ids = {job.metadata.get("flow_run_id") for job in self._active_jobs()}
         ids |= {record.origin.flow_run_id for record in self.pipelines if record.state == "running"}
         ids |= {run.parent for run in self.unfinished.values()}
@@ -149,7 +153,6 @@ class Reconciler:
         self.flow_runs |= self.unfinished
         self.now = time.time()
         self.changed: set[str] = set()
-        self.alive: set[str] = set()
         self.watches: defaultdict[str, Watch] = defaultdict(Watch)
         self._watch_silent()
 
@@ -351,7 +354,9 @@ class Reconciler:
         if jobs:
             last = max(jobs, key=lambda job: job.started_at or 0.0)
             key = last.metadata.get("run_key", "")
-            state = read_state(run_store(self.engines.root, key)) or NO_STATE
+            state = NO_STATE  # of a run whose records cannot be read, too: its flow run stays as it is
+            with contextlib.suppress(UnreadableRecord):
+                state = read_state(run_store(self.engines.root, key)) or NO_STATE
             if state["state"] == "running":
                 return None
             return state["state"], f"{key}: {state.get('reason') or state['state']} (set by reconcile)"
@@ -390,17 +395,43 @@ class Reconciler:
 
     def _read_run(self, key: str) -> SeenRun:
         store = run_store(self.engines.root, key)
+        read_stop(store)  # what the reconciled state of a silent attempt follows from
         return SeenRun(key, read_claim(store), read_state(store))
 
-    def _read_each(self, keys: Iterable[str], read: Callable[[str], Any]) -> list[Any]:
+    def _read_pipeline(self, key: str) -> PipelineRecord:
+        read_claim(self.root.child(f"claims/{key}"))
+        return read_pipeline(self.root, key)
+
+    def _read_known(self, kind: str, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
+        """What `read` makes of each key. One that cannot be read is a finding and stays as it is."""
+
+        def read_or_why(key: str) -> T | Inconsistency:
+            try:
+                return read(key)
+            except UnreadableRecord as odd:
+                return Inconsistency(f"{kind} {key}", str(odd), LEFT)
+
+        found = self._read_each(keys, read_or_why)
+        self.findings += [each for each in found if isinstance(each, Inconsistency)]
+        return [each for each in found if not isinstance(each, Inconsistency)]
+
+    def _keep_flow_run(self, flow_run_id: str, odd: UnreadableRecord) -> None:
+        """Nobody knows whether a flow run lives whose heartbeat cannot be read: it counts as alive."""
+        self.alive.add(flow_run_id)
+        self.findings.append(Inconsistency(f"flow run {flow_run_id}", str(odd), LEFT))
+
+    def _read_each(self, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
         with ThreadPoolExecutor(READERS) as pool:
             return list(pool.map(read, keys))
 
     def _synced_until(self) -> float:
-        synced = self.root.read_json_or_none(SYNCED)
-        return float(synced["until"]) if synced else 0.0
+        with contextlib.suppress(UnreadableRecord), reading(self.root.uri_of(SYNCED)):
+            synced = self.root.read_json_or_none(SYNCED)
+            return float(synced["until"]) if synced else 0.0
+        return 0.0  # everything is sent again, which changes nothing, and the record is written anew
 
 
+LEFT = "left as it is"
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 

@@ -4,8 +4,9 @@ import statistics
 
 from flows.catalog import list_runs
 from flows.requests.pipeline_plan import PipelinePlan
+from infra.records import readable, reading
 from infra.runs.journal import read_journal
-from infra.storage import open_store
+from infra.storage import Store, open_store
 from vit.config import TrainConfig
 
 # With fewer records, the warmup of caches and compilers would distort the median.
@@ -19,12 +20,19 @@ def known_images_per_s(root: str, training: TrainConfig) -> float | None:
         if row["stage"] != "pretrain" or row["state"] != "finished":
             continue
         run = open_store(row["uri"])
-        if _like(TrainConfig.model_validate(run.read_json("config.json")["config"])) != wanted:
+        # A config with fields of a newer version is none of the same training.
+        config = next(readable([run], _config, lambda odd: None), None)
+        if config is None or _like(config) != wanted:
             continue
         rates = [record.value for record in read_journal(run) if record.key == "throughput/images_per_s"]
         if len(rates) >= MIN_RECORDS:
             return statistics.median(rates)
     return None
+
+
+def _config(run: Store) -> TrainConfig:
+    with reading(run.uri_of("config.json")):
+        return TrainConfig.model_validate(run.read_json("config.json")["config"])
 
 
 def _like(training: TrainConfig) -> tuple[object, ...]:

@@ -11,8 +11,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from infra.records import UnreadableRecord, reading
 from infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -54,15 +55,29 @@ def beating(root: Store, flow_run_id: str) -> Iterator[None]:
 
 
 def beat_of(root: Store, flow_run_id: str) -> float | None:
-    """Unix seconds of the last heartbeat of a flow run; None if it has ended properly or not started."""
-    found = root.read_json_or_none(f"{PREFIX}{flow_run_id}.json")
-    return float(found["heartbeat"]) if found else None
+    """Unix seconds of the last heartbeat of a flow run; None if it has ended properly or not started. Raises
+    UnreadableRecord."""
+    key = f"{PREFIX}{flow_run_id}.json"
+    with reading(root.uri_of(key)):
+        found = root.read_json_or_none(key)
+        return None if found is None else float(found["heartbeat"])
 
 
-def beats(root: Store) -> dict[str, float]:
-    """Unix seconds of the last heartbeat by flow run id, for the flow runs that have not ended properly."""
-    ids = [key.removeprefix(PREFIX).removesuffix(".json") for key in root.list(PREFIX)]
-    return {flow_run_id: at for flow_run_id in ids if (at := beat_of(root, flow_run_id)) is not None}
+def beats(root: Store, report: Callable[[str, UnreadableRecord], None] | None = None) -> dict[str, float]:
+    """Unix seconds of the last heartbeat by flow run id, for the flow runs that have not ended properly. `report` gets the id
+    of a flow run whose heartbeat cannot be read, and why: nobody knows whether it lives. Without it, the error is raised."""
+    found = dict[str, float]()
+    for flow_run_id in [key.removeprefix(PREFIX).removesuffix(".json") for key in root.list(PREFIX)]:
+        try:
+            at = beat_of(root, flow_run_id)
+        except UnreadableRecord as odd:
+            if report is None:
+                raise
+            report(flow_run_id, odd)
+            continue
+        if at is not None:
+            found[flow_run_id] = at
+    return found
 
 
 def forget(root: Store, flow_run_id: str) -> None:

@@ -5,13 +5,17 @@ sent its end. So nothing is lost if a shipper, its flow process or the MLflow se
 """
 
 import contextlib
+import logging
 import time
 import uuid
 from typing import Literal, NamedTuple
 
 from flows.records import read_pipeline
+from infra.records import readable
 from infra.runs.run_state import read_state
 from infra.storage import Store, json_bytes
+
+log = logging.getLogger(__name__)
 
 Kind = Literal["run", "pipeline"]
 PREFIX = "tracking/outbox/"
@@ -32,8 +36,10 @@ def put(root: Store, entry: OutboxEntry) -> None:
 
 def mark_of(root: Store, entry: OutboxEntry) -> str | None:
     """The mark that `clear` needs; read it before the run is read. None if there is no entry."""
-    found = root.read_json_or_none(_path(entry))
-    return found["nonce"] if found else None
+    try:
+        return root.read_tagged(_path(entry))[1]
+    except FileNotFoundError:
+        return None
 
 
 def clear(root: Store, entry: OutboxEntry, mark: str | None) -> None:
@@ -53,10 +59,12 @@ def entries(root: Store) -> list[OutboxEntry]:
 
 
 def left(root: Store, quiet_s: float = 0.0) -> list[OutboxEntry]:
-    """Entries of runs and pipelines that ended at least `quiet_s` ago, so that their own shipper had time to send them."""
-    return [
-        entry for entry in entries(root) if (at := ended_at(root, entry)) is not None and time.time() - at >= quiet_s
-    ]
+    """Entries of runs and pipelines that ended at least `quiet_s` ago, so that their own shipper had time to send them. Of one
+    that cannot be read, nobody knows whether it has ended: it stays in the outbox, and the log says so."""
+    ends = readable(
+        entries(root), lambda entry: (entry, ended_at(root, entry)), lambda odd: log.warning("not sent: %s", odd)
+    )
+    return [entry for entry, at in ends if at is not None and time.time() - at >= quiet_s]
 
 
 def ended_at(root: Store, entry: OutboxEntry) -> float | None:

@@ -16,7 +16,8 @@ from typing import Self
 
 from pydantic import PositiveInt
 
-from infra.config import FrozenConfig, replace
+from infra.config import replace
+from infra.records import StoredRecord, reading
 from infra.runs.watching import Watch
 from infra.storage import PreconditionFailed, Store, json_bytes
 
@@ -27,7 +28,7 @@ _TERMINAL = ("succeeded", "failed", "stopped")
 _MAX_RACES = 20
 
 
-class Claim(FrozenConfig):
+class Claim(StoredRecord):
     """The attempt that may write a run."""
 
     schema_version: int = 1
@@ -205,7 +206,8 @@ def _read(run: Store) -> tuple[Claim | None, str | None]:
         data, tag = run.read_tagged(_KEY)
     except FileNotFoundError:
         return None, None
-    return Claim.model_validate(json.loads(data)), tag
+    with reading(run.uri_of(_KEY)):
+        return Claim.model_validate(json.loads(data)), tag
 
 
 def _require_dead(claim: Claim, state: str | None, claim_timeout_s: float, watch: Watch) -> None:

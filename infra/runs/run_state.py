@@ -9,6 +9,7 @@ import json
 import time
 from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 
+from infra.records import UnreadableRecord, reading
 from infra.redact import cleaned
 from infra.storage import PreconditionFailed, Store, json_bytes
 
@@ -115,16 +116,30 @@ def read_state(run: Store) -> RunStateRecord | None:
     """The current state of a run; None if there is none yet.
 
     The reconciled state counts if it is for the same or a later attempt than `state.json`, unless that attempt itself has
-    written how it ended.
+    written how it ended. Raises UnreadableRecord.
     """
-    state: RunStateRecord | None = run.read_json_or_none("state.json")
-    reconciled: RunStateRecord | None = run.read_json_or_none("verdict.json")
+    state, reconciled = _read_record(run, "state.json"), _read_record(run, "verdict.json")
     if reconciled is None or (state is not None and state["attempt"] > reconciled["attempt"]):
         return state
     ended_itself = state is not None and state["attempt"] == reconciled["attempt"] and state["state"] != "running"
     if state is None:
         return reconciled
     return state if ended_itself else {**state, **reconciled}
+
+
+def _read_record(run: Store, key: str) -> RunStateRecord | None:
+    with reading(run.uri_of(key)):
+        found: RunStateRecord | None = run.read_json_or_none(key)
+        if found is not None:
+            _require(found["state"] in OUTCOMES, f"state is {found['state']!r}")
+            _require(isinstance(found["attempt"], int), f"attempt is {found['attempt']!r}")
+            _require(isinstance(found["updated_at"], int | float), f"updated_at is {found['updated_at']!r}")
+    return found
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ValueError(otherwise)
 
 
 def state_of(run: Store, attempt: int) -> RunState | None:
@@ -149,7 +164,7 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
     """Asks an attempt to stop. `by` says who asked and is shown as the reason.
 
     A request is never weakened (cancelled > out_of_time > preempted), and a request to an older attempt never replaces
-    one to a newer attempt.
+    one to a newer attempt. A request that this version cannot read is replaced.
     """
     rank = get_args(StopReason).index
     request: StopRequest = {
@@ -162,9 +177,10 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
     while True:
         try:
             data, tag = run.read_tagged("stop.json")
-            found: StopRequest = json.loads(data)
-            if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
-                return
+            with contextlib.suppress(UnreadableRecord):
+                found = _checked_stop(run, json.loads(data))
+                if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
+                    return
             run.compare_and_swap("stop.json", json_bytes(request), tag)
             return
         except FileNotFoundError:
@@ -178,7 +194,16 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
 def read_stop(run: Store) -> StopRequest | None:
     """The stop request; None if there is none.
 
-    A request to an earlier attempt has no effect: the caller must compare `attempt`.
+    A request to an earlier attempt has no effect: the caller must compare `attempt`. Raises UnreadableRecord.
     """
-    request: StopRequest | None = run.read_json_or_none("stop.json")
-    return request
+    with reading(run.uri_of("stop.json")):
+        found = run.read_json_or_none("stop.json")
+    return found if found is None else _checked_stop(run, found)
+
+
+def _checked_stop(run: Store, found: StopRequest) -> StopRequest:
+    with reading(run.uri_of("stop.json")):
+        _require(found["reason"] in get_args(StopReason), f"reason is {found['reason']!r}")
+        _require(isinstance(found["attempt"], int), f"attempt is {found['attempt']!r}")
+        _require(isinstance(found["by"], str), f"by is {found['by']!r}")
+    return found

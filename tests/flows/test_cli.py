@@ -261,6 +261,15 @@ def test_a_damaged_corpus_fails_with_exit_code_1_and_a_sentence(vitline, root):
     assert re.search(r"error: .*manifest\.json has schema version 99", err)
 
 
+def test_a_damaged_record_is_an_error_after_the_list_of_the_others(vitline, root):
+    store, model = open_store(root), {"digest": "d", "num_classes": 2, "model": {"image_size_px": 28}, "provenance": {}}
+    store.write_json("models/birds/0123/config.json", model)
+    store.write_json("models/birds/4567/config.json", {})
+    code, out, err = vitline("model", "ls", "--json", "--root", root)
+    assert (code, [row["version"] for row in json.loads(out)["models"]]) == (1, ["0123"])
+    assert re.search(r"error: .*birds/4567/config\.json is not a record that this version", err)
+
+
 def test_progress_is_shown_as_one_line():
     assert [duration(s) for s in (0.4, 90, 8000)] == ["0:00", "1:30", "2:13:20"]
     now = {"step": 120, "total_steps": 1200, "images_per_s": 640.4, "loss": 2.3061, "remaining_s": 70}

@@ -13,6 +13,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from data_prep.shard_format import Manifest, ShardReader, load_manifest
 from infra.config import FrozenConfig, digest_of
+from infra.records import StoredRecord
 from infra.result_versions import RESULT_VERSIONS
 from infra.storage import PreconditionFailed, Store, open_store
 from vit.config import TrainRecipe
@@ -57,7 +58,7 @@ class EvaluationSpec(FrozenConfig):
         return range(self.seed, self.seed + self.num_seeds)
 
 
-class Score(FrozenConfig):
+class Score(StoredRecord):
     """One score record: a model, or the control, on one task under one protocol with one seed."""
 
     schema_version: int = 1

@@ -53,6 +53,22 @@ def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
     return run
 
 
+@pytest.mark.parametrize("odd", [b"{}", b"[]", b"{"])
+def test_what_cannot_be_read_is_kept_and_named_and_stops_no_other(root, collect, odd):
+    store = open_store(root)
+    checkpointed(root, "birds-0123456789ab")
+    checkpointed(root, "odd-0123456789ab").write("state.json", odd)
+    for key in ("corpora/birds/0123/manifest.json", "features/0123456789ab/test.json", "flow-runs/0198.json"):
+        store.write(key, odd)
+    store.write("corpora/birds/0123/_work/listing.json", b"{}")
+    kept = store.list("corpora/") + store.list("features/") + store.list("flow-runs/") + store.list("runs/odd")
+    findings = {finding.subject: finding.action for finding in collect()}
+    assert findings.pop("run birds-0123456789ab") == "deleted, 7 objects"
+    named = {"run odd-0123456789ab", "corpus birds/0123", "features/0123456789ab", "flow run 0198"}
+    assert findings == dict.fromkeys(named, "kept: nothing says that it is garbage")
+    assert store.list("corpora/") + store.list("features/") + store.list("flow-runs/") + store.list("runs/odd") == kept
+
+
 def test_finished_runs_keep_their_newest_checkpoints(root, collect):
     run = checkpointed(root, "birds-0123456789ab")
     (finding,) = collect()

@@ -372,6 +372,49 @@ def test_a_dry_run_reports_everything_and_changes_nothing(place):
     assert (place.content(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
 
 
+@pytest.mark.parametrize("odd", [b"{}", b"[]", b"null", b"{", b'{"state": "melted", "attempt": 1, "updated_at": 0}'])
+@pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "claim.json"])
+def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, record, odd):
+    place.attempt()
+    other = place.root.child("runs/odd-0123456789ab")
+    other.write_json("config.json", {"run_key": "odd-0123456789ab"})
+    take_claim(other, "odd-0123456789ab", job_state=lambda job: "failed", owner="someone")
+    other.write(record, odd)
+    findings = {finding.subject: finding for finding in place.reconcile()}
+    if odd != b"null" or record == "claim.json":
+        found = findings.pop("run odd-0123456789ab")
+        assert found.problem.startswith(f"{other.uri}/{record} is not a record that this version of vitline reads: ")
+        assert found.action == "left as it is"
+    assert [*findings] == [f"run {KEY}"]
+    assert other.read(record) == odd
+    assert read_state(place.run)["state"] == "preempted"
+
+
+def test_a_flow_run_or_pipeline_that_cannot_be_read_is_left_alone(place):
+    place.root.write_json(f"pipelines/{PIPELINE}.json", {})
+    place.prefect.put("RUNNING")
+    place.root.write_json(f"flow-runs/{FLOW}.json", {"beat_at": 0})
+    place.root.write_json("ops/synced.json", {})
+    before = place.content()
+    findings = place.reconcile()
+    assert [(finding.subject, finding.action) for finding in findings] == [
+        (f"flow run {FLOW}", "left as it is"),
+        (f"pipeline {PIPELINE}", "left as it is"),
+    ]
+    assert "it has no 'heartbeat'" in findings[0].problem
+    assert (place.content(), place.prefect.ended) == (before, {})
+
+
+def test_fields_of_a_newer_version_are_kept(place):
+    place.pipeline()
+    newer = {"cost": 3, "origin": {"flow_run_id": FLOW, "team": "birds"}}
+    path = f"pipelines/{PIPELINE}.json"
+    place.root.write_json(path, place.root.read_json(path) | newer)
+    place.reconcile()
+    record = place.root.read_json(path)
+    assert (record["state"], record["cost"], record["origin"]["team"]) == ("preempted", 3, "birds")
+
+
 def test_a_failed_repair_stops_no_other(place, monkeypatch):
     place.attempt()
     place.ray.put("other-a1", run_key="other", flow_run_id=FLOW)

@@ -55,6 +55,13 @@ def test_claim_without_a_job_can_be_taken_once_its_counter_has_stood_still_for_t
     assert time.monotonic() - began >= 0.3
 
 
+def test_fields_of_a_newer_version_are_kept_by_heartbeats(run):
+    claim = take(run)
+    run.write_json("claim.json", {**claim.model_dump(), "lease_s": 5})
+    ClaimHolder(run, 1).beat()
+    assert run.read_json("claim.json")["lease_s"] == 5
+
+
 def test_claim_that_was_released_can_be_taken_at_once(run):
     take(run)
     ClaimHolder(run, 1).release()

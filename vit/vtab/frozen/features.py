@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from data_prep.shard_format import Manifest
-from infra.config import FrozenConfig
+from infra.records import StoredRecord
 from infra.storage import PreconditionFailed, Store
 from vit.training.tensor_file import raw_bytes
 from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource
@@ -94,7 +94,7 @@ def _digest(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-class SplitManifest(FrozenConfig):
+class SplitManifest(StoredRecord):
     """`<split>.json` of a folder: it exists once the features of the split are complete."""
 
     schema_version: int = 1

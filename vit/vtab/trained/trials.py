@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from infra.config import FrozenConfig, digest_of
 from infra.keys import run_key
+from infra.records import StoredRecord
 from infra.storage import Store
 from vit.config import TrainRecipe
 
@@ -60,7 +61,7 @@ class Trial(FrozenConfig):
         return run_key(f"{self.task}-{self.phase}", "finetune", digest_of(self.recipe), inputs)
 
 
-class TrialResult(FrozenConfig):
+class TrialResult(StoredRecord):
     """The scores of a trial on its whole `score_split`; see `Evaluation`."""
 
     schema_version: int = 1

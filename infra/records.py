@@ -1,0 +1,57 @@
+"""Records in the store, which another version of vitline, or something else, may have written: what is read and what is not."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from pydantic import ConfigDict, ValidationError
+
+from infra.config import FrozenConfig
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class StoredRecord(FrozenConfig):
+    """Base class of records. Fields that a newer version wrote are ignored by readers and kept by writers (`replace`)."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class UnreadableRecord(RuntimeError):
+    """A record that this version cannot read. The text names the object, what is wrong with it, and the next step."""
+
+
+@contextlib.contextmanager
+def reading(uri: str) -> Iterator[None]:
+    """Whatever is wrong with the record at `uri` becomes an UnreadableRecord. The context reads this one record only."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnreadableRecord(
+            f"{uri} is not a record that this version of vitline reads: {_flaw(error)}. Use the version that wrote it, or move "
+            "the object away."
+        ) from error
+
+
+def readable(items: Iterable[K], read: Callable[[K], T], report: Callable[[UnreadableRecord], None]) -> Iterator[T]:
+    """What `read` makes of each item. One that cannot be read is reported and left out: it stops no other."""
+    for item in items:
+        try:
+            yield read(item)
+        except UnreadableRecord as odd:
+            report(odd)
+
+
+def and_unreadable(odd: Iterable[UnreadableRecord]) -> str:
+    """The end of an error about something that was not found: what could not be read may be what was looked for."""
+    return "".join(f" Not read: {each}" for each in odd)
+
+
+def _flaw(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg'].rstrip('.')}"
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    return str(error).rstrip(".")

@@ -1,0 +1,54 @@
+"""One record that cannot be read is shown and stops no list and no search (docs/design.md, "Stores")."""
+
+import pytest
+
+from flows import catalog
+from infra.runs.run_state import write_state
+from infra.storage import open_store
+
+ODD = [b"{}", b"[]", b"null", b"{", b'{"schema_version": 99}']
+MODEL = {"digest": "d", "num_classes": 10, "model": {"image_size_px": 28}, "provenance": {}, "created_at": 1.0}
+
+
+@pytest.fixture
+def store(root):
+    return open_store(root)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_models_are_listed_and_found_beside_one_that_cannot_be_read(store, root, odd, capsys):
+    store.write_json("models/birds/0123/config.json", MODEL | {"licence": "of a newer version"})
+    store.write("models/birds/4567/config.json", odd)
+    assert [row["version"] for row in catalog.list_models(root)] == ["0123"]
+    assert "models/birds/4567/config.json is not a record that this version" in "".join(
+        capsys.readouterr().err.split("\n")
+    )
+    assert catalog.find_model(root, "birds") == store.uri_of("models/birds/0123")
+    assert catalog.find_model(root, "birds/4567") == store.uri_of("models/birds/4567")  # loading it says what is wrong
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("record", ["state.json", "config.json"])
+def test_runs_are_listed_with_one_that_cannot_be_read(store, root, record, odd):
+    for key in ("owls-0123456789ab", "odd-0123456789ab"):
+        run = store.child(f"runs/{key}")
+        run.write_json("config.json", {"run_key": key, "config": {"stage": "pretrain"}})
+        write_state(run, "finished", 1)
+    run.write(record, odd)
+    listed = {row["run"]: row for row in catalog.list_work(root)}
+    assert listed["owls-0123456789ab"]["state"] == "finished"
+    if record == "config.json" or odd != b"null":
+        assert listed["odd-0123456789ab"]["state"] == "unreadable"
+        assert "is not a record that this version of vitline reads" in listed["odd-0123456789ab"]["reason"]
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, capsys):
+    store.write("corpora/birds/0123/manifest.json", odd)
+    store.write("pipelines/nightly-0123456789ab.json", odd)
+    assert catalog.list_corpora(root) == catalog.list_pipelines(root) == []
+    shown = "".join(capsys.readouterr().err.split("\n"))
+    assert "corpora/birds/0123/manifest.json" in shown
+    assert "pipelines/nightly-0123456789ab.json" in shown
+    with pytest.raises(ValueError, match=r"no corpus 'birds' .* Not read: .*corpora/birds/0123/manifest\.json"):
+        catalog.find_corpus(root, "birds")
