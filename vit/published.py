@@ -26,12 +26,14 @@ from vit.model_names import find_published, is_location
 from vit.model_record import ModelCheck, ModelProvenance, ModelRecord
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
+from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
 from vit.training.checkpoint import CheckpointError
 from vit.training.tensor_file import read_tensors, write_tensors
 
 SCHEMA_VERSION = 1
+WEIGHTS = "model.safetensors"
 HEAD = ("head.weight", "head.bias")
 # Settings that fine-tuning may change: they have no weights but the head's, or weights that can be resampled.
 ADAPTABLE = {
@@ -95,7 +97,7 @@ def publish(
         )
     store = models.child(f"{name}/{version}")
     weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
-    pieces = write_tensors(store, "model.safetensors", weights)
+    pieces = write_tensors(store, WEIGHTS, weights)
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
     config: ModelRecord = {
         "schema_version": SCHEMA_VERSION,
@@ -209,22 +211,34 @@ def read_model(uri: str) -> PublishedModel:
         raise CheckpointError(
             f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing; publish the model again."
         )
-    try:
-        tensors = read_tensors(store, "model.safetensors", config["tensors"])
-    except (FileNotFoundError, ValueError) as error:
-        raise CheckpointError(
-            f"{uri}/model.safetensors: {str(error).rstrip('.')}. Restore the file from a copy, or publish the model again."
-        ) from error
-    weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
-    network = network_with(network_config(config["model"]), len(classes), weights)
     return PublishedModel(
         uri,
         config["digest"],
-        network,
+        _network(store, config, len(classes)),
         ImageContract.model_validate(contract),
         tuple(classes),
         config["provenance"],
     )
+
+
+def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
+    """The network of a model. Raises CheckpointError if its weights differ from `config.json`, or do not fit the network."""
+    file = store.uri_of(WEIGHTS)
+    try:
+        check_limits(network_config(config["model"]))
+        listed, size = sum(piece["end"] - piece["start"] for piece in config["tensors"]), store.size(WEIGHTS)
+        if listed > size:  # the same bytes listed many times would fill the memory
+            raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
+        tensors = read_tensors(store, WEIGHTS, config["tensors"])
+    except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or publish the model again."
+        ) from error
+    weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
+    try:
+        return network_with(network_config(config["model"]), num_classes, weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{file}: the tensors do not fit the network of config.json: {error}") from error
 
 
 def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_init: float = 0.0) -> Network:

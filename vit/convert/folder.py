@@ -12,6 +12,8 @@ from torch import Tensor
 from vit.convert.report import ConversionError
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
+MAX_CONFIG_BYTES = 16 * 2**20
+"""The 21,843 class names of ImageNet-21k take 2 MB."""
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
 
 
@@ -63,9 +65,17 @@ def write_folder(directory: str | Path, state: Mapping[str, Tensor], files: Mapp
 
 def _read_config(file: Path) -> dict[str, Any] | None:
     try:
+        if (size := file.stat().st_size) > MAX_CONFIG_BYTES:
+            raise ConversionError(
+                f"{file} has {size:,} bytes, expected at most {MAX_CONFIG_BYTES:,}. Download it again."
+            )
         tree = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    except ConversionError:
+        raise
+    except RecursionError as error:
+        raise ConversionError(f"{file} is nested too deeply. Download it again.") from error
     except ValueError as error:
         raise ConversionError(f"{file} is not valid JSON: {error}. Download it again.") from error
     if not isinstance(tree, dict):

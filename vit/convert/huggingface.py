@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vit.convert.folder import CONFIG, read_folder, write_folder
-from vit.convert.report import ConversionError, ConversionReport, Converted, finish
+from vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
 from vit.convert.tables import Table, give, head_classes, numbered, position_table, take, zero_head
 from vit.input.image_contract import ImageContract
 from vit.models.build import meta_network
@@ -82,6 +82,13 @@ def from_huggingface(
     network would compute another function.
     """
     report = ConversionReport(source=source, family="transformers, ViT")
+    with refusing(source):
+        return _converted(state, config, report, num_classes)
+
+
+def _converted(
+    state: Mapping[str, Tensor], config: Mapping[str, Any], report: ConversionReport, num_classes: int | None
+) -> Converted:
     prefix = "vit." if any(name.startswith("vit.") for name in state) else ""
     in_memory = any(name.startswith(f"{prefix}layers.") for name in state)
     table = {n: t.replace("vit.", prefix, 1) for n, t in (IN_MEMORY if in_memory else CLASSIC).items()}
@@ -144,13 +151,13 @@ def _config(
     refused = f"{report.source}: not supported: "
     if (kind := settings.get("model_type", "vit")) != "vit":
         raise ConversionError(f"{refused}model_type={kind!r}; supported: 'vit'.")
-    if settings["hidden_act"] not in _GELU:
+    if settings["hidden_act"] not in tuple(_GELU):
         raise ConversionError(f"{refused}hidden_act={settings['hidden_act']!r}; supported: {', '.join(_GELU)}.")
     if settings["num_channels"] != 3:
         raise ConversionError(f"{refused}num_channels={settings['num_channels']}; supported: 3.")
     if pre_logits and settings["pooler_act"] != "tanh":
         raise ConversionError(f"{refused}pooler_act={settings['pooler_act']!r}; supported: tanh.")
-    blocks = max(numbered(state, rf"{prefix}{age}\.(\d+)\.") for age in (r"encoder\.layer", "layers"))
+    blocks = max(numbered(state, rf"{prefix}{age}\.(\d+)\.", report) for age in (r"encoder\.layer", "layers"))
     hidden = next(
         (v for n, v in state.items() if n.endswith(("0.intermediate.dense.weight", "0.mlp.fc1.weight"))), None
     )

@@ -3,11 +3,8 @@
 Entries are first renamed to one naming scheme (`npz_names.py`). Rules then make each of our parameters from entries.
 """
 
-import io
 import math
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,10 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from infra.storage import open_store
+from vit.convert.npz_file import opened_npz
 from vit.convert.npz_names import BLOCK, Arrays, spelled_as_today
-from vit.convert.report import ConversionError, ConversionReport, Converted, check_variant, finish
+from vit.convert.report import ConversionError, ConversionReport, Converted, check_variant, finish, refusing
+from vit.convert.tables import module_number, numbered
+from vit.models.build import meta_network
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vit.models.limits import check_limits
 from vit.models.pos_embed import grid_side, resample_positions
 
 Config = TypeVar("Config", bound=NetworkConfig)
@@ -34,7 +34,8 @@ def read_npz(
     for files without any. Raises ConversionError naming entries and shapes. Pickled entries are refused.
     """
     report = ConversionReport(source=uri, family="")
-    entries = spelled_as_today(_read(uri), report)
+    with opened_npz(uri) as file:
+        entries = spelled_as_today(file, report)
     arrays = {name: array for name, (_, array) in entries.items()}
     is_bit = "root_block/conv_root/kernel" in arrays
     config = _bit_config(arrays, report) if is_bit else _transformer_config(arrays, report)
@@ -49,10 +50,10 @@ def read_npz(
             weights[name] = _made(make, sources, arrays, report)
             report.loaded[name] = ", ".join(entries[source][0] for source in sources)
     if isinstance(config, TransformerConfig):
-        weights |= _positions(config, weights, report)
+        weights |= _positions(config, classes, weights, report)
     if num_classes is not None and "head/kernel" not in arrays and "norm.weight" in weights:
-        width = len(weights["norm.weight"])
-        weights |= {"head.weight": torch.zeros(num_classes, width), "head.bias": torch.zeros(num_classes)}
+        head = meta_network(config, num_classes).head
+        weights |= {"head.weight": torch.zeros(head.weight.shape), "head.bias": torch.zeros(num_classes)}
         report.missing |= {"head.weight": "zeros: the file has no head", "head.bias": "zeros: the file has no head"}
     unused = {entries[name][0] for name in set(arrays) - used}
     return finish(config, classes, weights, report, unused)
@@ -66,35 +67,13 @@ def _made(make: Callable[..., Tensor], sources: tuple[str, ...], arrays: Arrays,
         raise ConversionError(f"{report.source}: the shapes do not fit together: {shapes}.") from error
 
 
-# Reading the file.
-
-
-def _read(uri: str) -> Arrays:
-    try:
-        folder, slash, key = uri.rpartition("/")
-        with np.load(io.BytesIO(open_store(folder or slash or ".").read(key)), allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except FileNotFoundError as error:
-        raise ConversionError(f"There is no file {uri}.") from error
-    except (ValueError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConversionError(
-            f"{uri} is not a valid .npz file, or it has pickled entries: {error}. Download it again and check its size."
-        ) from error
-    if strange := [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]:
-        raise ConversionError(
-            f"{uri} is not an .npz file: {strange[0]} is not an array. "
-            "If it is a torch file, convert it to safetensors."
-        )
-    return arrays
-
-
 # Finding the architecture and sizes.
 
 
 def _transformer_config(arrays: Arrays, report: ConversionReport) -> TransformerConfig:
     kernel = _need(arrays, "embedding/kernel", report, dims=4)
     mlp = _need(arrays, f"{BLOCK}0/MlpBlock_0/Dense_0/kernel", report, dims=2)
-    depth = 1 + max(int(m[1]) for name in arrays if (m := re.match(rf"{BLOCK}(\d+)/", name)))
+    depth = numbered(arrays, rf"{BLOCK}(\d+)/", report)
     pool = "token" if "cls" in arrays else "map" if "MAPHead_0/probe" in arrays else "gap"
     common: dict[str, Any] = {
         "embed_dim": kernel.shape[3],
@@ -109,7 +88,7 @@ def _transformer_config(arrays: Arrays, report: ConversionReport) -> Transformer
     side, patch = _grid_side(arrays, report), max(kernel.shape[0], 1)
     if "conv_root/kernel" not in arrays:
         return _checked(ViTConfig, report, patch_size_px=patch, image_size_px=(side or 224 // patch) * patch, **common)
-    stages, width = _stages(arrays), _need(arrays, "conv_root/kernel", report, dims=4).shape[3] // 64
+    stages, width = _stages(arrays, report), _need(arrays, "conv_root/kernel", report, dims=4).shape[3] // 64
     stride = 4 * 2 ** max(0, len(stages) - 1)
     size = (side or 224 // (stride * patch)) * stride * patch
     sizes = {"stages": stages, "width_factor": width, "patch_size": patch, "image_size_px": size}
@@ -121,12 +100,13 @@ def _bit_config(arrays: Arrays, report: ConversionReport) -> BiTConfig:
         "224 px unless another one is requested: a BiT file does not contain its training resolution"
     )
     width = _need(arrays, "root_block/conv_root/kernel", report, dims=4).shape[3] // 64
-    return _checked(BiTConfig, report, stages=_stages(arrays), width_factor=width)
+    return _checked(BiTConfig, report, stages=_stages(arrays, report), width_factor=width)
 
 
-def _stages(arrays: Arrays) -> tuple[int, ...]:
+def _stages(arrays: Arrays, report: ConversionReport) -> tuple[int, ...]:
     """Number of blocks of each stage of a ResNet."""
-    units = [(int(m[1]), int(m[2])) for name in arrays if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    found = [m for name in arrays if (m := re.match(r"block(\d+)/unit(\d+)/", name))]
+    units = [(module_number(m[1], m[0], report), module_number(m[2], m[0], report)) for m in found]
     return tuple(max(u for b, u in units if b == block) for block in sorted({b for b, _ in units}))
 
 
@@ -152,10 +132,10 @@ def _grid_side(arrays: Arrays, report: ConversionReport) -> int | None:
 
 
 def _checked(kind: type[Config], report: ConversionReport, **fields: Any) -> Config:
-    try:
-        return kind(**fields)
-    except ValueError as error:
-        raise ConversionError(f"{report.source} does not describe a network: {error}") from error
+    with refusing(report.source):
+        config = kind(**fields)
+        check_limits(config)
+    return config
 
 
 def _need(arrays: Arrays, name: str, report: ConversionReport, dims: int) -> np.ndarray:
@@ -202,10 +182,18 @@ def _settle(
     return config, kernel.shape[-1]
 
 
-def _positions(config: TransformerConfig, weights: Mapping[str, Tensor], report: ConversionReport) -> dict[str, Tensor]:
-    """The position table in our form: with an entry for the class token, and for the grid of the config."""
+def _positions(
+    config: TransformerConfig, num_classes: int, weights: Mapping[str, Tensor], report: ConversionReport
+) -> dict[str, Tensor]:
+    """The position table in our form: with an entry for the class token, and for the grid of the config.
+
+    Nothing if another weight does not fit, so that a table is never resampled to a width that only one entry has.
+    """
+    expected = {name: value.shape for name, value in meta_network(config, num_classes).state_dict().items()}
+    unfit = {name for name, value in weights.items() if name != "pos_embed" and value.shape != expected.get(name)}
     table = weights.get("pos_embed")
-    if table is None:
+    missing = set(expected) - set(weights) - {"head.weight", "head.bias"}
+    if table is None or unfit or missing or table.shape[2:] != expected["pos_embed"][2:]:
         return {}
     side, prefix = grid_side(table.shape[1])
     if config.pool == "token" and prefix == 0:  # big_vision adds positions before the class token

@@ -4,11 +4,12 @@ Source: the authors' repositories and their converters (arXiv:2010.11929, 2106.1
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
 from vit.convert.report import ConversionError, ConversionReport
+from vit.models.limits import MAX_BLOCKS
 
 Arrays = dict[str, np.ndarray]
 
@@ -41,7 +42,7 @@ _BIT_NAMES = {
 }
 
 
-def spelled_as_today(file: Arrays, report: ConversionReport) -> dict[str, tuple[str, np.ndarray]]:
+def spelled_as_today(file: Mapping[str, np.ndarray], report: ConversionReport) -> dict[str, tuple[str, np.ndarray]]:
     """Current name -> (name in the file, array). Raises ConversionError if two entries have the same current name."""
     entries: dict[str, tuple[str, np.ndarray]] = {}
     for name, entry, array in _unstacked(_unpacked(file, report), report):
@@ -62,13 +63,13 @@ def spelled_as_today(file: Arrays, report: ConversionReport) -> dict[str, tuple[
     return entries
 
 
-def _unpacked(file: Arrays, report: ConversionReport) -> Iterator[tuple[str, str, np.ndarray]]:
+def _unpacked(file: Mapping[str, np.ndarray], report: ConversionReport) -> Iterator[tuple[str, str, np.ndarray]]:
     """(name without its container, name in the file, array) of the entries of the network. Other entries are skipped."""
     container = next((c for c in _CONTAINERS if any(name.startswith(c[0]) for name in file)), None)
     report.family = container[1] if container else "a model checkpoint"
-    for entry, array in file.items():
+    for entry in file:  # an entry that is skipped is not unpacked
         if container is None or entry.startswith(container[0]):
-            yield entry.removeprefix(container[0] if container else ""), entry, _float32(entry, array, report)
+            yield entry.removeprefix(container[0] if container else ""), entry, _float32(entry, file[entry], report)
         else:
             report.skipped[entry] = f"not part of the network: {report.family} contains more than the network"
 
@@ -99,7 +100,12 @@ def _unstacked(
         note = "the blocks were stacked along a first axis (scanned layers)"
         if note not in report.adapted:
             report.adapted.append(note)
-        for i in range(len(array) if array.ndim else 0):
+        blocks = len(array) if array.ndim else 0
+        if blocks > MAX_BLOCKS:
+            raise ConversionError(
+                f"{report.source}: {entry} has {blocks:,} stacked blocks, expected fewer than {MAX_BLOCKS:,}."
+            )
+        for i in range(blocks):
             yield f"{BLOCK}{i}/{name.removeprefix(stacked)}", f"{entry}[{i}]", array[i]
 
 

@@ -1,5 +1,6 @@
 """Converts the image preprocessing of timm and transformers folders to ours: values from -1 to 1, bilinear resize."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from vit.models.vit import VisionTransformer
 
 OURS = (0.5, 0.5, 0.5)
 BILINEAR = ("bilinear", 2)
+MIN_CROP = 0.1
+"""The least share of the side that a central crop keeps. timm's values are 0.8 to 1."""
 
 
 def evaluation_of(
@@ -25,16 +28,20 @@ def evaluation_of(
     """
     size = network.config.image_size_px
     if processor:
-        fold(network, _three(processor.get("image_mean", OURS)), _three(processor.get("image_std", OURS)), report)
+        fold(network, _three(processor, "image_mean", report), _three(processor, "image_std", report), report)
         asked, resize = processor.get("size") or {}, processor.get("resample", 2)
         shorter = asked.get("shortest_edge") if isinstance(asked, Mapping) else None
         crops = bool(processor.get("do_center_crop")) and shorter is not None
+        if crops and not (isinstance(shorter, int) and 1 <= shorter <= size / MIN_CROP):
+            raise ConversionError(
+                f"{report.source}: shortest_edge={shorter!r}, expected a whole number up to {size / MIN_CROP:g}."
+            )
     else:
         about = (config or {}).get("pretrained_cfg") or config or {}
-        fold(network, _three(about.get("mean", OURS)), _three(about.get("std", OURS)), report)
+        fold(network, _three(about, "mean", report), _three(about, "std", report), report)
         resize, crops = about.get("interpolation", "bilinear"), about.get("crop_pct") is not None
         crops = crops and about.get("crop_mode", "center") == "center"
-        shorter = int(size / float(about["crop_pct"])) if crops else None
+        shorter = _shorter_side(size, about["crop_pct"], report) if crops else None
     if resize not in BILINEAR:
         report.adapted.append(f"images: resized bilinearly with antialias, although the folder specifies {resize}")
     if crops and shorter is not None and shorter >= size:
@@ -63,6 +70,20 @@ def fold(network: Network, mean: Sequence[float], std: Sequence[float], report: 
     )
 
 
-def _three(values: Any) -> tuple[float, ...]:
-    values = values if isinstance(values, list | tuple) else [values] * 3
+def _three(about: Mapping[str, Any], name: str, report: ConversionReport) -> tuple[float, ...]:
+    """The mean or standard deviation of each colour. A standard deviation of 0 would divide by zero."""
+    found = about.get(name, OURS)
+    values = found if isinstance(found, list | tuple) else [found] * 3
+    sound = len(values) == 3 and all(isinstance(value, int | float) and math.isfinite(value) for value in values)
+    if not sound or ("std" in name and min(values) <= 0):
+        raise ConversionError(f"{report.source}: {name}={found!r}, expected three numbers, and of std positive ones.")
     return tuple(float(value) for value in values)
+
+
+def _shorter_side(size: int, crop_pct: Any, report: ConversionReport) -> int:
+    """The shorter side before the central crop, from the share of it that the crop keeps."""
+    if not isinstance(crop_pct, int | float) or not MIN_CROP <= crop_pct <= 1 / MIN_CROP:
+        raise ConversionError(
+            f"{report.source}: crop_pct={crop_pct!r}, expected a number from {MIN_CROP} to {1 / MIN_CROP:g}."
+        )
+    return int(size / float(crop_pct))

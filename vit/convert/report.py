@@ -1,6 +1,7 @@
 """The report of a conversion, entry by entry, and the check that every entry is explained."""
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,17 @@ from vit.models.variants import network_variant
 
 class ConversionError(ValueError):
     """A file of weights cannot be read, or has unexplained entries; the message names them."""
+
+
+@contextlib.contextmanager
+def refusing(source: str) -> Iterator[None]:
+    """Raises ConversionError for settings and entries of which no network can be built."""
+    try:
+        yield
+    except ConversionError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError, MemoryError) as error:
+        raise ConversionError(f"{source} does not describe a network: {error}") from error
 
 
 @dataclass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from vit.convert.report import ConversionError, ConversionReport
+from vit.models.limits import MAX_BLOCKS
 from vit.models.vit import Transformer
 
 Table = dict[str, str]
@@ -55,9 +56,22 @@ def give(weights: Mapping[str, Tensor], table: Table) -> dict[str, Tensor]:
     return state
 
 
-def numbered(state: Iterable[str], pattern: str) -> int:
-    """One more than the largest number that `pattern` matches, 0 without a match: the count of modules numbered from 0."""
-    return 1 + max((int(match[1]) for name in state if (match := re.match(pattern, name))), default=-1)
+def numbered(state: Iterable[str], pattern: str, report: ConversionReport) -> int:
+    """One more than the largest number that `pattern` matches, 0 without a match: the count of modules numbered from 0.
+
+    Raises ConversionError for a number that no network has, before anything of that size is built.
+    """
+    found = (match for name in state if (match := re.match(pattern, name)))
+    return 1 + max((module_number(match[1], match[0], report) for match in found), default=-1)
+
+
+def module_number(digits: str, name: str, report: ConversionReport) -> int:
+    """The number of a block or stage in the name of an entry. Raises ConversionError above MAX_BLOCKS."""
+    if len(digits) > 9 or int(digits) >= MAX_BLOCKS:
+        raise ConversionError(
+            f"{report.source}: {name[:60]} is of block {digits[:12]}, expected fewer than {MAX_BLOCKS:,} blocks."
+        )
+    return int(digits)
 
 
 def head_classes(state: Mapping[str, Tensor], entry: str, asked: int | None, report: ConversionReport) -> int:

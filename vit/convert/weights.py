@@ -8,11 +8,11 @@ import torch
 
 from data_prep.decode import DecodePolicy
 from infra.storage import open_store
-from vit.convert.folder import read_classes
+from vit.convert.folder import MAX_CONFIG_BYTES, read_classes
 from vit.convert.huggingface import read_huggingface
 from vit.convert.npz import read_npz
 from vit.convert.preprocessing import evaluation_of
-from vit.convert.report import ConversionError, ConversionReport, check_variant
+from vit.convert.report import ConversionError, ConversionReport, check_variant, refusing
 from vit.convert.timm import read_timm
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
@@ -86,10 +86,12 @@ def _folder(uri: str, config: dict[str, Any] | None, num_classes: int | None, im
     if any(value.dtype == torch.float64 for value in network.parameters()):
         network = network.float()
         done.report.adapted.append("float64 became float32")
-    view = evaluation_of(network, config, _json(uri, "preprocessor_config.json"), done.report)
+    with refusing(uri):
+        view = evaluation_of(network, config, _json(uri, "preprocessor_config.json"), done.report)
     moved = _moved(network, image_size_px, done.report)
     contract = at_size(ImageContract(decode=DecodePolicy(), evaluation=view), moved.config.image_size_px)
-    classes = read_classes(path if path.is_dir() else path.parent)
+    with refusing(uri):
+        classes = read_classes(path if path.is_dir() else path.parent)
     return Weights(_model(uri, moved, contract.evaluation, classes, done.report), done.report)
 
 
@@ -130,7 +132,14 @@ def _model(
 
 def _json(uri: str, key: str) -> dict[str, Any] | None:
     try:
-        tree = open_store(uri).read_json(key)
+        store = open_store(uri)
+        if (size := store.size(key)) > MAX_CONFIG_BYTES:
+            raise ConversionError(f"{uri}/{key} has {size:,} bytes, expected at most {MAX_CONFIG_BYTES:,}.")
+        tree = store.read_json(key)
+    except ConversionError:
+        raise
+    except RecursionError as error:
+        raise ConversionError(f"{uri}/{key} is nested too deeply. Download it again.") from error
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     return tree if isinstance(tree, dict) else None

@@ -9,6 +9,7 @@ from infra.config import replace
 from vit.models.bit import BiTResNet
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
 from vit.models.hybrid import HybridTransformer
+from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions, sincos_2d
 from vit.models.vit import Transformer, VisionTransformer
@@ -25,7 +26,11 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
 
 
 def meta_network(config: NetworkConfig, num_classes: int) -> Network:
-    """The network on the meta device: names and shapes of its weights, without memory."""
+    """The network on the meta device: names and shapes of its weights, without memory.
+
+    Raises ValueError for sizes beyond `limits.py`, which even without memory take too long or overflow.
+    """
+    check_limits(config)
     with torch.device("meta"):
         return build_network(config, num_classes)
 
@@ -33,7 +38,7 @@ def meta_network(config: NetworkConfig, num_classes: int) -> Network:
 def network_with(config: NetworkConfig, num_classes: int, weights: Mapping[str, Tensor]) -> Network:
     """The network with these weights, in evaluation mode. The weights are not copied.
 
-    Raises torch's RuntimeError if names or shapes do not match.
+    Raises torch's RuntimeError if names or shapes do not match, and ValueError like `meta_network`.
     """
     network = meta_network(config, num_classes)
     network.load_state_dict(dict(weights), strict=True, assign=True)

@@ -6,6 +6,7 @@ times as long as a raw write, so this module streams the public format (8 bytes 
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
@@ -105,5 +106,7 @@ def read_tensors(store: Store, key: str, pieces: Sequence[TensorPiece]) -> list[
             raise ValueError(f"{piece['name']} has sha256 {found[:12]}, but was written with {piece['sha256'][:12]}.")
         dtype = DTYPES[piece["dtype"]]
         flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
+        if flat.numel() != math.prod(piece["shape"]):
+            raise ValueError(f"{piece['name']} has {flat.numel():,} numbers, but its shape is {piece['shape']}.")
         tensors.append(flat.reshape(piece["shape"]))
     return tensors

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from vit.convert.folder import read_folder
-from vit.convert.report import ConversionError, ConversionReport, Converted, finish
+from vit.convert.report import ConversionError, ConversionReport, Converted, finish, refusing
 from vit.convert.tables import head_classes, numbered, take, zero_head
 from vit.convert.timm.kernels import kernel_from_timm, rescale
 from vit.convert.timm.names import BACKBONE, BIT, DROPOUT, GELU, HYBRID, NORM_EPS, POOL, STEM_ONLY, TRANSFORMER
 from vit.models.build import meta_network
 from vit.models.config import BiTConfig, HybridConfig, NetworkConfig, TransformerConfig, ViTConfig
+from vit.models.limits import MAX_STAGES
 from vit.models.pos_embed import grid_side
 from vit.models.variants import heads_of
 
@@ -82,10 +83,11 @@ def from_timm(
     """
     report = ConversionReport(source=source, family="timm")
     args = {name: value for name, value in args.items() if value is not None}
-    if "stem.conv.weight" in state:
-        return _bit_from_timm(state, args, report, num_classes)
-    if "patch_embed.proj.weight" in state:
-        return _transformer_from_timm(state, args, report, num_classes)
+    with refusing(source):
+        if "stem.conv.weight" in state:
+            return _bit_from_timm(state, args, report, num_classes)
+        if "patch_embed.proj.weight" in state:
+            return _transformer_from_timm(state, args, report, num_classes)
     shown = ", ".join(sorted(state)[:5])
     raise ConversionError(
         f"{source} is not a Vision Transformer, hybrid or BiT ResNet of timm: it has neither patch_embed.proj.weight nor "
@@ -101,7 +103,7 @@ def _transformer_from_timm(
     hybrid = any(name.startswith(f"{BACKBONE}.") for name in state)
     report.family = "timm, hybrid" if hybrid else "timm, Vision Transformer"
     _check_args(args, _OF_TRANSFORMERS, report)
-    depth = numbered(state, r"blocks\.(\d+)\.")
+    depth = numbered(state, r"blocks\.(\d+)\.", report)
     table = TRANSFORMER
     common: dict[str, Any] = {
         "embed_dim": kernel.shape[0],
@@ -118,7 +120,7 @@ def _transformer_from_timm(
     side = _side(state, common, report)
     stride = kernel.shape[2]
     if hybrid:
-        stages = _stages(state, rf"{re.escape(BACKBONE)}\.stages\.")
+        stages = _stages(state, rf"{re.escape(BACKBONE)}\.stages\.", report)
         table = HYBRID if stages else STEM_ONLY
         root = _need(state, f"{BACKBONE}.{'stem.' if stages else ''}conv.weight", 4, report)
         common |= {"stages": stages, "width_factor": max(1, root.shape[0] // 64), "patch_size": kernel.shape[2]}
@@ -154,7 +156,7 @@ def _bit_from_timm(
         raise ConversionError(f"{report.source}: not supported: global_pool={pool!r}; a BiT ResNet has avg.")
     root = _need(state, "stem.conv.weight", 4, report)
     size = _asked_size(args, report)
-    stages = _stages(state, r"stages\.")
+    stages = _stages(state, r"stages\.", report)
     if not stages:
         raise ConversionError(f"{report.source} has a stem (stem.conv.weight), but no stages.")
     config = BiTConfig(stages=stages, width_factor=max(1, root.shape[0] // 64), image_size_px=size or 224)
@@ -295,8 +297,9 @@ def _settle_positions(config: TransformerConfig, weights: dict[str, Tensor], rep
         weights["pos_embed"] = torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
 
 
-def _stages(state: Mapping[str, Tensor], prefix: str) -> tuple[int, ...]:
-    return tuple(numbered(state, rf"{prefix}{i}\.blocks\.(\d+)\.") for i in range(numbered(state, rf"{prefix}(\d+)\.")))
+def _stages(state: Mapping[str, Tensor], prefix: str, report: ConversionReport) -> tuple[int, ...]:
+    count = numbered(state, rf"{prefix}(\d+)\.", report)
+    return tuple(numbered(state, rf"{prefix}{i}\.blocks\.(\d+)\.", report) for i in range(min(count, MAX_STAGES + 1)))
 
 
 def _need(state: Mapping[str, Tensor], name: str, dims: int, report: ConversionReport) -> Tensor:
