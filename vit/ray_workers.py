@@ -17,6 +17,7 @@ from infra.storage import Store, open_store
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
     EvaluationSpec,
+    NoSettingLeft,
     Score,
     next_trials,
     plan_task_sweeps,
@@ -44,10 +45,15 @@ def drive(run: Store, attempt: int) -> int:
     def work(stop: StopPoller) -> Ending:
         frozen = isinstance(spec.protocol, Probe)
         on_ray = (features_on_ray, probe_trials_on_ray)
-        scores = frozen_scores(run, spec, stop, *on_ray) if frozen else Sweep(run, spec, stop).execute()
+        sweep = None if frozen else Sweep(run, spec, stop)
+        scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray)
         if scores is None:
             return stop.asked() or "preempted", {"reason": stop.by}
-        return "finished", {"scores": [score.model_dump(mode="json") for score in scores]}
+        detail = {"scores": [score.model_dump(mode="json") for score in scores]}
+        if sweep and sweep.failed:
+            recorded = f". The other scores ({len(scores)}) are recorded" if scores else ""
+            return "failed", {"reason": f"{'. '.join(sweep.failed.values())}{recorded}", **detail}
+        return "finished", detail
 
     return run_attempt(run, attempt, work, ends_when_stopped=False)
 
@@ -68,11 +74,13 @@ class Sweep:
         }
         # Trials that each task sweep has not finished yet: all settings, and the final trial.
         self.num_left = [0 if i in self.scores else len(s.settings) + 1 for i, s in enumerate(self.task_sweeps)]
+        # Task sweeps of which every setting has failed, with the reason.
+        self.failed: dict[int, str] = {}
         # The Ray tasks in flight, each with the index of its task sweep.
         self.running: dict[Any, tuple[int, Trial]] = {}
 
     def execute(self) -> list[Score] | None:
-        """The scores in the order of the task sweeps, or None if a stop was requested."""
+        """The scores in the order of the task sweeps, without those that failed; None if a stop was requested."""
         import ray
 
         cluster = start_ray()
@@ -89,17 +97,22 @@ class Sweep:
                 return None
             self._start_trials(cluster)
         self._write_progress(done_before)
-        return [self.scores[index] for index in range(len(self.task_sweeps))]
+        return [self.scores[index] for index in sorted(self.scores)]
 
     def _start_trials(self, cluster: dict[str, float]) -> None:
         """For each unscored task sweep without a running trial: starts its next trials, or records its score."""
         import ray
 
         work: Any = ray.remote(ensure_trial)
-        occupied = {index for index, _ in self.running.values()} | set(self.scores)
+        occupied = {index for index, _ in self.running.values()} | set(self.scores) | set(self.failed)
         for index in (i for i in range(len(self.task_sweeps)) if i not in occupied):
             task_sweep = self.task_sweeps[index]
-            todo, score = next_trials(task_sweep, self.trials)
+            try:
+                todo, score = next_trials(task_sweep, self.trials)
+            except NoSettingLeft as error:
+                log.error("%s", error)
+                self.failed[index], self.num_left[index] = str(error), 0
+                continue
             # Task sweeps share trials where a task is given twice: do not start a trial that runs for another one.
             in_flight = {trial.key for _, trial in self.running.values()}
             for trial in (trial for trial in todo if trial.key not in in_flight):
@@ -120,6 +133,8 @@ class Sweep:
         log.info(
             "trial=%s top1=%.4f examples=%d wall_s=%.1f", trial.key, result.top1, result.num_examples, result.wall_s
         )
+        if result.failure:
+            log.warning("trial=%s is a failed setting: %s", trial.key, result.failure)
 
     def _num_done(self) -> int:
         return total_trials(self.task_sweeps) - sum(self.num_left)

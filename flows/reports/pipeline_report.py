@@ -10,7 +10,7 @@ from flows.stages.stage import run_store
 from infra.html.plots import Plot, line_plot
 from infra.runs.journal import read_journal
 from infra.storage import Store, open_store
-from vit.vtab.evaluate import EvaluationSpec, Score, plan_task_sweeps
+from vit.vtab.evaluate import EvaluationSpec, NoSettingLeft, Score, final_outcome, plan_task_sweeps
 from vit.vtab.probes import Probe
 from vit.vtab.trained.trials import finished_result
 
@@ -71,7 +71,10 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot | None]
         ]
         if len(selected) < len(task_sweep.settings):
             continue  # a score of an earlier run, whose trials were deleted
-        final = finished_result(trials, task_sweep.final_trial(selected))
+        try:
+            _, final, _ = final_outcome(task_sweep, selected, trials)
+        except NoSettingLeft:
+            continue
         if final is not None:
             curves.setdefault(task_sweep.task.name, {})[init_text(task_sweep.model)] = final.train_losses
     return [line_plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

@@ -93,5 +93,6 @@ def render(page: ReportPage) -> str:
 def setting_row(score: Score, tried: Mapping[str, Any]) -> tuple[str, ...]:
     """A setting that was tried, with its accuracy on validation images."""
     chosen = "chosen" if tried == score.chosen else ""
-    words = setting({name: value for name, value in tried.items() if name != "val_top1"})
+    chosen = f"failed: {tried['failed']}" if "failed" in tried else chosen
+    words = setting({name: value for name, value in tried.items() if name not in ("val_top1", "failed")})
     return score.task, init_text(score.model_digest), percent(tried["val_top1"]), chosen, words

@@ -204,8 +204,8 @@ def settings_table(label: str, score: Score) -> str:
     title = f"{f'{label}: ' * bool(label)}top-1 {100 * score.value:.2f} % of {score.num_examples:,} images"
     if not score.tried:
         return title
-    names = list(score.tried[0])
-    rows = [[_shown(tried.get(name)) for name in names] for tried in score.tried]
+    names = list(dict.fromkeys(name for tried in score.tried for name in tried))
+    rows = [[_shown(tried.get(name, "")) for name in names] for tried in score.tried]
     rows = [
         [f"**{cell}**" for cell in row] if tried == score.chosen else row
         for row, tried in zip(rows, score.tried, strict=True)

@@ -21,7 +21,7 @@ from vit.models.config import AnyNetworkConfig
 from vit.vtab.probes import Probe
 from vit.vtab.protocols import Protocol, TaskFacts
 from vit.vtab.tasks import TaskSplits, benchmark_name, find_task_splits, metric_group
-from vit.vtab.trained.trials import Trial, TrialResult, finished_result
+from vit.vtab.trained.trials import Trial, TrialResult, finished_result, model_label
 
 
 class TaskRef(FrozenConfig):
@@ -75,7 +75,7 @@ class Score(StoredRecord):
     chosen: dict[str, Any]
     """The chosen setting with its validation score."""
     tried: tuple[dict[str, Any], ...]
-    """Every setting with its validation score."""
+    """Every setting with its validation score; of one that has failed, with the reason as `failed`."""
     majority_fraction: float
     """Share of the majority class of the test split: the score of always predicting it."""
     num_classes: int
@@ -105,6 +105,10 @@ class Score(StoredRecord):
         return f"{metric_group(self.task)}/{benchmark_name(self.task)}/top1"
 
 
+class NoSettingLeft(RuntimeError):
+    """Every setting of a task sweep has failed, so there is none to score; the message names task, settings and reasons."""
+
+
 class TaskSweep(FrozenConfig):
     """All trials of one model on one task with one seed."""
 
@@ -125,18 +129,26 @@ class TaskSweep(FrozenConfig):
     def select_trials(self) -> list[Trial]:
         return [self._trial("select", recipe) for recipe in self.settings]
 
-    def final_trial(self, results: Sequence[TrialResult]) -> Trial:
-        """The trial with the setting that is best on validation (the first of equal ones), on all training examples."""
-        assert len(results) == len(self.settings)
-        best = max(range(len(results)), key=lambda i: (not results[i].diverged, results[i].top1, -i))
-        return self._trial("final", self.settings[best])
+    def final_trial(self, selected: Sequence[TrialResult], failed: Sequence[TrialResult] = ()) -> Trial:
+        """The trial with the setting that is best on validation (the first of equal ones), on all training examples.
 
-    def score(self, selected: Sequence[TrialResult], final: TrialResult, trial: Trial) -> Score:
+        Settings that have failed are left out; `failed` are the final trials that have. Raises NoSettingLeft.
+        """
+        failures = self._failures(selected, failed)
+        left = [i for i, failure in enumerate(failures) if failure is None]
+        if not left:
+            raise NoSettingLeft(self._no_setting_left(failures))
+        return self._trial("final", self.settings[max(left, key=lambda i: (selected[i].top1, -i))])
+
+    def score(
+        self, selected: Sequence[TrialResult], final: TrialResult, trial: Trial, failed: Sequence[TrialResult] = ()
+    ) -> Score:
         tried = tuple(
             {"peak_lr": recipe.optim.peak_lr, "total_steps": recipe.total_steps, "val_top1": result.top1}
-            for recipe, result in zip(self.settings, selected, strict=True)
+            | ({"failed": failure} if failure else {})
+            for recipe, result, failure in zip(self.settings, selected, self._failures(selected, failed), strict=True)
         )
-        results = (*selected, final)
+        results = (*selected, *failed, final)
         return Score(
             task=self.task.name,
             protocol=self.protocol.name,
@@ -167,6 +179,25 @@ class TaskSweep(FrozenConfig):
         identity = digest_of(depends_on)[:6]
         return (
             f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}{again(self.repetition)}.json"
+        )
+
+    def _failures(self, selected: Sequence[TrialResult], failed: Sequence[TrialResult]) -> list[str | None]:
+        """Why each setting has failed, or None."""
+        of_finals = {result.key: result.failure for result in failed}
+        return [
+            result.failure or of_finals.get(self._trial("final", recipe).key)
+            for recipe, result in zip(self.settings, selected, strict=True)
+        ]
+
+    def _no_setting_left(self, failures: Sequence[str | None]) -> str:
+        of = f"model {model_label(self.model)}" if self.model else "the network trained from scratch"
+        settings = "; ".join(
+            f"peak_lr {recipe.optim.peak_lr:g} with {recipe.total_steps:,} steps: {failure}"
+            for recipe, failure in zip(self.settings, failures, strict=True)
+        )
+        return (
+            f"{self.task.name} has no score for {of} with seed {self.seed}, because every setting of {self.protocol.name} "
+            f"failed: {settings}. Evaluate with a protocol of smaller learning rates"
         )
 
     def _trial(self, phase: Any, recipe: TrainRecipe) -> Trial:
@@ -255,15 +286,33 @@ def published_digest(model: str | None) -> str | None:
 
 
 def next_trials(task_sweep: TaskSweep, trials: Store) -> tuple[list[Trial], Score | None]:
-    """The trials of a task sweep that can run now and are not in the store; once there are none left, the score."""
+    """The trials of a task sweep that can run now and are not in the store; once there are none left, the score.
+
+    Where a final trial has failed, the next best setting is trained. Raises NoSettingLeft if every setting has failed.
+    """
     select = task_sweep.select_trials()
     results = [finished_result(trials, trial) for trial in select]
     if todo := [trial for trial, result in zip(select, results, strict=True) if result is None]:
         return todo, None
     done = [result for result in results if result is not None]
-    final = task_sweep.final_trial(done)
-    result = finished_result(trials, final)
-    return ([final], None) if result is None else ([], task_sweep.score(done, result, final))
+    final, result, failed = final_outcome(task_sweep, done, trials)
+    return ([final], None) if result is None else ([], task_sweep.score(done, result, final, failed))
+
+
+def final_outcome(
+    task_sweep: TaskSweep, selected: Sequence[TrialResult], trials: Store
+) -> tuple[Trial, TrialResult | None, list[TrialResult]]:
+    """The final trial, its result if it has ended, and the final trials of better settings, which have failed.
+
+    Raises NoSettingLeft.
+    """
+    failed: list[TrialResult] = []
+    while True:
+        final = task_sweep.final_trial(selected, failed)
+        result = finished_result(trials, final)
+        if result is None or result.failure is None:
+            return final, result, failed
+        failed.append(result)
 
 
 def record_score(root: Store, task_sweep: TaskSweep, score: Score) -> Score:

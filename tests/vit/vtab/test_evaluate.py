@@ -8,6 +8,8 @@ import torch
 
 from data_prep.decode import DecodePolicy
 from data_prep.shard_format import load_manifest
+from flows.reports.report import setting_row
+from infra.config import replace
 from infra.runs.claims import take_claim
 from infra.runs.run_state import read_state, request_stop
 from infra.storage import open_store
@@ -18,7 +20,15 @@ from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
 from vit.published import publish
 from vit.vtab import evaluate
-from vit.vtab.evaluate import EvaluationSpec, TaskRef, next_trials, plan_task_sweeps, record_score, stored_score
+from vit.vtab.evaluate import (
+    EvaluationSpec,
+    NoSettingLeft,
+    TaskRef,
+    next_trials,
+    plan_task_sweeps,
+    record_score,
+    stored_score,
+)
 from vit.vtab.protocols import Protocol
 from vit.vtab.published.report import latest_records, read_records
 from vit.vtab.tasks import find_task_splits
@@ -173,10 +183,59 @@ def test_best_validation_score_is_chosen_and_the_first_of_equals(spec_of):
     assert chosen_lr(task_sweep, (0.2,), (0.4,), (0.4,)) == 0.3
 
 
-def test_diverged_setting_is_chosen_only_if_all_diverged(spec_of):
+def test_diverged_setting_is_never_chosen(spec_of):
     (task_sweep,) = plan_task_sweeps(spec_of())
     assert chosen_lr(task_sweep, (0.99, True), (0.1,), (0.05,)) == 0.3
-    assert chosen_lr(task_sweep, (0.2, True), (0.3, True), (0.1, True)) == 0.3
+    with pytest.raises(
+        NoSettingLeft, match=r"digits has no score for the network trained from scratch with seed 0, because"
+    ):
+        chosen_lr(task_sweep, (0.2, True), (0.3, True), (0.1, True))
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "reason"),
+    [(4, 1e38, "the loss of the trained network is "), (8, 1e30, "the training diverged")],
+)
+def test_training_that_ends_without_a_finite_loss_is_a_failed_setting(steps, rate, reason, spec_of, root, scored):
+    diverging = replace(PROTOCOL, learning_rates=(rate, 1e-3), total_steps=steps)
+    (task_sweep,) = plan_task_sweeps(spec_of().model_copy(update={"protocol": diverging}))
+    score = run_task_sweep(task_sweep, root)
+    failed, sound = score.tried
+    assert failed["failed"].startswith(reason)
+    assert "failed" not in sound
+    assert score.chosen == sound
+    assert "failed" in setting_row(score, failed)[3]
+    assert stored_score(open_store(root), task_sweep) == score
+    assert scored == ["val200", "val200", "test"]
+
+
+def test_next_best_setting_is_trained_where_the_final_training_diverges(spec_of, root):
+    (task_sweep,) = plan_task_sweeps(spec_of())
+    trials = open_store(root).child("trials")
+
+    def store(trial, *outcome):
+        result = fake_result(trial, *outcome)
+        trials.create(f"{trial.key}.json", result.model_dump_json().encode())
+        return result
+
+    selected = [store(t, top1) for t, top1 in zip(task_sweep.select_trials(), (0.2, 0.4, 0.3), strict=True)]
+    first = task_sweep.final_trial(selected)
+    store(first, 0.0, True)
+    ((second,), _) = next_trials(task_sweep, trials)
+    assert [first.recipe.optim.peak_lr, second.recipe.optim.peak_lr] == [0.3, 0.1]
+    store(second, 0.25)
+    _, score = next_trials(task_sweep, trials)
+    assert (score.value, score.chosen["peak_lr"]) == (0.25, 0.1)
+    assert [bool(tried.get("failed")) for tried in score.tried] == [False, True, False]
+    assert score.trials[-2:] == (first.key, second.key)
+
+
+def test_diverged_final_trial_reads_no_test_image(spec_of, scored):
+    diverging = replace(PROTOCOL, learning_rates=(1e30,), total_steps=8)
+    (task_sweep,) = plan_task_sweeps(spec_of().model_copy(update={"protocol": diverging}))
+    final = task_sweep.final_trial([fake_result(trial, 0.5) for trial in task_sweep.select_trials()])
+    assert run_trial(final).diverged
+    assert scored == []
 
 
 def test_selection_never_uses_test_and_the_final_training_uses_all_thousand(spec_of):
@@ -334,6 +393,21 @@ def test_repeated_task_is_trained_once_and_scored_twice(ray, drive, spec_of):
     assert code == 0
     assert state["scores"][0] == state["scores"][1]
     assert len(ray.ran) == 4
+
+
+def test_task_without_a_setting_left_fails_by_name_and_the_others_are_scored(ray, drive, spec_of, model, monkeypatch):
+    def trained(trial, **_):
+        return fake_result(trial, 0.5, diverged=trial.model is None)
+
+    monkeypatch.setattr(running, "run_trial", trained)
+    for _ in range(2):  # at a retry, too
+        code, state, progress = drive(spec_of((None, model)))
+        assert (code, state["state"]) == (1, "failed")
+        assert [score["model"] for score in state["scores"]] == [model]
+        assert "digits has no score for the network trained from scratch with seed 0" in state["reason"]
+        assert "peak_lr 0.3 with 4 steps: the training diverged" in state["reason"]
+        assert (progress["step"], progress["total_steps"]) == (8, 8)
+    assert len(ray.ran) == 7
 
 
 def test_failed_evaluation_has_the_reason_in_its_state(ray, drive, spec_of, monkeypatch):

@@ -3,9 +3,10 @@
 Imports no torch.
 """
 
+import math
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import ConfigDict, model_validator
 
 from infra.config import FrozenConfig, digest_of
 from infra.keys import run_key
@@ -62,7 +63,9 @@ class Trial(FrozenConfig):
 
 
 class TrialResult(StoredRecord):
-    """The scores of a trial on its whole `score_split`; see `Evaluation`."""
+    """The scores of a trial on its whole `score_split`; see `Evaluation`. A loss that is not finite is stored as text."""
+
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="strings")
 
     schema_version: int = 1
     key: str
@@ -75,9 +78,19 @@ class TrialResult(StoredRecord):
     wall_s: float
     cpu_s: float
     diverged: bool
-    """True if the training ended as diverged; the score is then that of the last finite weights."""
+    """True if the training ended as diverged; the score is then that of the last finite weights. A diverged final trial is
+    not scored: no image of the test split is read."""
     files: tuple[str, ...] = ()
     """Keys, below `trials`, of the files of a final trial: its predictions first; see `trial_files.py`."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the setting of this trial has failed; None if it can be chosen."""
+        if self.diverged:
+            finite = [step for step, loss in self.train_losses if math.isfinite(loss)]
+            last = f"the last finite loss is that of step {finite[-1]:,}" if finite else "no loss was finite"
+            return f"the training diverged ({last})"
+        return None if math.isfinite(self.loss) else f"the loss of the trained network is {self.loss}"
 
 
 def model_label(uri: str) -> str:
