@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from vit.training.tensor_file import TensorPiece
 
 
+WEIGHTS = "model.safetensors"
+
+
 class ModelProvenance(TypedDict, total=False):
     """What a model was made from. A training writes the first five; conversions write the file that they read."""
 
@@ -30,7 +33,10 @@ class ModelRecord(TypedDict):
     """The network's config as JSON, for `network_config`."""
     num_classes: int
     tensors: "list[TensorPiece]"
-    """The tensors of `model.safetensors`."""
+    """The tensors of the weights file."""
+    weights: NotRequired[str]
+    """Key of the weights file, `<12 hex of its tensors>/model.safetensors`. Models of older versions, and copies for MLflow,
+    have `model.safetensors` and no such field."""
     probe: NotRequired[list[float]]
     """The first logits of a synthetic image; models of older versions have none."""
     provenance: ModelProvenance
@@ -39,6 +45,11 @@ class ModelRecord(TypedDict):
     digest: str
     files: NotRequired[dict[str, str]]
     """Digests of the image contract and of the classes, so that an error can name the file that was changed."""
+
+
+def weights_key(record: ModelRecord) -> str:
+    """Key of the weights file below the folder of a published model."""
+    return record.get("weights", WEIGHTS)
 
 
 def model_record(uri: str) -> ModelRecord | None:

@@ -5,9 +5,11 @@ model = load_model("emoji-vit")
 print(model.predict(["cat.png"]))
 """
 
+import hashlib
+import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,21 +21,21 @@ from torch import Tensor
 from data_prep.decode import DecodePolicy, ImageRejected, decode
 from infra.config import digest_of
 from infra.local.running_stack import local_store
-from infra.storage import Store, open_store
+from infra.storage import PreconditionFailed, Store, json_bytes, open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.image_contract import ImageContract
 from vit.model_names import find_published, is_location
-from vit.model_record import ModelCheck, ModelProvenance, ModelRecord
+from vit.model_record import WEIGHTS, ModelCheck, ModelProvenance, ModelRecord, model_record, weights_key
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
 from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
 from vit.training.checkpoint import CheckpointError
-from vit.training.tensor_file import read_tensors, write_tensors
+from vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
 
+log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
-WEIGHTS = "model.safetensors"
 HEAD = ("head.weight", "head.bias")
 # Settings that fine-tuning may change: they have no weights but the head's, or weights that can be resampled.
 ADAPTABLE = {
@@ -83,8 +85,15 @@ def publish(
     contract: ImageContract,
     classes: Sequence[str],
     provenance: Mapping[str, Any],
+    check_claim: Callable[[], object] = lambda: None,
 ) -> str:
-    """Writes `<name>/<version>/`, with `config.json` last, and returns its URI. The same model may be published again."""
+    """Publishes `<name>/<version>/` and returns its URI. A version that is published already stays as it is.
+
+    The weights are named after their content, and `config.json` is created last, if it is absent. So a writer that was
+    suspended meanwhile changes no byte that the published model is read from. `check_claim` is called before both, and
+    raises where another attempt may publish instead. Raises ValueError for another image contract or other classes than
+    those that are published, and for a network that they do not fit.
+    """
     if len(classes) != network.num_classes:
         raise ValueError(
             f"{name}/{version}: got {len(classes)} class names, but the head has {network.num_classes} classes. "
@@ -97,26 +106,64 @@ def publish(
         )
     store = models.child(f"{name}/{version}")
     weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
-    pieces = write_tensors(store, WEIGHTS, weights)
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
+    files = {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)}
+    if (published := model_record(store.uri)) is not None:
+        return _kept(store, published, files)
+    file = f"{content_digest(weights)[:12]}/{WEIGHTS}"
+    check_claim()
     config: ModelRecord = {
         "schema_version": SCHEMA_VERSION,
         "architecture": network.config.architecture,
         "model": network.config.model_dump(mode="json"),
         "num_classes": network.num_classes,
-        "tensors": pieces,
+        "tensors": write_tensors(store, file, weights),
+        "weights": file,
         "probe": probe(network),
         "provenance": cast(ModelProvenance, dict(provenance)),
         "created_at": time.time(),
         "digest": "",
-        "files": {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)},
+        "files": files,
     }
     config["digest"] = model_digest(config, contract_json, class_list)
+    check_claim()
     store.write_json("image_contract.json", contract_json)
     store.write_json("classes.json", {"schema_version": SCHEMA_VERSION, "classes": class_list})
     store.write("card.md", card(name, version, config, contract, class_list).encode())
-    store.write_json("config.json", config)
+    try:
+        store.create("config.json", json_bytes(config))
+    except PreconditionFailed:
+        theirs: ModelRecord = store.read_json("config.json")
+        if weights_key(theirs) != file:
+            store.delete(file)
+        store.write("card.md", card(name, version, theirs, contract, class_list).encode())
+        return _kept(store, theirs, files)
     return store.uri
+
+
+def _kept(store: Store, published: ModelRecord, files: Mapping[str, str]) -> str:
+    """The URI of a version that is published already: its weights stay.
+
+    Raises ValueError if it has another image contract or other classes. Those of a training cannot differ, because its
+    version is a digest of what they are made from; its weights may, by rounding.
+    """
+    differ = [name for name, digest in files.items() if published.get("files", {}).get(name, digest) != digest]
+    if differ:
+        raise ValueError(
+            f"{store.uri} is published already, with another {' and '.join(differ)}. A published model does not change: "
+            "publish under another name."
+        )
+    log.info("%s is published already, with digest %s; it stays", store.uri, published["digest"][:12])
+    return store.uri
+
+
+def content_digest(weights: Mapping[str, Tensor]) -> str:
+    """The digest of the names, types, shapes and bytes of CPU tensors, in their order."""
+    digest = hashlib.sha256()
+    for name, value in weights.items():
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(raw_bytes(value))
+    return digest.hexdigest()
 
 
 def model_digest(config: ModelRecord, contract: Mapping[str, Any], classes: Sequence[str]) -> str:
@@ -223,13 +270,16 @@ def read_model(uri: str) -> PublishedModel:
 
 def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
     """The network of a model. Raises CheckpointError if its weights differ from `config.json`, or do not fit the network."""
-    file = store.uri_of(WEIGHTS)
+    file = f"{store.uri}/{weights_key(config)}"
     try:
         check_limits(network_config(config["model"]))
-        listed, size = sum(piece["end"] - piece["start"] for piece in config["tensors"]), store.size(WEIGHTS)
+        listed, size = (
+            sum(piece["end"] - piece["start"] for piece in config["tensors"]),
+            store.size(weights_key(config)),
+        )
         if listed > size:  # the same bytes listed many times would fill the memory
             raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
-        tensors = read_tensors(store, WEIGHTS, config["tensors"])
+        tensors = read_tensors(store, weights_key(config), config["tensors"])
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(
             f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or publish the model again."

@@ -76,8 +76,9 @@ class TrainingRun:
                 self.recipe.total_steps,
                 active=self.world.rank == 0,
                 devices=devices_text(self.world.device.type, self.world.size),
+                check_claim=self.claim.check,
             ) as reporter,
-            system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step),
+            system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step, self.claim.check),
         ):
             outcome = self._train(state, stop, reporter)
             detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
@@ -140,6 +141,10 @@ class TrainingRun:
         def save(state: TrainState) -> None:
             saver.save(state, {**meta, "save_id": f"{start_id}-{state.step}", "images_seen": self._images(state)})
 
+        def stop_requested() -> RunState | None:
+            saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
+            return stop.asked()
+
         with self._train_batches(state.step) as batches:
             outcome = train(
                 state,
@@ -149,7 +154,7 @@ class TrainingRun:
                 self.world,
                 report=reporter.record,
                 hooks=[Hook(execution.save_every_steps, save, before_stop=True)],
-                stop_requested=stop.asked,
+                stop_requested=stop_requested,
             )
         saver.wait()
         return outcome
@@ -198,7 +203,6 @@ class TrainingRun:
 
     def _publish(self, network: Network, state: TrainState) -> StateDetail:
         """Publishes the model and draws the figures of the run."""
-        self.claim.check()
         model = publish(
             open_store(self.spec.models),
             self.config.name,
@@ -213,6 +217,7 @@ class TrainingRun:
                 "steps": state.step,
                 "images_seen": self._images(state),
             },
+            self.claim.check,
         )
         return {"model": model, "inspection": self._inspect(network)}
 

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -56,8 +56,16 @@ class Journal:
     tries again later and loses nothing.
     """
 
-    def __init__(self, run: Store, attempt: int, seal_every_s: float = 30.0, writer: str = "") -> None:
+    def __init__(
+        self,
+        run: Store,
+        attempt: int,
+        seal_every_s: float = 30.0,
+        writer: str = "",
+        check_claim: Callable[[], object] = lambda: None,
+    ) -> None:
         self._run, self._attempt, self._writer = run, attempt, writer
+        self._check_claim = check_claim
         self._known: dict[str, set[int]] = {}
         self._next_seq = self._next_segment = 0
         own = [segment for segment in list_segments(run) if segment.writer == writer]
@@ -92,9 +100,11 @@ class Journal:
     def seal(self) -> None:
         """Writes everything recorded so far into one segment. Call it before each checkpoint manifest.
 
-        Raises errors of the store, and then keeps the records for the next seal.
+        Raises errors of the store, and then keeps the records for the next seal. `check_claim` is called first: an attempt
+        that has lost its claim seals nothing.
         """
         with self._sealing:
+            self._check_claim()
             with self._recording:
                 records = self._unsealed.copy()
             self._publish(records)

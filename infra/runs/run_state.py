@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 from infra.records import UnreadableRecord, reading
 from infra.redact import cleaned
+from infra.runs.claims import ClaimLost, read_claim
 from infra.storage import PreconditionFailed, Store, json_bytes
 
 RunState = Literal["running", "finished", "diverged", "preempted", "cancelled", "failed", "out_of_time"]
@@ -94,7 +95,8 @@ class StopRequest(TypedDict):
 
 
 def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[StateDetail]) -> None:
-    """Writes `state.json`. Only the attempt that holds the claim may call this.
+    """Writes `state.json`. Only the attempt that holds the claim may call this. Raises ClaimLost where a later attempt holds
+    it: an attempt that was suspended after it had checked its claim does not overwrite the state of its successor.
 
     Secrets are removed from `reason`, because error messages may quote them.
     """
@@ -109,7 +111,10 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[Stat
         "attempt": attempt,
         "updated_at": time.time(),
     }
-    run.write_json("state.json", record)
+    if (later := _put(run, "state.json", record)) is not None:
+        raise ClaimLost(
+            f"attempt {attempt} lost the claim of {run.uri}: attempt {later} holds it and writes the state."
+        )
 
 
 def read_state(run: Store) -> RunStateRecord | None:
@@ -149,7 +154,10 @@ def state_of(run: Store, attempt: int) -> RunState | None:
 
 
 def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
-    """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray."""
+    """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray.
+
+    Nothing is written where a later attempt holds the claim.
+    """
     reconciled: RunStateRecord = {
         "schema_version": 1,
         "state": state,
@@ -157,7 +165,25 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
         "reason": cleaned(reason),
         "updated_at": time.time(),
     }
-    run.write_json("verdict.json", reconciled)
+    _put(run, "verdict.json", reconciled)
+
+
+def _put(run: Store, key: str, record: RunStateRecord) -> int | None:
+    """Creates or swaps a state, unless a later attempt holds the claim; then returns the number of that attempt.
+
+    The claim is read after the state, so whoever takes the claim and writes a state in between makes the swap fail.
+    """
+    while True:
+        try:
+            tag = run.read_tagged(key)[1]
+        except FileNotFoundError:
+            tag = None
+        claim = read_claim(run)
+        if claim is not None and claim.attempt > record["attempt"]:
+            return claim.attempt
+        with contextlib.suppress(PreconditionFailed):  # another process wrote meanwhile: read the claim again
+            _ = run.compare_and_swap(key, json_bytes(record), tag) if tag else run.create(key, json_bytes(record))
+            return None
 
 
 def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:

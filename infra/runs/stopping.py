@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Self
 
-from infra.runs.claims import read_claim
+from infra.runs.claims import ClaimLost, read_claim
 from infra.runs.run_state import OUTCOMES, StopReason, read_stop, request_stop, state_of, write_state
 from infra.storage import Store, open_store
 
@@ -34,7 +34,8 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
             return
         claim = read_claim(run)
         if own_state in (None, "running") and claim is not None and claim.attempt == attempt:
-            write_state(run, "cancelled", attempt, reason=stop["by"])
+            with contextlib.suppress(ClaimLost):
+                write_state(run, "cancelled", attempt, reason=stop["by"])
         os._exit(OUTCOMES["cancelled"].exit_code)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from data_prep.decode import DecodePolicy
 from infra.config import replace
+from infra.runs.claims import ClaimLost
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
@@ -149,11 +150,58 @@ def test_a_changed_or_missing_file_is_refused_by_name(published, file, old, new)
 
 def test_changed_and_truncated_weights_are_refused_by_name(published):
     store = open_store(published)
-    data = store.read("model.safetensors")
+    key = store.read_json("config.json")["weights"]
+    data = store.read(key)
     for damaged in (data[:-1] + bytes([data[-1] ^ 1]), data[:-100]):
-        store.write("model.safetensors", damaged)
+        store.write(key, damaged)
         with pytest.raises(CheckpointError, match=r"model\.safetensors"):
             load_model(published)
+
+
+def test_model_that_a_suspended_attempt_publishes_again_is_not_changed(network, root):
+    models, successor = open_store(root).child("models"), VisionTransformer(CONFIG, len(CLASSES))
+    asked = []
+
+    def overtaken():
+        """The claim is still ours; right after this check the process is suspended, and its successor publishes."""
+        asked.append(1)
+        if len(asked) == 2:
+            publish(models, "birds", "1", successor, CONTRACT, CLASSES, {"run_key": "birds-0a"})
+
+    uri = publish(models, "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"}, overtaken)
+    model, store = load_model(uri), open_store(uri)
+    assert all(torch.equal(value, successor.state_dict()[name]) for name, value in model.network.state_dict().items())
+    assert model.digest in store.read("card.md").decode()
+    assert [key for key in store.list() if key.endswith("model.safetensors")] == [
+        store.read_json("config.json")["weights"]
+    ]
+
+
+def test_attempt_that_lost_its_claim_publishes_nothing(network, root):
+    def lost():
+        raise ClaimLost("attempt 2 holds it")
+
+    models = open_store(root).child("models")
+    with pytest.raises(ClaimLost):
+        publish(models, "birds", "1", network, CONTRACT, CLASSES, {}, lost)
+    assert models.list() == []
+
+
+def test_version_is_not_published_again_with_other_classes(network, published, root):
+    with pytest.raises(ValueError, match=r"published already, with another classes\.json.*another name"):
+        publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES[::-1], {})
+    assert load_model(published).classes == tuple(CLASSES)
+
+
+def test_model_of_an_older_version_has_its_weights_at_the_top_of_the_folder(network, published):
+    store = open_store(published)
+    config = store.read_json("config.json")
+    digest = load_model(published).digest
+    key = config.pop("weights")
+    store.write("model.safetensors", store.read(key))
+    store.delete(key)
+    store.write_json("config.json", config)
+    assert load_model(published).digest == digest
 
 
 def test_error_for_a_folder_without_a_model_names_the_next_step(tmp_path):

@@ -2,12 +2,13 @@
 
 import itertools
 import math
+import threading
 
 import pytest
 import torch
 
 from infra.config import replace
-from infra.runs.claims import take_claim
+from infra.runs.claims import ClaimLost, take_claim
 from infra.runs.journal import list_segments, read_journal
 from infra.runs.run_state import read_state, request_stop
 from infra.runs.stopping import StopPoller
@@ -160,6 +161,28 @@ def test_attempt_that_lost_its_claim_writes_nothing(start, train_config):
     assert run.list() == before
 
 
+def test_attempt_that_loses_its_claim_at_a_save_ends_at_once_and_writes_nothing_more(start, train_config, monkeypatch):
+    run, attempt = start(train_config("overtaken"))
+    asked, before = itertools.count(1), []
+
+    def take_over_before_the_save(watch):
+        step = next(asked)
+        if step == 10:  # it is saved, and so is step 20
+            start(train_config("overtaken"), run)
+            before.extend((key, run.read(key)) for key in run.list())
+        for thread in threading.enumerate():
+            if thread.name == "checkpoint-saver":
+                thread.join()
+
+    monkeypatch.setattr(StopPoller, "asked", take_over_before_the_save)
+    with pytest.raises(ClaimLost):
+        TrainingRun(run, attempt, World()).execute()
+    assert next(asked) - 1 in (10, 11)
+    assert [(key, run.read(key)) for key in run.list() if key != "claim.json"] == [
+        (key, data) for key, data in before if key != "claim.json"
+    ]
+
+
 def test_restarts_without_progress_fail_the_run_with_their_first_error(start, train_config, monkeypatch):
     """A corpus that was replaced fails every time, before the first step; the driver would restart it for ever."""
     run, attempt = start(train_config("stuck", max_restarts_without_progress=2))
@@ -211,8 +234,9 @@ def test_changed_published_model_is_refused_by_name(start, train_config):
     run, attempt = start(train_config("tampered"))
     TrainingRun(run, attempt, World()).execute()
     model = open_store(read_state(run)["model"])
-    data = bytearray(model.read("model.safetensors"))
+    key = model.read_json("config.json")["weights"]
+    data = bytearray(model.read(key))
     data[-1] ^= 1
-    model.write("model.safetensors", bytes(data))
+    model.write(key, bytes(data))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load_model(model.uri)

@@ -16,11 +16,11 @@ from typing import Any
 
 from PIL import Image
 
-from infra.storage import open_store
-from vit.model_record import Prediction
+from infra.storage import json_bytes, open_store
+from vit.model_record import WEIGHTS, ModelRecord, Prediction, weights_key
 from vit.published import PublishedModel, load_model
 
-FILES = ("model.safetensors", "image_contract.json", "classes.json", "card.md", "config.json")
+FILES = ("image_contract.json", "classes.json", "card.md")
 TOP = 5
 # MLflow copies this file into the folder and runs it where the model is loaded.
 CODE = '''"""Serves the published model in this folder. Needs the packages vitline and torch."""
@@ -58,6 +58,10 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
         copy.mkdir()
         for name in FILES:
             (copy / name).write_bytes(store.read(name))
+        record: ModelRecord = store.read_json("config.json")
+        (copy / WEIGHTS).write_bytes(store.read(weights_key(record)))
+        record.pop("weights", None)  # in this folder the weights have the name that other tools look for
+        (copy / "config.json").write_bytes(json_bytes(record))
         if (found := load_model(str(copy)).digest) != model.digest:
             raise ValueError(
                 f"{model.uri} has digest {found[:12]}, but {model.digest[:12]} was loaded. Load the model again."

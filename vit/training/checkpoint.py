@@ -1,10 +1,10 @@
 """Saves and resumes a TrainState. A checkpoint is complete or invisible, and any number of workers can resume from it
 (docs/design.md, "Checkpoints").
 
-    checkpoints/step-000012000-a1/rank-00000-of-00002.safetensors   the tensors that rank 0 owns
-                                  rank-00000-of-00002.json          name, shape, offsets, sha256 of each piece
-                                  manifest.json                     written last, by rank 0
-                                  rejected.json                     a mark: a reader found it damaged, and why
+    checkpoints/step-000012000-a1/rank-00000-of-00002-<save>.safetensors   the tensors that rank 0 owns
+                                  rank-00000-of-00002-<save>.json          name, shape, offsets, sha256 of each piece
+                                  manifest.json                            created last, by rank 0
+                                  rejected.json                            a mark: a reader found it damaged, and why
 
 Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
 no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from infra.config import digest_of, flatten
-from infra.storage import Store
+from infra.storage import PreconditionFailed, Store, json_bytes
 from vit.training.checkpoint_names import (
     FOLDER,
     MANIFEST,
@@ -175,8 +175,9 @@ def owners(tensors: Mapping[str, Tensor], world_size: int) -> dict[str, int]:
 class CheckpointSaver:
     """Saves in the background. At most one save is in flight; the next call raises its error.
 
-    Before the commit, rank 0 calls `check_claim`, then `before_commit` (which seals the journal up to the step of the
-    checkpoint), then `check_claim` again. An attempt that has lost its claim raises there and commits nothing.
+    Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which
+    seals the journal up to the step of the checkpoint), then `check_claim` once more, and before it deletes older files.
+    An attempt that has lost its claim raises there and writes nothing more.
     """
 
     def __init__(
@@ -219,6 +220,10 @@ class CheckpointSaver:
         if self.thread is not None:
             self.thread.join()
             self.thread = None
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raises the error of the last save as soon as there is one, without waiting."""
         if self.error is not None:
             error, self.error = self.error, None
             raise error
@@ -237,10 +242,11 @@ class CheckpointSaver:
             self.error = error
 
     def _write(self, mine: dict[str, Tensor], manifest: PendingManifest) -> None:
+        self.check_claim()
         prefix = self._free_prefix(manifest["step"])
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
-        name = f"{prefix}/rank-{self.rank:05d}-of-{self.world_size:05d}"
+        name = self._file(prefix, self.rank, manifest["save_id"])
         pieces = write_tensors(self.run, f"{name}.safetensors", mine)
         self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
         if self.rank == 0:
@@ -249,6 +255,7 @@ class CheckpointSaver:
             self.before_commit()
             self.check_claim()
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
+            self.check_claim()
             prune(self.run, self.keep, newest=prefix)
 
     def _free_prefix(self, step: int) -> str:
@@ -257,10 +264,14 @@ class CheckpointSaver:
         prefixes = (checkpoint_prefix(step, self.attempt, repetition) for repetition in itertools.count())
         return next(prefix for prefix in prefixes if not self.run.exists(f"{prefix}/{MARK}"))
 
+    def _file(self, prefix: str, rank: int, save_id: str) -> str:
+        """The name of a rank's files: that of the save, so a replaced worker that wakes overwrites no committed file."""
+        return f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}-{save_id}"
+
     def _await_peers(self, prefix: str, save_id: str) -> list[CheckpointFile]:
         """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save."""
         deadline = time.monotonic() + self.peer_timeout_s
-        names = [f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}" for rank in range(self.world_size)]
+        names = [self._file(prefix, rank, save_id) for rank in range(self.world_size)]
         indexes: dict[str, list[TensorPiece]] = {}
         while len(indexes) < len(names):
             for name in names:
@@ -280,8 +291,9 @@ class CheckpointSaver:
 
 
 def commit(run: Store, prefix: str, manifest: CheckpointManifest) -> None:
-    """Makes a checkpoint visible: writes its manifest, with a digest of the manifest."""
-    run.write_json(f"{prefix}/manifest.json", {**manifest, "digest": digest_of(manifest)})
+    """Makes a checkpoint visible: creates its manifest, with a digest of the manifest. One that is there already stays."""
+    with contextlib.suppress(PreconditionFailed):
+        run.create(f"{prefix}/manifest.json", json_bytes({**manifest, "digest": digest_of(manifest)}))
 
 
 def open_checkpoint(run: Store, prefix: str) -> CheckpointRef:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from infra.runs.claims import ClaimLost
 from infra.runs.journal import Journal
 from infra.runs.progress import RunProgress
 from infra.storage import Store
@@ -27,10 +28,18 @@ class Reporter:
     and a failed write must not end the training.
     """
 
-    def __init__(self, run: Store, attempt: int, total_steps: int, active: bool, devices: str = ""):
-        self.devices = devices
+    def __init__(
+        self,
+        run: Store,
+        attempt: int,
+        total_steps: int,
+        active: bool,
+        devices: str = "",
+        check_claim: Callable[[], object] = lambda: None,
+    ):
+        self.devices, self.check_claim = devices, check_claim
         self.run, self.total_steps = run, total_steps
-        self.journal = Journal(run, attempt) if active else None
+        self.journal = Journal(run, attempt, check_claim=check_claim) if active else None
         self.started, self.shown = time.monotonic(), 0.0
         self.first_step: int | None = None
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="progress")
@@ -73,8 +82,11 @@ class Reporter:
         if progress is self.written:
             return
         try:
+            self.check_claim()
             self.run.write_json("progress.json", progress)
             self.written = progress
+        except ClaimLost:
+            log.warning("progress.json is not written any more, because another attempt holds the claim")
         except (OSError, RuntimeError):
             log.warning("progress.json could not be written; training continues and tries again", exc_info=True)
 
@@ -85,7 +97,12 @@ class Reporter:
 
 @contextlib.contextmanager
 def system_metrics(
-    run: Store, attempt: int, world: World, journal: Journal | None, step: Callable[[], int]
+    run: Store,
+    attempt: int,
+    world: World,
+    journal: Journal | None,
+    step: Callable[[], int],
+    check_claim: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Samples the load of this machine while the context is open, from one process per machine.
 
@@ -96,7 +113,7 @@ def system_metrics(
         return
     with contextlib.ExitStack() as stack:
         if journal is None:
-            journal = Journal(run, attempt, writer=f"node-{world.node_rank}")
+            journal = Journal(run, attempt, writer=f"node-{world.node_rank}", check_claim=check_claim)
             stack.callback(close_quietly, journal)
         stack.enter_context(
             SystemSampler(journal.record, world.node_rank, step, lambda: gpu_memory_used_bytes(world.device))

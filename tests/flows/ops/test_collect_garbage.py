@@ -41,10 +41,11 @@ def collect(root):
 def checkpointed(root, key, state="finished", ago=WEEKS, attempts=1):
     """A run with four checkpoints and an interrupted save, whose last heartbeat was `ago` seconds ago."""
     run = open_store(root).child(f"runs/{key}")
-    for _ in range(attempts):
+    for attempt in range(attempts):
         claim = take_claim(run, key, job_state=lambda job: "failed", owner="someone")
+        if attempt == 0:
+            write_state(run, state, 1, step=30)
     run.write_json("claim.json", replace(claim, heartbeat=time.time() - ago).model_dump())
-    write_state(run, state, 1, step=30)
     run.write_json("state.json", {**run.read_json("state.json"), "updated_at": time.time() - ago})
     for name in ("step-000000010-a1", "step-000000020-a1", "step-000000020-a10", "step-000000020-a2"):
         run.write_json(f"checkpoints/{name}/manifest.json", {})

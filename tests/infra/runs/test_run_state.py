@@ -2,7 +2,16 @@ from typing import get_args
 
 import pytest
 
-from infra.runs.run_state import OUTCOMES, RunState, read_state, read_stop, request_stop, write_state
+from infra.runs.claims import ClaimLost, take_claim
+from infra.runs.run_state import (
+    OUTCOMES,
+    RunState,
+    read_state,
+    read_stop,
+    request_stop,
+    write_reconciled_state,
+    write_state,
+)
 from infra.storage import PreconditionFailed, open_store
 
 
@@ -33,6 +42,29 @@ def test_read_state_returns_the_state_written_last(run):
     }
     with pytest.raises(ValueError, match="'done' is not a run state"):
         write_state(run, "done", 1)
+
+
+def test_state_of_a_later_attempt_is_not_overwritten_by_one_that_wakes(run, monkeypatch):
+    def take():
+        return take_claim(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
+
+    write_state(run, "running", take())
+    swap = run.compare_and_swap
+
+    def overtaken(key, data, tag):
+        """Attempt 1 has read the state and the claim; its successor writes first."""
+        monkeypatch.undo()
+        write_state(run, "running", take())
+        return swap(key, data, tag)
+
+    monkeypatch.setattr(run, "compare_and_swap", overtaken)
+    with pytest.raises(ClaimLost, match="attempt 2 holds it"):
+        write_state(run, "finished", 1)
+    assert read_state(run)["attempt"] == 2
+
+    write_reconciled_state(run, "cancelled", 2, "by a person")
+    write_reconciled_state(run, "failed", 1, "silent")
+    assert read_state(run)["state"] == "cancelled"
 
 
 @pytest.mark.parametrize(

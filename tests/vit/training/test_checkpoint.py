@@ -12,6 +12,7 @@ import torch.distributed as dist
 from infra.config import digest_of, replace
 from infra.runs.claims import ClaimLost
 from infra.storage import open_store
+from vit.training import checkpoint
 from vit.training.checkpoint import (
     CannotResume,
     CheckpointError,
@@ -90,7 +91,7 @@ def test_ranks_write_even_shares_as_ordinary_safetensors_files(run, meta, traine
     prefix = checkpoint_prefix(2, 1)
     loaded = {}
     for rank in range(3):
-        loaded |= safetensors.torch.load(run.read(f"{prefix}/rank-{rank:05d}-of-00003.safetensors"))
+        loaded |= safetensors.torch.load(run.read(f"{prefix}/rank-{rank:05d}-of-00003-s-2.safetensors"))
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(loaded[name], value) for name, value in tensors.items())
 
@@ -116,7 +117,7 @@ def test_damaged_checkpoint_is_named_and_the_previous_one_is_used(run, meta, tra
     commit(run, trained(2), meta)
     commit(run, trained(4), meta)
     prefix = checkpoint_prefix(4, 1)
-    key = f"{prefix}/rank-00000-of-00001.safetensors"
+    key = f"{prefix}/rank-00000-of-00001-s-4.safetensors"
     data = run.read(key)
     if damage == "flipped byte":
         run.write(key, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
@@ -291,6 +292,49 @@ def test_attempt_that_lost_its_claim_commits_nothing_and_raises(run, meta, train
     with pytest.raises(ClaimLost):
         saver.wait()
     assert list_checkpoints(run) == []
+
+
+def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(run, meta, trained, monkeypatch):
+    """Both are of one attempt, so neither has lost a claim; the old one is suspended before it writes its tensors."""
+    old, state = trained(1), trained(2)
+    old.step = state.step
+    saver, write = CheckpointSaver(run, attempt=1), checkpoint.write_tensors
+
+    def suspended(*args):
+        monkeypatch.undo()
+        commit(run, state, meta)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", suspended)
+    saver.save(old, {**meta, "save_id": "old"})
+    saver.wait()
+    restored = trained(1)
+    assert resume(run, restored, meta, CPU).manifest["save_id"] == "s-2"
+    assert_equal_states(restored, state)
+
+
+def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_successor(
+    run, meta, trained, monkeypatch
+):
+    commit(run, trained(1), meta)
+    theirs, held = f"{checkpoint_prefix(2, 2)}/rank-00000-of-00001-new.safetensors", [True]
+    real = checkpoint.commit
+
+    def suspended(*args):
+        real(*args)
+        held.clear()
+        run.write(theirs, b"being written by attempt 2, which resumed at step 1")
+
+    def check():
+        if not held:
+            raise ClaimLost("attempt 2 holds it")
+
+    monkeypatch.setattr(checkpoint, "commit", suspended)
+    saver = CheckpointSaver(run, attempt=1, check_claim=check)
+    saver.save(trained(3), {**meta, "save_id": "old"})
+    with pytest.raises(ClaimLost):
+        saver.wait()
+    assert run.exists(theirs)
 
 
 def test_newest_checkpoints_are_kept_and_a_later_attempt_wins_at_the_same_step(run, meta, trained):

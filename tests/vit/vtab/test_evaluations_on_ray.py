@@ -108,7 +108,8 @@ def test_a_killed_sweep_repeats_no_finished_trial(ray_jobs, until, processes, di
 
 
 def test_model_without_weights_fails_with_one_sentence(ray_jobs, slow_model, probe_spec):
-    open_store(slow_model).delete("model.safetensors")
+    model = open_store(slow_model)
+    model.delete(model.read_json("config.json")["weights"])
     run, job = submit(ray_jobs, probe_spec("knn", slow_model, run_key="broken-000000000000"))
     assert ray_jobs.follow(job, lambda _: None, poll_s=0.2).state == "failed"
     assert "model.safetensors" in read_state(run)["reason"]
