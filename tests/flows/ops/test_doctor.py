@@ -75,6 +75,8 @@ def on_stack(stack, settings_of, monkeypatch):
             "prefect_api_url": stack.env["PREFECT_API_URL"],
             "prefect_api_auth_string": stack.env["PREFECT_API_AUTH_STRING"],
             "mlflow_tracking_uri": stack.env["MLFLOW_TRACKING_URI"],
+            "mlflow_tracking_username": stack.env["MLFLOW_TRACKING_USERNAME"],
+            "mlflow_tracking_password": stack.env["MLFLOW_TRACKING_PASSWORD"],
         }
         return settings_of(**fields | changes)
 

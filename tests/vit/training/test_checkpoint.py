@@ -110,6 +110,13 @@ def test_state_may_change_while_its_checkpoint_is_being_written(run, meta, train
     assert_equal_states(expected, other)
 
 
+def weights(run, step: int, rank: int = 0) -> str:
+    """The key of the tensors that a rank saved."""
+    keys = run.list(f"{checkpoint_prefix(step, 1)}/rank-{rank:05d}-")
+    (key,) = [key for key in keys if key.endswith(".safetensors")]
+    return key
+
+
 @pytest.mark.parametrize(
     "damage", ["flipped byte", "missing file", "cut short", "manifest not JSON", "manifest changed"]
 )
@@ -117,7 +124,7 @@ def test_damaged_checkpoint_is_named_and_the_previous_one_is_used(run, meta, tra
     commit(run, trained(2), meta)
     commit(run, trained(4), meta)
     prefix = checkpoint_prefix(4, 1)
-    key = f"{prefix}/rank-00000-of-00001-s-4.safetensors"
+    key = weights(run, 4)
     data = run.read(key)
     if damage == "flipped byte":
         run.write(key, data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
@@ -183,7 +190,7 @@ def test_a_checkpoint_with_a_name_of_another_version_is_not_overlooked(run, meta
 def test_where_no_checkpoint_is_valid_the_run_stops_with_the_list_and_deletes_nothing(run, meta, trained, earlier):
     for steps in (2, 4):
         commit(run, trained(steps), meta)
-        key = f"{checkpoint_prefix(steps, 1)}/rank-00000-of-00001.safetensors"
+        key = weights(run, steps)
         run.write(key, run.read(key)[:-1] + b"?")
     if earlier != "rejected":  # it deleted the manifest
         run.write_json(f"{checkpoint_prefix(4, 1)}/rejected.json", {"reason": "a byte differs"})
@@ -207,7 +214,7 @@ def test_a_marked_checkpoint_that_can_be_read_again_is_used_again(run, meta, tra
     """As where a proxy changed bytes on their way, and does no more."""
     commit(run, trained(2), meta)
     commit(run, trained(4), meta)
-    key = f"{checkpoint_prefix(4, 1)}/rank-00000-of-00001.safetensors"
+    key = weights(run, 4)
     data = run.read(key)
     run.write(key, data[:-1] + b"?")
     assert resume(run, trained(1), meta, CPU).step == 2
@@ -222,7 +229,7 @@ def test_marked_checkpoints_do_not_count_as_kept_and_go_once_enough_newer_ones_a
     for steps in (1, 2):
         commit(run, trained(steps), meta)
     damaged = checkpoint_prefix(2, 1)
-    run.delete(f"{damaged}/rank-00000-of-00001.safetensors")
+    run.delete(weights(run, 2))
     assert resume(run, trained(1), meta, CPU).step == 1
     commit(run, trained(2), meta, keep=2)  # its place is taken by the marked one
     again = checkpoint_prefix(2, 1, repetition=1)
@@ -238,7 +245,7 @@ def test_an_attempt_that_lost_its_claim_marks_nothing(run, meta, trained):
         raise ClaimLost("attempt 2 holds it")
 
     commit(run, trained(2), meta)
-    run.delete(f"{checkpoint_prefix(2, 1)}/rank-00000-of-00001.safetensors")
+    run.delete(weights(run, 2))
     before = run.list()
     with pytest.raises(ClaimLost):
         resume(run, trained(1), meta, CPU, check_claim=lost)
@@ -258,7 +265,7 @@ def resume_as_rank(rank, run_uri, recipe, meta, meet, answers):
 def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, tiny_recipe):
     run = open_store(str(tmp_path / "store"))
     commit(run, trained(2), meta, world_size=2)
-    run.delete(f"{checkpoint_prefix(2, 1)}/rank-00001-of-00002.safetensors")
+    run.delete(weights(run, 2, rank=1))
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     ranks = [
