@@ -135,7 +135,7 @@ def _decode_plain_jpeg(data: bytes, policy: DecodePolicy) -> DecodedImage | None
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    _check_size(width, height, policy)
+    check_size(width, height, policy)
     if colorspace not in ("RGB", "YCbCr", "Gray"):
         return None
     try:
@@ -173,7 +173,7 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     try:
         with Image.open(io.BytesIO(data), formats=_available(policy.formats)) as image:
             file_format, mode = "JPEG" if image.format == "MPO" else image.format or "", image.mode
-            _check_size(image.width, image.height, policy)
+            check_size(image.width, image.height, policy)
             if policy.animation == "reject" and image.format != "MPO" and getattr(image, "is_animated", False):
                 raise ImageRejected("refused_by_policy", f"{getattr(image, 'n_frames', 'several')} frames")
             return DecodedImage(np.array(_upright(image, policy)), file_format, mode)
@@ -274,7 +274,7 @@ def _available(formats: tuple[Format, ...]) -> tuple[str, ...]:
     return tuple(name for name in formats if name in Image.OPEN)
 
 
-def _check_size(width: int, height: int, policy: DecodePolicy) -> None:
+def check_size(width: int, height: int, policy: DecodePolicy) -> None:
     size, short, long = f"{width} x {height} pixels", min(width, height), max(width, height)
     if width * height > policy.max_pixels:
         raise ImageRejected("too_many_pixels", f"{size}, limit {policy.max_pixels:,}")

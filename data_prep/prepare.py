@@ -48,6 +48,7 @@ from infra.runs.driver import Ending, driver_main, run_attempt
 from infra.runs.stopping import StopPoller, handlers_kept
 from infra.storage import Store, open_store
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -171,8 +172,14 @@ def _examine(preparations: Sequence[_Preparation], root: Store, executor: Execut
         progress[uri] = work.progress("examine", num_chunks, "parts", done=num_chunks - len(todo))
         merged = bool(Chunks(work.store, work.config).num_merged())
         tasks += [ChunkTask(corpus=uri, root=root.uri, chunk=chunk, any_merged=merged) for chunk in todo]
+    lacking = set[str]()
     for done in _run(executor, examine_chunk, tasks):
         progress[done.corpus].add(1, done.num_refused, images=done.num_examples, num_bytes=done.num_bytes)
+        lacking.update(done.lacking)
+    if lacking:
+        log.warning(
+            "the system of the workers lacks protections of the decoding process: %s", "; ".join(sorted(lacking))
+        )
     for work in preparations:
         work.seconds["examine"] = time.monotonic() - start
         share = len(tasks) / sum(each.listing.num_chunks for each in preparations)

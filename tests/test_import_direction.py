@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("infra", "data_prep", "vit", "flows")
-# A room may import itself and rooms to its left; vit imports only two modules of data_prep.
-VIT_MAY_IMPORT = {"data_prep.shard_format", "data_prep.decode"}
+# A room may import itself and rooms to its left; vit imports only three modules of data_prep.
+VIT_MAY_IMPORT = {"data_prep.shard_format", "data_prep.decode", "data_prep.examine.decode_apart"}
 IMPORTERS = {
     "ray": {"data_prep/prepare.py", "vit/ray_train.py", "vit/ray_workers.py", "infra/ray_jobs.py"},
     "prefect": {"flows/"},
@@ -65,6 +65,16 @@ def test_imports_point_left_and_services_are_imported_only_by_their_modules(room
             if room == "vit" and top == "data_prep":
                 assert module in VIT_MAY_IMPORT, f"{file} imports {module}"
             assert room != "data_prep" or top != "torch", f"{file} imports torch, which preparation workers do not have"
+
+
+def test_images_of_others_are_decoded_in_the_decoding_process_only():
+    """These read images that it has accepted, or published files (docs/design.md, "Secrets and trust")."""
+    decoders = re.compile(
+        r"from data_prep\.decode import [^\n]*\b(decode|decode_image)\b|\bImage\.open\(|\bimdecode\(|simplejpeg\.decode"
+    )
+    found = {str(path.relative_to(ROOT)) for path in MODULES.values() if decoders.search(path.read_text())}
+    vtab = {f"data_prep/corpora/vtab/{name}.py" for name in ("caltech101", "sun397", "diabetic_retinopathy")}
+    assert found == {"data_prep/decode.py", "data_prep/images.py", "vit/input/read_shards.py"} | vtab
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(ROOT)))

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data_prep.decode import DecodePolicy, ImageRejected, decode
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.examine.decode_apart import decode_apart
 from infra.config import digest_of
 from infra.local.running_stack import local_store
 from infra.storage import PreconditionFailed, Store, json_bytes, open_store
@@ -56,12 +57,16 @@ class PublishedModel:
 
     @torch.inference_mode()
     def predict(self, images: Sequence[str | Path | bytes], top: int = 5) -> list[list[tuple[str, float]]]:
-        """The `top` most probable classes of each image (a path or bytes), with softmax probabilities."""
+        """The `top` most probable classes of each image (a path or bytes), with softmax probabilities.
+
+        Images are decoded in another process, which can do nothing else (docs/design.md, "Secrets and trust").
+        """
         if not images:
             return []
         policy = self.contract.decode
         decoded = (
-            decode(image if isinstance(image, bytes) else file_bytes(Path(image), policy), policy) for image in images
+            decode_apart(image if isinstance(image, bytes) else file_bytes(Path(image), policy), policy)
+            for image in images
         )
         pixels = np.stack([evaluation_pixels(image, self.contract.evaluation) for image in decoded])
         best = self.network(self.normalised(pixels)).softmax(dim=-1).topk(min(top, len(self.classes)))

@@ -13,6 +13,7 @@ endless loop does not notice; macOS may not limit its address space. Windows is 
 import atexit
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -25,16 +26,28 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, cast
+
+import numpy as np
 
 from data_prep.decode import DecodePolicy, ImageRejected
-from data_prep.examine.decode_server import ANSWER, MAX_ANSWER_BYTES, REQUEST, Kind, ServerSettings, decode_answer
+from data_prep.examine.check_answer import check_decoded, check_examined
+from data_prep.examine.decode_server import (
+    ANSWER,
+    MAX_ANSWER_BYTES,
+    PIXELS,
+    REQUEST,
+    Kind,
+    ServerSettings,
+    decode_answer,
+)
 from data_prep.examine.local_range import LocalRange
 from data_prep.images import Examined
 from infra.settings import inherited_environment
 
 T = TypeVar("T")
 Outcome = Examined | ImageRejected
+_Answer = Outcome | np.ndarray
 
 _PIPE_BYTES = 1024 * 1024  # Linux's default of 64 KiB is less than a photograph: the child would wait
 _MAX_IN_FLIGHT = 32
@@ -42,6 +55,9 @@ _AHEAD_BYTES = _PIPE_BYTES * 3 // 4  # leaves room for the next photograph in on
 _MAX_TRIES = 2
 _MAX_IDLE = 4
 _START_S, _EXIT_S = 120.0, 10.0
+# A process that has used this much CPU time gets no more images. The system ends it where it goes on: above, there is room for
+# twice the time of all images that it may still have.
+_CPU_S = 600
 
 
 class Examiner:
@@ -58,10 +74,13 @@ class Examiner:
         memory_bytes: int,
         function: str = "data_prep.images.examine_image",
     ) -> None:
-        self._settings = ServerSettings(policy=policy, memory_bytes=memory_bytes, function=function)
+        cpu_s = math.ceil(_CPU_S + 2 * _MAX_IN_FLIGHT * timeout_s)
+        self._settings = ServerSettings(policy=policy, memory_bytes=memory_bytes, cpu_s=cpu_s, function=function)
         self._timeout_s = timeout_s
         self._child: _Child[Any] | None = None
         self._running = False
+        self.lacking: tuple[str, ...] = ()
+        """Protections that the system of the last process lacks, in words; known after the first image."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,6 +117,9 @@ class Examiner:
     def _hand_over(self, waiting: "deque[_Image[T]]") -> None:
         """Send the child what it has room for. An image on which a child died before is sent alone."""
         while waiting:
+            if self._child and self._child.is_spent() and not self._child.in_flight:
+                self._child.end()
+                self._child = None
             child = self._child = self._child or _POOL.take(self._settings)
             alone = waiting[0].failures or (child.in_flight and child.in_flight[0].failures)
             if not child.has_room() or (alone and child.in_flight):
@@ -109,7 +131,9 @@ class Examiner:
         self._hand_over(waiting)
         assert self._child
         try:
-            return self._child.answers(self._timeout_s)
+            found = self._child.answers(self._timeout_s)
+            self.lacking = self._child.lacking
+            return found
         except _Died as death:
             waiting.extendleft(reversed(self._child.in_flight))
             self._end_if_busy()
@@ -160,13 +184,25 @@ class _Child(Generic[T]):
         self._outgoing: deque[memoryview | LocalRange] = deque()
         self._incoming = bytearray()
         self._ready = self._ended = False
+        self.lacking: tuple[str, ...] = ()
         self._since = time.monotonic()  # start of its work on the first image in flight, or of the process
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def is_spent(self) -> bool:
+        """Whether another process should take the next images, because of the limit of CPU time."""
+        if sys.platform != "linux":
+            return False
+        # The clock of another process, as clock_getcpuclockid(3) of the C library makes it.
+        with contextlib.suppress(OSError):  # it has ended, which its pipe will say
+            return time.clock_gettime(~self._process.pid << 3 | 2) > _CPU_S
+        return False
+
     def has_room(self) -> bool:
         num_images = len(self.in_flight)
+        if num_images and self.is_spent():
+            return False
         return not self._outgoing and (
             num_images < 2 or (num_images < _MAX_IN_FLIGHT and self._bytes_in_flight < _AHEAD_BYTES)
         )
@@ -253,38 +289,51 @@ class _Child(Generic[T]):
         found: list[tuple[T, Outcome]] = []
         while len(self._incoming) >= ANSWER.size:
             kind, length = ANSWER.unpack_from(self._incoming)
-            end = ANSWER.size + length
-            if len(self._incoming) < end and length <= MAX_ANSWER_BYTES:
+            end, most = ANSWER.size + length, self.settings.most_bytes(kind)
+            if len(self._incoming) < end and length <= most:
                 break
             try:
-                if length > MAX_ANSWER_BYTES:
+                if length > most:
                     raise _Died(f"the decoder announced an answer of {length:,} bytes, above the limit")
-                verdict = self._verdict(kind, bytes(self._incoming[ANSWER.size : end]))
+                verdict = self._verdict(kind, self._incoming[ANSWER.size : end])
             except _Died:
                 if not found:
                     raise
                 break  # return the earlier answers first; the error comes up again
             del self._incoming[:end]
             self._since = time.monotonic()
-            if verdict:
+            if verdict is not None:
                 answered = self.in_flight.popleft()
                 self._bytes_in_flight -= len(answered.data)
                 found.append((answered.done(), verdict))
         return found
 
-    def _verdict(self, kind: int, body: bytes) -> Outcome | None:
+    def _verdict(self, kind: int, body: bytearray) -> Outcome | None:
         if kind == Kind.READY and not self._ready:
             self._ready = True
+            self.lacking = tuple(body.decode(errors="replace").splitlines())
             return None
         if not (self._ready and self._num_sent() > 0):
             raise _Died("the decoder sent an answer without a request")
         try:
             verdict = decode_answer(kind, body)
+            self._check(verdict)
         except ValueError as error:
             raise _Died(f"the decoder sent {error}") from error
         if isinstance(verdict, str):
             raise _Died(verdict)
-        return verdict
+        return cast(Outcome, verdict)
+
+    def _check(self, verdict: _Answer | str) -> None:
+        """Raises ValueError if an answer contradicts the bytes of its image, so that a decoder that was taken over gains nothing."""
+        data, policy = self.in_flight[0].data, self.settings.policy
+        asked_for = np.ndarray if self.settings.function == PIXELS else dict
+        if not isinstance(verdict, asked_for | ImageRejected | str):
+            raise ValueError("an answer of another kind than it was asked for")
+        if isinstance(verdict, np.ndarray):
+            check_decoded(data, verdict.shape[1], verdict.shape[0], policy)
+        elif isinstance(verdict, dict):
+            check_examined(data, verdict, policy)
 
     def _death(self, limit_s: float) -> Exception:
         if self._ended:  # otherwise it hangs; so does one that closed its output but does not exit
@@ -322,7 +371,7 @@ _PROGRAM = (
     "from data_prep.examine.decode_server import serve; serve(sys.argv[2], int(sys.argv[3]))"
 )
 # A process that handles untrusted bytes gets no secrets of this process in its environment.
-_INHERITED = {"PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONHOME"}
+_INHERITED = {"LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME"}
 # Decoding one image at a time needs no thread per core, whose stacks count as address space. By default glibc would return the
 # memory of each image to the kernel and request it again: 15 % of the time of a small photograph.
 _TUNED = {

@@ -53,6 +53,8 @@ class ChunkDone(FrozenConfig):
     num_examples: int
     num_refused: int
     num_bytes: int
+    lacking: tuple[str, ...] = ()
+    """Protections that the decoding process could not set up on its machine, in words."""
 
 
 def list_source(config: CorpusConfig, root: Store, corpus: Store) -> Listing:
@@ -94,7 +96,7 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
         examples = (example for position, example in enumerate(examples) if position not in merged)
     with chunks.records_writer(task.chunk) as writer:
         written = _Records(writer)
-        examine_examples(examples, config, written.add)
+        lacking = examine_examples(examples, config, written.add)
         if written.num_denied:
             chunks.mark_denied(task.chunk)
         written.flush()
@@ -103,6 +105,7 @@ def examine_chunk(task: ChunkTask) -> ChunkDone:
         num_examples=written.num_examples,
         num_refused=written.num_refused,
         num_bytes=written.num_bytes,
+        lacking=lacking,
     )
 
 
@@ -130,8 +133,13 @@ class _Records:
             self._rows = []
 
 
-def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Record], None]) -> None:
-    """Pass a record of every example to `add`. Records have no order: refused examples skip the decoding queue."""
+def examine_examples(
+    examples: Iterator[RawExample], config: CorpusConfig, add: Callable[[Record], None]
+) -> tuple[str, ...]:
+    """Pass a record of every example to `add`. Records have no order: refused examples skip the decoding queue.
+
+    Returns the protections that the decoding process lacks on this machine, in words.
+    """
     recipe, execution = config.recipe, config.execution
 
     def readable() -> Iterator[tuple[Record, Data]]:
@@ -157,6 +165,7 @@ def examine_examples(examples: Iterator[RawExample], config: CorpusConfig, add: 
     ) as examiner:
         for row, outcome in examiner.run(readable()):
             add(_with_drawn_split(cast(Record, {**row, **_found(outcome)})))
+    return examiner.lacking
 
 
 def _bytes_or_refusal(row: Record, read: Read) -> Data | None:

@@ -1,4 +1,4 @@
-"""Moves bytes of a local file to another process within the kernel, without holding them in this process."""
+"""Moves bytes of a local file to another process within the kernel, without holding the whole range in this process."""
 
 import errno
 import os
@@ -45,6 +45,10 @@ class LocalRange:
                 self._file.name,
             )
         return moved
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Bytes [offset, offset + length) of the range, or fewer at its end."""
+        return os.pread(self._file.fileno(), max(0, min(length, self._length - offset)), self._start + offset)
 
     def after(self, num_bytes: int) -> "LocalRange":
         return LocalRange(self._file, self._start + num_bytes, self._length - num_bytes)

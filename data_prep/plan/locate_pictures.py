@@ -9,7 +9,8 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import pyarrow.parquet as pq
 
-from data_prep.decode import DecodePolicy, ImageRejected, decode
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.examine.decode_apart import decode_apart
 from data_prep.examine.examine import read_located
 from data_prep.shard_format import open_shard
 from data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
@@ -97,7 +98,7 @@ class PictureReader:
             else:
                 group, index = self._shard_group(row["base"], row["key"], number)
                 data = group.images[index].as_py()
-            return thumbnail(decode(data, self._policy))
+            return thumbnail(decode_apart(data, self._policy))
         except (FileNotFoundError, ImageRejected):
             return None
 

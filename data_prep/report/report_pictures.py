@@ -10,11 +10,9 @@ import numpy as np
 from PIL import Image
 
 from data_prep.corpus_stats import CorpusStats, Findings, Leak, SampleRow
-from data_prep.decode import DecodePolicy, ImageRejected, decode
-from data_prep.examine.decode_child import Examiner
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.examine.decode_apart import decode_apart
 from infra.config import replace
-
-Decode = Callable[[bytes, DecodePolicy], np.ndarray]
 
 # On S3 an image costs a round trip, not bandwidth: read one by one, a page took 40 s.
 _READ_THREADS = 16
@@ -22,11 +20,10 @@ _READ_THREADS = 16
 _DECODED_AT_ONCE = 2
 _THUMBNAIL_PX, _THUMBNAIL_BYTES = 96, 4_000
 _MAX_LEAKS_WITH_PICTURES = 8
-_DECODED = frozenset({"duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"})
-"""Reasons for which an image is left out after it was decoded successfully: decoding it again is safe."""
-_NEVER_DECODED = frozenset({"side_too_small", "side_too_large", "aspect_ratio", "refused_by_policy", "no_label"})
-"""Reasons found before decoding: the image may be valid, or may crash a decoder."""
-_TIMEOUT_S, _MEMORY_BYTES = 20.0, 4 << 30
+_SHOWN = frozenset({"duplicate", "near_duplicate", "leakage", "small_class", "unknown_class"}) | frozenset(
+    {"side_too_small", "side_too_large", "aspect_ratio", "refused_by_policy", "no_label"}
+)
+"""Reasons for which an image is left out after it was decoded, and those found before: it may be valid."""
 
 
 def leaks_by_size(stats: CorpusStats) -> list[tuple[Leak, Findings, bool]]:
@@ -51,7 +48,8 @@ def _place(row: SampleRow) -> tuple[object, ...]:
 
 
 def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[SampleRow], bytes]) -> Pictures:
-    """All images that the report shows. Images that no decoder has processed yet are first decoded in a separate process."""
+    """All images that the report shows, decoded in a separate process: they may have changed since they were examined, and some
+    were never decoded."""
     # Lift the limits for which an image may have been refused, in order to show it, except that on pixels, which bounds memory.
     lenient = replace(
         policy,
@@ -65,45 +63,34 @@ def load_pictures(stats: CorpusStats, policy: DecodePolicy, load: Callable[[Samp
     )
     room = threading.BoundedSemaphore(_DECODED_AT_ONCE)
 
-    def thumbnail(job: tuple[SampleRow, Decode]) -> str:
-        row, decoder = job
+    def thumbnail(row: SampleRow) -> str:
         try:
             data = load(row)
             with room:
-                return _thumbnail(decoder(data, lenient))
+                return _thumbnail(decode_apart(data, lenient))
         except ImageRejected as error:
             return error.reason.replace("_", " ")
         except Exception as error:  # a missing image must not prevent the report
             return f"not read: {type(error).__name__}"
 
-    jobs = {_place(row): (row, decoder) for row, decoder in _shown(stats) if row.base}
+    jobs = {_place(row): row for row in _shown(stats) if row.base}
     with ThreadPoolExecutor(_READ_THREADS) as pool:
         return Pictures(dict(zip(jobs, pool.map(thumbnail, jobs.values()), strict=True)))
 
 
-def _shown(stats: CorpusStats) -> Iterable[tuple[SampleRow, Decode]]:
-    """Every image of the page that can be decoded, with its decoder."""
+def _shown(stats: CorpusStats) -> Iterable[SampleRow]:
+    """Every image of the page that can be decoded."""
     for rows in stats.sheet.values():
-        yield from ((row, decode) for row in rows)
+        yield from rows
     leaks = (found for _, found, with_pictures in leaks_by_size(stats) if with_pictures)
     for found in (*leaks, *stats.duplicates.values()):
         for each in found.first:
-            yield each.picture, decode
+            yield each.picture
             if each.other:
-                yield each.other, decode
+                yield each.other
     for reason, found in stats.refused.items():
-        decoder = decode if reason in _DECODED else _decode_guarded if reason in _NEVER_DECODED else None
-        if decoder:
-            yield from ((each.picture, decoder) for each in found.first)
-
-
-def _decode_guarded(data: bytes, policy: DecodePolicy) -> np.ndarray:
-    """As `decode`, after a trial in a separate process: an image that crashes it is rejected as decoder_crash."""
-    with Examiner(policy, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES) as examiner:
-        for _, verdict in examiner.run([(None, data)]):
-            if isinstance(verdict, ImageRejected):
-                raise verdict
-    return decode(data, policy)
+        if reason in _SHOWN:
+            yield from (each.picture for each in found.first)
 
 
 def _thumbnail(pixels: np.ndarray) -> str:

@@ -11,7 +11,8 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from data_prep.decode import ImageRejected, decode
+from data_prep.decode import ImageRejected
+from data_prep.examine.decode_apart import decode_apart
 from flows import console
 from flows.catalog import find_model
 from infra.config import canonical_json
@@ -194,7 +195,8 @@ def inspect_files(model: PublishedModel, images: Sequence[Path], out: Path, titl
         try:
             pixels.append(
                 evaluation_pixels(
-                    decode(file_bytes(path, model.contract.decode), model.contract.decode), model.contract.evaluation
+                    decode_apart(file_bytes(path, model.contract.decode), model.contract.decode),
+                    model.contract.evaluation,
                 )
             )
         except (ImageRejected, OSError, MemoryError) as error:

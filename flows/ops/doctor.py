@@ -19,6 +19,8 @@ from pathlib import Path
 import psutil
 from packaging.requirements import Requirement
 
+from data_prep.decode import DecodePolicy
+from data_prep.examine.decode_child import Examiner
 from flows.ops import schedule_checks, service_checks
 from flows.ops.check import Check
 from flows.ops.service_checks import BUSY_ADVICE, installed, patience
@@ -31,6 +33,7 @@ from infra.settings import Settings
 MIN_FREE_DISK_BYTES = 5 * 10**9
 MIN_MEMORY_BYTES = 6 * 10**9
 DEADLINE_S = 20.0
+DECODER_BYTES = 4 << 30
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices of the drivers of NVIDIA, of Windows Subsystem for Linux, and of AMD."""
 
@@ -52,6 +55,7 @@ def examine(settings: Settings) -> list[Check]:
         ("mlflow", lambda: service_checks.check_mlflow(settings)),
         ("logs", lambda: schedule_checks.check_logs(find_stack(local_dir(settings) / "stack"))),
         ("accelerator", check_accelerator),
+        ("decoder", check_decoder),
     ]
     found: dict[str, Check] = {}
     threads = [
@@ -201,3 +205,17 @@ def check_accelerator() -> Check:
         names = {torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())}
         return Check("accelerator", True, f"{torch.cuda.device_count()} x {', '.join(sorted(names))}", "")
     return Check("accelerator", False, "a GPU driver, but torch finds no GPU", "Install a CUDA build of torch.")
+
+
+def check_decoder() -> Check:
+    """That the decoding process starts, and what this system lacks to lock it in. Without a filter of system calls, what an image
+    makes a decoder do can reach the network."""
+    with Examiner(DecodePolicy(), timeout_s=DEADLINE_S, memory_bytes=DECODER_BYTES) as examiner:
+        list(examiner.run([(None, b"")]))
+    if not examiner.lacking:
+        return Check("decoder", True, "locked in by limits, Landlock and seccomp")
+    found = f"this system lacks protections of the decoding process: {'; '.join(examiner.lacking)}"
+    advice = (
+        "Prepare images of people you do not trust on Linux 5.13 or newer (x86-64, aarch64), with Landlock and seccomp."
+    )
+    return Check("decoder", not any(text.startswith("seccomp") for text in examiner.lacking), found, advice)

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected, decode
+from data_prep.decode import DecodePolicy, DecodeReason, Format, ImageRejected
+from data_prep.examine.check_answer import check_examined
 from data_prep.examine.decode_child import Examiner
+from data_prep.examine.image_header import read_header
 from data_prep.images import Examined, examine_image
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's warnings about metadata
@@ -97,11 +99,13 @@ def damaged(draw):
     return bytes(data)
 
 
-def check(verdict):
+def check(verdict, data=b""):
     if isinstance(verdict, ImageRejected):
         assert verdict.reason in get_args(DecodeReason)
         assert verdict.detail
     else:
+        if data:  # what the parent process compares must hold for every file that is accepted
+            check_examined(data, verdict, POLICY)
         assert verdict.keys() == Examined.__annotations__.keys()
         assert 0 < verdict["width_px"] * verdict["height_px"] <= POLICY.max_pixels
         assert {
@@ -118,7 +122,9 @@ def test_intact_files_are_accepted(name):
     files = [data for key, data in originals().items() if name in key.split()]
     assert files
     for data in files:
-        check(examine_image(data, POLICY))
+        check(examine_image(data, POLICY), data)
+        if name != "GIF":
+            assert read_header(lambda at, length, data=data: data[at : at + length]).sizes
 
 
 # The same cases in every run, decoded in the process of the tests.
@@ -126,7 +132,7 @@ def test_intact_files_are_accepted(name):
 @given(damaged())
 def test_damaged_file_is_accepted_or_refused_with_a_reason(data):
     try:
-        check(examine_image(data, POLICY))
+        check(examine_image(data, POLICY), data)
     except ImageRejected as rejected:
         check(rejected)
 
@@ -159,7 +165,8 @@ def pillow_refuses(data, formats):
 
 def is_accepted(data, policy):
     try:
-        return decode(data, policy).size > 0
+        check_examined(data, found := examine_image(data, policy), policy)
+        return found["width_px"] > 0
     except ImageRejected:
         return False
 

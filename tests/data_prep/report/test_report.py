@@ -1,7 +1,6 @@
 """The report shows the counts for any names and images, and stays small at 21,841 classes."""
 
 import dataclasses
-import functools
 import re
 import threading
 from html.parser import HTMLParser
@@ -11,9 +10,7 @@ import pytest
 
 from data_prep.corpus_stats import CorpusStats, Finding, Findings, Leak, SampleRow, SampleRule, SplitStats
 from data_prep.decode import DecodePolicy
-from data_prep.examine.decode_child import Examiner
 from data_prep.labels.classes import ClassInfo, ClassMap
-from data_prep.report import report_pictures
 from data_prep.report.report import render_report
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo
 
@@ -183,8 +180,8 @@ def test_missing_images_show_the_reason():
 
 
 def test_an_image_that_was_never_decoded_cannot_break_the_report(monkeypatch):
-    ends = functools.partial(Examiner, function="os.abort")  # takes no arguments: the process fails at every image
-    monkeypatch.setattr(report_pictures, "Examiner", ends)
+    # takes no arguments: the process fails at every image
+    monkeypatch.setattr("data_prep.examine.decode_apart.PIXELS", "os.abort")
     refused = {"aspect_ratio": Findings(1, 1, (Finding(row("long"), "900 x 3 pixels"),))}
     page = render(stats_of(2, refused=refused))
     assert re.search(r'<div class="pic none" title="long">decoder crash</div>', page)

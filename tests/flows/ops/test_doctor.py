@@ -35,6 +35,7 @@ NAMES = [
     "mlflow",
     "logs",
     "accelerator",
+    "decoder",
 ]
 
 
@@ -337,6 +338,7 @@ def test_a_file_in_place_of_the_root_is_named_and_the_other_checks_run(settings_
     assert str(tmp_path / "taken") in checks["store"].found
     assert checks["store"].advice
     assert checks["accelerator"].ok
+    assert checks["decoder"].ok
     assert checks["ray"].ok
 
 
@@ -392,3 +394,17 @@ def test_sockets_need_a_folder_with_a_short_path_and_the_fallback_will_do(settin
     assert (check.ok, check.advice) == (True, "")
     monkeypatch.setattr(processes, "SHORT_FALLBACK", f"{tmp_path}/absent")
     failure(doctor.check_ray(settings), f"{tmp_path}/absent cannot be written to", "TMPDIR")
+
+
+def test_what_the_decoding_process_lacks_is_said(monkeypatch):
+    class Lacking(doctor.Examiner):
+        def run(self, images):
+            self.lacking = without
+            return iter(())
+
+    monkeypatch.setattr(doctor, "Examiner", Lacking)
+    without = ("Landlock: Function not implemented",)
+    assert "Landlock: Function not implemented" in doctor.check_decoder().found
+    assert doctor.check_decoder().ok  # the filter alone is enough
+    without = ("seccomp: Invalid argument",)
+    failure(doctor.check_decoder(), "seccomp", "Linux 5.13")

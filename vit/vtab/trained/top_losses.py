@@ -10,7 +10,7 @@ from typing import NamedTuple, TypedDict
 import numpy as np
 from PIL import Image
 
-from data_prep.decode import decode
+from data_prep.examine.decode_apart import decode_apart
 from data_prep.shard_format import Manifest, ShardReader
 from infra.html.page import render
 from infra.storage import Store
@@ -143,7 +143,7 @@ def top_losses_page(
 
 def _shown(example: _ShardRow, manifest: Manifest) -> Shown:
     try:
-        pixels = decode(example["image"]["bytes"], manifest.decode_policy)
+        pixels = decode_apart(example["image"]["bytes"], manifest.decode_policy)
         picture, small = _thumbnail(pixels), max(pixels.shape[:2]) < _SMALL_PX
     except ValueError as error:  # unlikely, as it was decoded for scoring; the page shows the reason instead
         picture, small = f"cannot be decoded: {error}", False

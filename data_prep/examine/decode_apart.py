@@ -1,0 +1,25 @@
+"""Pixels of images that a stranger made, decoded in the decoding process: this process never touches the file but its header."""
+
+from typing import cast
+
+import numpy as np
+
+from data_prep.decode import DecodePolicy, ImageRejected
+from data_prep.examine.decode_child import Examiner
+from data_prep.examine.decode_server import PIXELS
+
+_TIMEOUT_S, _MEMORY_BYTES = 60.0, 4 << 30
+
+
+def decode_apart(data: bytes, policy: DecodePolicy) -> np.ndarray:
+    """Pixels (height, width, 3), uint8 RGB, as `data_prep.decode.decode` returns them. Thread-safe.
+
+    Raises ImageRejected, with reason `decoder_crash` if the decoder crashes, hangs for a minute, needs more than 4 GiB or answers
+    what the header of the file contradicts; and RuntimeError if the decoding process cannot be started. The first call starts that
+    process, in about a second; later ones use it.
+    """
+    with Examiner(policy, timeout_s=_TIMEOUT_S, memory_bytes=_MEMORY_BYTES, function=PIXELS) as examiner:
+        ((_, outcome),) = examiner.run([(None, data)])
+    if isinstance(outcome, ImageRejected):
+        raise outcome
+    return cast(np.ndarray, outcome)
