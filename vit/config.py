@@ -94,7 +94,7 @@ class ExecutionConfig(FrozenConfig):
     num_workers: PositiveInt = 1
     """Number of Ray Train workers, each with one GPU or one CPU."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """`cuda` waits until every worker has a GPU, for at most `queue_timeout_s`; `cpu` uses CPUs only; `auto` uses GPUs if the
+    """`cuda` waits until every worker has a GPU (see `queue_timeout_s`); `cpu` uses CPUs only; `auto` uses GPUs if the
     cluster has some or its autoscaler can add some, else CPUs."""
     micro_batch_size: PositiveInt = 64
     """Examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
@@ -122,7 +122,8 @@ class ExecutionConfig(FrozenConfig):
     grace_s: PositiveFloat = 30.0
     """Seconds from a stop request to the end of the process; the final checkpoint must fit into them."""
     queue_timeout_s: PositiveFloat = 600.0
-    """Seconds to wait at most for the resources of the worker group."""
+    """Seconds that a run without a checkpoint waits at most for the resources of the worker group. A run with a checkpoint waits
+    until there is room."""
     claim_timeout_s: PositiveFloat = 30.0
     """Seconds for which the heartbeat of an attempt that Ray does not know must stand still before it counts as dead."""
 

@@ -21,8 +21,9 @@ from infra.storage import Store, open_store
 from vit.config import TrainConfig
 from vit.devices import choose_devices, most_gpus
 from vit.run import TrainingRun
-from vit.run_spec import START_TRIES, RunSpec, read_progress
+from vit.run_spec import RunSpec
 from vit.training.world import World
+from vit.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting, waits
 
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
@@ -41,20 +42,21 @@ def drive(run: Store, attempt: int) -> int:
                 fit(run.uri, attempt, config, folder)
         except Exception as error:
             log.exception("the worker group failed")
-            # Ray Train raises this, in a paragraph about its own settings, if it could not place the workers in time.
-            if no_room := "worker group startup timed out" in str(error):
-                reason = (
-                    f"the cluster had no room for {execution.num_workers} workers within "
-                    f"execution.queue_timeout_s={execution.queue_timeout_s:g}{resources()}"
-                )
-            else:
-                reason = f"{type(error).__name__}: {str(error)[:2000]}{resources()}"
-            return "failed", {"reason": reason, "no_room": no_room}
+            # Ray Train wraps what `starts_callback` raises in a paragraph of its own.
+            cause = getattr(error, "controller_failure", error)
+            text = str(cause) if isinstance(cause, NoRoom | StartsFailed) else f"{type(error).__name__}: {error}"
+            return "failed", {"reason": f"{text[:2000]}{resources()}", "no_room": isinstance(cause, NoRoom)}
         return "failed", {"reason": "the workers ended without a result"}
 
     saves_on_cancel = execution.on_cancel == "checkpoint"
     return run_attempt(
-        run, attempt, work, grace_s=execution.grace_s, saves_on_cancel=saves_on_cancel, workers_write_state=True
+        run,
+        attempt,
+        work,
+        grace_s=execution.grace_s,
+        saves_on_cancel=saves_on_cancel,
+        workers_write_state=True,
+        workers_wait=lambda: waits(run),
     )
 
 
@@ -62,7 +64,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     """Blocks until the worker group is done.
 
     Ray Train restarts workers without limit. The workers themselves end the run if restarts bring no progress, which
-    Ray's count of restarts could not tell. Raises if the group cannot be placed within `queue_timeout_s`.
+    Ray's count of restarts could not tell; starts that fail before that are counted by `WorkerStarts`. Raises Ray Train's
+    ControllerError of NoRoom or StartsFailed.
     """
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig
@@ -75,10 +78,13 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     devices = choose_devices(config.execution.device, config.execution.num_workers, alive, most)
     workers, gpus = devices.num_workers, devices.use_gpu
     log.info("training on %s: %s", devices.text, devices.why)
+    steps = config.recipe.total_steps
     if gpus and alive < workers:
-        report_waiting(
-            open_store(run_uri), config.recipe.total_steps, f"{devices.text}, of which the cluster has {alive:g}"
-        )
+        log.warning("waiting for %s, of which the cluster has %g", devices.text, alive)
+        report_waiting(open_store(run_uri), steps, f"{devices.text}, of which the cluster has {alive:g}")
+    queue_s = Settings().queue_s or config.execution.queue_timeout_s
+    failures = config.execution.max_restarts_without_progress
+    starts = WorkerStarts(run_uri, steps, f"{workers} workers", queue_s, failures)
     trainer = trainer_class()(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},
@@ -90,7 +96,8 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
             name=f"a{attempt}",
             storage_path=folder,  # Ray Train writes one marker file there; vitline does not use it
             # Ray's type annotations are still those of Train v1, which has no limit for the controller.
-            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=START_TRIES - 1),  # type: ignore[call-arg]
+            failure_config=FailureConfig(max_failures=-1, controller_failure_limit=-1),  # type: ignore[call-arg]
+            callbacks=[starts_callback(starts)],
         ),
     )
     trainer.fit()
@@ -105,11 +112,27 @@ def declared_resources() -> dict[str, float] | None:
     return ask() if ask else None
 
 
-def report_waiting(run: Store, total_steps: int, what: str) -> None:
-    """Writes into `progress.json` what the worker group waits for."""
-    log.warning("waiting for %s", what)
-    before = read_progress(run) or {"step": 0}
-    run.write_json("progress.json", {"step": before["step"], "total_steps": total_steps, "waiting_for": what})
+def starts_callback(starts: WorkerStarts) -> Any:
+    """Tells `starts`, in Ray Train's controller, what becomes of each start. What it raises ends `fit`."""
+    from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+    from ray.train.v2._internal.execution.callback import ControllerCallback
+    from ray.train.v2._internal.execution.controller.state import ReschedulingState, RunningState, SchedulingState
+
+    class Starts(ControllerCallback):
+        def after_controller_state_update(self, previous_state: Any, current_state: Any) -> None:
+            if isinstance(current_state, SchedulingState):
+                starts.begin()
+            elif isinstance(current_state, RunningState):
+                starts.placed()
+            elif isinstance(current_state, ReschedulingState):
+                error = current_state.training_failed_error
+                cause = getattr(error, "controller_failure", error)
+                if isinstance(cause, WorkerGroupStartupTimeoutError):
+                    starts.unplaced()
+                else:
+                    starts.failed(cause)
+
+    return Starts()
 
 
 def resources_per_worker(workers: int, use_gpu: bool) -> dict[str, float]:

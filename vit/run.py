@@ -254,8 +254,7 @@ class TrainingRun:
         """Records a start of the worker group (rank 0). 1 if there were too many since the newest checkpoint, else 0."""
         if self.world.rank != 0:
             return 0
-        newest = next(iter(list_checkpoints(self.run)), "none").rsplit("/", 1)[-1]
-        prefix = f"starts/a{self.attempt}-from-{newest}-"
+        prefix = self._prefix_of_starts()
         starts = self.run.list(prefix)
         note: StartRecord = {
             "host": platform.node(),
@@ -266,8 +265,16 @@ class TrainingRun:
         self.run.write_json(f"{prefix}{len(starts):03d}.json", note)
         return int(len(starts) > self.config.execution.max_restarts_without_progress)
 
+    def _prefix_of_starts(self) -> str:
+        """What the keys of this attempt's starts from the newest checkpoint begin with."""
+        newest = next(iter(list_checkpoints(self.run)), "none").rsplit("/", 1)[-1]
+        return f"starts/a{self.attempt}-from-{newest}-"
+
     def _reason_of_restarts(self) -> str:
         errors: list[WorkerError] = [self.run.read_json(key) for key in self.run.list(f"errors/a{self.attempt}-")]
+        counted: list[StartRecord] = [self.run.read_json(key) for key in self.run.list(self._prefix_of_starts())]
+        if list_checkpoints(self.run):  # errors before the first of these starts did not keep it from a new checkpoint
+            errors = [error for error in errors if error["at"] >= min(start["at"] for start in counted)]
         # The first error of a failure is its cause; the others are peers whose connection broke.
         first = min(errors, key=lambda e: e["at"], default=None)
         cause = f"the first error, on rank {first['rank']}: {first['error']}" if first else "no worker left an error"

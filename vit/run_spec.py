@@ -10,8 +10,8 @@ from infra.runs.progress import RunProgress
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
 
-# How often Ray Train tries to place the worker group. All tries together take `queue_timeout_s`.
-START_TRIES = 4
+# Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
+START_TRY_S = 30.0
 
 
 class RunSpec(FrozenConfig):

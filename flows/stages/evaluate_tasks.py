@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from flows import console
 from flows.requests.evaluation_plan import EvaluationPlan
+from flows.stages.attempts import finished_units
 from flows.stages.engines import Engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.config import digest_of, replace
@@ -33,6 +34,7 @@ def evaluate_tasks(
         spec,
         title=f"evaluate {name}",
         progress=lambda: read_progress(run),
+        kept=lambda: finished_units(read_progress(run)),
         grace_s=10,
         claim_timeout_s=30,
     )

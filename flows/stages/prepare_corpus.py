@@ -26,6 +26,7 @@ from flows import console
 from flows.catalog import corpus_stats, find_corpus
 from flows.requests.forms import PrepareRequest
 from flows.requests.prepare_config import resolve_prepare
+from flows.stages.attempts import finished_units
 from flows.stages.engines import Engines, Here, open_engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.config import digest_of
@@ -128,6 +129,7 @@ def run_preparation(
             ),
             title=f"prepare {', '.join(request.name for request in requests)}",
             progress=lambda: preparation_progress(corpora),
+            kept=lambda: finished_units(preparation_progress(corpora)),
             output=lambda state: all(corpus.exists(MANIFEST_KEY) for corpus in corpora),
             grace_s=5,
             claim_timeout_s=30,

@@ -6,7 +6,8 @@ from flows.stages.engines import Engines
 from flows.stages.stage import StageResult, run_stage, run_store
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.run_spec import START_TRIES, RunSpec, make_spec, read_progress
+from vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
+from vit.training.checkpoint_names import newest_step
 
 
 def train_model(config: TrainConfig, engines: Engines, night: date | None = None) -> tuple[RunSpec, StageResult]:
@@ -16,9 +17,9 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
     """
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
-    execution, left_s = config.execution, engines.observer.time_left()
+    execution = config.execution
     # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
-    queue_s = max(execution.queue_timeout_s, left_s or 0)
+    queue_s = max(execution.queue_timeout_s, engines.observer.time_left() or 0)
     result = run_stage(
         engines,
         run,
@@ -28,8 +29,12 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
         title=f"{config.stage} {config.name}",
         progress=lambda: read_progress(run),
         output=lambda state: open_store(state["model"]).exists("config.json"),
+        kept=lambda: {"checkpoint": newest_step(run) or 0},
         grace_s=execution.grace_s,
         claim_timeout_s=execution.claim_timeout_s,
-        env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(queue_s / START_TRIES)},
+        env={
+            "VITLINE_QUEUE_S": str(queue_s),
+            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(START_TRY_S, queue_s / 4)),
+        },
     )
     return spec, result

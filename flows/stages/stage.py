@@ -6,13 +6,14 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel
 
 from flows.records import AttemptRecord, Origin, attempt_records
 from flows.stages import heartbeat
+from flows.stages.attempts import MAX_WITHOUT_PROGRESS, AttemptsWithoutProgress
 from flows.stages.engines import Engines, StopRequested
 from infra.config import replace
 from infra.provenance import compared_versions
@@ -34,7 +35,6 @@ from infra.runs.watching import Watch
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
-MAX_ATTEMPTS = 3
 POLL_S = 1.0
 # How long to wait for Ray to notice that the driver of a job it lists as unfinished was killed.
 LIVING_S = 10.0
@@ -94,6 +94,7 @@ def run_stage(
     title: str,
     progress: Callable[[], RunProgress | None],
     output: Callable[[RunStateRecord], bool] = lambda state: True,
+    kept: Callable[[], Mapping[str, int]] = dict,
     grace_s: float,
     claim_timeout_s: float,
     env: dict[str, str] | None = None,
@@ -102,9 +103,10 @@ def run_stage(
 
     `config` is written as the run's config.json once the claim is taken: only the holder of the claim writes there.
     `output(state)` says whether the output of a finished run still exists; if not, the run is done again. `progress()` is
-    what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, up to MAX_ATTEMPTS in this
-    call. A living attempt whose flow process is gone is adopted and followed from here on. Raises Skipped if another process
-    follows a living attempt, StageFailed for every other end, and any error that interrupts the following.
+    what the observer shows. After a preempted attempt or a lost cluster the next attempt starts, until
+    MAX_WITHOUT_PROGRESS in a row have brought no progress (`kept`: see `AttemptsWithoutProgress`). A living attempt whose
+    flow process is gone is adopted and followed from here on. Raises Skipped if another process follows a living attempt,
+    StageFailed for every other end, and any error that interrupts the following.
     """
     started = time.monotonic()
 
@@ -119,7 +121,8 @@ def run_stage(
     if (state := finished()) is not None:
         return result(state, True)
     probe_conditional_writes(run)
-    for _ in range(MAX_ATTEMPTS):
+    without_progress = AttemptsWithoutProgress(kept)
+    while True:
         try:
             claim = claim_or_skip(engines, run, key, claim_timeout_s, lambda job: job_state(engines, run, job))
             if (state := finished()) is not None:  # the attempt that held the claim has finished meanwhile
@@ -129,21 +132,15 @@ def run_stage(
             submit(engines, run, claim, module, {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s) + 1), **(env or {})})
         except Skipped as skipped:
             claim, stale = adopt(engines, run, skipped), None
-        try:
-            job = follow(engines, run, claim, title, unless_stale(progress, stale), grace_s)
-        except JobLost as lost:
-            engines.observer.say(f"{lost} The next attempt resumes {key}.")
-            engines.cluster.restart()
-            continue
+        job = follow_unless_lost(engines, run, claim, title, unless_stale(progress, stale), grace_s)
         if (state := finished()) is not None:
             return result(state, False)
-        if job.exit_code != OUTCOMES["preempted"].exit_code:
+        if job is not None and job.exit_code != OUTCOMES["preempted"].exit_code:
             raise failure(engines, run, claim, job)
-        engines.observer.say(f"attempt {claim.attempt} of {key} was preempted; the next one resumes it")
-    raise StageFailed(
-        f"{key} was preempted or lost its cluster {MAX_ATTEMPTS} times in a row; run the same command again to resume it.",
-        "preempted",
-    )
+        if without_progress.add():
+            text = f"{key} was preempted or lost its cluster without progress {MAX_WITHOUT_PROGRESS} times in a row"
+            raise StageFailed(f"{text}; run the same command again to resume it.", "preempted")
+        engines.observer.say(f"attempt {claim.attempt} of {key} has ended early; the next one resumes it")
 
 
 def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[str, str]) -> None:
@@ -315,6 +312,18 @@ def follow(
             if stop is not None:
                 stop_attempt(engines, run, claim, stop.reason, by=str(stop), grace_s=grace_s)
             raise
+
+
+def follow_unless_lost(
+    engines: Engines, run: Store, claim: Claim, title: str, progress: Callable[[], RunProgress | None], grace_s: float
+) -> Job | None:
+    """`follow`, but None if the cluster was lost together with the job; the next job starts or joins one again."""
+    try:
+        return follow(engines, run, claim, title, progress, grace_s)
+    except JobLost as lost:
+        engines.observer.say(str(lost))
+        engines.cluster.restart()
+        return None
 
 
 def other_jobs(engines: Engines, job_id: str) -> str:

@@ -48,6 +48,7 @@ def run_attempt(
     saves_on_cancel: bool = False,
     ends_when_stopped: bool = True,
     workers_write_state: bool = False,
+    workers_wait: Callable[[], bool] = lambda: False,
     expected: tuple[type[Exception], ...] = (),
 ) -> int:
     """Runs one attempt to its end and returns the exit code. If `work` raises, the attempt has failed.
@@ -56,11 +57,12 @@ def run_attempt(
     `ends_when_stopped`: a stop request ends this process at once; otherwise `work` must follow the request.
     `workers_write_state`: other processes write the states of this attempt, and then follow stop requests themselves. What
     `work` returns counts only if they wrote no end state.
+    `workers_wait`: whether those processes have to be started again, so that none of them follows a stop request now.
     `expected`: errors whose message says enough, so that the log needs no traceback.
     """
 
     def may_leave() -> bool:
-        return ends_when_stopped and not (workers_write_state and state_of(run, attempt))
+        return ends_when_stopped and (not (workers_write_state and state_of(run, attempt)) or workers_wait())
 
     try:
         with ClaimHolder(run, attempt) as claim:

@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -196,6 +197,24 @@ def test_restarts_without_progress_fail_the_run_with_their_first_error(start, tr
             TrainingRun(run, attempt, World()).execute()
     assert TrainingRun(run, attempt, World()).execute() == "failed"
     assert read_state(run)["reason"].endswith("rank 0: The corpus was replaced")
+
+
+def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failures(start, train_config, monkeypatch):
+    """In weeks an attempt survives many errors. The reason names the first of those that no new checkpoint came after."""
+    run, attempt = start(train_config("weeks", max_restarts_without_progress=1))
+    run.write_json(f"errors/a{attempt}-1-rank0.json", {"at": 1.0, "rank": 0, "error": "a node was taken away"})
+    with monkeypatch.context() as patch:
+        patch.setattr(StopPoller, "asked", lambda watch: "preempted")
+        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    spec = run.read_json("config.json")
+    run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
+    for number in range(2):
+        with pytest.raises(RuntimeError, match="corpus was replaced"):
+            TrainingRun(run, attempt, World()).execute()
+        error = {"at": time.time(), "rank": 0, "error": f"failure {number}"}
+        run.write_json(f"errors/a{attempt}-2-{number}-rank0.json", error)
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    assert read_state(run)["reason"].endswith("rank 0: failure 0")
 
 
 def test_non_finite_loss_ends_the_run_as_diverged_and_is_in_the_journal(start, train_config, monkeypatch):

@@ -72,6 +72,11 @@ def list_checkpoints(run: Store) -> list[str]:
     return [name.prefix for name in find_checkpoints(run.list(FOLDER)).unmarked]
 
 
+def newest_step(run: Store) -> int | None:
+    """The step of the newest checkpoint of a run that is not marked as damaged; None if there is none."""
+    return max((name.step for name in find_checkpoints(run.list(FOLDER)).unmarked), default=None)
+
+
 def kept_checkpoints(keys: Iterable[str], keep: int) -> set[str]:
     """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, and marked ones that are newer
     than all but these. Where there are fewer, the newest marked ones make up the number."""

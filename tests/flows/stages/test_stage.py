@@ -99,6 +99,7 @@ def run_with_script(
     grace_s=0.05,
     output=lambda state: True,
     progress=lambda: None,
+    kept=dict,
 ):
     settings = Settings(root=run.uri, mlflow_tracking_uri=None)
     messages = cluster.messages if cluster else []
@@ -111,6 +112,7 @@ def run_with_script(
         title="birds",
         progress=progress,
         output=output,
+        kept=kept,
         grace_s=grace_s,
         claim_timeout_s=claim_timeout_s,
         env={"RAY_TRAIN_X": "1"},
@@ -175,6 +177,24 @@ def test_repeated_preemption_fails_with_the_next_step(run):
     with pytest.raises(StageFailed, match="3 times in a row; run the same command again"):
         run_with_script(run, cluster)
     assert len(cluster.submitted) == 3
+
+
+def test_attempts_that_bring_a_new_checkpoint_do_not_count(run):
+    """A run of weeks on machines that are taken away: many preemptions and lost clusters, each after some progress."""
+    lost = JobLost("the cluster was replaced")
+    cluster = ScriptedCluster(run, *["preempted", lost] * 4, "finished")
+    kept = lambda: {"checkpoint": 100 * len(cluster.submitted)}  # noqa: E731
+    assert run_with_script(run, cluster, kept=kept).state["attempt"] == 9
+
+
+def test_three_attempts_in_a_row_from_the_same_checkpoint_are_too_many(run):
+    """A checkpoint that is lost and saved again is no progress."""
+    steps = [0, 100, 100, 200, 200, 100, 200, 300]
+    cluster = ScriptedCluster(run, *["preempted"] * 9)
+    with pytest.raises(StageFailed, match="without progress 3 times in a row") as failed:
+        run_with_script(run, cluster, kept=lambda: {"checkpoint": steps[len(cluster.submitted)]})
+    assert failed.value.state == "preempted"
+    assert len(cluster.submitted) == 6
 
 
 @pytest.mark.parametrize(

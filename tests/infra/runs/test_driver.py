@@ -195,6 +195,18 @@ def test_workers_that_are_at_work_follow_the_stop_request_themselves(run, starte
     assert read_state(run)["step"] == 3
 
 
+def test_a_stop_request_ends_the_process_while_its_workers_wait_to_be_started_again(run, started):
+    """They have been at work, and nobody but the driver is there to follow the request."""
+    work = """
+        write_state(run, "running", attempt, from_step=5)
+        time.sleep(120)
+"""
+    job = started(work, ", workers_write_state=True, workers_wait=lambda: True")
+    request_stop(run, "preempted", by="someone", attempt=1)
+    assert job.wait(30) == 75
+    assert (read_state(run)["state"], read_state(run)["reason"]) == ("preempted", "someone")
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_process_whose_claim_was_taken_ends_and_writes_nothing(run, started, stopped):
     """Its next heartbeat finds the loss, or the check before it writes the state that a stop request asks for."""
