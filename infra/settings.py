@@ -47,8 +47,8 @@ class Settings(BaseModel):
     Python on a Ray that was started from here."""
     submitted_from: str | None = Field(default=None, validation_alias=AliasChoices("VITLINE_SUBMITTED_FROM"))
     """Set in jobs, never by hand: the versions of the process that submitted the job, as JSON."""
-    queue_s: float | None = Field(default=None, validation_alias=AliasChoices("VITLINE_QUEUE_S"))
-    """Set in jobs of trainings, never by hand: how many seconds a run without a checkpoint may wait for room."""
+    time_left_s: float | None = Field(default=None, validation_alias=AliasChoices("VITLINE_TIME_LEFT_S"))
+    """Set in jobs, never by hand: the seconds from the start of the job to the deadline of its flow run. None: no deadline."""
     s3_endpoint_url: str | None = Field(
         default=None, validation_alias=AliasChoices("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     )

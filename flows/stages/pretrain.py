@@ -18,8 +18,6 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
     execution = config.execution
-    # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
-    queue_s = max(execution.queue_timeout_s, engines.observer.time_left() or 0)
     result = run_stage(
         engines,
         run,
@@ -32,9 +30,6 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
         kept=lambda: {"checkpoint": newest_step(run) or 0},
         grace_s=execution.grace_s,
         claim_timeout_s=execution.claim_timeout_s,
-        env={
-            "VITLINE_QUEUE_S": str(queue_s),
-            "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(START_TRY_S, queue_s / 4)),
-        },
+        env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(min(START_TRY_S, execution.queue_timeout_s / 4))},
     )
     return spec, result

@@ -20,6 +20,7 @@ from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost
 from infra.redact import cleaned
 from infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
+from infra.runs.deadline import DEADLINE_PASSED
 from infra.runs.progress import RunProgress
 from infra.runs.run_state import (
     NO_STATE,
@@ -135,7 +136,9 @@ def run_stage(
         job = follow_unless_lost(engines, run, claim, title, unless_stale(progress, stale), grace_s)
         if (state := finished()) is not None:
             return result(state, False)
-        if job is not None and job.exit_code != OUTCOMES["preempted"].exit_code:
+        if not (
+            job is None or job.exit_code == OUTCOMES["preempted"].exit_code or others_deadline(engines, run, claim)
+        ):
             raise failure(engines, run, claim, job)
         if without_progress.add():
             text = f"{key} was preempted or lost its cluster without progress {MAX_WITHOUT_PROGRESS} times in a row"
@@ -159,6 +162,8 @@ def submit(engines: Engines, run: Store, claim: Claim, module: str, env: dict[st
     metadata = {"run_key": claim.run_key, **origin.model_dump(mode="json", exclude_none=True)}
     command = [engines.cluster.python, "-m", module, "--run", run.uri, "--attempt", str(claim.attempt)]
     env = {**env, "VITLINE_SUBMITTED_FROM": json.dumps(compared_versions())}
+    if (left_s := engines.observer.time_left()) is not None:
+        env["VITLINE_TIME_LEFT_S"] = str(max(left_s, 0.0))
     jobs.submit(claim.job_id, command, env=env, metadata=metadata)
     announce(engines, run, claim)
 
@@ -324,6 +329,13 @@ def follow_unless_lost(
         engines.observer.say(str(lost))
         engines.cluster.restart()
         return None
+
+
+def others_deadline(engines: Engines, run: Store, claim: Claim) -> bool:
+    """Whether an attempt that was adopted ended at the deadline of the flow run that started it; this one has time left."""
+    state, left_s = read_state(run) or NO_STATE, engines.observer.time_left()
+    ended = state["attempt"] == claim.attempt and state["state"] == "out_of_time"
+    return ended and state.get("reason", "").startswith(DEADLINE_PASSED) and (left_s is None or left_s > 0)
 
 
 def other_jobs(engines: Engines, job_id: str) -> str:

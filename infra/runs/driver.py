@@ -16,8 +16,10 @@ from typing import Any, NoReturn
 from infra.provenance import compared_versions, differing_versions
 from infra.redact import cleaned, log_to_stderr
 from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.deadline import deadline_kept
 from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
 from infra.runs.stopping import StopPoller, stop_on_signals
+from infra.settings import Settings
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def run_attempt(
 ) -> int:
     """Runs one attempt to its end and returns the exit code. If `work` raises, the attempt has failed.
 
-    `grace_s`, `saves_on_cancel`: see `stop_on_signals`.
+    `grace_s`, `saves_on_cancel`: see `stop_on_signals`. A deadline of the flow run ends the attempt as out of time.
     `ends_when_stopped`: a stop request ends this process at once; otherwise `work` must follow the request.
     `workers_write_state`: other processes write the states of this attempt, and then follow stop requests themselves. What
     `work` returns counts only if they wrote no end state.
@@ -69,7 +71,12 @@ def run_attempt(
             if not workers_write_state:
                 write_state(run, "running", attempt)
             stop_on_signals(run.uri, attempt, grace_s, saves_on_cancel=saves_on_cancel)
-            with StopPoller(run, attempt) as stop, _watch(run, attempt, claim, stop, may_leave):
+            left_s = Settings().time_left_s
+            with (
+                StopPoller(run, attempt) as stop,
+                _watch(run, attempt, claim, stop, may_leave),
+                deadline_kept(run, attempt, claim, left_s=left_s, grace_s=grace_s, leave=_leave),
+            ):
                 state, detail = _ending(work, stop, expected)
             claim.check()
             written = state_of(run, attempt) if workers_write_state else None

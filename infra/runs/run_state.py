@@ -32,7 +32,7 @@ OUTCOMES: dict[RunState, Outcome] = {
     "running": Outcome("RUNNING", "Running", "RUNNING", 1),
     "finished": Outcome("COMPLETED", "Completed", "FINISHED", 0),
     "diverged": Outcome("FAILED", "Diverged", "FAILED", 3),
-    # 75 is EX_TEMPFAIL, the only exit code after which the flow starts another attempt.
+    # 75 is EX_TEMPFAIL, the only exit code by itself after which the flow starts another attempt.
     "preempted": Outcome("CRASHED", "Preempted", "KILLED", 75),
     "cancelled": Outcome("CANCELLED", "Cancelled", "KILLED", 143),
     "failed": Outcome("FAILED", "Failed", "FAILED", 1),

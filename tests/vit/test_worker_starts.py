@@ -126,7 +126,7 @@ time.sleep(3600)
 def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, until, processes, train_config, root):
     """Another job takes the CPU of a killed worker. The wait takes far more than the queue timeout and more than the four tries
     that ended a run before; then the CPU is free again."""
-    config = train_config("displaced", steps=1_000_000)
+    config = train_config("displaced", steps=1_000_000, queue_timeout_s=1)
     spec = make_spec(config, root)
     run = open_store(root).child(f"runs/{spec.run_key}")
     run.write_json("config.json", spec.model_dump(mode="json"))
@@ -137,7 +137,7 @@ def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, un
     try:
         occupy(occupants[0])
         until(lambda: "occupied" in ray_jobs.logs(occupants[0]), occupants[0])
-        env = {"VITLINE_QUEUE_S": "1", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "0.25"}
+        env = {"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "0.25"}
         command = [sys.executable, "-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
         ray_jobs.submit(training, command, env, {})
         until(lambda: newest_step(run) and read_progress(run), training)

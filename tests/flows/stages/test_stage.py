@@ -18,6 +18,7 @@ from infra.config import replace
 from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost, JobServerAway
 from infra.runs.claims import ClaimHolder, read_claim, take_claim
+from infra.runs.deadline import DEADLINE_PASSED
 from infra.runs.run_state import OUTCOMES, read_state, read_stop, write_state
 from infra.settings import Settings
 from infra.storage import open_store
@@ -50,7 +51,8 @@ class ScriptedCluster:
         attempt = int(job_id.rpartition("-a")[2])
         code = -9 if line == "silent" else OUTCOMES[line].exit_code
         if line != "silent":
-            write_state(self.run, line, attempt, **({"reason": "no disk left"} if line == "failed" else {"step": 7}))
+            reasons = {"failed": "no disk left", "out_of_time": f"{DEADLINE_PASSED}."}
+            write_state(self.run, line, attempt, **({"reason": reasons[line]} if line in reasons else {"step": 7}))
         self.ended[job_id] = Job(id=job_id, state="failed" if code else "succeeded", exit_code=code, message="")
         return self.ended[job_id]
 
@@ -410,6 +412,22 @@ def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
     result = run_with_script(run, cluster)
     assert (result.state["state"], result.reused, cluster.submitted) == ("finished", False, [])
     assert attempt_records(run)[0].origin == Origin()
+
+
+@pytest.mark.parametrize("left_s", [None, 3600.0, -0.5])
+def test_an_adopted_job_that_reaches_the_deadline_of_its_own_flow_is_resumed_if_time_is_left(run, monkeypatch, left_s):
+    monkeypatch.setattr(FakeObserver, "time_left", lambda self: left_s)
+    attempt = held_by(run, "killed")
+    cluster = ScriptedCluster(run, "out_of_time", "finished")
+    cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
+    if left_s is not None and left_s < 0:
+        with pytest.raises(StageFailed, match="ended as out_of_time") as failed:
+            run_with_script(run, cluster)
+        assert failed.value.state == "out_of_time"
+        return
+    assert run_with_script(run, cluster).state["attempt"] == 2
+    (job,) = cluster.submitted
+    assert job.env.get("VITLINE_TIME_LEFT_S") == (None if left_s is None else "3600.0")
 
 
 def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypatch):

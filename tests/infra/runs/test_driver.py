@@ -207,6 +207,44 @@ def test_a_stop_request_ends_the_process_while_its_workers_wait_to_be_started_ag
     assert (read_state(run)["state"], read_state(run)["reason"]) == ("preempted", "someone")
 
 
+HANGS = """
+        write_state(run, "running", attempt)
+        time.sleep(120)
+"""
+
+
+@pytest.mark.parametrize("options", [", workers_write_state=True", ", ends_when_stopped=False"])
+def test_a_job_that_hangs_ends_soon_after_the_deadline_of_its_flow(run, started, monkeypatch, options):
+    """Its flow process may have died: nobody else ends the job."""
+    monkeypatch.setenv("VITLINE_TIME_LEFT_S", "0.2")
+    job = started(HANGS, options + ", grace_s=0.2")
+    assert job.wait(60) == 1
+    state = read_state(run)
+    assert (state["state"], state["attempt"]) == ("out_of_time", 1)
+    assert state["reason"].endswith("has passed, and the job did not follow the stop request within 0.2 s")
+
+
+def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):
+    monkeypatch.setenv("VITLINE_TIME_LEFT_S", "0.2")
+    work = """
+        write_state(run, "running", attempt)
+        while not stop.asked():
+            time.sleep(0.05)
+        write_state(run, stop.asked(), attempt, step=3, reason=stop.by)
+        return "failed", {}
+"""
+    assert started(work, ", workers_write_state=True").wait(60) == 1
+    state = read_state(run)
+    assert (state["state"], state["step"]) == ("out_of_time", 3)
+    assert "deadline of the flow run" in state["reason"]
+
+
+def test_a_job_that_ends_in_time_never_hears_of_its_deadline(run, attempted, monkeypatch):
+    monkeypatch.setenv("VITLINE_TIME_LEFT_S", "3600")
+    assert attempted(lambda stop: ("finished", {}))[0] == 0
+    assert not run.exists("stop.json")
+
+
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_process_whose_claim_was_taken_ends_and_writes_nothing(run, started, stopped):
     """Its next heartbeat finds the loss, or the check before it writes the state that a stop request asks for."""

@@ -1,0 +1,63 @@
+"""The deadline of a job: its flow gives it a time, and it ends in that time also where the flow process has died."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+from infra.runs.claims import ClaimHolder
+from infra.runs.run_state import OUTCOMES, RunState, request_stop, state_of, write_state
+from infra.storage import Store
+
+log = logging.getLogger(__name__)
+DEADLINE_PASSED = "the deadline of the flow run that started this job has passed"
+_MARGIN_S = 5.0
+
+
+@contextlib.contextmanager
+def deadline_kept(
+    run: Store,
+    attempt: int,
+    claim: ClaimHolder,
+    *,
+    left_s: float | None,
+    grace_s: float,
+    leave: Callable[[int], object],
+) -> Iterator[None]:
+    """Until the context is closed: asks the attempt to stop as out of time after `left_s`; None stands for no deadline.
+
+    An attempt that hangs, and so has not followed after `grace_s` and a margin, gets that state here. Then `leave(exit code)` is
+    called, which has to end this process. It is called without a state, too, where the store does not answer.
+    """
+    if left_s is None:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        if over.wait(max(left_s, 0.0)):
+            return
+        log.warning("run=%s attempt=%d: %s", run.uri, attempt, DEADLINE_PASSED)
+        with contextlib.suppress(OSError, RuntimeError):
+            request_stop(run, "out_of_time", by=DEADLINE_PASSED, attempt=attempt)
+        if over.wait(grace_s + _MARGIN_S):
+            return
+        state: RunState = "out_of_time"
+        try:
+            claim.check()
+            if (written := state_of(run, attempt)) and written != "running":
+                state = written
+            else:
+                reason = f"{DEADLINE_PASSED}, and the job did not follow the stop request within {grace_s:g} s"
+                write_state(run, state, attempt, reason=reason)
+        except (OSError, RuntimeError):
+            log.warning("run=%s attempt=%d: ends without writing its state", run.uri, attempt, exc_info=True)
+        leave(OUTCOMES[state].exit_code)
+
+    thread = threading.Thread(target=watch, name="deadline", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
