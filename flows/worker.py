@@ -7,6 +7,7 @@ that it does not refuse, and the flow checks its request again, so that refusing
 import argparse
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from abc import ABC
@@ -20,7 +21,6 @@ import anyio.to_thread
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.settings import get_current_settings
-from prefect.utilities.processutils import command_to_string
 from prefect.workers.process import ProcessJobConfiguration, ProcessWorker, ProcessWorkerResult
 
 from flows.catalog import find_corpus, find_model
@@ -83,7 +83,7 @@ class OneProcess(ProcessJobConfiguration):
         )
         # Prefect then calls the hook for cancelled runs in this process, which needs the same settings.
         if installed and self.command is None and not any(name.startswith(_SETTINGS) for name in self.env):
-            self.command = command_to_string([sys.executable, "-m", "prefect.engine"])
+            self.command = shlex.join([sys.executable, "-m", "prefect.engine"])
         super().prepare_for_flow_run(flow_run, deployment, *more, **named)
 
 
