@@ -59,7 +59,7 @@ def main() -> int:
 
 def prepare_databases() -> bool:
     """Prepares the databases of MLflow and Prefect, so that the first start of the local stack is faster."""
-    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.first_start"], cwd=ROOT, check=False)
+    made = subprocess.run([str(VENV / "bin" / "python"), "-m", "infra.local.databases"], cwd=ROOT, check=False)
     if made.returncode:
         print(
             "The databases of MLflow and Prefect could not be prepared; the reason is above. Next: run the command again."
@@ -68,7 +68,7 @@ def prepare_databases() -> bool:
 
 
 def fingerprint() -> str:
-    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "infra" / "local" / "first_start.py")
+    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "infra" / "local" / "databases.py")
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 

@@ -12,7 +12,7 @@ from shutil import rmtree
 from typing import Any
 
 from infra.local import seaweed
-from infra.local.first_start import copy_database
+from infra.local.databases import database_file, ready_database
 from infra.local.processes import child_environment
 from infra.local.ray_node import FOREIGN_TO_RAY, RayHead
 from infra.local.stack_config import MARK, StackConfig
@@ -91,7 +91,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config, since: _mlflow_problem(config),
             _mlflow_environment,
             StackConfig.mlflow_login,
-            before=lambda config: copy_database("mlflow", _mlflow_database(config)),
+            before=lambda config: ready_database(config.directory, "mlflow"),
         ),
         Program(
             "prefect",
@@ -99,7 +99,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             lambda config, since: _prefect_problem(config),
             _prefect_environment,
             StackConfig.prefect_login,
-            before=lambda config: copy_database("prefect", config.directory / "prefect" / "prefect.db"),
+            before=lambda config: ready_database(config.directory, "prefect"),
         ),
         Program(
             "prefect-worker",
@@ -143,10 +143,6 @@ def _module(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", *words]
 
 
-def _mlflow_database(config: StackConfig) -> Path:
-    return config.directory / "mlflow" / "mlflow.db"
-
-
 def _mlflow(config: StackConfig) -> list[str]:
     port = config.ports["mlflow"]
     return _module(
@@ -156,7 +152,7 @@ def _mlflow(config: StackConfig) -> list[str]:
         f"--port={port}",
         "--app-name=vitline",  # MLflow behind the login (infra/mlflow/server.py)
         "--workers=1",  # the default is four, of 180 MB each
-        f"--backend-store-uri=sqlite:///{_mlflow_database(config)}",
+        f"--backend-store-uri=sqlite:///{database_file(config.directory, 'mlflow')}",
         f"--artifacts-destination={config.artifacts}",
         # Host names must include the port. The pages may send requests from the same origins.
         f"--allowed-hosts=127.0.0.1:{port},localhost:{port}",

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import psutil
 
-from infra.local import seaweed
+from infra.local import databases, seaweed
 from infra.local.paths import make_private
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
 from infra.local.services import links, programs
@@ -80,7 +80,8 @@ def start_stack(
     With `root`, the path or URI of an existing store, the stack uses that store and starts none; its credentials come
     from this environment and are not written anywhere. Ray uses all CPUs, or `num_cpus`. With `ends_with_caller` the stack
     ends with this process, even if it is killed; else it runs until `stop_stack`. Raises RuntimeError with the last log
-    lines of a service that did not start, and ValueError for invalid names, ports and stores; then nothing runs.
+    lines of a service that did not start, or the reason why a database cannot be migrated, and ValueError for invalid
+    names, ports and stores; then nothing runs.
     """
     refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
@@ -98,6 +99,9 @@ def start_stack(
         for note in notes:
             announce(note)
         wanted = [name for name in ALL if name in services and (name != "s3" or config.object_store)]
+        for name in ("mlflow", "prefect"):
+            if name in wanted:
+                databases.migrate_database(directory, name, announce)
         try:
             _run_supervisor(config, log_dir, wanted, num_cpus, ends_with_caller, announce)
             state = find_stack(directory)

@@ -209,7 +209,7 @@ class Supervisor:
         try:
             running.process = self._popen(running)
             running.birth = birth_of(running.process.pid)
-        except OSError as error:  # such as a full disk, or a folder that cannot be written
+        except (OSError, RuntimeError) as error:  # such as a full disk, or a database of another version
             self._died(running, f"could not be started: {error}", first)
             return
         running.family = set()
