@@ -93,7 +93,7 @@ class CheckpointManifest(PendingManifest):
 
 
 class RankIndex(TypedDict):
-    """`rank-<rank>-of-<ranks>.json`: the pieces that a rank wrote."""
+    """`rank-<rank>-of-<ranks>-<save>.json`: the pieces that a rank wrote."""
 
     save: str
     """The save that they belong to."""
@@ -481,8 +481,9 @@ SAME = ("recipe", "corpus_digest", "class_map_digest")
 def prune(run: Store, keep: int, newest: str) -> None:
     """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
-    Checkpoints that are marked as damaged do not count, and go once `keep` newer ones are there (`kept_checkpoints`). The
-    manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
+    Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
+    that are marked as damaged do not count, and go once `keep` newer ones are there (`kept_checkpoints`). The manifest of a
+    checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
     keys = run.list(FOLDER)
     kept, found, last = kept_checkpoints(keys, keep) | {newest}, find_checkpoints(keys), parse_prefix(newest)
@@ -492,5 +493,6 @@ def prune(run: Store, keep: int, newest: str) -> None:
     for key in keys:
         prefix = key.rsplit("/", 1)[0]
         name = parse_prefix(prefix)
-        if prefix not in kept and (prefix in old or (name and last and name < last)):
+        left = name and last and name < last and name.attempt <= last.attempt
+        if prefix not in kept and (prefix in old or left):
             run.delete(key)

@@ -344,6 +344,15 @@ def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_su
     assert run.exists(theirs)
 
 
+def test_an_attempt_that_wakes_while_it_deletes_leaves_the_unfinished_save_of_its_successor(run, meta, trained):
+    """It was suspended after its last look at the claim; attempt 2 has resumed before its checkpoint and is saving."""
+    commit(run, trained(3), meta)
+    theirs = f"{checkpoint_prefix(2, 2)}/rank-00000-of-00001-new.safetensors"
+    run.write(theirs, b"being written by attempt 2, which resumed at step 1")
+    checkpoint.prune(run, 2, newest=checkpoint_prefix(3, 1))
+    assert run.exists(theirs)
+
+
 def test_newest_checkpoints_are_kept_and_a_later_attempt_wins_at_the_same_step(run, meta, trained):
     for steps in (1, 2, 3):
         commit(run, trained(steps), meta, keep=2)
