@@ -20,7 +20,7 @@ from infra.records import UnreadableRecord, reading
 from infra.runs.claims import read_claim
 from infra.runs.run_state import read_state
 from infra.storage import Keys, Store, open_store
-from vit.training.checkpoint_names import kept_checkpoints
+from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints
 
 DAY_S = 86_400.0
 FOLDERS = (
@@ -100,8 +100,11 @@ def checkpoints(root: Store, keep: int, before: float, kept_as: Kept) -> Iterato
             continue
         if finished_at is None:
             continue
-        kept = kept_checkpoints(keys, keep)
-        garbage = [key for key in keys if key.rpartition("/")[0] not in kept]
+        kept, unknown = kept_checkpoints(keys, keep), find_checkpoints(keys).unknown
+        for prefix in unknown:
+            why = "has a name that this version of vitline does not give. Use the version that wrote it."
+            kept_as(f"run {run_key}", UnreadableRecord(f"{run.uri_of(prefix)} {why}"))
+        garbage = [key for key in keys if key.rpartition("/")[0] not in {*kept, *unknown}]
         if garbage:
             # Manifests are deleted first, so that no reader ever sees half a checkpoint.
             garbage.sort(key=lambda key: (not key.endswith("/manifest.json"), key))

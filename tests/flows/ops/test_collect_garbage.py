@@ -97,6 +97,17 @@ def test_checkpoints_marked_as_damaged_do_not_count_as_kept(root, collect):
     assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {newest}
 
 
+def test_checkpoints_with_names_of_another_version_are_kept_and_named(root, collect):
+    run = checkpointed(root, "birds-0123456789ab")
+    run.write_json("checkpoints/step-000000040-a10-of-a-newer-version/manifest.json", {})
+    run.write("checkpoints/step-000000040-a10-of-a-newer-version/rank-00000.bin", b"weights")
+    kept, deleted = collect()
+    assert (kept.subject, kept.action) == ("run birds-0123456789ab", "kept: nothing says that it is garbage")
+    assert "step-000000040-a10-of-a-newer-version" in kept.problem
+    assert deleted.action == "deleted, 7 objects"
+    assert len(run.list("checkpoints/step-000000040-a10-of-a-newer-version/")) == 2
+
+
 @pytest.mark.parametrize(
     "run",
     [
