@@ -18,6 +18,7 @@ from flows.stages.engines import Engines, StopRequested
 from infra.config import replace
 from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost
+from infra.records import UnreadableRecord
 from infra.redact import cleaned
 from infra.runs.claims import Claim, ClaimHeld, ClaimHolder, ClaimLost, read_claim, take_claim
 from infra.runs.deadline import DEADLINE_PASSED
@@ -189,7 +190,8 @@ def adopt(engines: Engines, run: Store, skipped: Skipped) -> Claim:
 
 
 def is_followed(engines: Engines, origin: Origin) -> bool:
-    """Whether the flow run that submitted a job is alive: it writes a heartbeat to the store every few seconds."""
+    """Whether the flow run that submitted a job is alive: it writes a heartbeat to the store every few seconds. One that cannot
+    be read counts as life."""
     if origin.pipeline is not None and origin.pipeline == engines.origin.pipeline:
         return False  # this process holds the claim of that pipeline, so the process that held it before is dead
     if origin.flow_run_id is None:
@@ -197,11 +199,14 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
     if origin.flow_run_id == engines.origin.flow_run_id:
         return False
     root, watch = open_store(engines.root), Watch()
-    first = now = heartbeat.beat_of(root, origin.flow_run_id)
-    while now is not None and now == first and watch.unchanged_s(now) < 3 * heartbeat.BEAT_S:
-        engines.observer.check()
-        time.sleep(POLL_S)
-        now = heartbeat.beat_of(root, origin.flow_run_id)
+    try:
+        first = now = heartbeat.beat_of(root, origin.flow_run_id)
+        while now is not None and now == first and watch.unchanged_s(now) < 3 * heartbeat.BEAT_S:
+            engines.observer.check()
+            time.sleep(POLL_S)
+            now = heartbeat.beat_of(root, origin.flow_run_id)
+    except UnreadableRecord:
+        return True
     return now is not None and now != first
 
 

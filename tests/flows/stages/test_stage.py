@@ -414,6 +414,16 @@ def test_a_living_job_whose_flow_is_gone_is_adopted(run, monkeypatch):
     assert attempt_records(run)[0].origin == Origin()
 
 
+def test_a_living_job_is_not_adopted_where_the_heartbeat_of_its_flow_cannot_be_read(run):
+    """A record of a newer version, perhaps: nobody knows whether that flow is gone, so it counts as alive."""
+    attempt = held_by(run, "of-a-newer-version")
+    run.write_json("flow-runs/of-a-newer-version.json", {})
+    cluster = ScriptedCluster(run)
+    cluster.ended[attempt.job_id] = Job(id=attempt.job_id, state="running", exit_code=None, message="")
+    with pytest.raises(stage.Skipped, match="continues there"):
+        run_with_script(run, cluster)
+
+
 @pytest.mark.parametrize("left_s", [None, 3600.0, -0.5])
 def test_an_adopted_job_that_reaches_the_deadline_of_its_own_flow_is_resumed_if_time_is_left(run, monkeypatch, left_s):
     monkeypatch.setattr(FakeObserver, "time_left", lambda self: left_s)
