@@ -60,7 +60,7 @@ def prepared_corpora(root: Store, report: Callable[[UnreadableRecord], None]) ->
 
     keys = [key for key in root.list("corpora/") if key.endswith(f"/{MANIFEST_KEY}") and key.count("/") == 3]
     found = readable(keys, read, report)
-    return sorted(found, key=lambda each: (each[1].name, each[1].provenance.get("created_at", "")))
+    return sorted(found, key=lambda each: (each[1].name, str(each[1].provenance.get("created_at", ""))))
 
 
 def prepared_corpus(root: Store, name: str) -> Store:

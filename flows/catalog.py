@@ -295,6 +295,7 @@ def list_models(root: str, report: Callable[[UnreadableRecord], None] = say_unre
         _, name, version, _ = key.split("/")
         with reading(store.uri_of(key)):
             config: ModelRecord = store.read_json(key)
+            created_at = config.get("created_at")
             return {
                 "name": name,
                 "version": version,
@@ -302,7 +303,7 @@ def list_models(root: str, report: Callable[[UnreadableRecord], None] = say_unre
                 "classes": config["num_classes"],
                 "image_size_px": config["model"]["image_size_px"],
                 "run": config["provenance"].get("run_key"),
-                "created_at": config.get("created_at"),
+                "created_at": None if created_at is None else float(created_at),
                 "uri": store.uri_of(key.removesuffix("/config.json")),
             }
 

@@ -52,3 +52,24 @@ def test_corpora_and_pipelines_that_cannot_be_read_are_named(store, root, odd, c
     assert "pipelines/nightly-0123456789ab.json" in shown
     with pytest.raises(ValueError, match=r"no corpus 'birds' .* Not read: .*corpora/birds/0123/manifest\.json"):
         catalog.find_corpus(root, "birds")
+
+
+@pytest.mark.parametrize("created_at", [5, None, ["2026"], {}])
+def test_a_time_of_another_kind_stops_no_list(store, root, created_at):
+    counts = {"num_found": 1, "num_accepted": 1, "num_refused": 0, "num_bytes": 1, "refused": {}}
+    corpus = {
+        "schema_version": 2,
+        "name": "birds",
+        "digest": "d",
+        "class_map_digest": "m",
+        "num_classes": 2,
+        "order_seed": 0,
+    }
+    corpus |= {"single_label": True, "splits": {}, "decode_policy": {}, "counts": counts}
+    for version, at in (("0123", "2026-01-01T00:00:00+00:00"), ("4567", created_at)):
+        record = corpus | {"version": version, "provenance": {"created_at": at}}
+        store.write_json(f"corpora/birds/{version}/manifest.json", record)
+    for version, at in (("0123", 1.0), ("4567", str(created_at))):
+        store.write_json(f"models/birds/{version}/config.json", MODEL | {"created_at": at})
+    assert "0123" in [row["version"] for row in catalog.list_corpora(root)]
+    assert "0123" in [row["version"] for row in catalog.list_models(root)]
