@@ -278,10 +278,8 @@ def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
     file = f"{store.uri}/{weights_key(config)}"
     try:
         check_limits(network_config(config["model"]))
-        listed, size = (
-            sum(piece["end"] - piece["start"] for piece in config["tensors"]),
-            store.size(weights_key(config)),
-        )
+        size = store.size(weights_key(config))
+        listed = sum(max(0, piece["end"] - piece["start"]) for piece in config["tensors"])
         if listed > size:  # the same bytes listed many times would fill the memory
             raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
         tensors = read_tensors(store, weights_key(config), config["tensors"])

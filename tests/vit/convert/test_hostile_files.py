@@ -228,6 +228,15 @@ def test_published_model_that_asks_for_more_than_it_holds_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"lists .* bytes of tensors, but the file has"):
         load_model(store.uri)
 
+    def backwards(config):
+        piece = config["tensors"][0]
+        config["tensors"].extend([*config["tensors"] * 3, piece | {"start": 2**50, "end": 0}])
+
+    store = published(tmp_path / "backwards", build_network(TINY, 3))
+    rewritten(store, backwards)
+    with pytest.raises(CheckpointError, match=r"lists .* bytes of tensors, but the file has"):
+        load_model(store.uri)
+
     store = published(tmp_path / "renamed", build_network(TINY, 3))
     rewritten(store, lambda config: config["tensors"][0].update(name="other"))
     with pytest.raises(CheckpointError, match="the tensors do not fit"):
