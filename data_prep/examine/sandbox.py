@@ -20,6 +20,9 @@ _NETWORK_ABI, _SCOPES_ABI = 4, 6
 _TCP, _SCOPES = 0b11, 0b11  # bind and connect; abstract sockets and signals
 _NO_NEW_PRIVILEGES = 38  # option of prctl
 _SET_FILTER, _ALL_THREADS = 1, 1
+_ABOVE_ALL_FILES = (
+    1 << 16
+)  # it was started with three; the limit of the system may be 2**63, above what closerange takes
 _SPARE_CPU_S = 5  # between the signal that names the limit and the one that cannot be caught
 
 
@@ -42,7 +45,7 @@ def _close_all_but(keep: Collection[int]) -> None:
         if number > start:  # of an empty range, os.closerange would close everything
             os.closerange(start, number)
         start = number + 1
-    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(start, _ABOVE_ALL_FILES)
 
 
 def _limit_resources(num_files: int, cpu_s: int) -> str:

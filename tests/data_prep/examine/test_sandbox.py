@@ -211,6 +211,23 @@ while True:
     assert (done.stdout, done.returncode) == ("thread", -24)  # SIGXCPU
 
 
+def test_a_system_without_a_limit_of_open_files_is_no_error():
+    """As macOS after `ulimit -n unlimited`; Linux always has a limit."""
+    program = """
+import os
+os.sysconf = lambda name: 2**63 - 1
+from data_prep.examine.sandbox import enter_sandbox
+left_open = os.pipe()
+enter_sandbox((0, 1, 2), 60)
+try:
+    os.write(left_open[1], b"x")
+except OSError as error:
+    os.write(1, error.strerror.encode())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("Bad file descriptor", "")
+
+
 def test_a_process_that_has_used_its_time_is_replaced_before_its_limit(monkeypatch):
     from data_prep.decode import DecodePolicy
     from data_prep.examine import decode_child
