@@ -33,7 +33,7 @@ class WorkerStarts:
     run_uri: str
     total_steps: int
     workers: str
-    """The workers as in messages, such as `2 GPUs`."""
+    """The workers as in messages, such as `2 workers`."""
     queue_s: float
     """Seconds that a run without a checkpoint waits for room, at most."""
     most_failures: int

@@ -325,7 +325,8 @@ class _Child(Generic[T]):
         return cast(Outcome, verdict)
 
     def _check(self, verdict: _Answer | str) -> None:
-        """Raises ValueError if an answer contradicts the bytes of its image, so that a decoder that was taken over gains nothing."""
+        """Raises ValueError if an answer contradicts the bytes of its image, so that a decoder that was taken over gains
+        nothing."""
         data, policy = self.in_flight[0].data, self.settings.policy
         asked_for = np.ndarray if self.settings.function == PIXELS else dict
         if not isinstance(verdict, asked_for | ImageRejected | str):

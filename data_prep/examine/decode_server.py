@@ -1,8 +1,8 @@
 """Program of the decoding process: reads image files from standard input and writes verdicts to standard output.
 
-It handles untrusted bytes, so it loads all decoders and then locks itself in (sandbox.py): from its first image on it has its memory,
-the two pipes and a limited time, and neither files nor network nor other processes. Its output has a fixed format and is never
-pickled. The parent process believes it no more than it can check (check_answer.py).
+It handles untrusted bytes, so it loads all decoders and then locks itself in (sandbox.py): from its first image on it has its
+memory, the two pipes and a limited time, and neither files nor network nor other processes. Its output has a fixed format and is
+never pickled. The parent process believes it no more than it can check (check_answer.py).
 
 In:  8 bytes of length per image (little endian), then the file.
 Out: 1 byte of kind and 4 bytes of length per answer, then the body described in `Kind`; first READY, then one per image, in order.

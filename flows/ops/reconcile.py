@@ -1,9 +1,9 @@
 """Brings flow runs, Ray jobs, runs and pipelines left by killed processes to an end state, and sends MLflow what it lacks.
 
 Nothing ends on one sign alone, nothing that has ended changes, and everything with a heartbeat within `quiet_minutes` is left
-alone. What seems silent is watched for WATCH_S first, because a clock that is ahead, or a machine that was suspended, makes every
-heartbeat old. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is written under
-its claim, and a flow run's state is read again before it is set.
+alone. What seems silent is watched for WATCH_S first, because a clock that is ahead, or a machine that was suspended, makes
+every heartbeat old. A process that comes back meanwhile is safe: a reconciled state names its attempt, a pipeline's record is
+written under its claim, and a flow run's state is read again before it is set.
 """
 
 import contextlib
