@@ -38,6 +38,7 @@ from vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
 log = logging.getLogger(__name__)
 SCHEMA_VERSION = 1
 HEAD = ("head.weight", "head.bias")
+_ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
 # Settings that fine-tuning may change: they have no weights but the head's, or weights that can be resampled.
 ADAPTABLE = {
     "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
@@ -255,13 +256,13 @@ def read_model(uri: str) -> PublishedModel:
     if config.get("schema_version") != SCHEMA_VERSION:
         raise CheckpointError(
             f"{uri}/config.json has schema_version {config.get('schema_version')}, expected {SCHEMA_VERSION}. "
-            "Use the version of vitline that published the model, or publish it again."
+            f"Use the version of vitline that published the model, or {_ANEW}."
         )
     if config["digest"] != model_digest(config, contract, classes):
         found = {"image_contract.json": digest_of(contract), "classes.json": digest_of(classes)}
         changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
         raise CheckpointError(
-            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing; publish the model again."
+            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing. Restore it from a copy, or {_ANEW}."
         )
     return PublishedModel(
         uri,
@@ -284,9 +285,7 @@ def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
             raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
         tensors = read_tensors(store, weights_key(config), config["tensors"])
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(
-            f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or publish the model again."
-        ) from error
+        raise CheckpointError(f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {_ANEW}.") from error
     weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
     try:
         return network_with(network_config(config["model"]), num_classes, weights)

@@ -158,6 +158,22 @@ def test_changed_and_truncated_weights_are_refused_by_name(published):
             load_model(published)
 
 
+@pytest.mark.parametrize("damaged", ["config.json", "classes.json", "weights"])
+def test_a_damaged_model_is_whole_again_after_the_step_that_its_error_names(network, published, root, damaged):
+    store = open_store(published)
+    key = store.read_json("config.json")["weights"] if damaged == "weights" else damaged
+    data = store.read(key)
+    store.write(
+        key, data[:-100] if damaged == "weights" else data.replace(b'"cat"', b'"cow"').replace(b": 2,", b": 4,")
+    )
+    with pytest.raises(CheckpointError, match="delete the folder of the model and publish it again"):
+        load_model(published)
+    for left in store.list():
+        store.delete(left)
+    publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {})
+    assert load_model(published).classes == tuple(CLASSES)
+
+
 def test_model_that_a_suspended_attempt_publishes_again_is_not_changed(network, root):
     models, successor = open_store(root).child("models"), VisionTransformer(CONFIG, len(CLASSES))
     asked = []
