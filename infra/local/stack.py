@@ -24,7 +24,7 @@ from infra.local import databases, seaweed
 from infra.local.paths import make_private
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
 from infra.local.services import links, programs
-from infra.local.stack_config import ALL, MARK, StackConfig, load_stack_config, refuse_unknown, same_root, settle
+from infra.local.stack_config import ALL, MARK, StackConfig, load_stack_config, refuse_unknown, same_root, settle, weed
 from infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
 
 __all__ = ["ALL", "Listener", "Service", "StackState", "check_services", "find_stack", "listeners", "memory_bytes"]
@@ -80,8 +80,8 @@ def start_stack(
     With `root`, the path or URI of an existing store, the stack uses that store and starts none; its credentials come
     from this environment and are not written anywhere. Ray uses all CPUs, or `num_cpus`. With `ends_with_caller` the stack
     ends with this process, even if it is killed; else it runs until `stop_stack`. Raises RuntimeError with the last log
-    lines of a service that did not start, or the reason why a database cannot be migrated, and ValueError for invalid
-    names, ports and stores; then nothing runs.
+    lines of a service that did not start, or the reason why a database cannot be migrated or SeaweedFS's program is
+    refused, and ValueError for invalid names, ports and stores; then nothing runs.
     """
     refuse_unknown(services)
     directory, log_dir = directory.absolute(), log_dir.absolute()
@@ -95,6 +95,8 @@ def start_stack(
             return running
         if stop_stack(directory):
             announce("ended processes that an earlier stack had left")
+        if "s3" in services:
+            _check_seaweedfs(directory, root, announce)
         config, notes = settle(directory, _needed_ports(ports), root)
         for note in notes:
             announce(note)
@@ -276,6 +278,18 @@ def _one_at_a_time(directory: Path, announce: Callable[[str], None]) -> Iterator
             announce("another `vitline stack up` is running here; waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _check_seaweedfs(directory: Path, root: str | None, announce: Callable[[str], None]) -> None:
+    """Raises RuntimeError where SeaweedFS is to be started and its program is another than the installed package has.
+
+    This comes before the stack config is written: a refused first start must not bind the stack to SeaweedFS.
+    """
+    before = load_stack_config(directory)
+    if (before.object_store if before else root is None) and (program := weed()):
+        seaweed.refuse_wrong_program(program, seaweed.digest_file(directory))
+        if note := seaweed.unknown_program(program):
+            announce(note)
 
 
 def _needed_ports(ports: Mapping[str, int]) -> dict[str, int]:
