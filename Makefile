@@ -12,7 +12,7 @@ test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
 .PHONY: stack-fast stack-slow servers-fast servers-slow
-.PHONY: demo up down install test test-stack test-slow test-servers test-portable lint docs clean
+.PHONY: demo up down install test test-stack test-slow test-servers test-portable lint docs licences clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -64,6 +64,10 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs:  ## the documentation as a site, in build/site; a broken link is an error
 	@$(PYTHON) infra/local/install.py dev
 	@$(BIN)/mkdocs build --strict
+
+licences:  ## docs/licences.md, from what the installed packages say of themselves
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/python -m docs.generate.licences
 
 clean: down  ## everything that was made here: environment, store, logs
 	rm -rf .venv .vitline
