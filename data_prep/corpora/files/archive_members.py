@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-_LONGEST_PATH = 4096
+LONGEST_PATH = 4096
 
 
 class ArchiveDamaged(ValueError):
@@ -42,7 +42,7 @@ class Member:
 
 def link_target(member: Member) -> str | None:
     """The path in the archive that a link points to; None if it is outside of the archive or not a path."""
-    if len(member.target or "") > _LONGEST_PATH:
+    if len(member.target or "") > LONGEST_PATH:
         return None
     folder = "" if member.kind == "hard_link" else posixpath.dirname(member.path)
     path = posixpath.normpath(posixpath.join(folder, member.target or ""))
@@ -52,9 +52,9 @@ def link_target(member: Member) -> str | None:
 def checked_path(name: str) -> tuple[str, tuple[str, str] | None]:
     """A name in an archive as a clean path, and the refusal if it is not text or could leave the folder."""
     readable = name.encode(errors="surrogateescape").decode(errors="replace")
-    path = "/".join(part for part in readable.split("/") if part not in ("", "."))[:_LONGEST_PATH]
-    if len(readable) > _LONGEST_PATH:
-        return path, ("unsafe_path", f"the name has {len(readable):,} characters, limit {_LONGEST_PATH:,}")
+    path = "/".join(part for part in readable.split("/") if part not in ("", "."))[:LONGEST_PATH]
+    if len(readable) > LONGEST_PATH:
+        return path, ("unsafe_path", f"the name has {len(readable):,} characters, limit {LONGEST_PATH:,}")
     if (
         readable.startswith("/")
         or "\\" in readable

@@ -7,6 +7,7 @@ their names are listed as refused, everything else is judged by its content.
 import contextlib
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from infra.storage import checked_key, open_store
 
 _SURVEY_KEY = "archive.json"
 _MAX_DEPTH = 200  # folders in folders: each is a level of recursion
+_MAX_VISITS = 64  # times that links lead to a folder of a disk: links between folders can multiply
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,7 @@ class ClassFolderCorpus(ListedCorpus):
         with_targets = self._walk() if self._folder and self._links == "second_label" else iter(())
         links = Links({entry.path: entry.target for entry in with_targets if entry.target})
         for entry in entries:
-            names = Names([entry.path], more=False) if entry.refused else links.names_of(entry.path)
+            names = Names([entry.path]) if entry.refused else links.names_of(entry.path)
             example = layout.example(names.paths, split_rule, entry.refused)
             key = example.example_id if entry.refused else entry.path
             yield replace(example, base=self.origin, key=key, num_bytes=entry.size)
@@ -125,7 +127,7 @@ class ClassFolderCorpus(ListedCorpus):
         if child.is_symlink() and self._links == "second_label":
             return True
         above = frozenset({os.path.realpath(self._folder or ""), os.path.realpath(child.path)})
-        entries = self._below(Path(child.path), f"{child.name}/", above)
+        entries = self._below(Path(child.path), f"{child.name}/", above, Counter())
         return any(not entry.refused or entry.target for entry in entries)
 
     def _prefixes_on_top(self) -> Iterator[tuple[str, bool]]:
@@ -150,7 +152,7 @@ class ClassFolderCorpus(ListedCorpus):
                 f"{self._folder} is neither a folder nor an archive (.tar, .tar.gz, .tgz, .zip). "
                 "Give a folder or archive with one folder of images per class."
             )
-        return self._below(self._folder, "", frozenset({os.path.realpath(self._folder)}))
+        return self._below(self._folder, "", frozenset({os.path.realpath(self._folder)}), Counter())
 
     def _objects(self) -> Iterator[FolderEntry]:
         """The objects of a store, in the order of the store."""
@@ -161,7 +163,9 @@ class ClassFolderCorpus(ListedCorpus):
         if not found:
             raise ValueError(f"{self.origin} holds no objects. Give a prefix with one folder of images per class.")
 
-    def _below(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[FolderEntry]:
+    def _below(self, folder: Path, prefix: str, above: frozenset[str], visits: Counter[str]) -> Iterator[FolderEntry]:
+        """The files below a folder. `above` are the real paths of the folder and those above it; `visits` counts, for the whole
+        walk, how often links led to a folder."""
         if len(above) > _MAX_DEPTH:
             why = f"folder: below more than {_MAX_DEPTH} folders, so its files are not read"
             yield FolderEntry(prefix.rstrip("/"), refused=("uncounted_loss", why))
@@ -179,12 +183,15 @@ class ClassFolderCorpus(ListedCorpus):
                 yield self._second_label(child, path)
             elif child.is_dir():
                 real = os.path.realpath(child.path)
+                visits[real] += child.is_symlink()
                 if real in above:
                     yield FolderEntry(
                         path, refused=("ignored_file", f"link to {real}, a folder that contains the link")
                     )
+                elif child.is_symlink() and visits[real] > _MAX_VISITS:
+                    yield FolderEntry(path, refused=self._too_often(child))
                 else:
-                    yield from self._below(Path(child.path), path + "/", above | {real})
+                    yield from self._below(Path(child.path), path + "/", above | {real}, visits)
             else:
                 status = child.stat()
                 yield FolderEntry(path, status.st_size, str(status.st_mtime_ns))
@@ -204,6 +211,12 @@ class ClassFolderCorpus(ListedCorpus):
         if not child.is_file():
             return "ignored_file", "neither a file nor a folder"
         return refusal_by_name(path) or _no_key(path)
+
+    @staticmethod
+    def _too_often(child: os.DirEntry[str]) -> Refused:
+        return "ignored_file", (
+            f"link to {os.readlink(child.path)!r}, a folder to which more than {_MAX_VISITS} links lead; the others are ignored"
+        )
 
     @staticmethod
     def _outside(child: os.DirEntry[str]) -> Refused:
@@ -296,9 +309,9 @@ class _Archive:
         refused = member.refused or (None if member.kind == "folder" else refusal_by_name(member.path))
         if not refused and member.kind in ("link", "hard_link"):
             refused = self._of_link(survey.links, member)
-        names = survey.links.names_of(member.path) if member.kind == "file" else Names([member.path], more=False)
+        names = survey.links.names_of(member.path) if member.kind == "file" else Names([member.path])
         if refused:
-            refusals = {member.path: refused} | self._of_links_to(survey.links, names.paths[1:], member.path, refused)
+            refusals = {member.path: refused} | self._of_links_to(survey.links, names, refused)
             for path, why in refusals.items():
                 example = layout.example([path], split_rule, why)
                 yield replace(example, base=self._store.uri, key=self._key)
@@ -331,19 +344,20 @@ class _Archive:
         if member.path.startswith(f"{target}/"):
             return "ignored_file", f"link to {target}, a folder that contains the link"
         found = links.resolved(member.path)
-        if found in links.targets:
+        if found is None:
             return "unreadable", f"link to {member.target!r:.200}, which leads through too many links or in a circle"
         if found not in links.existing:
             return "unreadable", f"link to {member.target!r:.200}, which does not exist"
         return ("ignored_file", f"second label of {readable_id(found)}") if self._links == "second_label" else None
 
-    def _of_links_to(self, links: "Links", names: list[str], target: str, refused: Refused) -> dict[str, Refused]:
+    def _of_links_to(self, links: "Links", names: Names, refused: Refused) -> dict[str, Refused]:
         """Refusals of the links that would be examples if their target were not refused."""
         if self._links == "second_label":
             return {}  # every link is refused as a link
-        reason, detail = refused
-        entries = [name for name in names if name in links.targets and not refusal_by_name(name)]
-        return {name: (reason, f"link to {target}: {detail}") for name in entries}
+        (target, *others), (reason, detail) = names.paths, refused
+        entries = [name for name in others if name in links.targets and not refusal_by_name(name)]
+        refusals: dict[str, Refused] = {name: (reason, f"link to {target}: {detail}") for name in entries}
+        return refusals | ({f"{target} (more names)": names.refusal()} if names.more == "links" else {})
 
 
 def _no_key(path: str) -> Refused | None:

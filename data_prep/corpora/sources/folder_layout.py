@@ -1,15 +1,14 @@
 """Interprets paths of class folders: which top-level folders are splits, what the class is, and where links lead."""
 
 import os
-import posixpath
 import unicodedata
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, NotRequired, TypedDict
+from typing import Literal, NamedTuple, NotRequired, TypedDict
 
 from data_prep.config import TopFolders
-from data_prep.corpora.files.archive_members import Member, link_target
+from data_prep.corpora.files.archive_members import LONGEST_PATH, Member, link_target
 from data_prep.corpora.raw import RawExample, SplitRule
 
 Refused = tuple[str, str]
@@ -24,7 +23,9 @@ _NO_PICTURE_ENDINGS = frozenset(
     )
     for ending in line.split()
 )
-# Links between folders can multiply: besides the links to the file itself, at most this many names of an image are considered.
+# Every name of an image is an example with its bytes: at most this many links to the image itself are considered,
+_MAX_LINKS = 1000
+# and at most this many further names, because links between folders can multiply.
 _MAX_NAMES = 64
 _MAX_LINK_STEPS = 40
 
@@ -106,14 +107,14 @@ class Tops:
 
 
 class Names(NamedTuple):
-    """The paths that lead to a file, and whether there are more, because of links between folders."""
+    """The paths that lead to a file, and which links, if any, give it more."""
 
     paths: list[str]
-    more: bool
+    more: Literal["", "links", "links to folders"] = ""
 
     def refusal(self) -> Refused:
         return "ignored_file", (
-            f"links to folders give {self.paths[0]} more than {len(self.paths):,} names; the others are ignored"
+            f"{self.more} give {self.paths[0]} more than {len(self.paths):,} names; the others are ignored"
         )
 
 
@@ -122,17 +123,22 @@ class Links:
 
     def __init__(self, targets: dict[str, str], existing: Iterable[str] = ()) -> None:
         self.targets, self.existing = targets, set(existing)
+        self._ends: dict[str, _End] = {}
         self._by_target: dict[str, list[str]] = {}
         self._by_file: dict[str, list[str]] = {}  # links that lead to it, directly or through others
         for link in sorted(targets):
-            self._by_file.setdefault(self.resolved(link), []).append(link)
+            if (found := self.resolved(link)) is not None:
+                self._by_file.setdefault(found, []).append(link)
             if not link.startswith(f"{targets[link]}/"):  # skip links to a folder that contains the link
                 self._by_target.setdefault(targets[link], []).append(link)
 
     def names_of(self, path: str) -> Names:
-        """The paths that lead to a file: its own, all links to it, and up to _MAX_NAMES that go through links to folders
-        above it."""
-        found: dict[str, tuple[str, ...]] = dict.fromkeys([path, *self._by_file.get(path, ())], ())
+        """The paths that lead to a file: its own, up to _MAX_LINKS links to it, and up to _MAX_NAMES that go through links to
+        folders above it."""
+        links = self._by_file.get(path, [])
+        found: dict[str, tuple[str, ...]] = dict.fromkeys([path, *links[:_MAX_LINKS]], ())
+        if len(links) > _MAX_LINKS:
+            return Names([*found], more="links")
         limit = len(found) + _MAX_NAMES
         waiting = deque(found) if self._by_target else deque[str]()
         while waiting:
@@ -145,19 +151,47 @@ class Links:
                     if other in found or around:
                         continue
                     if len(found) == limit:
-                        return Names([*found], more=True)
+                        return Names([*found], more="links to folders")
                     found[other] = through
                     waiting.append(other)
-        return Names([*found], more=False)
+        return Names([*found])
 
-    def resolved(self, path: str) -> str:
-        """The path after following links (up to _MAX_LINK_STEPS); the path itself if it has none."""
-        for _ in range(_MAX_LINK_STEPS):
-            link = next((link for link, _ in _beginnings(path) if link in self.targets), None)
-            if link is None:
-                break
-            path = posixpath.normpath(self.targets[link] + path[len(link) :])
-        return path
+    def resolved(self, link: str) -> str | None:
+        """The path that a link leads to, through up to _MAX_LINK_STEPS links; None if there are more, as in a circle, or if the
+        path is too long to be that of a file."""
+        waiting = [] if link in self._ends else [link]  # each but the first is a link that the one before it needs
+        known = {link}
+        while waiting:
+            at = waiting[-1]
+            end = self._end(at)
+            if isinstance(end, str) and end not in known:
+                waiting.append(end)
+                known.add(end)
+            else:
+                self._ends[at] = None if isinstance(end, str) else end  # a link that waits for itself: a circle
+                waiting.pop()
+        found = self._ends[link]
+        return found and found[0]
+
+    def _end(self, link: str) -> "_End | str":
+        """Where a link leads, or the link on the way whose own end must be found first."""
+        path, num_steps = link, 0
+        while num_steps <= _MAX_LINK_STEPS and len(path) <= LONGEST_PATH:
+            further = next((folder for folder, _ in _beginnings(path) if folder in self.targets), None)
+            if further is None:
+                return path, num_steps
+            if further == link and not num_steps:
+                path, num_steps = self.targets[link], 1
+                continue
+            if further not in self._ends:
+                return further
+            if (end := self._ends[further]) is None:
+                return None
+            path, num_steps = end[0] + path[len(further) :], num_steps + end[1]
+        return None
+
+
+_End = tuple[str, int] | None  # a path and the number of links on the way
 
 
 class SurveyFile(TypedDict):
@@ -213,7 +247,7 @@ class Survey:
         wanted = {self.links.resolved(link) for link in self.links.targets}
         if wanted:
             found = (name for member in members if not member.refused for name, _ in _beginnings(member.path))
-            self.links = Links(self.links.targets, {name for name in found if name in wanted})
+            self.links.existing = {name for name in found if name in wanted}
 
     def damaged_member(self) -> Member:
         return Member(self.damage_path, kind="damage", refused=("uncounted_loss", self.damage))

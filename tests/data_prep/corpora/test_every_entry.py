@@ -118,6 +118,23 @@ def test_names_beyond_the_limit_of_linked_folders_are_reported(tmp_path):
     assert "links to folders give a/picture.jpg more than 65 names" in refused.refused[1]
 
 
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+@pytest.mark.parametrize("name", ["a/picture.jpg", "a/notes.txt"])
+def test_links_to_one_file_beyond_the_limit_are_reported(kind, name, tmp_path):
+    members = [(name, b"x", None), *((f"b/{i:04d}.jpg", None, f"../{name}") for i in range(3000))]
+    members += [(f"c/{i:04d}.jpg", b"x", None) for i in range(1500)]
+    members += [(f"d/{i:04d}.jpg", None, f"../c/{i:04d}.jpg") for i in range(1500)]
+    path = archive_of(members, kind, tmp_path / f"a.{kind}")
+    source = ClassFolderCorpus(ClassFolders(path=str(path)), CorpusConfig(name="x", source=Digits()).recipe)
+    work = open_store(f"memory://{uuid.uuid4().hex}")
+    work = WorkFolder(work, work, 500)
+    found = {example.example_id: example for part in source.parts(work) for example in source.examples(part, work)}
+    assert sum(i.startswith("b/") for i in found) == 1000
+    assert sum(i[0] in "cd" and not example.refused for i, example in found.items()) == 3000  # links to different files
+    more = ("ignored_file", f"links give {name} more than 1,001 names; the others are ignored")
+    assert found[f"{name} (more names)"].refused == more
+
+
 def _folder(folder, picture):
     for i in range(12):
         (folder / "cat").mkdir(exist_ok=True)

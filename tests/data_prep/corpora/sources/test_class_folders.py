@@ -485,6 +485,24 @@ def test_circular_links_are_not_followed_endlessly(tmp_path):
         assert labels == {"a/1.jpg": ("a", "b/to"), "b/2.jpg": ("a/to", "b")}
 
 
+def test_links_between_folders_do_not_multiply(tmp_path):
+    for level in range(8):  # 20 links to the next folder in each: 20 ** 8 ways to the last one
+        for i in range(20):
+            (tmp_path / f"{level}").mkdir(exist_ok=True)
+            (tmp_path / f"{level}/{i:02d}").symlink_to(f"../{level + 1}")
+    add_files(tmp_path, "8/1.jpg")
+    found = listed(tmp_path, each=500)
+    pictures = [i for i, e in found.items() if not e.refused]
+    assert len(pictures) == 65
+    assert pictures[-1] == "8/1.jpg"
+    refused = {e.refused for e in found.values() if e.refused}
+    assert len(refused) == 7
+    assert {reason for reason, _ in refused} == {"ignored_file"}
+    detail = "link to '../8', a folder to which more than 64 links lead; the others are ignored"
+    assert ("ignored_file", detail) in refused
+    assert len(found) < 8 * 64 * 20
+
+
 @pytest.mark.parametrize("kind", ["a.tar", "a.tgz"])
 def test_a_hostile_archive_leaves_nothing_outside_of_the_work_folder(tmp_path, kind):
     out = io.BytesIO()
