@@ -329,6 +329,38 @@ def test_decompression_bomb_is_refused_without_allocating_its_pixels(jpeg):
     assert peak < 2_000_000
 
 
+def jpeg_of_scans(num_scans):
+    """A valid grey JPEG of 64 x 64 px: one scan per bit of each coefficient, all without content but the first."""
+    data = encoded(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
+    table, scan = data.rindex(b"\xff\xc4"), data.rindex(b"\xff\xda")
+    first = data[: data.index(b"\xff\xc4", data.index(b"\xff\xda"))]
+    bits = [(k, bit) for k in range(1, 64) for bit in reversed(range(13))][: num_scans - 1]
+    bands = (bytes([k, k, (0 if bit == 12 else bit + 1) << 4 | bit]) for k, bit in bits)
+    further = (data[table : scan + 7] + band + data[scan + 10 : -2] for band in bands)
+    return first + b"".join(further) + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("exif", [b"", b"\xff\xe1\0\x08Exif\0\0"])
+def test_jpeg_of_too_many_scans_is_refused_undecoded(exif, monkeypatch):
+    def inserted(data):
+        return data[:2] + exif + data[2:]
+
+    assert (decode(inserted(jpeg_of_scans(100))) == 128).all()
+    monkeypatch.setattr("simplejpeg.decode_jpeg", None)
+    monkeypatch.setattr(Image, "open", None)
+    for num_scans in (101, 819):
+        with pytest.raises(
+            ImageRejected, match="refused_by_policy: a JPEG of more than 100 scans, which takes too long"
+        ):
+            decode(inserted(jpeg_of_scans(num_scans)))
+
+
+def test_scans_of_previews_and_of_what_follows_do_not_count(jpeg):
+    others = b"\xff\xda\0\x02" * 500
+    comment = b"\xff\xfe" + (len(others) + 2).to_bytes(2) + others
+    np.testing.assert_array_equal(decode(jpeg[:2] + comment + jpeg[2:] + others), decode(jpeg))
+
+
 def test_refusals_by_limits_name_the_value_and_the_limit(jpeg):
     wide = encoded(Image.new("RGB", (300, 2)), "PNG")
     assert reason_of(wide) == "aspect_ratio"
