@@ -12,7 +12,7 @@ import struct
 import warnings
 import zlib
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import simplejpeg
@@ -115,12 +115,13 @@ def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImag
     if len(data) > policy.max_bytes:
         raise ImageRejected("too_many_bytes", f"{len(data):,} bytes, limit {policy.max_bytes:,}")
     if data[:3] == b"\xff\xd8\xff":
-        _check_scans(data)
-    # An EXIF block may hold an orientation, so those files go to Pillow. Searching for the marker takes 1 % of decoding.
-    if data[:3] == b"\xff\xd8\xff" and "JPEG" in policy.formats and b"Exif\0\0" not in data:
-        decoded = _decode_plain_jpeg(data, policy)
-        if decoded is not None:
-            return decoded
+        header = _read_jpeg_header(data)
+        if not header.single_scan:
+            _check_scans(data)
+        if "JPEG" in policy.formats and not header.exif:  # Pillow reads the orientation that EXIF may hold
+            decoded = _decode_plain_jpeg(data, policy)
+            if decoded is not None:
+                return decoded
     return _decode_with_pillow(data, policy)
 
 
@@ -129,8 +130,32 @@ DEFAULT_POLICY = DecodePolicy()
 # Each scan of a progressive JPEG, even an empty one of 24 bytes, costs a pass over all pixels: 88 megapixels with 315 scans
 # took 4.5 s, and a colour file can have thousands. Encoders write about 10. libtiff has the same limit.
 _MAX_SCANS = 100
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xd9"
+_APP1, _START_OF_SCAN, _END_OF_IMAGE = b"\xe1", b"\xda", b"\xd9"
+_SEQUENTIAL = (b"\xc0", b"\xc1")  # start of frame: baseline and extended sequential, Huffman coded
 _JPEG_MARKER = re.compile(rb"\xff+([\x02-\xcf\xd9-\xfe])")  # those without a length are left out, except the end
+
+
+class _JpegHeader(NamedTuple):
+    """What the segments before the first scan of a JPEG say. Reading them costs a tenth of searching the whole file."""
+
+    exif: bool
+    """Whether an EXIF block stands before the first scan."""
+    single_scan: bool
+    """Whether the first scan holds all components of a sequential image: decoders read no further scan."""
+
+
+def _read_jpeg_header(data: bytes) -> _JpegHeader:
+    at, exif, num_components = 2, False, None
+    while (marker := _JPEG_MARKER.search(data, at)) and marker[1] != _END_OF_IMAGE:
+        at = marker.end()
+        if marker[1] == _START_OF_SCAN:
+            return _JpegHeader(exif, data[at + 2 : at + 3] == num_components)
+        if marker[1] == _APP1:
+            exif = exif or data.startswith(b"Exif\0\0", at + 2)
+        elif marker[1] in _SEQUENTIAL:
+            num_components = data[at + 7 : at + 8]
+        at += int.from_bytes(data[at : at + 2])
+    return _JpegHeader(exif, single_scan=False)
 
 
 def _check_scans(data: bytes) -> None:

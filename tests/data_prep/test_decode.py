@@ -103,6 +103,29 @@ def test_exif_orientation_rotates_a_jpeg_photograph(photos):
     np.testing.assert_array_equal(turned, np.rot90(decode(encoded(photos[0], "JPEG")), k=-1))
 
 
+def segment(marker, content):
+    return bytes([255, marker]) + struct.pack(">H", len(content) + 2) + content
+
+
+def test_exif_counts_only_in_its_own_segment_before_the_first_scan(photos):
+    """A preview or comment that looks like EXIF or a scan changes nothing, neither before nor after the real one."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    plain, turned = (encoded(photos[0], "JPEG", **more) for more in ({}, {"exif": exif}))
+    block = segment(0xE1, exif.tobytes())
+    others = (
+        segment(0xED, b"Photoshop 3.0\0" + plain[:3000]),
+        segment(0xFE, block),
+        segment(0xE1, b"http://ns.adobe.com/xap"),
+    )
+    upright, rotated = decode(plain), decode(turned)
+    for other in others:
+        np.testing.assert_array_equal(decode(plain[:2] + other + plain[2:]), upright)
+        np.testing.assert_array_equal(decode(turned[:2] + other + turned[2:]), rotated)
+        np.testing.assert_array_equal(decode(plain[:2] + other + block + plain[2:]), rotated)
+    np.testing.assert_array_equal(decode(plain + block), upright)
+
+
 def test_broken_exif_is_ignored(jpeg):
     broken = b"Exif\0\0II*\0\xff\xff\xff\xff garbage"
     data = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(broken) + 2) + broken + jpeg[2:]

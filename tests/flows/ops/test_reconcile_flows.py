@@ -91,7 +91,11 @@ class Servers:
         if RUN not in found:
             return None
         url = f"{server}/api/2.0/mlflow/runs/get?run_id={found[RUN]}"
-        return self.http.get(url, headers=self.settings.mlflow_headers()).raise_for_status().json()["run"]["info"]["status"]
+        return (
+            self.http.get(url, headers=self.settings.mlflow_headers())
+            .raise_for_status()
+            .json()["run"]["info"]["status"]
+        )
 
     def kill(self, process):
         """Kills it, and sets the heartbeats that only it wrote back by an hour, as if that had happened an hour ago."""
