@@ -115,6 +115,7 @@ class Occupant:
     def ping(self): return 1
 
 one = Occupant.remote()
+print("asked", flush=True)
 ray.get(one.ping.remote())
 print("occupied", flush=True)
 time.sleep(3600)
@@ -142,6 +143,7 @@ def test_a_training_that_lost_its_place_waits_is_stopped_or_goes_on(ray_jobs, un
         ray_jobs.submit(training, command, env, {})
         until(lambda: newest_step(run) and read_progress(run), training)
         occupy(occupants[1])
+        until(lambda: "asked" in ray_jobs.logs(occupants[1]), training)
         killed_at = [0]
 
         def displaced():

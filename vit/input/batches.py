@@ -88,15 +88,16 @@ def train_batches(
 ) -> Prefetcher[list[Batch]]:
     """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
 
-    All ranks yield the same number of micro-batches in a step, each of `micro_batch_size` examples with padding; a rank
-    may have only padding in a step. Examples and pixels depend on the recipe only, not on `loading`, `micro_batch_size`
+    All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding; all ranks yield
+    the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not on `loading`, `micro_batch_size`
     or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together. Iteration raises ShardError or
     ValueError naming the shard (and row) that cannot be read or decoded.
     """
     reader = SplitReader(corpus, manifest, split, loading.cache())
     order = _order(manifest, split, config, seed)
     schedule = _schedule([order], None, micro_batch_size, loading)
-    assembly = _Assembly(config.augment, micro_batch_size, None if manifest.single_label else manifest.num_classes)
+    num_classes = None if manifest.single_label else manifest.num_classes
+    assembly = _Assembly(config.augment, schedule.micro_batch_size, num_classes)
     return _train(
         [(reader, order)],
         schedule.shares(start_step, num_steps),
@@ -137,7 +138,7 @@ def mixture_batches(
     mixture = Mixture([s.weight for s in sources], seed=seed, block_slots=block_slots)
     schedule = _schedule([order for _, order in pairs], mixture, micro_batch_size, loading)
     single_label = all(s.manifest.single_label for s in sources)
-    assembly = _Assembly(config.augment, micro_batch_size, None if single_label else num_classes)
+    assembly = _Assembly(config.augment, schedule.micro_batch_size, None if single_label else num_classes)
     return _train(
         pairs,
         schedule.shares(start_step, num_steps),
@@ -224,9 +225,7 @@ def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Or
 
 
 def _schedule(orders: Sequence[Order], mixture: Mixture | None, micro_batch_size: int, loading: Loading) -> Schedule:
-    return Schedule(
-        orders, mixture, rank=loading.rank, world_size=loading.world_size, micro_batch_size=micro_batch_size
-    )
+    return Schedule(orders, mixture, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size)
 
 
 def _train(
@@ -337,10 +336,12 @@ class _Assembly:
             classes[: len(labels)] = torch.tensor(labels, dtype=torch.int64)
             return classes
         multi_hot = torch.zeros(self.size, self.num_classes)
-        for row, label in zip(multi_hot, labels, strict=False):
-            ids, weights = ([label], None) if isinstance(label, int) else label
-            for i, weight in zip(ids, weights or [1.0] * len(ids), strict=True):
-                row[i] = max(row[i], weight)  # a class map may name a class twice
+        classes_of = [([label], None) if isinstance(label, int) else label for label in labels]
+        row = np.repeat(np.arange(len(labels)), [len(ids) for ids, _ in classes_of])
+        ids = np.array([i for ids, _ in classes_of for i in ids], dtype=np.int64)
+        weights = [w for ids, given in classes_of for w in given or [1.0] * len(ids)]
+        # The largest, because a class map may name a class twice.
+        np.maximum.at(multi_hot.numpy(), (row, ids), np.array(weights, dtype=np.float32))
         return multi_hot
 
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from vit.input.mixture import Mixture
-from vit.input.order import Ints, Order, Rows
+from vit.input.order import Ints, Order, Places, Rows
 from vit.input.plan import check_world_size
 
 # Shares are computed for several steps at once, about this many slots, to spread the fixed cost of a few dozen numpy calls.
 _SLOTS_AT_ONCE = 1024
+# The size of micro-batches is chosen by the shares of these first steps.
+_STEPS_OF_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -31,20 +33,26 @@ class Share:
 class Schedule:
     """The shares of one rank. `orders` has one order per source, all with the same lanes and batch size.
 
+    Micro-batches have at most `most_examples` examples. All of a training have one size, so that a network is compiled once:
+    the size that the busiest rank of the first steps fills best, whatever the rank and the step to start with.
     Raises ValueError if the rank, the world size or the micro-batch size is out of range.
     """
 
     def __init__(
-        self, orders: Sequence[Order], mixture: Mixture | None, *, rank: int, world_size: int, micro_batch_size: int
+        self, orders: Sequence[Order], mixture: Mixture | None, *, rank: int, world_size: int, most_examples: int
     ) -> None:
         check_world_size(world_size, orders[0].num_lanes)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank={rank} must be 0 to world_size - 1 = {world_size - 1}.")
-        if micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size={micro_batch_size} must be 1 or more.")
+        if most_examples < 1:
+            raise ValueError(f"micro_batch_size={most_examples} must be 1 or more.")
         self._orders, self._mixture = list(orders), mixture
-        self._rank, self._world_size, self._micro_batch_size = rank, world_size, micro_batch_size
+        self._rank, self._world_size = rank, world_size
         self._batch = orders[0].global_batch_size
+        _, _, places = self._places(0, _STEPS_OF_SIZE)
+        busiest = int(self._busiest(places.lane).max())
+        self.micro_batch_size = -(-busiest // -(-busiest // most_examples))
+        """Examples of every micro-batch, padding included."""
 
     def shares(self, start_step: int, num_steps: int | None = None) -> Iterator[Share]:
         """The shares of steps `start_step` up to `num_steps`, without end if that is None. Step 0 is the first batch."""
@@ -55,23 +63,32 @@ class Schedule:
             start_step = stop
 
     def _shares(self, start_step: int, stop_step: int) -> Iterator[Share]:
-        slots = np.arange(start_step * self._batch, stop_step * self._batch)
-        source, position = (np.zeros_like(slots), slots) if self._mixture is None else self._mixture.locate(slots)
-        served_by = np.empty_like(slots)
+        slots, source, places = self._places(start_step, stop_step)
+        mine = places.lane % self._world_size == self._rank
         columns = {f.name: np.empty_like(slots) for f in fields(Rows)}
         for i, order in enumerate(self._orders):
-            of_source = np.flatnonzero(source == i)
-            places = order.places(position[of_source])
-            served_by[of_source] = places.lane % self._world_size
-            here = served_by[of_source] == self._rank
+            here = mine & (source == i)
             found = order.rows(places.where(here))
             for name, column in columns.items():
-                column[of_source[here]] = getattr(found, name)
-        step = slots // self._batch
-        served = np.bincount((step - start_step) * self._world_size + served_by)
-        served.resize((stop_step - start_step) * self._world_size)
-        busiest = served.reshape(-1, self._world_size).max(axis=1)
-        for s in range(start_step, stop_step):
-            at = np.flatnonzero((step == s) & (served_by == self._rank))
+                column[here] = getattr(found, name)
+        for n, busiest in enumerate(self._busiest(places.lane).tolist()):
+            at = n * self._batch + np.flatnonzero(mine[n * self._batch : (n + 1) * self._batch])
             rows = Rows(**{name: column[at] for name, column in columns.items()})
-            yield Share(s, slots[at], source[at], rows, int(-(-busiest[s - start_step] // self._micro_batch_size)))
+            yield Share(start_step + n, slots[at], source[at], rows, -(-busiest // self.micro_batch_size))
+
+    def _places(self, start_step: int, stop_step: int) -> tuple[Ints, Ints, Places]:
+        """Slots of the steps, the source of each, and the place in that source."""
+        slots = np.arange(start_step * self._batch, stop_step * self._batch)
+        source, position = (np.zeros_like(slots), slots) if self._mixture is None else self._mixture.locate(slots)
+        places = Places(*(np.empty_like(slots) for _ in fields(Places)))
+        for i, order in enumerate(self._orders):
+            here = source == i
+            found = order.places(position[here])
+            for f in fields(Places):
+                getattr(places, f.name)[here] = getattr(found, f.name)
+        return slots, source, places
+
+    def _busiest(self, lane: Ints) -> Ints:
+        """Examples of the busiest rank in each step, for the lanes of all slots of some steps."""
+        served_by = lane.reshape(-1, self._batch) % self._world_size
+        return np.array([np.bincount(of_step).max() for of_step in served_by])

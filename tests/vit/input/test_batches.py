@@ -120,6 +120,20 @@ def test_a_rank_without_rows_yields_padding(corpus_maker, tmp_path):
     assert [0, 0] in counts[0] + counts[1]
 
 
+@pytest.mark.parametrize(
+    ("world_size", "most", "sizes"),
+    [(1, 32, [12]), (1, 11, [6, 6]), (1, 5, [4, 4, 4]), (3, 32, [4]), (6, 32, [2]), (5, 3, [2, 2])],
+)
+def test_micro_batches_have_one_size_that_fits_the_busiest_rank(corpus_maker, tmp_path, world_size, most, sizes):
+    """12 examples of 6 lanes per step: the busiest of 5 ranks has two lanes, 4 examples."""
+    corpus = corpus_maker(tmp_path, segments=(1200,))
+    for rank in (0, world_size - 1):
+        for first in (0, 70):
+            given = {"rank": rank, "world_size": world_size, "micro_batch_size": most}
+            steps = start(corpus, config=CONFIG, start_step=first, num_steps=first + 3, **given)
+            assert [[len(b.images) for b in step] for step in steps] == [sizes] * 3
+
+
 def test_several_labels_are_multi_hot_with_weights(corpus_maker, tmp_path):
     labels, weights = [[0, 3], [], [4]] * 4, [[1.0, 0.25], [], [0.5]] * 4
     corpus = corpus_maker(tmp_path, segments=(12,), labels=labels, weights=weights)
