@@ -97,11 +97,14 @@ class ExecutionConfig(FrozenConfig):
     """`cuda` waits until every worker has a GPU (see `queue_timeout_s`); `cpu` uses CPUs only; `auto` uses GPUs if the
     cluster has some or its autoscaler can add some, else CPUs."""
     micro_batch_size: PositiveInt = 64
-    """Examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
+    """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
     decode_threads: PositiveInt = 1
     """Threads per worker that decode and augment images."""
     decoded_cache_bytes: NonNegativeInt = 256 * 2**20
     """Memory per worker that caches decoded images, in bytes; speeds up small corpora."""
+    read_ahead_bytes: NonNegativeInt = 2**31
+    """Most memory per worker for row groups that are read before their turn, in bytes. As much as the open row groups need
+    (`vitline pretrain plan` shows it) lets the store send a steady stream; with less, batches wait where blocks end."""
     compile: bool = False
     """Compile the model with torch.compile. Worth it on GPUs only."""
     log_every_steps: PositiveInt = 10

@@ -170,7 +170,11 @@ class TrainingRun:
             micro_batch_size=execution.micro_batch_size,
             start_step=start_step,
             num_steps=self.recipe.total_steps,
-            loading=replace(self.loading, decoded_cache_bytes=execution.decoded_cache_bytes),
+            loading=replace(
+                self.loading,
+                decoded_cache_bytes=execution.decoded_cache_bytes,
+                read_ahead_bytes=execution.read_ahead_bytes,
+            ),
         )
 
     def _score(self, network: Network, step: int, reporter: Reporter) -> StateDetail:

@@ -21,9 +21,9 @@ from vit.input.prefetch import Prefetcher, Work
 from vit.input.read_shards import Example, LaneReader, RowGroup, SplitReader
 from vit.input.schedule import Schedule, Share
 
-_LOADER_THREADS = 2
+_FILE_THREADS, _STORE_THREADS = 2, 32
+"""Loads of row groups at a time, at most: from a disk, and from a store that answers over a network."""
 _EXAMPLES_PER_TASK = 16
-_READ_AHEAD_BYTES = 256 * 2**20
 _PREFETCH = 2
 """Steps (training) or batches (evaluation) that are finished ahead of the consumer."""
 
@@ -55,12 +55,18 @@ class Loading:
     """Memory for decoded pixels."""
     shared_cache: DecodedCache | None = None
     """Cache to use instead of one of its own, where several iterators read the same corpus."""
+    read_ahead_bytes: int = 2**31
+    """Most memory for row groups that are read before their turn; as much as the open ones is needed."""
 
     def cache(self) -> DecodedCache:
         return self.shared_cache or DecodedCache(self.decoded_cache_bytes)
 
 
 ONE_PROCESS = Loading()
+
+
+def _loads(*corpora: Store) -> LoadQueue:
+    return LoadQueue(_STORE_THREADS if any(corpus.reads_wait for corpus in corpora) else _FILE_THREADS)
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,9 @@ def train_batches(
     """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
 
     All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding; all ranks yield
-    the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not on `loading`, `micro_batch_size`
-    or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together. Iteration raises ShardError or
-    ValueError naming the shard (and row) that cannot be read or decoded.
+    the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not
+    on `loading`, `micro_batch_size` or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together.
+    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded.
     """
     reader = SplitReader(corpus, manifest, split, loading.cache())
     order = _order(manifest, split, config, seed)
@@ -104,7 +110,7 @@ def train_batches(
         assembly,
         global_batch_size=config.global_batch_size,
         seed=seed,
-        threads=loading.threads,
+        loading=loading,
     )
 
 
@@ -145,7 +151,7 @@ def mixture_batches(
         assembly,
         global_batch_size=config.global_batch_size,
         seed=seed,
-        threads=loading.threads,
+        loading=loading,
     )
 
 
@@ -170,7 +176,7 @@ def eval_batches(
         )
     reader = SplitReader(corpus, manifest, split, loading.cache())
     assembly = _Assembly(augment, batch_size, None if manifest.single_label else manifest.num_classes)
-    loads = LoadQueue(_LOADER_THREADS)
+    loads = _loads(corpus)
 
     def close() -> None:
         loads.close()
@@ -194,7 +200,7 @@ def row_batches(
 
     A batch ends at the end of its range and is then smaller; nothing is padded. Raises like `train_batches`.
     """
-    reader, loads = SplitReader(corpus, manifest, split, DecodedCache(0)), LoadQueue(_LOADER_THREADS)
+    reader, loads = SplitReader(corpus, manifest, split, DecodedCache(0)), _loads(corpus)
 
     def close() -> None:
         loads.close()
@@ -235,10 +241,10 @@ def _train(
     *,
     global_batch_size: int,
     seed: int,
-    threads: int,
+    loading: Loading,
 ) -> Prefetcher[list[Batch]]:
-    loads = LoadQueue(_LOADER_THREADS)
-    lanes = [LaneReader(split, order, loads, _READ_AHEAD_BYTES // len(sources)) for split, order in sources]
+    loads = _loads(*(split.corpus for split, _ in sources))
+    lanes = [LaneReader(split, order, loads, loading.read_ahead_bytes // len(sources)) for split, order in sources]
 
     def close() -> None:
         loads.close()
@@ -260,7 +266,7 @@ def _train(
                 tasks += of_batch
             yield tasks, batches
 
-    return Prefetcher(work(), threads=threads, depth=_PREFETCH, on_close=close)
+    return Prefetcher(work(), threads=loading.threads, depth=_PREFETCH, on_close=close)
 
 
 def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:
@@ -306,7 +312,7 @@ def _rows_in_order(
                 loads.put(ahead[wanted], NOW)
         for used in [g for g in ahead if g < group]:
             del ahead[used]
-        loaded, in_group = ahead[group].result(), row - int(groups.first_row(np.array(group)))
+        loaded, in_group = ahead[group].result(loads.patience_s), row - int(groups.first_row(np.array(group)))
         yield Example(reader, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())
 
 

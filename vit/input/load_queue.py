@@ -1,10 +1,14 @@
 """Runs loads in background threads, the most urgent first."""
 
 import itertools
+import statistics
 import threading
+import time
 import weakref
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from queue import PriorityQueue
 from typing import Any, Generic, TypeVar
 
@@ -14,8 +18,11 @@ NOW, SOON, AHEAD = 0, 1, 2
 """Urgencies: a batch waits for the load; the open block needs it; the next block will need it."""
 
 
+_LEAST_PATIENCE_S, _PATIENCE_LOADS = 1.0, 5.0
+
+
 class Load(Generic[T]):
-    """A call that runs at most once, in the first thread that gets to it."""
+    """A call that runs once, in the first thread that gets to it, or twice if the first run takes far too long."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
@@ -29,44 +36,76 @@ class Load(Generic[T]):
 
     def run(self) -> None:
         """Runs the call unless a thread has started it."""
-        if self._call is None or not self._taken.acquire(blocking=False):
-            return
-        try:
-            self._future.set_result(self._call())
-        except BaseException as error:  # raised where the result is used
-            self._future.set_exception(error)
-        self._call = None
+        if self._taken.acquire(blocking=False):
+            self._run(self._call)
 
-    def result(self) -> T:
-        """Returns or raises what the call did. Runs it in this thread if no other has started it."""
+    def result(self, patience_s: float | None = None) -> T:
+        """Returns or raises what the call did. Runs it in this thread if no other has started it.
+
+        A call that another thread has not ended after `patience_s` is started once more, in a thread of its own: one request
+        in thousands meets a server that does not answer. The first run to end counts.
+        """
         self.run()
+        with suppress(TimeoutError):
+            return self._future.result(patience_s)
+        threading.Thread(target=self._run, args=(self._call,), name="row-group-straggler", daemon=True).start()
         return self._future.result()
+
+    def _run(self, call: Callable[[], T] | None) -> None:
+        if call is None:
+            return  # the other run has ended
+        with suppress(InvalidStateError):
+            try:
+                self._future.set_result(call())
+            except BaseException as error:  # raised where the result is used
+                self._future.set_exception(error)
+        self._call = None
 
 
 class LoadQueue:
-    """A few threads that run loads, the most urgent first, equally urgent ones in the order they were queued.
+    """Threads that run loads, the most urgent first, equally urgent ones in the order they were queued.
 
-    The queue holds weak references only: it drops a load that nobody else refers to, and keeps no result alive.
+    A thread starts when a load is queued and all are busy, up to `max_threads`. So there are as many as loads are under way
+    at a time: the rate of loads times the seconds of one (Little's law). The queue holds weak references only: it drops a
+    load that nobody else refers to, and keeps no result alive.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, max_threads: int) -> None:
         self._queue: PriorityQueue[tuple[int, int, weakref.ref[Load[Any]] | None]] = PriorityQueue()
         self._count = itertools.count()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"row-group-loader-{i}", daemon=True) for i in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._max_threads, self._threads = max_threads, list[threading.Thread]()
+        self._unfinished = 0  # loads that are queued or run by a thread
+        self._lock = threading.Lock()
+        self._seconds: deque[float] = deque(maxlen=64)
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that were needed at a time until now."""
+        return len(self._threads)
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which a load counts as stuck: several times the usual ones."""
+        usual = statistics.median(self._seconds) if self._seconds else 0.0
+        return max(_LEAST_PATIENCE_S, _PATIENCE_LOADS * usual)
 
     def put(self, load: Load[Any], urgency: int) -> None:
         """Queues a load unless it has started. Queueing it again with more urgency moves it forward."""
-        if not load.begun:
-            self._queue.put((urgency, next(self._count), weakref.ref(load)))
+        if load.begun:
+            return
+        self._queue.put((urgency, next(self._count), weakref.ref(load)))
+        with self._lock:
+            self._unfinished += 1
+            if len(self._threads) < min(self._unfinished, self._max_threads) and not self._closed:
+                name = f"row-group-loader-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
 
     def close(self) -> None:
         """Drops the loads that have not started and ends the threads."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         for _ in self._threads:
             self._queue.put((-1, next(self._count), None))
         for thread in self._threads:
@@ -76,6 +115,10 @@ class LoadQueue:
         while not self._closed:
             queued = self._queue.get()[2]
             load = queued() if queued is not None else None
-            if load is not None:
+            if load is not None and not load.begun:
+                began = time.monotonic()
                 load.run()
+                self._seconds.append(time.monotonic() - began)
             del load  # otherwise this thread would keep the result alive while it waits
+            with self._lock:
+                self._unfinished -= 1

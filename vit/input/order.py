@@ -141,6 +141,10 @@ class Order:
         stop = min((block + 1) * self.shuffle_window, int(table.lane_groups[lane]))
         return table.deal(np.arange(block * self.shuffle_window, stop) * self.num_lanes + lane)
 
+    def block_rows(self, epoch: int, lane: int, block: int) -> range:
+        """The rows of the lane that a block holds."""
+        return self._epoch(epoch).rows_of_block(lane, block)
+
     def following_block(self, epoch: int, lane: int, block: int) -> tuple[int, int]:
         """(epoch, block) that the lane reads next."""
         last = (int(self._epoch(epoch).lane_groups[lane]) - 1) // self.shuffle_window
@@ -228,9 +232,17 @@ class _Epoch:
     def block_of(self, lane: Ints, lane_row: Ints) -> tuple[Ints, Ints, KeyedPermutation]:
         """Block, its first row in the lane, and the permutation of its rows, for rows of lanes."""
         block = self._block_ends.unit_of(lane, lane_row)
-        start = self._short.start(lane, block * self._window)
-        stop = self._short.start(lane, np.minimum((block + 1) * self._window, self.lane_groups[lane]))
+        start, stop = self._bounds(lane, block)
         return block, start, KeyedPermutation(stop - start, hash64(self._key, lane, block))
+
+    def rows_of_block(self, lane: int, block: int) -> range:
+        """The rows of one block in its lane."""
+        start, stop = self._bounds(np.array(lane), np.array(block))
+        return range(int(start), int(stop))
+
+    def _bounds(self, lane: Ints, block: Ints) -> tuple[Ints, Ints]:
+        stop = np.minimum((block + 1) * self._window, self.lane_groups[lane])
+        return self._short.start(lane, block * self._window), self._short.start(lane, stop)
 
     def group_of(self, lane: Ints, unshuffled: Ints) -> tuple[Ints, Ints]:
         """(row group, row in it) of rows of lanes before shuffling."""

@@ -1,10 +1,13 @@
 """Reads encoded examples in the reading order, from row groups that the lanes keep open.
 
-A lane keeps one block of w row groups open. The next block is loaded in the background while the byte budget allows.
+A lane keeps one block of w row groups open. All lanes come to the end of their blocks at about the same step. So that the
+store sees a steady stream and no batch waits, the next blocks are loaded bit by bit while the open ones are read: a lane
+in the middle of its block makes the next of half of the lanes load.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import pyarrow as pa
@@ -124,6 +127,10 @@ _ADVICE = (
 )
 
 
+# The next blocks are all under way when this fraction of the open ones has been read.
+_UNDER_WAY = 0.8
+
+
 class LaneReader:
     """Reads the examples of one rank from one split.
 
@@ -135,7 +142,6 @@ class LaneReader:
         self._split, self._order, self._loads, self._budget = split, order, loads, read_ahead_bytes
         self._open: dict[int, _Block] = {}
         self._next: dict[int, _Block] = {}
-        self._waiting: dict[int, tuple[int, int]] = {}
         self._mean_bytes = 0.0
 
     def gather(self, rows: Rows) -> list[Example]:
@@ -144,44 +150,49 @@ class LaneReader:
         examples: list[Example | None] = [None] * len(rows.row)
         missing: list[tuple[int, Load[RowGroup]]] = []
         opened: set[int] = set()
-        columns = (rows.epoch, rows.lane, rows.block, rows.row_group, rows.row)
-        for i, (epoch, lane, block, row_group, row) in enumerate(zip(*(c.tolist() for c in columns), strict=True)):
+        columns = (rows.epoch, rows.lane, rows.block, rows.lane_row, rows.row_group, rows.row)
+        for i, (epoch, lane, number, lane_row, group, row) in enumerate(
+            zip(*(c.tolist() for c in columns), strict=True)
+        ):
             if (hit := cached.get(row)) is not None:
                 examples[i] = Example(self._split, row, hit.label, pixels=hit.pixels)
                 continue
-            current = self._open.get(lane)
-            if current is None or current.at != (epoch, block):
-                current = self._advance(lane, epoch, block)
+            block = self._open.get(lane)
+            if block is None or block.at != (epoch, number):
+                block = self._open[lane] = self._opened(lane, epoch, number)
                 opened.add(lane)
-            load = current.load(row_group)
+            block.last_row = lane_row
+            load = block.load(group)
             self._loads.put(load, NOW)
             missing.append((i, load))
         for lane in opened:
-            self._open[lane].load_all(self._loads, SOON)
+            self._open[lane].load_groups(self._loads, SOON)
         for i, load in missing:
-            group, row, in_group = load.result(), int(rows.row[i]), int(rows.row_in_group[i])
-            self._mean_bytes += (group.num_bytes - self._mean_bytes) * (0.1 if self._mean_bytes else 1.0)
-            examples[i] = Example(self._split, row, group.labels[in_group], encoded=group.images[in_group].as_py())
+            loaded, row, in_group = load.result(self._loads.patience_s), int(rows.row[i]), int(rows.row_in_group[i])
+            self._mean_bytes += (loaded.num_bytes - self._mean_bytes) * (0.1 if self._mean_bytes else 1.0)
+            examples[i] = Example(self._split, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())
         self._read_ahead()
         return examples  # type: ignore[return-value]  # no entry is None any more
 
-    def _advance(self, lane: int, epoch: int, block: int) -> "_Block":
+    def _opened(self, lane: int, epoch: int, number: int) -> "_Block":
         ahead = self._next.pop(lane, None)
-        if ahead is None or ahead.at != (epoch, block):
-            ahead = self._block(lane, epoch, block)
-        self._open[lane] = ahead
-        self._waiting[lane] = self._order.following_block(epoch, lane, block)
-        return ahead
+        return ahead if ahead is not None and ahead.at == (epoch, number) else self._block(lane, epoch, number)
 
     def _read_ahead(self) -> None:
-        """Starts to load next blocks while the budget lasts, first for the lanes that have waited longest."""
-        held = sum(len(block.groups) for block in self._next.values())
-        while self._waiting and (held + self._order.shuffle_window) * self._mean_bytes <= self._budget:
-            lane, (epoch, number) = next(iter(self._waiting.items()))
-            del self._waiting[lane]
-            self._next[lane] = block = self._block(lane, epoch, number)
-            block.load_all(self._loads, AHEAD)
-            held += len(block.groups)
+        """Starts the loads of next blocks that are due, while the budget lasts: each lane in its turn, group by group."""
+        held = sum(block.num_begun for block in self._next.values())
+        for turn, lane in enumerate(sorted(self._open)):
+            due = self._open[lane].fraction_read / _UNDER_WAY * len(self._open) - turn  # in blocks of this lane
+            if due <= 0:
+                continue
+            if lane not in self._next:
+                epoch, number = self._open[lane].at
+                self._next[lane] = self._block(lane, *self._order.following_block(epoch, lane, number))
+            block = self._next[lane]
+            affordable = int(self._budget // self._mean_bytes) - held if self._mean_bytes else len(block.groups)
+            before = block.num_begun
+            block.load_groups(self._loads, AHEAD, min(ceil(due * len(block.groups)), before + max(0, affordable)))
+            held += block.num_begun - before
 
     def _block(self, lane: int, epoch: int, block: int) -> "_Block":
         cached = self._split.cache.split(self._split.cache_key)
@@ -190,23 +201,35 @@ class LaneReader:
             first, size = self._order.groups.first_row(groups), self._order.groups.size(groups)
             held = [all(r in cached for r in range(f, f + n)) for f, n in zip(first, size, strict=True)]
             groups = groups[~np.array(held, dtype=bool)]
-        return _Block((epoch, block), self._split, groups.tolist())
+        return _Block((epoch, block), self._order.block_rows(epoch, lane, block), self._split, groups.tolist())
 
 
 class _Block:
     """The row groups of one block of a lane, without those that are fully cached."""
 
-    def __init__(self, at: tuple[int, int], split: SplitReader, groups: list[int]) -> None:
-        self.at, self.groups, self._split = at, groups, split
+    def __init__(self, at: tuple[int, int], rows: range, split: SplitReader, groups: list[int]) -> None:
+        self.at, self.groups, self._rows, self._split = at, groups, rows, split
+        self.last_row = rows.start - 1
+        """The row of the lane that was read last."""
         self._loads: dict[int, Load[RowGroup]] = {}
+
+    @property
+    def fraction_read(self) -> float:
+        return (self.last_row + 1 - self._rows.start) / len(self._rows)
+
+    @property
+    def num_begun(self) -> int:
+        """Row groups whose load has been queued."""
+        return len(self._loads)
 
     def load(self, row_group: int) -> Load[RowGroup]:
         if row_group not in self._loads:
             self._loads[row_group] = Load(lambda: self._split.load(row_group))
         return self._loads[row_group]
 
-    def load_all(self, loads: LoadQueue, urgency: int) -> None:
-        for row_group in self.groups:
+    def load_groups(self, loads: LoadQueue, urgency: int, count: int | None = None) -> None:
+        """Queues the loads of the first `count` row groups, or of all."""
+        for row_group in self.groups[:count]:
             if row_group not in self._loads:
                 loads.put(self.load(row_group), urgency)
 

@@ -9,7 +9,7 @@ import pytest
 
 from data_prep.shard_format import SegmentInfo, SplitInfo
 from vit.input.decoded_cache import CachedExample, DecodedCache
-from vit.input.load_queue import LoadQueue
+from vit.input.load_queue import AHEAD, LoadQueue
 from vit.input.order import Order
 from vit.input.read_shards import LaneReader, RowGroup
 
@@ -72,6 +72,34 @@ def test_every_row_group_is_read_once_per_epoch_in_bounded_memory(setting, ahead
     assert set(setting.read) == set(range(60))
     assert len(reads_of_first_epoch) >= 60 - 12  # the first blocks of the second epoch are being read ahead
     assert most <= 6 * 2 + min(ahead_groups, 6 * 2) + 3  # open blocks, blocks read ahead, groups being handed over
+
+
+class RunAtOnce:
+    """Runs every load when it is queued, and counts the loads of each step by urgency."""
+
+    patience_s = None
+
+    def __init__(self):
+        self.of_step = []
+
+    def put(self, load, urgency):
+        if not load.begun:
+            load.run()
+            self.of_step[-1].append(urgency)
+
+
+@pytest.mark.parametrize("first", [0, 13])
+def test_loads_are_spread_over_the_steps_between_borders_of_blocks(setting, first):
+    """12 row groups are read in the 8 steps of a block. All lanes come to its end at the same step, at which nothing is loaded."""
+    loads = RunAtOnce()
+    reader = LaneReader(setting.split, setting.order, loads, 10**6)
+    for step in range(first, 120):
+        loads.of_step.append([])
+        gather_steps(setting, reader, [step])
+    after_first_block = loads.of_step[8 - first % 8 :]
+    assert {urgency for step in after_first_block for urgency in step} == {AHEAD}
+    assert max(map(len, after_first_block)) <= 3
+    assert {len(step) for step in after_first_block[-first % 8 :: 8]} == {2}
 
 
 def test_rank_reads_its_own_lanes_only(setting):
