@@ -30,7 +30,6 @@ from data_prep.plan.plan_shards import (
     CorpusPlan,
     Selection,
     ShardPlan,
-    known_shards,
     plan_corpus,
     select_examples,
 )
@@ -152,7 +151,7 @@ def _list(config: CorpusConfig, root: Store, store: Store, executor: Executor) -
         for split in base.manifest.splits:  # its shard list becomes part of this corpus
             listed_shards(corpus, base.manifest, split)
     listing = list_source(config, root, store)
-    check_ids(config, store, root, known_shards(base) if base else (), executor)
+    check_ids(config, store, root, base.shards() if base else (), executor)
     return _Preparation(config, store, base, listing, {"list": time.monotonic() - start})
 
 

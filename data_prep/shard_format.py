@@ -13,7 +13,7 @@ import functools
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
@@ -354,6 +354,8 @@ class ListedShard:
 
     corpus: str
     """Name of the corpus."""
+    key: str
+    """Key of the shard in `segment_store`."""
     content_digest: str
     num_bytes: int
     schema_version: int
@@ -378,7 +380,30 @@ def listed_shards(corpus: Store, manifest: Manifest, split: str) -> dict[str, Li
         raise ShardError(uri, f"does not list every shard of split {split!r}, which the manifest names")
     if info.digest_over(manifest.class_map_digest, {key: lines[key][0] for _, key in keys}) != info.digest:
         raise ShardError(uri, f"lists shards of split {split!r} whose digest differs from that in the manifest")
-    return {key: ListedShard(manifest.name, *lines[key], segment.schema_version) for segment, key in keys}
+    return {key: ListedShard(manifest.name, key, *lines[key], segment.schema_version) for segment, key in keys}
+
+
+class KnownShard(FrozenConfig):
+    """A shard of a finished corpus, for tasks in other processes: where it is and what it must be."""
+
+    home: str
+    """URI of the store that holds it (`segment_store`)."""
+    split: str
+    listed: ListedShard
+    num_rows: PositiveInt
+    """Rows that belong to the split: the first rows of the shard."""
+
+
+def known_shards(corpus: Store, manifest: Manifest, split: str) -> list[KnownShard]:
+    """Every shard in use of a split, in order. Raises as `listed_shards`."""
+    info, listed, shards = manifest.split(split), listed_shards(corpus, manifest, split), list[KnownShard]()
+    for segment in info.segments:
+        home, left = segment_store(corpus, segment).uri, segment.num_rows
+        for number, key in enumerate(segment_keys(segment)[: info.shards_in_use(segment)]):
+            num_rows = min(left, info.shard_rows(segment, number))
+            shards.append(KnownShard(home=home, split=split, listed=listed[key], num_rows=num_rows))
+            left -= num_rows
+    return shards
 
 
 class ShardReader:
@@ -466,16 +491,12 @@ class ShardReader:
             old.close()
 
     def _open(self, location: RowGroupLocation) -> RowGroupFile:
-        uri, listed = self._uri(location), self._listing()[location.key]
-        file = open_shard(self._store(location), location.key)
-        try:
-            num_rows = self.split.shard_rows(location.segment, location.shard)
-            check_shard(file, uri, self._schema, self.split.rows_per_row_group, num_rows)
-            check_identity(file, uri, listed)
-        except ShardError:
-            file.close()
-            raise
-        return file
+        num_rows, size = self.split.shard_rows(location.segment, location.shard), self.split.rows_per_row_group
+
+        def check(file: RowGroupFile) -> None:
+            check_shard(file, self._uri(location), self._schema, size, num_rows)
+
+        return open_shard(self._store(location), self._listing()[location.key], check)
 
     def _listing(self) -> dict[str, ListedShard]:
         with self._list_lock:
@@ -484,20 +505,29 @@ class ShardReader:
             return self._listed
 
 
-def open_shard(corpus: Store, key: str) -> RowGroupFile:
-    """Open a shard for reading, with verification of page checksums. Raises ShardError, also if it states another key."""
+def open_shard(
+    home: Store, listed: ListedShard, check: Callable[[RowGroupFile], object] = lambda file: None
+) -> RowGroupFile:
+    """Open a shard in its `segment_store`, with verification of page checksums. The only way to open one: it is compared with
+    what its manifest and shard list state. Raises ShardError if it is missing, damaged or another shard.
+
+    `check` looks at the file before its digest and size are compared, so that what it raises is reported first.
+    """
+    uri = home.uri_of(listed.key)
     try:
-        handle = corpus.open(key)
+        handle = home.open(listed.key)
     except FileNotFoundError as error:
-        raise ShardError(corpus.uri_of(key), "is missing") from error
+        raise ShardError(uri, "is missing") from error
     try:
         file = RowGroupFile(handle)
     except (OSError, pa.ArrowException) as error:
         handle.close()
-        raise ShardError(corpus.uri_of(key), f"is truncated or not Parquet ({_one_line(error)})") from error
+        raise ShardError(uri, f"is truncated or not Parquet ({_one_line(error)})") from error
     try:
-        _check_key(file, corpus.uri_of(key), key)
-    except ShardError:
+        _check_key(file, uri, listed.key)
+        check(file)
+        _check_identity(file, uri, listed)
+    except BaseException:
         file.close()
         raise
     return file
@@ -516,7 +546,7 @@ def check_shard(file: RowGroupFile, uri: str, schema: pa.Schema, rows_per_row_gr
         raise ShardError(uri, f"{found} of {rows_per_row_group} rows are expected")
 
 
-def check_identity(file: RowGroupFile, uri: str, listed: ListedShard) -> None:
+def _check_identity(file: RowGroupFile, uri: str, listed: ListedShard) -> None:
     """Compare what a shard states about itself with what manifest and shard list state. Raises ShardError.
 
     A shard of schema version 1 states nothing; of it the size is compared.

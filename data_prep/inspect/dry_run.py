@@ -24,7 +24,7 @@ from data_prep.inspect.expected_rows import Kept, kept_rows, shares
 from data_prep.inspect.sample_source import BUDGET, Budget, ListedSource, Sample, list_parts, take_sample
 from data_prep.labels.class_maps import load_class_map
 from data_prep.labels.classes import ClassMap
-from data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, known_shards, plan_corpus
+from data_prep.plan.plan_shards import SPLIT_ORDER, Base, Selection, plan_corpus
 from data_prep.plan.sort_records import ROW_SCHEMA, Selected, with_label_ids
 from data_prep.records import NOT_COUNTED, RECORD_SCHEMA, UNCOUNTED
 from data_prep.shards.verify_shards import ShardSpec
@@ -93,7 +93,7 @@ def dry_run(
     with tempfile.TemporaryDirectory(prefix="vitline-dry-run-", ignore_cleanup_errors=True) as folder:
         scratch, source = open_store(folder), open_source(config)
         work = WorkFolder(scratch.child("root"), scratch.child("source"), config.execution.examples_per_chunk)
-        listed = list_parts(source, work, config, known_shards(base) if base else (), budget)
+        listed = list_parts(source, work, config, base.shards() if base else (), budget)
         sample = take_sample(source, work, listed, config, budget)
         found = _estimate(_Observed(config, source, base, listed, sample, work), cores)
         return found, render(found, config)

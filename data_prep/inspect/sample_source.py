@@ -13,7 +13,8 @@ from data_prep.config import CorpusConfig
 from data_prep.corpora.raw import Part, RawCorpus, RawExample, WorkFolder, kept_lists
 from data_prep.examine.decode_child import Examiner
 from data_prep.examine.examine import Record, examine_examples
-from data_prep.plan.listed_ids import Shard, check_repeats, keys_of, known_keys, repeats
+from data_prep.plan.listed_ids import check_repeats, keys_of, known_keys, repeats
+from data_prep.shard_format import KnownShard
 from data_prep.splits import order_key
 
 _NUM_PARTS = 32
@@ -61,7 +62,7 @@ class ListedSource:
 
 
 def list_parts(
-    source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[Shard] = (), budget: Budget = BUDGET
+    source: RawCorpus, work: WorkFolder, config: CorpusConfig, known: Sequence[KnownShard] = (), budget: Budget = BUDGET
 ) -> ListedSource:
     """List a source. Raises ValueError if it is empty, or if ids repeat or are in the shards `known`, as far as that is found
     within the seconds of the budget."""
@@ -97,7 +98,7 @@ def list_parts(
 class _Ids:
     """Looks for repeated ids among listed examples, within the memory and time limits of a dry run."""
 
-    def __init__(self, source: RawCorpus, work: WorkFolder, known: Sequence[Shard], seconds: float) -> None:
+    def __init__(self, source: RawCorpus, work: WorkFolder, known: Sequence[KnownShard], seconds: float) -> None:
         self._source, self._work, self._left_s = source, work, seconds
         self._parts, self._num_rows, self._whole = dict[int, Part](), 0, True
         self._keys = [*known_keys(known)] if source.lists_ids else []

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from data_prep.decode import DecodePolicy
 from data_prep.parquet_files import open_parquet
-from data_prep.plan.locate_pictures import PictureReader, PictureRow, picture_row
+from data_prep.plan.locate_pictures import SHARD_TYPE, PictureReader, PictureRow, picture_row
 from data_prep.similarity.dedup import LOCATOR_SCHEMA
 from data_prep.similarity.near_duplicates import HashIndex, as_words
 from infra.storage import Store
@@ -29,6 +29,7 @@ PAIRS_SCHEMA = pa.schema(
         *LOCATOR_SCHEMA,
         *(field.with_name(f"other_{field.name}") for field in LOCATOR_SCHEMA),
         pa.field("other_row", pa.int64()),
+        pa.field("other_shard", SHARD_TYPE),
     ]
 )
 _ORDER = ("other_base", "other_key", "other_row", "other_offset", "row")
@@ -50,7 +51,7 @@ def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) ->
     a, b = (pa.array([pair[i] for pair in kept], pa.int64()) for i in range(2))
     here, there = rows.take(a), index.take(b)
     columns = {"row": a, "evaluation": b, **{name: here[name] for name in LOCATOR_SCHEMA.names}}
-    columns |= {f"other_{name}": there[name] for name in (*LOCATOR_SCHEMA.names, "row")}
+    columns |= {f"other_{name}": there[name] for name in (*LOCATOR_SCHEMA.names, "row", "shard")}
     pairs = pa.table(columns).select(PAIRS_SCHEMA.names).cast(PAIRS_SCHEMA)
     return pairs.sort_by([(name, "ascending") for name in _ORDER]), len(found) - len(kept)
 
@@ -62,7 +63,9 @@ def same_pictures(pairs: pa.Table, policy: DecodePolicy) -> list[Same]:
         for start in range(0, len(pairs), PAIRS_PER_TASK):
             rows = pairs.slice(start, PAIRS_PER_TASK).to_pylist()
             here = [picture_row(row) for row in rows]
-            there: list[PictureRow] = [{**picture_row(row, "other_"), "row": row["other_row"]} for row in rows]
+            there: list[PictureRow] = [
+                {**picture_row(row, "other_"), "row": row["other_row"], "shard": row["other_shard"]} for row in rows
+            ]
             same = pictures.same_pairs(list(zip(here, there, strict=True)))
             for row, place, is_same in zip(rows, there, same, strict=True):
                 if is_same:

@@ -20,9 +20,10 @@ from data_prep.executors import Executor, for_pictures, in_process
 from data_prep.find_corpus import prepared_corpora, prepared_corpus
 from data_prep.parquet_files import read_parquet
 from data_prep.plan.leak_pairs import MAX_PAIRS, PAIRS_PER_TASK, Same, candidates, load_pairs, same_pictures, save_pairs
+from data_prep.plan.locate_pictures import SHARD_TYPE, listed_as_cell
 from data_prep.progress import Show
 from data_prep.records import PLAN, REQUEST_KEY, read_table, write_table
-from data_prep.shard_format import Manifest, load_manifest, open_shard, segment_keys, segment_store
+from data_prep.shard_format import Manifest, known_shards, load_manifest, open_shard
 from data_prep.similarity.dedup import LOCATOR_SCHEMA, drops_table
 from data_prep.splits import hashed_split, unit_key
 from infra.config import FrozenConfig
@@ -40,6 +41,7 @@ EVALUATION_SCHEMA = pa.schema(
         pa.field("phash", pa.binary()),
         *LOCATOR_SCHEMA,
         pa.field("row", pa.int64()),  # row in the shard named by base and key; null: they name a source file
+        pa.field("shard", SHARD_TYPE),  # what is listed about that shard
     ]
 )
 _SPLIT_COLUMNS = ["example_id", "group", "pixel_sha256"]
@@ -254,8 +256,8 @@ def evaluation_splits(corpus: Store, manifest: Manifest) -> tuple[str, ...]:
     """The evaluation splits of a finished corpus; none if it is not an evaluation set."""
     own = [name for name in EVALUATION_SPLITS if name in manifest.splits]
     if own == ["val"]:
-        segment = manifest.splits["val"].segments[0]
-        with open_shard(segment_store(corpus, segment), segment_keys(segment)[0]) as file:
+        first = known_shards(corpus, manifest, "val")[0]
+        with open_shard(open_store(first.home), first.listed) as file:
             rows = file.row_group(0, _SPLIT_COLUMNS).slice(0, _ROWS_LOOKED_AT)
         return () if _is_made_here(rows, manifest.provenance.get("request", {})) else ("val",)
     return tuple(own)
@@ -291,33 +293,30 @@ def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Itera
                 rows = read_parquet(file, ["split", "example_id", "phash", *LOCATOR_SCHEMA.names])
             rows = rows.append_column("corpus", pa.repeat(corpus.title, len(rows)))
             rows = rows.append_column("row", pa.nulls(len(rows), pa.int64()))
+            rows = rows.append_column("shard", pa.nulls(len(rows), SHARD_TYPE))
             yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
 
 
 def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -> Iterator[pa.Table]:
-    """The images of some splits of a finished corpus, as EVALUATION_SCHEMA."""
+    """The images of some splits of a finished corpus, as EVALUATION_SCHEMA. Raises ShardError for a bad shard."""
     for split in splits:
-        info = manifest.splits[split]
-        for segment in info.segments:
-            store = segment_store(corpus, segment)
-            left = segment.num_rows
-            for key in segment_keys(segment)[: info.shards_in_use(segment)]:
-                with open_shard(store, key) as file:
-                    rows = file.read(["example_id", "phash"]).slice(0, left)
-                left -= len(rows)
-                num = len(rows)
-                columns = {
-                    "corpus": pa.repeat(f"{manifest.name}/{manifest.version}", num),
-                    "split": pa.repeat(split, num),
-                    "example_id": rows["example_id"],
-                    "phash": rows["phash"],
-                    "base": pa.repeat(store.uri, num),
-                    "key": pa.repeat(key, num),
-                    "offset": pa.nulls(num, pa.int64()),
-                    "length": pa.nulls(num, pa.int64()),
-                    "row": pa.array(range(num), pa.int64()),
-                }
-                yield pa.table(columns).cast(EVALUATION_SCHEMA)
+        for shard in known_shards(corpus, manifest, split):
+            with open_shard(open_store(shard.home), shard.listed) as file:
+                rows = file.read(["example_id", "phash"]).slice(0, shard.num_rows)
+            num = len(rows)
+            columns = {
+                "corpus": pa.repeat(f"{manifest.name}/{manifest.version}", num),
+                "split": pa.repeat(split, num),
+                "example_id": rows["example_id"],
+                "phash": rows["phash"],
+                "base": pa.repeat(shard.home, num),
+                "key": pa.repeat(shard.listed.key, num),
+                "offset": pa.nulls(num, pa.int64()),
+                "length": pa.nulls(num, pa.int64()),
+                "row": pa.array(range(num), pa.int64()),
+                "shard": pa.repeat(pa.scalar(listed_as_cell(shard.listed), SHARD_TYPE), num),
+            }
+            yield pa.table(columns).cast(EVALUATION_SCHEMA)
 
 
 def own_splits_text(manifest: Manifest) -> str:

@@ -20,16 +20,14 @@ from data_prep.executors import Executor, in_process
 from data_prep.partitions import bucket_of, hash_prefixes, in_groups, read_partition, write_partitions
 from data_prep.plan.check_refused import SHOWN, ids_there_error, repeated_ids_error
 from data_prep.records import MERGED_SCHEMA, PLAN, REQUEST_KEY, Chunks
-from data_prep.shard_format import open_shard
+from data_prep.shard_format import KnownShard, open_shard
 from infra.config import FrozenConfig
 from infra.storage import Store, open_store
 
 _ROWS_PER_TASK, _SHARDS_PER_TASK = 1 << 18, 64
 _BYTES_PER_ROW = 64  # estimate for parts of unknown length
 _KNOWN = -1  # instead of a chunk number: an id of the base corpus
-Shard: TypeAlias = tuple[str, str, str]
-"""(store, key, split)"""
-Shards: TypeAlias = tuple[Shard, ...]
+Shards: TypeAlias = tuple[KnownShard, ...]
 _CONTENT = ("labels", "weights", "split", "group", "base", "key", "offset", "length", "order_key")
 _KEYS_SCHEMA = pa.schema(
     [
@@ -71,7 +69,9 @@ class Repeats(NamedTuple):
     """The first example with such an id."""
 
 
-def check_ids(config: CorpusConfig, corpus: Store, root: Store, known: Sequence[Shard], executor: Executor) -> None:
+def check_ids(
+    config: CorpusConfig, corpus: Store, root: Store, known: Sequence[KnownShard], executor: Executor
+) -> None:
     """Check for repeated ids and save the list of merged examples. Does nothing if the source cannot list ids without reading
     images, or if an earlier attempt or a concurrent preparation has done it. Raises ValueError if different examples have one id."""
     chunks, source = Chunks(corpus, config), open_source(config)
@@ -122,10 +122,10 @@ def partition_ids(task: IdTask) -> None:
     write_partitions(corpus, task.key, keys, bucket_of(hash_prefixes(keys["id"]), task.num_tasks), task.num_tasks)
 
 
-def known_keys(shards: Iterable[Shard]) -> Iterator[pa.Table]:
-    """The hashes of the ids in shards of the base corpus."""
-    for uri, key, _ in shards:
-        with open_shard(open_store(uri), key) as file:
+def known_keys(shards: Iterable[KnownShard]) -> Iterator[pa.Table]:
+    """The hashes of the ids in shards of the base corpus. Raises ShardError for one that is not the listed shard."""
+    for shard in shards:
+        with open_shard(open_store(shard.home), shard.listed) as file:
             ids = file.read(["example_id"])["example_id"].to_pylist()
         yield _keys(ids, [b""] * len(ids), _KNOWN, np.arange(len(ids)))
 

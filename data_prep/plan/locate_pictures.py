@@ -7,16 +7,33 @@ from types import TracebackType
 from typing import Any, NotRequired, TypedDict
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_apart import decode_apart
 from data_prep.examine.examine import read_located
-from data_prep.shard_format import open_shard
+from data_prep.shard_format import ListedShard, open_shard
 from data_prep.similarity.thumbnails import same_picture, same_pictures, thumbnail
 from infra.storage import Store, open_store
 
 _THUMBNAILS_KEPT = 10_000  # 3 KB each
+
+
+SHARD_TYPE = pa.struct(
+    [
+        pa.field("corpus", pa.string()),
+        pa.field("content_digest", pa.string()),
+        pa.field("num_bytes", pa.int64()),
+        pa.field("schema_version", pa.int64()),
+    ]
+)
+"""A ListedShard without its key, in a table of images."""
+
+
+def listed_as_cell(listed: ListedShard) -> dict[str, Any]:
+    """A value of SHARD_TYPE."""
+    return {field.name: getattr(listed, field.name) for field in SHARD_TYPE}
 
 
 class PictureRow(TypedDict):
@@ -28,6 +45,8 @@ class PictureRow(TypedDict):
     length: int | None
     row: NotRequired[int | None]
     """Row of the shard `key` of the corpus `base`; None for a range of a source."""
+    shard: NotRequired[Mapping[str, Any] | None]
+    """What is listed about that shard, as SHARD_TYPE."""
 
 
 def picture_row(row: Mapping[str, Any], prefix: str = "") -> PictureRow:
@@ -42,7 +61,8 @@ def picture_row(row: Mapping[str, Any], prefix: str = "") -> PictureRow:
 
 class PictureReader:
     """Reads images by their rows: bytes [offset, offset + length) of `key` in `base` or, if `row` is given, that row of the
-    shard `key` of the corpus `base`. Caches some thousand thumbnails and one row group."""
+    shard `key` of the corpus `base`. Caches some thousand thumbnails and one row group. Raises ShardError for a shard that is
+    missing, damaged or another one than is listed."""
 
     def __init__(self, policy: DecodePolicy) -> None:
         self._policy = policy
@@ -80,7 +100,7 @@ class PictureReader:
         """Offset and length of the bytes of an image; for a row of a shard, within the file of the shard."""
         if (number := row.get("row")) is None:
             return row["offset"], row["length"]
-        group, index = self._shard_group(row["base"], row["key"], number)
+        group, index = self._shard_group(row, number)
         return group.range_of(index)
 
     def _thumbnail(self, row: PictureRow) -> np.ndarray | None:
@@ -96,20 +116,21 @@ class PictureReader:
             if (number := row.get("row")) is None:
                 data = read_located(open_store(row["base"]), row["key"], row["offset"], row["length"])
             else:
-                group, index = self._shard_group(row["base"], row["key"], number)
+                group, index = self._shard_group(row, number)
                 data = group.images[index].as_py()
             return thumbnail(decode_apart(data, self._policy))
         except (FileNotFoundError, ImageRejected):
             return None
 
-    def _shard_group(self, base: str, key: str, row: int) -> tuple["_ShardGroup", int]:
+    def _shard_group(self, place: PictureRow, row: int) -> tuple["_ShardGroup", int]:
         """The row group that holds a row of a shard, and the index of the row in it."""
-        store = open_store(base)
+        base, key, stated = place["base"], place["key"], place.get("shard")
+        assert stated is not None, place
         if self._group and self._group[0][:2] == (base, key):
             size = self._group[1].rows_per_group
             if self._group[0][2] == row // size:
                 return self._group[1], row % size
-        group = _ShardGroup(store, key, row)
+        group = _ShardGroup(open_store(base), ListedShard(key=key, **stated), row)
         size = group.rows_per_group
         self._group = ((base, key, row // size), group)
         return group, row % size
@@ -118,13 +139,13 @@ class PictureReader:
 class _ShardGroup:
     """The images of one row group. They are stored uncompressed, so each is found in the bytes of its column."""
 
-    def __init__(self, store: Store, key: str, row: int) -> None:
-        with open_shard(store, key) as file:
+    def __init__(self, store: Store, listed: ListedShard, row: int) -> None:
+        with open_shard(store, listed) as file:
             self.rows_per_group = file.metadata.row_group(0).num_rows
             number = row // self.rows_per_group
             table = file.row_group(number, ["image"])
             self.images = table["image"].combine_chunks().field("bytes")
-            self._store, self._key = store, key
+            self._store, self._key = store, listed.key
             self._start, self._end = _column_range(file.metadata.row_group(number))
 
     def range_of(self, index: int) -> tuple[int, int]:

@@ -35,7 +35,15 @@ from data_prep.plan.sort_records import (
 )
 from data_prep.progress import Show
 from data_prep.records import Chunks
-from data_prep.shard_format import CLASSES_KEY, Manifest, SegmentInfo, load_manifest, segment_keys, segment_store
+from data_prep.shard_format import (
+    CLASSES_KEY,
+    KnownShard,
+    Manifest,
+    SegmentInfo,
+    known_shards,
+    load_manifest,
+    segment_keys,
+)
 from data_prep.similarity.near_duplicates import band_bits
 from infra.storage import Store, open_store
 
@@ -94,6 +102,11 @@ class Base:
         own = self.manifest.splits[split].segments if split in self.manifest.splits else ()
         version = self.manifest.version
         return tuple(s.model_copy(update={"version": s.version or version}) for s in own)
+
+    def shards(self) -> list[KnownShard]:
+        """Every shard. Raises ShardError if the shard list is missing, damaged, or differs from the manifest."""
+        splits = [name for name in SPLIT_ORDER if name in self.manifest.splits]
+        return [shard for name in splits for shard in known_shards(self.corpus, self.manifest, name)]
 
 
 @dataclass(frozen=True)
@@ -280,7 +293,7 @@ def _partition_tasks(config: CorpusConfig, corpus: Store, base: Base | None) -> 
     sizes = Chunks(corpus, config).finished()
     numbers = list(sizes)
     chunks = [tuple(numbers[i] for i in group) for group in in_groups([*sizes.values()], config.execution.sort_bytes)]
-    known = known_shards(base) if base else []
+    known = base.shards() if base else []
     parts = [tuple(known[i : i + _KNOWN_SHARDS_PER_TASK]) for i in range(0, len(known), _KNOWN_SHARDS_PER_TASK)]
     given = [(group, ()) for group in chunks] + [((), part) for part in parts]
     return [
@@ -289,16 +302,6 @@ def _partition_tasks(config: CorpusConfig, corpus: Store, base: Base | None) -> 
         )
         for i, (group, part) in enumerate(given)
     ]
-
-
-def known_shards(base: Base) -> list[tuple[str, str, str]]:
-    """(store, shard, split) of every shard of the base corpus."""
-    found: dict[tuple[str, str, str], None] = {}
-    for name in SPLIT_ORDER:
-        for segment in base.segments(name):
-            store = segment_store(base.corpus, segment)
-            found.update({(store.uri, key, name): None for key in segment_keys(segment)})
-    return list(found)
 
 
 def _class_map(config: CorpusConfig, source: RawCorpus, counts: Mapping[str, int], base: Base | None) -> ClassMap:

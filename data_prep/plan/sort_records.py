@@ -24,7 +24,7 @@ from data_prep.partitions import bucket_of, hash_prefixes, read_partition, write
 from data_prep.plan.check_refused import ids_there_error, repeated_ids_error
 from data_prep.plan.leakage import leaked_rows
 from data_prep.records import NOT_COUNTED, PLAN, RECORD_SCHEMA, REQUEST_KEY, Chunks, write_table
-from data_prep.shard_format import open_shard
+from data_prep.shard_format import KnownShard, open_shard
 from data_prep.similarity.dedup import (
     DROPS_SCHEMA,
     GAINS_SCHEMA,
@@ -71,8 +71,8 @@ class SortTask(FrozenConfig):
     num_buckets: int
     chunks: tuple[int, ...] = ()
     """For `partition_records`: the chunks whose records it partitions."""
-    known: tuple[tuple[str, str, str], ...] = ()
-    """For `partition_records`: (store, shard, split) of shards of the base corpus."""
+    known: tuple[KnownShard, ...] = ()
+    """For `partition_records`: shards of the base corpus."""
     drops: tuple[str, ...] = ()
     """Partition files of dropped examples, by order key."""
     gains: tuple[str, ...] = ()
@@ -174,15 +174,16 @@ def _one_for_each(drops: pa.Table) -> pa.Table:
 
 
 def _known_rows(task: SortTask, seed: int) -> pa.Table:
-    """Rows in shards of the base corpus, as PIXELS_SCHEMA without labels."""
+    """Rows in shards of the base corpus, as PIXELS_SCHEMA without labels. Raises ShardError for one that is not the listed
+    shard."""
     tables = [PIXELS_SCHEMA.empty_table()]
-    for uri, key, split in task.known:
-        with open_shard(open_store(uri), key) as file:
+    for shard in task.known:
+        with open_shard(open_store(shard.home), shard.listed) as file:
             table = file.read(["example_id", "sha256", "pixel_sha256"])
         ids = table["example_id"].to_pylist()
         added = {
             **{field.name: pa.nulls(len(ids), field.type) for field in LOCATOR_SCHEMA},
-            "split": pa.repeat(split, len(ids)),
+            "split": pa.repeat(shard.split, len(ids)),
             "val_fraction": pa.nulls(len(ids), pa.float64()),
             "group": pa.nulls(len(ids), pa.string()),
             "order_key": pa.array([order_key(seed, example_id) for example_id in ids], pa.uint64()),

@@ -27,7 +27,6 @@ from data_prep.shard_format import (
     Manifest,
     SegmentInfo,
     ShardError,
-    check_identity,
     check_shard,
     load_manifest,
     open_shard,
@@ -61,10 +60,9 @@ class ShardSpec(FrozenConfig):
 
 @dataclass(frozen=True)
 class ReadBack:
-    """Digests and label counts of a shard as read from the store."""
+    """Checksum and label counts of a shard as read from the store."""
 
     sha256: str
-    content_digest: str
     label_counts: dict[int, int]
 
 
@@ -146,7 +144,7 @@ def verify_corpus(corpus: Store, executor: Executor = in_process, *, pixels: boo
             corpus=store.uri,
             spec=spec,
             sha256=listed[key]["sha256"],
-            listed=ListedShard(manifest.name, digests[key], listed[key]["num_bytes"], segment.schema_version),
+            listed=ListedShard(manifest.name, key, digests[key], listed[key]["num_bytes"], segment.schema_version),
             pixels=check_pixels,
         )
         for key, (store, spec, segment) in specs.items()
@@ -243,14 +241,11 @@ def verify_shard(task: VerifyTask) -> ShardCheck:
         found = read_back(corpus, task.spec, task.listed)
     except ShardError as error:
         return ShardCheck(key=key, problem=error.found, label_counts={})
-    if found.content_digest != task.listed.content_digest:
-        problem = "holds examples that differ from the shard list: it was swapped or rewritten"
-        return ShardCheck(key=key, problem=problem, label_counts={})
     if found.sha256 != task.sha256:
         problem = f"has sha256 {found.sha256[:12]}, but the shard list says {task.sha256[:12]}: a byte was changed"
         return ShardCheck(key=key, problem=problem, label_counts={})
     num_wrong, pictures = 0, dict[str, str]()
-    for example_id, wrong in _wrong_pictures(corpus, task.spec, task.pixels) if task.pixels else ():
+    for example_id, wrong in _wrong_pictures(corpus, task.listed, task.pixels) if task.pixels else ():
         num_wrong += 1
         if len(pictures) < _MAX_PICTURES:
             pictures[example_id] = wrong
@@ -266,18 +261,18 @@ def _pixel_check(manifest: Manifest) -> PixelCheck:
     )
 
 
-def _wrong_pictures(corpus: Store, spec: ShardSpec, check: PixelCheck) -> Iterator[tuple[str, str]]:
+def _wrong_pictures(corpus: Store, listed: ListedShard, check: PixelCheck) -> Iterator[tuple[str, str]]:
     """Example id and defect of every image of a shard whose pixels differ from the examined ones."""
     with Examiner(check.policy, timeout_s=check.timeout_s, memory_bytes=check.memory_bytes) as examiner:
-        for (example_id, expected), outcome in examiner.run(_pictures(corpus, spec)):
+        for (example_id, expected), outcome in examiner.run(_pictures(corpus, listed)):
             if isinstance(outcome, ImageRejected):
                 yield example_id, f"cannot be decoded: {outcome}"
             elif outcome["pixel_sha256"] != expected:
                 yield example_id, "decodes to pixels that do not match its pixel_sha256"
 
 
-def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes], bytes]]:
-    with open_shard(corpus, spec.key) as file:
+def _pictures(corpus: Store, listed: ListedShard) -> Iterator[tuple[tuple[str, bytes], bytes]]:
+    with open_shard(corpus, listed) as file:
         for group in range(file.metadata.num_row_groups):
             table = file.row_group(group, ["image", "example_id", "pixel_sha256"])
             for row in table.to_pylist():
@@ -285,20 +280,20 @@ def _pictures(corpus: Store, spec: ShardSpec) -> Iterator[tuple[tuple[str, bytes
 
 
 def read_back(corpus: Store, spec: ShardSpec, listed: ListedShard) -> ReadBack:
-    """Read a whole shard. Raises ShardError if its bytes, rows, schema, images or labels are inconsistent, or if it holds the
-    listed rows and states to be another shard."""
+    """Read a whole shard. Raises ShardError if its bytes, rows, schema, images or labels are inconsistent, if it holds other
+    rows than are listed, or if it states to be another shard."""
     uri, label_counts = corpus.uri_of(spec.key), Counter[int]()
-    file = open_shard(corpus, spec.key)
-    try:
+
+    def check(file: RowGroupFile) -> None:
         check_shard(file, uri, spec.arrow_schema(), spec.rows_per_row_group, spec.num_rows)
-        content = content_digest(_checked_rows(file, uri, spec, label_counts))
-        if content == listed.content_digest:
-            check_identity(file, uri, listed)
+        if content_digest(_checked_rows(file, uri, spec, label_counts)) != listed.content_digest:
+            raise ShardError(uri, "holds examples that differ from the shard list: it was swapped or rewritten")
+
+    try:
+        open_shard(corpus, listed, check).close()
     except (OSError, pa.ArrowException) as error:
         raise ShardError(uri, f"has a damaged page ({' '.join(str(error).split())})") from error
-    finally:
-        file.close()
-    return ReadBack(file_sha256(corpus, spec.key), content, dict(sorted(label_counts.items())))
+    return ReadBack(file_sha256(corpus, spec.key), dict(sorted(label_counts.items())))
 
 
 def _checked_rows(file: RowGroupFile, uri: str, spec: ShardSpec, label_counts: Counter[int]) -> Iterator[RowContent]:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from data_prep.parquet_files import open_parquet
 from data_prep.plan.sort_records import rows_key
 from data_prep.records import WORK
-from data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, ShardIdentity, check_identity, open_shard
+from data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, ShardIdentity, open_shard
 from data_prep.shards.content_digest import table_content_digest
 from data_prep.shards.verify_shards import ShardSpec
 from infra.config import FrozenConfig
@@ -70,12 +70,14 @@ def _finished_info(corpus: Store, task: ShardTask, digest: str) -> ShardInfo | N
         same = (info.content_digest, info.rows_per_row_group) == (digest, task.spec.rows_per_row_group)
         if not same or corpus.size(task.spec.key) != info.num_bytes:
             return None
-        with open_shard(corpus, task.spec.key) as file:
-            listed = ListedShard(task.spec.corpus_name, digest, info.num_bytes, info.schema_version)
-            check_identity(file, corpus.uri_of(task.spec.key), listed)
+        open_shard(corpus, _as_listed(task.spec, info)).close()
         return info
     except (FileNotFoundError, ShardError):
         return None
+
+
+def _as_listed(spec: ShardSpec, info: ShardInfo) -> ListedShard:
+    return ListedShard(spec.corpus_name, spec.key, info.content_digest, info.num_bytes, info.schema_version)
 
 
 def _planned_rows(corpus: Store, task: ShardTask) -> pa.Table:

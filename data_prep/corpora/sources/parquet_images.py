@@ -7,7 +7,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,12 +24,9 @@ from data_prep.shard_format import (
     MANIFEST_KEY,
     ListedShard,
     Manifest,
-    check_identity,
-    listed_shards,
+    known_shards,
     load_manifest,
     open_shard,
-    segment_keys,
-    segment_store,
 )
 from infra.storage import Store, open_store
 
@@ -89,7 +86,7 @@ class ParquetCorpus(RawCorpus):
         for file, footer in self._footers():
             uri = file.store.uri_of(file.key)
             where: dict[str, JsonValue] = {"base": file.store.uri, "key": file.key, "split": file.split}
-            where["present"] = present
+            where["present"], where["listed"] = present, asdict(file.listed) if file.listed else None
             if isinstance(footer, Refusal):
                 yield Part(name=f"{file.key}.damaged", num_examples=1, where={**where, "damaged": [*footer.refused]})
                 continue
@@ -112,7 +109,7 @@ class ParquetCorpus(RawCorpus):
 
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
-        file = _File(open_store(where["base"]), where["key"], where["split"], where.get("rows"))
+        file = _File(_checked_store(where), where["key"], where["split"], where.get("rows"))
         reader = _Reader(file, self._columns, self._label_of, self.single_label, self._rule(where["present"]))
         try:
             if "damaged" in where:
@@ -126,7 +123,7 @@ class ParquetCorpus(RawCorpus):
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
         """The ids of a part, from the id column. The listed location includes the row number."""
         where, found = cast(dict[str, Any], part.where), list[RawExample]()
-        with contextlib.suppress(Refusal), ParquetRows(open_store(where["base"]), where["key"]) as rows:
+        with contextlib.suppress(Refusal), ParquetRows(_checked_store(where), where["key"]) as rows:
             for group in range(*(where.get("groups") or (0, 0))):
                 number = rows.first_row(group)
                 for batch in rows.batches(group, [self._source.id_column]):
@@ -208,17 +205,10 @@ class ParquetCorpus(RawCorpus):
             for listed in self._files.files():
                 yield _File(self._files.store, listed.key, named_split(listed.key))
             return
-        for name, split in self._own.splits.items():
-            rows_per_shard = split.rows_per_row_group * split.row_groups_per_shard
-            shards = listed_shards(self._files.store, self._own, name)
-            for segment in split.segments:
-                if segment.split != name:  # a split that joins others
-                    continue
-                keys = segment_keys(segment)[: split.shards_in_use(segment)]
-                for number, key in enumerate(keys):
-                    left = segment.num_rows - number * rows_per_shard
-                    store = segment_store(self._files.store, segment)
-                    yield _File(store, key, name, min(left, rows_per_shard), shards[key])
+        for name in self._own.splits:
+            for shard in known_shards(self._files.store, self._own, name):
+                if shard.listed.key.startswith(f"{name}/"):  # not of a split that joins others
+                    yield _File(open_store(shard.home), shard.listed.key, name, shard.num_rows, shard.listed)
 
     def _footers(self) -> "Iterator[tuple[_File, _Footer | Refusal]]":
         """Every file with its footer, several requests at a time."""
@@ -259,9 +249,16 @@ def _footer_of(file: _File) -> _Footer | Refusal:
     except Refusal as error:
         return error
     if file.listed:
-        with open_shard(file.store, file.key) as shard:
-            check_identity(shard, file.store.uri_of(file.key), file.listed)
+        open_shard(file.store, file.listed).close()
     return footer
+
+
+def _checked_store(where: Mapping[str, Any]) -> Store:
+    """The store of a part. A shard of a corpus written by vitline is compared again: it may have changed since it was listed."""
+    store = open_store(where["base"])
+    if listed := where.get("listed"):
+        open_shard(store, ListedShard(**listed)).close()
+    return store
 
 
 def _stretches(footer: _Footer, limit: int | None, rows_per_part: int) -> Iterator[tuple[int, int, int, int]]:
