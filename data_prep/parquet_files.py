@@ -4,9 +4,9 @@ pyarrow reads ahead by default, in threads of Arrow. Such a thread may release t
 down, which aborts the process (exit code 134, in up to a third of the runs on a busy machine). Here nothing reads ahead.
 """
 
-import contextlib
 import io
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO, Self
 
 import pyarrow as pa
@@ -31,11 +31,11 @@ class RowGroupFile:
     """
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = _HoldingFile(file)
-        self._parquet = open_parquet(pa.PythonFile(self._file, mode="r"))
-        self.metadata: pq.FileMetaData = self._parquet.metadata
-        self.schema: pa.Schema = self._parquet.schema_arrow
-        self.num_bytes: int = self._file.seek(0, io.SEEK_END)
+        self._file = file
+        with open_parquet(file) as parquet:
+            self.metadata: pq.FileMetaData = parquet.metadata
+            self.schema: pa.Schema = parquet.schema_arrow
+        self.num_bytes: int = file.seek(0, io.SEEK_END)
 
     @property
     def data_bytes(self) -> int:
@@ -49,11 +49,14 @@ class RowGroupFile:
 
     def row_group(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Row group `group`, with all columns or the named ones. Raises IndexError if there is no such row group."""
-        with self._file.holding(*_byte_range(self.metadata.row_group(group), columns)):
-            return self._parquet.read_row_group(group, columns=columns and list(columns), use_threads=False)
+        return _read_row_group(self.metadata, group, columns, self._read_range)
+
+    def footer(self) -> "Footer":
+        """What is needed to read row groups once the file is closed."""
+        return Footer(self.metadata)
 
     def close(self) -> None:
-        self._parquet.close(force=True)  # without `force`, pyarrow does not close a file that was passed in open
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -61,49 +64,63 @@ class RowGroupFile:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-
-class _HoldingFile:
-    """A file for Arrow that can hold a range of its bytes in memory and serves reads inside it from there."""
-
-    closed = False
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._position = file, 0
-        self._start, self._held = 0, memoryview(b"")
-
-    @contextlib.contextmanager
-    def holding(self, start: int, end: int) -> Iterator[None]:
+    def _read_range(self, start: int, end: int) -> bytes:
         self._file.seek(start)
-        self._start, self._held = start, memoryview(self._file.read(end - start))
-        try:
-            yield
-        finally:
-            self._held = memoryview(b"")
+        return self._file.read(end - start)
 
-    def read(self, size: int = -1) -> memoryview | bytes:
-        start = self._position - self._start
-        data: memoryview | bytes
-        if start >= 0 and size >= 0 and start + size <= len(self._held):
-            data = self._held[start : start + size]
-        else:
-            self._file.seek(self._position)
-            data = self._file.read(size)
-        self._position += len(data)
-        return data
+
+class Footer:
+    """The footer of a Parquet file, compressed to a seventh: what reads row groups with one range request each."""
+
+    def __init__(self, metadata: pq.FileMetaData) -> None:
+        sink = io.BytesIO()
+        metadata.write_metadata_file(sink)
+        self._data = zlib.compress(sink.getbuffer(), level=1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        return len(self._data)
+
+    def row_group(self, group: int, columns: Sequence[str] | None, read: Callable[[int, int], bytes]) -> pa.Table:
+        """As `RowGroupFile.row_group`; `read(start, end)` returns bytes of the file. Thread-safe."""
+        metadata = pq.read_metadata(pa.BufferReader(zlib.decompress(self._data)))
+        return _read_row_group(metadata, group, columns, read)
+
+
+def _read_row_group(
+    metadata: pq.FileMetaData, group: int, columns: Sequence[str] | None, read: Callable[[int, int], bytes]
+) -> pa.Table:
+    start, end = _byte_range(metadata.row_group(group), columns)
+    part = pa.PythonFile(_Part(start, read(start, end)), mode="r")
+    return open_parquet(part, metadata=metadata).read_row_group(group, columns and list(columns), use_threads=False)
+
+
+class _Part(io.RawIOBase):
+    """A file of which only the bytes from `start` on can be read."""
+
+    def __init__(self, start: int, data: bytes) -> None:
+        self._start, self._data, self._position = start, memoryview(data), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> memoryview:  # Arrow takes any buffer, so nothing is copied
+        at = self._position - self._start
+        found = self._data[at : at + size] if at >= 0 and size >= 0 else memoryview(b"")
+        self._position += len(found)
+        return found
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        if whence == io.SEEK_END:
-            self._position = self._file.seek(offset, whence)
-        else:
-            self._position = offset + (self._position if whence == io.SEEK_CUR else 0)
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._start + len(self._data)}[whence]
+        self._position = base + offset
         return self._position
 
     def tell(self) -> int:
         return self._position
-
-    def close(self) -> None:
-        self.closed = True
-        self._file.close()
 
 
 def _byte_range(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> tuple[int, int]:

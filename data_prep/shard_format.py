@@ -8,12 +8,11 @@ whose identity, which it carries in its own Parquet metadata, is not that of the
 Imports neither torch nor Ray.
 """
 
-import contextlib
 import functools
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NotRequired, TypedDict
 
@@ -21,7 +20,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 from data_prep.decode import DecodePolicy
-from data_prep.parquet_files import RowGroupFile, read_parquet
+from data_prep.parquet_files import Footer, RowGroupFile, read_parquet
 from infra.config import FrozenConfig, digest_of
 from infra.records import StoredRecord, UnreadableRecord
 from infra.storage import Store, checked_key, open_store
@@ -406,20 +405,26 @@ def known_shards(corpus: Store, manifest: Manifest, split: str) -> list[KnownSha
     return shards
 
 
-class ShardReader:
-    """Reads row groups of one split. Thread-safe: threads do not share an open file.
+# Footers of 10,000 to 20,000 shards. Those of further shards are read again when they are needed.
+_FOOTER_BYTES = 64 * 2**20
 
-    At most `max_open_files` files stay open between reads. The shard list of the corpus is read before the first shard.
+
+class ShardReader:
+    """Reads row groups of one split, each with one range request. Thread-safe.
+
+    The shard list of the corpus is read before the first shard. A shard is compared with it at its first read; its footer is
+    kept.
     """
 
-    def __init__(self, corpus: Store, manifest: Manifest, split: str, max_open_files: int = 32) -> None:
-        self._schema, self._max_open = manifest.arrow_schema(), max_open_files
+    def __init__(self, corpus: Store, manifest: Manifest, split: str, footer_bytes: int = _FOOTER_BYTES) -> None:
+        self._schema, self._budget = manifest.arrow_schema(), footer_bytes
         self.split: SplitInfo = manifest.split(split)
         self._read_list = functools.partial(listed_shards, corpus, manifest, split)
         self._listed: dict[str, ListedShard] | None = None
         self._list_lock = threading.Lock()
         self._homes = {segment.version: segment_store(corpus, segment) for segment in self.split.segments}
-        self._idle: OrderedDict[str, list[RowGroupFile]] = OrderedDict()
+        self._footers: OrderedDict[str, Footer] = OrderedDict()
+        self._num_bytes = 0
         self._lock = threading.Lock()
 
     def row_group(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -429,12 +434,15 @@ class ShardReader:
         rows or page checksums differ.
         """
         location = self.split.place(index)
-        with self._file(location) as file:
-            try:
-                table = file.row_group(location.group_in_shard, columns)
-            except (OSError, pa.ArrowException) as error:
-                # Parquet raises OSError for a page whose checksum differs.
-                raise ShardError(self._uri(location), f"has a damaged page ({_one_line(error)})") from error
+        footer = self._kept(location) or self._open(location)
+        read = functools.partial(self._store(location).read, location.key)
+        try:
+            table = footer.row_group(location.group_in_shard, columns, read)
+        except FileNotFoundError as error:
+            raise ShardError(self._uri(location), "is missing") from error
+        except (OSError, pa.ArrowException) as error:
+            # Parquet raises OSError for a page whose checksum differs.
+            raise ShardError(self._uri(location), f"has a damaged page ({_one_line(error)})") from error
         if table.num_rows != location.stored_rows:
             found = (
                 f"holds {table.num_rows} rows in row group {location.group_in_shard}, expected {location.stored_rows}"
@@ -443,12 +451,10 @@ class ShardReader:
         return table.slice(0, location.num_rows)
 
     def close(self) -> None:
-        """Close the files that are not in use."""
+        """Forget the footers."""
         with self._lock:
-            files = [file for idle in self._idle.values() for file in idle]
-            self._idle.clear()
-        for file in files:
-            file.close()
+            self._footers.clear()
+            self._num_bytes = 0
 
     def __enter__(self) -> "ShardReader":
         return self
@@ -462,41 +468,28 @@ class ShardReader:
     def _uri(self, location: RowGroupLocation) -> str:
         return self._store(location).uri_of(location.key)
 
-    @contextlib.contextmanager
-    def _file(self, location: RowGroupLocation) -> Iterator[RowGroupFile]:
-        uri = self._uri(location)
+    def _kept(self, location: RowGroupLocation) -> Footer | None:
         with self._lock:
-            idle = self._idle.get(uri)
-            file = idle.pop() if idle else None
-        if file is None:
-            file = self._open(location)
-        try:
-            yield file
-        except BaseException:
-            file.close()
-            raise
-        self._put_back(uri, file)
+            footer = self._footers.get(self._uri(location))
+            if footer is not None:
+                self._footers.move_to_end(self._uri(location))
+            return footer
 
-    def _put_back(self, uri: str, file: RowGroupFile) -> None:
-        with self._lock:
-            self._idle.setdefault(uri, []).append(file)
-            self._idle.move_to_end(uri)
-            surplus = []
-            while sum(map(len, self._idle.values())) > self._max_open:
-                oldest = next(name for name, idle in self._idle.items() if idle)
-                surplus.append(self._idle[oldest].pop())
-            for name in [name for name, idle in self._idle.items() if not idle]:
-                del self._idle[name]
-        for old in surplus:
-            old.close()
-
-    def _open(self, location: RowGroupLocation) -> RowGroupFile:
+    def _open(self, location: RowGroupLocation) -> Footer:
         num_rows, size = self.split.shard_rows(location.segment, location.shard), self.split.rows_per_row_group
 
         def check(file: RowGroupFile) -> None:
             check_shard(file, self._uri(location), self._schema, size, num_rows)
 
-        return open_shard(self._store(location), self._listing()[location.key], check)
+        with open_shard(self._store(location), self._listing()[location.key], check) as file:
+            footer = file.footer()
+        with self._lock:
+            if self._uri(location) not in self._footers:
+                self._footers[self._uri(location)] = footer
+                self._num_bytes += footer.num_bytes
+            while self._num_bytes > self._budget and len(self._footers) > 1:
+                self._num_bytes -= self._footers.popitem(last=False)[1].num_bytes
+        return footer
 
     def _listing(self) -> dict[str, ListedShard]:
         with self._list_lock:

@@ -53,6 +53,25 @@ def test_columns_of_a_row_group_come_with_one_read_in_the_calling_thread(file, c
     assert file.closed
 
 
+@pytest.mark.parametrize("columns", [None, ["image", "label"], ["tags"]])
+def test_a_footer_reads_row_groups_of_a_closed_file_with_one_read_each(file, columns):
+    data, reads = file.getvalue(), []
+    with RowGroupFile(file) as parquet:
+        footer = parquet.footer()
+
+    def read(start, end):
+        reads.append((start, end))
+        return data[start:end]
+
+    expected = ROWS if columns is None else ROWS.select(columns)
+    assert footer.row_group(1, columns, read) == expected.slice(2)
+    assert footer.row_group(0, columns, read) == expected.slice(0, 2)
+    assert len(reads) == 2
+    assert reads[0] > reads[1]
+    with pytest.raises(OSError, match=r"(?i)corrupt"):
+        footer.row_group(1, columns, lambda start, end: data[start : end - 1])
+
+
 def test_a_changed_byte_is_found(file):
     with RowGroupFile(file) as parquet:
         image = parquet.metadata.row_group(0).column(0)

@@ -115,7 +115,7 @@ def test_threads_that_share_a_reader_read_correct_rows(shared_corpus):
     num_groups = manifest.splits["train"].num_row_groups
     order = [i % num_groups for i in range(4 * num_groups)]
     random.Random(0).shuffle(order)
-    with ShardReader(shared_corpus, manifest, "train", max_open_files=2) as reader, ThreadPoolExecutor(8) as threads:
+    with ShardReader(shared_corpus, manifest, "train", footer_bytes=20_000) as reader, ThreadPoolExecutor(8) as threads:
         tables = list(threads.map(lambda i: reader.row_group(i, ["example_id", "image"]), order))
     for i, table in zip(order, tables, strict=True):
         assert table.equals(read_row_group(shared_corpus, "train", manifest, i).select(table.column_names))
