@@ -288,5 +288,5 @@ class TrainingRun:
     def _end(self, outcome: RunState, detail: StateDetail) -> RunState:
         if self.world.rank == 0:
             self.claim.check()
-            write_state(self.run, outcome, self.attempt, **detail)
+            return write_state(self.run, outcome, self.attempt, **detail)
         return outcome

@@ -5,8 +5,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from infra.runs.claims import ClaimHolder
-from infra.runs.run_state import OUTCOMES, RunState, request_stop, state_of, write_state
+from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
 from infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,8 @@ def deadline_kept(
     """Until the context is closed: asks the attempt to stop as out of time after `left_s`; None stands for no deadline.
 
     An attempt that hangs, and so has not followed after `grace_s` and a margin, gets that state here. Then `leave(exit code)` is
-    called, which has to end this process. It is called without a state, too, where the store does not answer.
+    called, which has to end this process, with the exit code of the state that counts. It is called without a state, too, where
+    the store does not answer or the claim was lost.
     """
     if left_s is None:
         yield
@@ -49,7 +50,11 @@ def deadline_kept(
                 state = written
             else:
                 reason = f"{DEADLINE_PASSED}, and the job did not follow the stop request within {grace_s:g} s"
-                write_state(run, state, attempt, reason=reason)
+                state = write_state(run, state, attempt, reason=reason)
+        except ClaimLost as lost:
+            log.warning("run=%s attempt=%d: %s", run.uri, attempt, lost)
+            leave(CLAIM_LOST_EXIT_CODE)
+            return
         except (OSError, RuntimeError):
             log.warning("run=%s attempt=%d: ends without writing its state", run.uri, attempt, exc_info=True)
         leave(OUTCOMES[state].exit_code)

@@ -80,10 +80,7 @@ def run_attempt(
                 state, detail = _ending(work, stop, expected)
             claim.check()
             written = state_of(run, attempt) if workers_write_state else None
-            if written and written != "running":
-                state = written
-            else:
-                write_state(run, state, attempt, **detail)
+            state = written if written and written != "running" else write_state(run, state, attempt, **detail)
     except ClaimLost as lost:
         log.warning("run=%s attempt=%d: %s", run.uri, attempt, lost)
         return CLAIM_LOST_EXIT_CODE
@@ -116,9 +113,9 @@ def _watch(
             with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the claim was lost just now
                 if (reason := stop.asked()) and may_leave():
                     claim.check()
-                    write_state(run, reason, attempt, reason=stop.by)
-                    log.info("run=%s attempt=%d state=%s: %s", run.uri, attempt, reason, stop.by)
-                    _leave(OUTCOMES[reason].exit_code)
+                    state = write_state(run, reason, attempt, reason=stop.by)
+                    log.info("run=%s attempt=%d state=%s: %s", run.uri, attempt, state, stop.by)
+                    _leave(OUTCOMES[state].exit_code)
             if over.wait(_WATCH_S):
                 return
         log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)

@@ -94,9 +94,11 @@ class StopRequest(TypedDict):
     """Unix seconds."""
 
 
-def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[StateDetail]) -> None:
-    """Writes `state.json`. Only the attempt that holds the claim may call this. Raises ClaimLost where a later attempt holds
-    it: an attempt that was suspended after it had checked its claim does not overwrite the state of its successor.
+def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[StateDetail]) -> RunState:
+    """Writes `state.json` and returns the state that counts: an attempt that has ended keeps its first end state.
+
+    Only the attempt that holds the claim may call this. Raises ClaimLost where a later attempt holds it: an attempt that was
+    suspended after it had checked its claim does not overwrite the state of its successor.
 
     Secrets are removed from `reason`, because error messages may quote them.
     """
@@ -111,10 +113,7 @@ def write_state(run: Store, state: RunState, attempt: int, **detail: Unpack[Stat
         "attempt": attempt,
         "updated_at": time.time(),
     }
-    if (later := _put(run, "state.json", record)) is not None:
-        raise ClaimLost(
-            f"attempt {attempt} lost the claim of {run.uri}: attempt {later} holds it and writes the state."
-        )
+    return _put(run, "state.json", record)
 
 
 def read_state(run: Store) -> RunStateRecord | None:
@@ -135,10 +134,13 @@ def read_state(run: Store) -> RunStateRecord | None:
 def _read_record(run: Store, key: str) -> RunStateRecord | None:
     with reading(run.uri_of(key)):
         found: RunStateRecord | None = run.read_json_or_none(key)
-        if found is not None:
-            _require(found["state"] in OUTCOMES, f"state is {found['state']!r}")
-            _require(isinstance(found["attempt"], int), f"attempt is {found['attempt']!r}")
-            _require(isinstance(found["updated_at"], int | float), f"updated_at is {found['updated_at']!r}")
+        return found if found is None else _checked_state(found)
+
+
+def _checked_state(found: RunStateRecord) -> RunStateRecord:
+    _require(found["state"] in OUTCOMES, f"state is {found['state']!r}")
+    _require(isinstance(found["attempt"], int), f"attempt is {found['attempt']!r}")
+    _require(isinstance(found["updated_at"], int | float), f"updated_at is {found['updated_at']!r}")
     return found
 
 
@@ -156,7 +158,7 @@ def state_of(run: Store, attempt: int) -> RunState | None:
 def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: str) -> None:
     """Writes the end state of an attempt that cannot write it itself. Its job must have ended or be unknown to Ray.
 
-    Nothing is written where a later attempt holds the claim.
+    Nothing is written where a later attempt holds the claim, or where this attempt has a reconciled state already.
     """
     reconciled: RunStateRecord = {
         "schema_version": 1,
@@ -165,25 +167,42 @@ def write_reconciled_state(run: Store, state: RunState, attempt: int, reason: st
         "reason": cleaned(reason),
         "updated_at": time.time(),
     }
-    _put(run, "verdict.json", reconciled)
+    with contextlib.suppress(ClaimLost):
+        _put(run, "verdict.json", reconciled)
 
 
-def _put(run: Store, key: str, record: RunStateRecord) -> int | None:
-    """Creates or swaps a state, unless a later attempt holds the claim; then returns the number of that attempt.
+def _put(run: Store, key: str, record: RunStateRecord) -> RunState:
+    """Creates or swaps a state and returns it, or returns the end state that stands there for this attempt already.
 
-    The claim is read after the state, so whoever takes the claim and writes a state in between makes the swap fail.
+    Raises ClaimLost where a later attempt holds the claim. The claim is read after the state, so whoever takes the claim and
+    writes a state in between makes the swap fail.
     """
     while True:
-        try:
-            tag = run.read_tagged(key)[1]
-        except FileNotFoundError:
-            tag = None
+        ended, tag = _ended(run, key, record["attempt"])
         claim = read_claim(run)
         if claim is not None and claim.attempt > record["attempt"]:
-            return claim.attempt
-        with contextlib.suppress(PreconditionFailed):  # another process wrote meanwhile: read the claim again
+            raise ClaimLost(
+                f"attempt {record['attempt']} lost the claim of {run.uri}: attempt {claim.attempt} holds it and writes "
+                "the state."
+            )
+        if ended is not None:
+            return ended
+        with contextlib.suppress(PreconditionFailed):  # another process wrote meanwhile: read state and claim again
             _ = run.compare_and_swap(key, json_bytes(record), tag) if tag else run.create(key, json_bytes(record))
-            return None
+            return record["state"]
+
+
+def _ended(run: Store, key: str, attempt: int) -> tuple[RunState | None, str | None]:
+    """The end state of an attempt in a record, and the tag of the record. One that cannot be read is to be replaced."""
+    try:
+        data, tag = run.read_tagged(key)
+    except FileNotFoundError:
+        return None, None
+    with contextlib.suppress(UnreadableRecord), reading(run.uri_of(key)):
+        found = _checked_state(json.loads(data))
+        if found["attempt"] == attempt and found["state"] != "running":
+            return found["state"], tag
+    return None, tag
 
 
 def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:

@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Self
 
 from infra.runs.claims import ClaimLost, read_claim
-from infra.runs.run_state import OUTCOMES, StopReason, read_stop, request_stop, state_of, write_state
+from infra.runs.run_state import OUTCOMES, RunState, StopReason, read_stop, request_stop, state_of, write_state
 from infra.storage import Store, open_store
 
 _POLL_S = 1.0
@@ -33,10 +33,11 @@ def stop_on_signals(run_uri: str, attempt: int, grace_s: float, *, saves_on_canc
         if own_state == "running" and saves_on_cancel:
             return
         claim = read_claim(run)
+        ended: RunState = "cancelled"
         if own_state in (None, "running") and claim is not None and claim.attempt == attempt:
             with contextlib.suppress(ClaimLost):
-                write_state(run, "cancelled", attempt, reason=stop["by"])
-        os._exit(OUTCOMES["cancelled"].exit_code)
+                ended = write_state(run, "cancelled", attempt, reason=stop["by"])
+        os._exit(OUTCOMES[ended].exit_code)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         exit_timer = threading.Timer(grace_s, lambda: os._exit(OUTCOMES["preempted"].exit_code))

@@ -206,6 +206,7 @@ def test_an_error_before_the_newest_checkpoint_is_not_the_cause_of_later_failure
     with monkeypatch.context() as patch:
         patch.setattr(StopPoller, "asked", lambda watch: "preempted")
         assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    run.delete("state.json")  # as if the workers had been killed after the checkpoint, so that the attempt goes on
     spec = run.read_json("config.json")
     run.write_json("config.json", {**spec, "inputs": {**spec["inputs"], "corpus": "0" * 64}})
     for number in range(2):

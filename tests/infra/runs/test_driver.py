@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from infra.runs.claims import take_claim
+from infra.runs import deadline
+from infra.runs.claims import ClaimHolder, take_claim
 from infra.runs.driver import run_attempt
-from infra.runs.run_state import read_state, request_stop, write_state
+from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, read_state, request_stop, write_state
 from infra.runs.stopping import handlers_kept
 from infra.storage import open_store
 
@@ -222,6 +224,40 @@ def test_a_job_that_hangs_ends_soon_after_the_deadline_of_its_flow(run, started,
     state = read_state(run)
     assert (state["state"], state["attempt"]) == ("out_of_time", 1)
     assert state["reason"].endswith("has passed, and the job did not follow the stop request within 0.2 s")
+
+
+def test_a_job_that_finishes_in_the_moment_of_its_deadline_has_finished(run, monkeypatch):
+    """The worker's state arrives after the driver has found the job at work, and before the driver writes that it hung."""
+    attempt, codes = take(run), []
+    write_state(run, "running", attempt)
+    monkeypatch.setattr(deadline, "_MARGIN_S", 0.0)
+    swap = run.compare_and_swap
+
+    def overtaken(key, data, tag):
+        if key == "state.json":
+            monkeypatch.undo()
+            write_state(open_store(run.uri), "finished", attempt, step=20)
+        return swap(key, data, tag)
+
+    monkeypatch.setattr(run, "compare_and_swap", overtaken)
+    left = threading.Event()
+    leave = lambda code: (codes.append(code), left.set())  # noqa: E731
+    with deadline.deadline_kept(run, attempt, ClaimHolder(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
+        assert left.wait(30)
+    assert (codes, read_state(run)["state"], read_state(run)["step"]) == ([0], "finished", 20)
+
+
+def test_a_job_that_has_lost_its_claim_at_its_deadline_ends_with_the_code_and_one_line(run, monkeypatch, caplog):
+    attempt, codes, left = take(run), [], threading.Event()
+    monkeypatch.setattr(deadline, "_MARGIN_S", 0.0)
+    take(run)
+    leave = lambda code: (codes.append(code), left.set())  # noqa: E731
+    with deadline.deadline_kept(run, attempt, ClaimHolder(run, attempt), left_s=0.0, grace_s=0.0, leave=leave):
+        assert left.wait(30)
+    assert codes == [CLAIM_LOST_EXIT_CODE]
+    assert "attempt 1 lost the claim" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert not run.exists("state.json")
 
 
 def test_a_job_that_follows_its_deadline_saves_first(run, started, monkeypatch):

@@ -67,6 +67,41 @@ def test_state_of_a_later_attempt_is_not_overwritten_by_one_that_wakes(run, monk
     assert read_state(run)["state"] == "cancelled"
 
 
+@pytest.mark.parametrize("first", sorted(set(OUTCOMES) - {"running"}))
+def test_the_first_end_state_of_an_attempt_counts(run, first):
+    assert write_state(run, "running", 1) == "running"
+    assert write_state(run, first, 1, step=20) == first
+    before = run.read("state.json")
+    assert {write_state(run, later, 1, reason="too late") for later in OUTCOMES} == {first}
+    assert run.read("state.json") == before
+    write_reconciled_state(run, "preempted", 2, "silent")
+    write_reconciled_state(run, "failed", 2, "silent as well")
+    assert read_state(run)["reason"] == "silent"
+    assert write_state(run, "running", 3) == "running"
+
+
+def test_end_state_that_another_process_writes_in_between_counts(run, monkeypatch):
+    """The driver ends a job at its deadline in the moment in which a worker finishes it."""
+    write_state(run, "running", 1)
+    swap = run.compare_and_swap
+
+    def overtaken(key, data, tag):
+        monkeypatch.undo()
+        write_state(run, "finished", 1, step=20)
+        return swap(key, data, tag)
+
+    monkeypatch.setattr(run, "compare_and_swap", overtaken)
+    assert write_state(run, "out_of_time", 1, reason="the deadline has passed") == "finished"
+    assert (read_state(run)["state"], read_state(run)["step"]) == ("finished", 20)
+
+
+@pytest.mark.parametrize("odd", [b"{", b"[]", b"{}"])
+def test_state_that_cannot_be_read_is_replaced_by_the_attempt_that_holds_the_claim(run, odd):
+    run.write("state.json", odd)
+    assert write_state(run, "finished", 1) == "finished"
+    assert read_state(run)["state"] == "finished"
+
+
 @pytest.mark.parametrize(
     ("first", "second", "standing"),
     [
