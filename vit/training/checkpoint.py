@@ -251,6 +251,8 @@ class CheckpointSaver:
         self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
         if self.rank == 0:
             files = self._await_peers(prefix, manifest["save_id"])
+            if files is None:
+                return
             self.check_claim()
             self.before_commit()
             self.check_claim()
@@ -268,8 +270,12 @@ class CheckpointSaver:
         """The name of a rank's files: that of the save, so a replaced worker that wakes overwrites no committed file."""
         return f"{prefix}/rank-{rank:05d}-of-{self.world_size:05d}-{save_id}"
 
-    def _await_peers(self, prefix: str, save_id: str) -> list[CheckpointFile]:
-        """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save."""
+    def _await_peers(self, prefix: str, save_id: str) -> list[CheckpointFile] | None:
+        """The index of every rank, once all belong to this save; after a restart there may be indexes of an older save.
+
+        None where the checkpoint is committed meanwhile, by workers of this attempt that were taken for dead: ranks that find
+        it so write nothing, and are not waited for.
+        """
         deadline = time.monotonic() + self.peer_timeout_s
         names = [self._file(prefix, rank, save_id) for rank in range(self.world_size)]
         indexes: dict[str, list[TensorPiece]] = {}
@@ -280,6 +286,8 @@ class CheckpointSaver:
                     if index["save"] == save_id:
                         indexes[name] = index["pieces"]
             if len(indexes) < len(names):
+                if self.run.exists(f"{prefix}/{MANIFEST}"):
+                    return None
                 if time.monotonic() > deadline:
                     late = [name for name in names if name not in indexes]
                     raise CheckpointError(

@@ -320,6 +320,26 @@ def test_worker_that_wakes_after_its_replacement_has_committed_changes_nothing(r
     assert_equal_states(restored, state)
 
 
+def test_rank_0_does_not_wait_for_ranks_that_found_the_checkpoint_committed(run, meta, trained, monkeypatch):
+    """An earlier start of the same attempt wakes and commits it after the new rank 0 has looked, and before rank 1 looks."""
+    state = trained(2)
+    saver = CheckpointSaver(run, attempt=1, world_size=2, peer_timeout_s=5.0)
+    write = checkpoint.write_tensors
+
+    def overtaken(*args):
+        monkeypatch.undo()
+        commit(run, state, meta, world_size=2)
+        CheckpointSaver(run, attempt=1, rank=1, world_size=2)._write({}, {"step": 2, "save_id": "new"})
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", overtaken)
+    saver.save(state, {**meta, "save_id": "new"})
+    saver.wait()
+    restored = trained(1)
+    assert resume(run, restored, meta, CPU).manifest["save_id"] == "s-2"
+    assert_equal_states(restored, state)
+
+
 def test_attempt_that_loses_its_claim_while_it_commits_deletes_no_file_of_its_successor(
     run, meta, trained, monkeypatch
 ):
