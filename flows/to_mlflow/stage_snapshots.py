@@ -108,8 +108,9 @@ def started_at(run: Store, state: RunStateRecord, attempts: Sequence[AttemptReco
         return attempts[0].started_at
     if starts := read_starts(run):
         return min(start["at"] for start in starts)
-    if segments := list_segments(run):
-        return read_segments(run, segments[:1])[0][0].timestamp_ms / 1000
+    for segment in list_segments(run):  # the first may be empty, which closes the journal of an attempt
+        for record in read_segments(run, [segment])[0]:
+            return record.timestamp_ms / 1000
     return state["updated_at"] or time.time()
 
 

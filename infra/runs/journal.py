@@ -3,8 +3,9 @@
 Rank 0 writes these segments. Other writers (the machines of other ranks) have a folder of their own,
 journal/a<attempt>/<writer>/, and record other keys.
 
-Sealed records are never changed. Records that a killed process had not sealed are dropped. The journal is sealed before every
-checkpoint manifest, so the resumed run computes the dropped records again.
+Sealed records are never changed. An attempt first closes the journals of all earlier ones, each by an empty segment. Records
+that a killed process had not sealed are dropped. The journal is sealed before every checkpoint manifest, so the resumed run
+computes the dropped records again.
 """
 
 import json
@@ -68,12 +69,12 @@ class Journal:
         self._check_claim = check_claim
         self._known: dict[str, set[int]] = {}
         self._next_seq = self._next_segment = 0
-        own = [segment for segment in list_segments(run) if segment.writer == writer]
-        for segment, record in _records_of(run, own):
-            self._known.setdefault(record.key, set()).add(record.step)
-            self._next_seq = max(self._next_seq, record.seq + 1)
+        for segment, records in _close_earlier(run, attempt, writer).items():
+            for record in records:
+                self._known.setdefault(record.key, set()).add(record.step)
+                self._next_seq = max(self._next_seq, record.seq + 1)
             if segment.attempt == attempt:
-                self._next_segment = segment.number + 1
+                self._next_segment = max(self._next_segment, segment.number + 1)
         # Kept in memory: a local file would be lost with the process as well, and a full disk would cut its records short.
         self._unsealed = list[JournalRecord]()
         self._recording, self._sealing = threading.Lock(), threading.Lock()
@@ -128,6 +129,8 @@ class Journal:
                 # that still ran. What was sealed first stays; the rest goes into the next segment.
                 there = {(record.key, record.step) for record in _parse(self._run, key)}
                 records = [record for record in records if (record.key, record.step) not in there]
+                # Or a later attempt has closed this journal: then the claim is lost, and nothing is written after it.
+                self._check_claim()
             self._next_segment += 1
 
 
@@ -149,6 +152,26 @@ def read_segments(run: Store, segments: Sequence[Segment]) -> list[list[JournalR
     """The records of each segment. Raises ValueError naming a segment that is invalid."""
     with ThreadPoolExecutor(_READERS) as pool:
         return list(pool.map(lambda segment: list(_parse(run, segment.key)), segments))
+
+
+def _close_earlier(run: Store, attempt: int, writer: str) -> dict[Segment, list[JournalRecord]]:
+    """All segments of a writer, after the journals of all attempts before `attempt` were closed by an empty segment each.
+
+    An earlier attempt may be suspended between its look at the claim and its write. When it wakes, its segment exists, it looks
+    at the claim again and stops. So whatever it has sealed is known here, and it seals nothing after this attempt has begun.
+    """
+    own = [segment for segment in list_segments(run) if segment.writer == writer]
+    found = dict(zip(own, read_segments(run, own), strict=True))
+    for earlier in range(1, attempt):
+        last = max((segment for segment in found if segment.attempt == earlier), default=None)
+        while last is None or found[last]:
+            last = Segment(earlier, writer, last.number + 1 if last else 0)
+            try:
+                run.create(last.key, b"")
+                found[last] = []
+            except PreconditionFailed:
+                found[last] = list(_parse(run, last.key))
+    return found
 
 
 def _records_of(run: Store, segments: Sequence[Segment]) -> Iterator[tuple[Segment, JournalRecord]]:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from infra.runs.claims import ClaimHolder, ClaimLost, take_claim
 from infra.runs.journal import Journal, list_segments, read_journal
 from infra.storage import open_store
 from infra.stores.memory_store import MemoryStore
@@ -91,7 +92,9 @@ def test_segments_are_numbered_json_lines_and_records_keep_their_values(run, tmp
     journal.seal()
     journal.record({"train/loss": 1 / 3}, 9)
     journal.close()
-    assert run.list() == ["journal/a3/segment-000000.jsonl", "journal/a3/segment-000001.jsonl"]
+    closed = ["journal/a1/segment-000000.jsonl", "journal/a2/segment-000000.jsonl"]  # of attempts that sealed nothing
+    assert run.list() == [*closed, "journal/a3/segment-000000.jsonl", "journal/a3/segment-000001.jsonl"]
+    assert [run.read(key) for key in closed] == [b"", b""]
     assert b'"key": "optim/lr", "value": "inf", "step": 7' in run.read("journal/a3/segment-000000.jsonl")
     records = read_journal(run)
     assert [(r.seq, r.key, r.step) for r in records] == [
@@ -137,7 +140,9 @@ def test_writers_have_separate_folders_and_are_read_together(run, tmp_path):
         other.close()
     assert [segment.key for segment in list_segments(run)] == [
         "journal/a1/segment-000000.jsonl",
+        "journal/a1/segment-000001.jsonl",  # empty: attempt 2 has closed this journal
         "journal/a1/node-1/segment-000000.jsonl",
+        "journal/a1/node-1/segment-000001.jsonl",
         "journal/a2/segment-000000.jsonl",
         "journal/a2/node-1/segment-000000.jsonl",
     ]
@@ -150,6 +155,61 @@ def test_writers_have_separate_folders_and_are_read_together(run, tmp_path):
         ("1/x", 3, 2.0),
     ]
     assert not list(tmp_path.glob("journal-*"))
+
+
+def test_attempt_that_wakes_while_it_seals_writes_nothing_after_its_successor_has_begun(run, monkeypatch):
+    """It was suspended after its last look at the claim. Its successor computes the same steps again and seals them first."""
+
+    def take():
+        return take_claim(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt
+
+    first = take()
+    old = Journal(run, first, seal_every_s=1e6, check_claim=ClaimHolder(run, first).check)
+    old.record({"a": 1.0}, 0)
+    old.seal()
+    old.record({"a": 1.0}, 1)
+    create, attempt = run.create, []
+
+    def suspended(key, data):
+        """The last segment of attempt 1 arrives before attempt 2 begins, the one after it later."""
+        monkeypatch.undo()
+        create(key, data)
+        old.record({"a": 1.0}, 2)
+        monkeypatch.setattr(run, "create", overtaken)
+
+    def overtaken(key, data):
+        monkeypatch.undo()
+        attempt.append(take())
+        new = Journal(run, attempt[0], seal_every_s=1e6, check_claim=ClaimHolder(run, attempt[0]).check)
+        new.record({"a": 2.0}, 1)
+        new.record({"a": 2.0}, 2)
+        new.close()
+        return create(key, data)
+
+    monkeypatch.setattr(run, "create", suspended)
+    old.seal()
+    with pytest.raises(ClaimLost):
+        old.seal()
+    assert [(record.step, record.value) for record in read_journal(run)] == [(0, 1.0), (1, 1.0), (2, 2.0)]
+    before = run.list("journal/")
+    Journal(run, attempt[0]).close()  # workers that are started again close nothing twice
+    Journal(run, take()).close()
+    assert run.list("journal/") == [*before, "journal/a2/segment-000001.jsonl"]
+
+
+def test_segment_that_arrives_while_its_journal_is_closed_is_known(run, monkeypatch):
+    create = run.create
+
+    def overtaken(key, data):
+        monkeypatch.undo()
+        create(key, lines(1)[0])
+        return create(key, data)
+
+    monkeypatch.setattr(run, "create", overtaken)
+    journal = Journal(run, 2)
+    journal.record({"a": 5.0}, 1)
+    journal.close()
+    assert [(record.step, record.value) for record in read_journal(run)] == [(1, 1.0)]
 
 
 def test_sealing_thread_retries_after_a_failed_write():
