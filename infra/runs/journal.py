@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from infra.runs.claims import ClaimLost
 from infra.storage import PreconditionFailed, Store
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class Journal:
         """Writes everything recorded so far into one segment. Call it before each checkpoint manifest.
 
         Raises errors of the store, and then keeps the records for the next seal. `check_claim` is called first: an attempt
-        that has lost its claim seals nothing.
+        that has lost its claim seals nothing, and the thread ends.
         """
         with self._sealing:
             self._check_claim()
@@ -233,6 +234,9 @@ def _seal_on(journal: "weakref.ref[Journal]", stop: threading.Event, every_s: fl
             return
         try:
             living.seal()
+        except ClaimLost as lost:
+            log.warning("the journal is not sealed any more: %s", lost)
+            return
         except Exception:
             log.warning("the journal could not be sealed; its records wait in memory for the next try", exc_info=True)
         del living

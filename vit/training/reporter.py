@@ -46,6 +46,7 @@ class Reporter:
         self.latest: RunProgress | None = None
         self.written: RunProgress | None = None
         self.writing: Future[None] | None = None
+        self.lost = False
 
     def __enter__(self) -> "Reporter":
         return self
@@ -86,7 +87,9 @@ class Reporter:
             self.run.write_json("progress.json", progress)
             self.written = progress
         except ClaimLost:
-            log.warning("progress.json is not written any more, because another attempt holds the claim")
+            if not self.lost:
+                log.warning("progress.json is not written any more, because another attempt holds the claim")
+            self.lost = True
         except (OSError, RuntimeError):
             log.warning("progress.json could not be written; training continues and tries again", exc_info=True)
 
@@ -125,6 +128,8 @@ def close_quietly(journal: Journal) -> None:
     """Closes a journal of system metrics. An error is only logged: it must not fail a finished training."""
     try:
         journal.close()
+    except ClaimLost as lost:
+        log.warning("the last system metrics of this machine are not written: %s", lost)
     except Exception:
         log.warning("the last system metrics of this machine could not be written", exc_info=True)
 

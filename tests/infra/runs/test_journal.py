@@ -223,6 +223,19 @@ def test_sealing_thread_retries_after_a_failed_write():
     assert [record.value for record in read_journal(run)] == [1.0]
 
 
+def test_sealing_thread_ends_with_one_line_once_the_claim_is_lost(run, caplog):
+    def check():
+        raise ClaimLost("attempt 1 lost the claim")
+
+    journal = Journal(run, 1, seal_every_s=0.01, check_claim=check)
+    journal.record({"a": 1.0}, 0)
+    journal._thread.join(30)
+    assert not journal._thread.is_alive()
+    (line,) = caplog.records
+    assert (line.exc_info, line.getMessage()) == (None, "the journal is not sealed any more: attempt 1 lost the claim")
+    assert not run.list("journal/")
+
+
 def test_error_of_an_invalid_segment_names_it(run):
     run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
     with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is not a valid journal segment"):

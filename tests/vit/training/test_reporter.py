@@ -3,9 +3,12 @@
 import tempfile
 import uuid
 
-from infra.runs.journal import read_journal
+import pytest
+
+from infra.runs.claims import ClaimLost
+from infra.runs.journal import Journal, read_journal
 from infra.storage import open_store
-from vit.training.reporter import Reporter
+from vit.training.reporter import Reporter, close_quietly
 
 
 def test_full_local_disk_stops_no_training_and_loses_no_metric(tmp_path, monkeypatch, full_disk):
@@ -19,3 +22,25 @@ def test_full_local_disk_stops_no_training_and_loses_no_metric(tmp_path, monkeyp
             reporter.record(3, {"optim/lr": 0.3})
         reporter.record(4, {"optim/lr": 0.4})
     assert [(record.step, record.value) for record in read_journal(run)] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+
+
+def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_lines(caplog, monkeypatch):
+    def check():
+        raise ClaimLost("attempt 1 lost the claim")
+
+    run = open_store(f"memory://{uuid.uuid4().hex}")
+    monkeypatch.setattr("vit.training.reporter.PROGRESS_EVERY_S", -1.0)
+    reporter = Reporter(run, 1, total_steps=9, active=True, check_claim=check)
+    for step in range(1, 5):
+        reporter.record(step, {"train/loss": 0.1, "throughput/images_per_s": 1.0})
+        reporter.writing.result()
+    with pytest.raises(ClaimLost):
+        reporter.__exit__()
+    beside = Journal(run, 1, writer="node-1", check_claim=check)
+    beside.record({"system/node1/cpu_fraction": 0.5}, 1)
+    close_quietly(beside)
+    assert [(line.exc_info, line.getMessage()) for line in caplog.records] == [
+        (None, "progress.json is not written any more, because another attempt holds the claim"),
+        (None, "the last system metrics of this machine are not written: attempt 1 lost the claim"),
+    ]
+    assert run.list() == []
