@@ -81,11 +81,11 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     steps = config.recipe.total_steps
     if gpus and alive < workers:
         log.warning("waiting for %s, of which the cluster has %g", devices.text, alive)
-        report_waiting(open_store(run_uri), steps, f"{devices.text}, of which the cluster has {alive:g}")
+        report_waiting(open_store(run_uri), attempt, steps, f"{devices.text}, of which the cluster has {alive:g}")
     # Waiting for another training is not a failure; if there is a deadline, the wait may last until then.
     queue_s = max(config.execution.queue_timeout_s, Settings().time_left_s or 0)
     failures = config.execution.max_restarts_without_progress
-    starts = WorkerStarts(run_uri, steps, f"{workers} workers", queue_s, failures)
+    starts = WorkerStarts(run_uri, attempt, steps, f"{workers} workers", queue_s, failures)
     trainer = trainer_class()(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},

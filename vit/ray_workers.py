@@ -6,12 +6,14 @@ python -m vit.ray_workers --run URI --attempt N
 import logging
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from infra.runs.claims import ClaimHolder
 from infra.runs.driver import Ending, driver_main, run_attempt
+from infra.runs.progress import RunProgress, write_progress
 from infra.runs.stopping import StopPoller, handlers_kept
 from infra.storage import Store, open_store
 from vit.ray_train import declared_resources
@@ -45,8 +47,9 @@ def drive(run: Store, attempt: int) -> int:
     def work(stop: StopPoller) -> Ending:
         frozen = isinstance(spec.protocol, Probe)
         on_ray = (features_on_ray, probe_trials_on_ray)
-        sweep = None if frozen else Sweep(run, spec, stop)
-        scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray)
+        check_claim = ClaimHolder(run, attempt).check
+        sweep = None if frozen else Sweep(run, spec, stop, check_claim)
+        scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray, check_claim)
         if scores is None:
             return stop.asked() or "preempted", {"reason": stop.by}
         detail = {"scores": [score.model_dump(mode="json") for score in scores]}
@@ -61,8 +64,9 @@ def drive(run: Store, attempt: int) -> int:
 class Sweep:
     """Runs the trials of an evaluation as Ray tasks. Finished trials are in the store and do not run again."""
 
-    def __init__(self, run: Store, spec: EvaluationSpec, stop: StopPoller):
-        self.run, self.stop = run, stop
+    def __init__(self, run: Store, spec: EvaluationSpec, stop: StopPoller, check_claim: Callable[[], object]):
+        """`check_claim` is called before progress is written."""
+        self.run, self.stop, self.check_claim = run, stop, check_claim
         self.started = time.monotonic()
         self.root = open_store(spec.root)
         self.trials = open_store(self.root.uri_of("trials"))
@@ -142,16 +146,14 @@ class Sweep:
     def _write_progress(self, done_before: int) -> None:
         done, total = self._num_done(), total_trials(self.task_sweeps)
         elapsed, done_now = time.monotonic() - self.started, done - done_before
-        self.run.write_json(
-            "progress.json",
-            {
-                "step": done,
-                "total_steps": total,
-                "unit": "trials",
-                "remaining_s": elapsed / done_now * (total - done) if done_now else None,
-                "running": sorted(trial.key for _, trial in self.running.values()),
-            },
-        )
+        progress: RunProgress = {
+            "step": done,
+            "total_steps": total,
+            "unit": "trials",
+            "remaining_s": elapsed / done_now * (total - done) if done_now else None,
+            "running": sorted(trial.key for _, trial in self.running.values()),
+        }
+        write_progress(self.run, progress, self.check_claim)
 
 
 def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from infra.runs.progress import RunProgress
+from infra.runs.claims import ClaimHolder, ClaimLost
+from infra.runs.progress import write_progress
 from infra.storage import Store, open_store
 from vit.run_spec import read_progress
 from vit.training.checkpoint_names import newest_step
@@ -31,6 +32,7 @@ class WorkerStarts:
     """The starts of the worker group in one attempt."""
 
     run_uri: str
+    attempt: int
     total_steps: int
     workers: str
     """The workers as in messages, such as `2 workers`."""
@@ -58,7 +60,7 @@ class WorkerStarts:
         if self._waits_since is not None:
             self._waits_since, self._placed = None, True
             with _unless_store_is_away():
-                clear_waiting(self._run)
+                clear_waiting(self._run, self.attempt)
 
     def unplaced(self) -> None:
         """The cluster has had no room for some time. Raises NoRoom if the run has no checkpoint and has waited long enough."""
@@ -70,7 +72,7 @@ class WorkerStarts:
                 raise NoRoom(f"the cluster had no room for {self.workers} within {self.queue_s:g} s")
             log.warning("no room for %s for %.0f s; waiting", self.workers, waited_s)
             if self._placed:  # before that, a flow shows which other jobs run
-                report_waiting(self._run, self.total_steps, f"room for {self.workers}")
+                report_waiting(self._run, self.attempt, self.total_steps, f"room for {self.workers}")
 
     def failed(self, error: BaseException) -> None:
         """Workers were placed, but did not start. Raises StartsFailed after too many times without a new checkpoint."""
@@ -85,17 +87,19 @@ class WorkerStarts:
             )
 
 
-def report_waiting(run: Store, total_steps: int, what: str) -> None:
-    """Writes into `progress.json` what the worker group waits for."""
+def report_waiting(run: Store, attempt: int, total_steps: int, what: str) -> None:
+    """Writes into `progress.json` what the worker group waits for. Raises ClaimLost where another attempt holds the claim."""
     before = read_progress(run) or {"step": 0}
-    run.write_json("progress.json", {"step": before["step"], "total_steps": total_steps, "waiting_for": what})
+    write_progress(
+        run, {"step": before["step"], "total_steps": total_steps, "waiting_for": what}, ClaimHolder(run, attempt).check
+    )
 
 
-def clear_waiting(run: Store) -> None:
-    """Takes out of `progress.json` what the worker group waited for."""
-    progress: RunProgress | None = read_progress(run)
+def clear_waiting(run: Store, attempt: int) -> None:
+    """Takes out of `progress.json` what the worker group waited for. Raises ClaimLost where another attempt holds the claim."""
+    progress = read_progress(run)
     if progress and progress.pop("waiting_for", None):
-        run.write_json("progress.json", progress)
+        write_progress(run, progress, ClaimHolder(run, attempt).check)
 
 
 def waits(run: Store) -> bool:
@@ -105,8 +109,11 @@ def waits(run: Store) -> bool:
 
 @contextlib.contextmanager
 def _unless_store_is_away() -> Iterator[None]:
-    """A store that does not answer must not end a training; what is left out is done the next time."""
+    """A store that does not answer must not end a training; what is left out is done the next time. The driver ends an attempt
+    that has lost its claim."""
     try:
         yield
+    except ClaimLost as lost:
+        log.warning("%s", lost)
     except (OSError, RuntimeError):
         log.warning("the store did not answer", exc_info=True)

@@ -93,6 +93,8 @@ def _ending(work: Callable[[StopPoller], Ending], stop: StopPoller, expected: tu
         return "failed", {"reason": differ}
     try:
         return work(stop)
+    except ClaimLost:
+        raise
     except Exception as error:
         # The text of an error of Ray may be a worker's traceback; its cause is the original exception.
         cause = getattr(error, "cause", None) or error

@@ -1,6 +1,9 @@
 """The progress of a running job, as `progress.json` in its folder and on the pages of observers."""
 
+from collections.abc import Callable
 from typing import TypedDict
+
+from infra.storage import Store
 
 
 class RunProgress(TypedDict, total=False):
@@ -27,3 +30,9 @@ class RunProgress(TypedDict, total=False):
     """What the workers wait for before they start."""
     waits: str
     """Why a job has not started; only shown, never stored."""
+
+
+def write_progress(run: Store, progress: RunProgress, check_claim: Callable[[], object]) -> None:
+    """Writes `progress.json` after `check_claim()`, which raises ClaimLost in an attempt that is not the current one."""
+    check_claim()
+    run.write_json("progress.json", progress)

@@ -23,11 +23,16 @@ class Clock:
 
 @pytest.fixture
 def run():
-    return open_store(f"memory://{uuid.uuid4().hex}")
+    """The folder of a run that attempt 1 holds."""
+    run = open_store(f"memory://{uuid.uuid4().hex}")
+    take_claim(run, "owls-0a", job_state=lambda job: None, owner="test")
+    return run
 
 
 def starts_of(run, **options):
-    return WorkerStarts(run.uri, 100, "2 workers", **{"queue_s": 60, "most_failures": 3, "clock": Clock(), **options})
+    return WorkerStarts(
+        run.uri, 1, 100, "2 workers", **{"queue_s": 60, "most_failures": 3, "clock": Clock(), **options}
+    )
 
 
 def save_checkpoint(run, step):
@@ -67,11 +72,27 @@ def test_a_run_with_a_checkpoint_waits_until_there_is_room(run):
 
 
 def test_what_an_earlier_attempt_waited_for_is_not_taken_for_a_wait_of_this_one(run):
-    report_waiting(run, 100, "room for 2 workers")
+    report_waiting(run, 1, 100, "room for 2 workers")
     starts = starts_of(run)
     starts.begin()
     starts.placed()
     assert read_progress(run) == {"step": 0, "total_steps": 100}
+
+
+def test_an_attempt_that_wakes_leaves_the_progress_of_its_successor(run, caplog):
+    """Ray's controller of attempt 1 was suspended while its group waited for room, or had got it."""
+    first = starts_of(run)
+    first.begin()
+    first.placed()
+    save_checkpoint(run, 50)
+    assert take_claim(run, "owls-0a", job_state=lambda job: "failed", owner="test").attempt == 2
+    theirs = {"step": 60, "total_steps": 100, "waiting_for": "room for 1 workers"}
+    run.write_json("progress.json", theirs)
+    wait_for_room(first, 600)
+    first.placed()
+    assert read_progress(run) == theirs
+    assert "attempt 1 lost the claim" in caplog.text
+    assert "Traceback" not in caplog.text
 
 
 def test_only_failed_starts_without_a_new_checkpoint_count(run):
@@ -102,7 +123,7 @@ def test_a_store_that_is_away_ends_no_training(run, monkeypatch):
     starts.failed(OSError("a node died"))
     starts.placed()
     monkeypatch.undo()
-    clear_waiting(run)
+    clear_waiting(run, 1)
     assert pickle.loads(pickle.dumps(starts)).run_uri == run.uri  # goes to Ray Train's controller
 
 

@@ -11,7 +11,7 @@ import torch
 
 from infra.runs.claims import ClaimLost
 from infra.runs.journal import Journal
-from infra.runs.progress import RunProgress
+from infra.runs.progress import RunProgress, write_progress
 from infra.storage import Store
 from infra.system_metrics import SystemSampler
 from vit.training.train import Metrics
@@ -80,11 +80,10 @@ class Reporter:
 
     def _write_progress(self) -> None:
         progress = self.latest
-        if progress is self.written:
+        if progress is None or progress is self.written:
             return
         try:
-            self.check_claim()
-            self.run.write_json("progress.json", progress)
+            write_progress(self.run, progress, self.check_claim)
             self.written = progress
         except ClaimLost:
             if not self.lost:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from infra.runs.progress import RunProgress, write_progress
 from infra.runs.stopping import StopPoller
 from infra.storage import Store, open_store
 from vit.vtab.evaluate import EvaluationSpec, Score
@@ -23,19 +24,24 @@ ScoreProbes = Callable[[str, Sequence[ProbeTrial]], Iterator[tuple[ProbeTrial, S
 
 
 def frozen_scores(
-    run: Store, spec: EvaluationSpec, stop: StopPoller, compute_parts: ComputeParts, score_probes: ScoreProbes
+    run: Store,
+    spec: EvaluationSpec,
+    stop: StopPoller,
+    compute_parts: ComputeParts,
+    score_probes: ScoreProbes,
+    check_claim: Callable[[], object] = lambda: None,
 ) -> list[Score] | None:
     """The scores in the order of `plan_probe_trials`, or None if a stop was requested. Finished work is kept.
 
     Recorded scores are read from the store; if all are recorded, nothing is computed. Raises ValueError like
-    `plan_probe_trials`, and whatever the two callables raise.
+    `plan_probe_trials`, and whatever the callables raise. `check_claim` is called before progress is written.
     """
     root, probe_trials = open_store(spec.root), plan_probe_trials(spec)
     scores = {r.score_key: score for r in probe_trials if (score := stored_probe_score(root, r)) is not None}
     todo = [probe_trial for probe_trial in probe_trials if probe_trial.score_key not in scores]
-    if todo and not ensure_features(root, todo, EvaluationProgress(run, "images"), stop, compute_parts):
+    if todo and not ensure_features(root, todo, EvaluationProgress(run, "images", check_claim), stop, compute_parts):
         return None
-    progress = EvaluationProgress(run, "scores")
+    progress = EvaluationProgress(run, "scores", check_claim)
     progress.begin(len(probe_trials), len(probe_trials) - len(todo))
     if todo:
         for probe_trial, score in score_probes(root.uri, todo):
@@ -80,8 +86,8 @@ def ensure_features(
 class EvaluationProgress:
     """`progress.json` of an evaluation, written at most once a second until all is done."""
 
-    def __init__(self, run: Store, unit: str) -> None:
-        self._run, self._unit = run, unit
+    def __init__(self, run: Store, unit: str, check_claim: Callable[[], object]) -> None:
+        self._run, self._unit, self._check_claim = run, unit, check_claim
         self._done = self._done_before = self._total = 0
         self._started = self._written = 0.0
 
@@ -100,10 +106,12 @@ class EvaluationProgress:
         self._written = time.monotonic()
         elapsed, done_now = self._written - self._started, self._done - self._done_before
         rate = done_now / elapsed if elapsed and done_now else None
-        shown = {
+        shown: RunProgress = {
             "step": self._done,
             "total_steps": self._total,
             "unit": self._unit,
             "remaining_s": (self._total - self._done) / rate if rate else None,
         }
-        self._run.write_json("progress.json", shown | ({"images_per_s": rate} if self._unit == "images" else {}))
+        if self._unit == "images" and rate:
+            shown["images_per_s"] = rate
+        write_progress(self._run, shown, self._check_claim)
