@@ -143,7 +143,8 @@ class Reconciler:
         self.jobs = {job.id: job for job in jobs}
         self.unfinished = {run.id: run for run in self.prefect.unfinished()}
         self.alive: set[str] = set()
-        self.beats = beats(self.root, self._keep_flow_run)
+        self.pipeline_claims: dict[str, Claim | None] = {}
+        self.beats = beats(self.root, partial(self._keep, "flow run"))
         self.runs = self._read_known("run", list_run_keys(self.root), self._read_run)
         self.pipelines = self._read_known("pipeline", list_pipeline_keys(self.root), self._read_pipeline)
         ids = {job.metadata.get("flow_run_id") for job in self._active_jobs()}
@@ -181,7 +182,11 @@ class Reconciler:
                 continue
             job, store = self.jobs.get(run.claim.job_id), run_store(self.engines.root, run.key)
             attempt = run.claim.attempt
-            state, reason = reconciled_state(store, attempt, job)
+            try:
+                state, reason = reconciled_state(store, attempt, job)
+            except UnreadableRecord as odd:
+                self._keep("run", run.key, odd)
+                continue
             problem = f"recorded as running, but {reason}"
             repaired = self._repair(
                 Inconsistency(f"run {run.key}", problem, f"attempt {attempt} is {state}"),
@@ -197,7 +202,7 @@ class Reconciler:
                 continue
             run = self.flow_runs.get(record.origin.flow_run_id or "")
             state: RunState = "cancelled" if run is not None and self._cancelled(run) else "preempted"
-            claim = read_claim(self.root.child(f"claims/{record.key}"))
+            claim = self.pipeline_claims[record.key]
             silent_since = utc(max(claim.heartbeat if claim else 0.0, record.updated_at))
             reason = f"its process has been silent since {silent_since}; the same request resumes it"
             repaired = self._repair(
@@ -296,7 +301,7 @@ class Reconciler:
         active = any(job.metadata.get("pipeline") == record.key for job in self._active_jobs())
         if record.state != "running" or active or record.key in self.alive or self._lives(record.origin.flow_run_id):
             return False
-        claim = read_claim(self.root.child(f"claims/{record.key}"))
+        claim = self.pipeline_claims[record.key]
         silent_s = self.now - (claim.heartbeat if claim else 0.0)
         return silent_s >= max(self.quiet_s, FLOW_CLAIM_S) and self.now - record.updated_at >= self.quiet_s
 
@@ -309,12 +314,14 @@ class Reconciler:
         """Watches everything that would be ended for its silence; what shows life meanwhile is `alive`."""
         looks: dict[str, Callable[[], Hashable]] = {}
         for run in filter(self._is_silent, self.runs):
-            looks[run.key] = partial(life_of, run_store(self.engines.root, run.key))
+            looks[run.key] = self._look("run", run.key, partial(life_of, run_store(self.engines.root, run.key)))
         for record in filter(self._is_abandoned, self.pipelines):
-            looks[record.key] = partial(life_of, self.root.child(f"claims/{record.key}"))
+            claim = self.root.child(f"claims/{record.key}")
+            looks[record.key] = self._look("pipeline", record.key, partial(life_of, claim))
         for flow_run in self.unfinished.values():
             if flow_run.parent is None and self._is_dead(flow_run):
-                looks[flow_run.id] = partial(self._life_of_flow_run, flow_run.id)
+                look = partial(self._life_of_flow_run, flow_run.id)
+                looks[flow_run.id] = self._look("flow run", flow_run.id, look)
         first: dict[str, Hashable] = {}
         while looks:
             signs = dict(zip(looks, self._read_each(looks, lambda key: looks[key]()), strict=True))
@@ -325,6 +332,19 @@ class Reconciler:
                 return
             self.engines.observer.check()
             time.sleep(WATCH_S / 15)
+
+    def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
+        """`look`, but what cannot be read any more is a finding, once, and counts as alive."""
+
+        def look_or_keep() -> Hashable:
+            try:
+                return look()
+            except UnreadableRecord as odd:
+                if key not in self.alive:
+                    self._keep(kind, key, odd)
+                return None
+
+        return look_or_keep
 
     def _life_of_flow_run(self, flow_run_id: str) -> Hashable:
         return beat_of(self.root, flow_run_id), self.prefect.last_line(flow_run_id)
@@ -347,7 +367,10 @@ class Reconciler:
             return None
         pipeline = next((p for p in self.pipelines if p.origin.flow_run_id == run.id), None)
         if pipeline is not None:
-            record = read_pipeline(self.root, pipeline.key)
+            try:
+                record = read_pipeline(self.root, pipeline.key)
+            except UnreadableRecord:  # since it was listed; it is a finding of its own
+                return None
             if record.state == "running":
                 return ("preempted", f"the process of pipeline {record.key} is gone") if self.request.dry_run else None
             return record.state, f"pipeline {record.key}: {record.reason or record.state} (set by reconcile)"
@@ -399,7 +422,7 @@ class Reconciler:
         return SeenRun(key, read_claim(store), read_state(store))
 
     def _read_pipeline(self, key: str) -> PipelineRecord:
-        read_claim(self.root.child(f"claims/{key}"))
+        self.pipeline_claims[key] = read_claim(self.root.child(f"claims/{key}"))
         return read_pipeline(self.root, key)
 
     def _read_known(self, kind: str, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
@@ -415,10 +438,10 @@ class Reconciler:
         self.findings += [each for each in found if isinstance(each, Inconsistency)]
         return [each for each in found if not isinstance(each, Inconsistency)]
 
-    def _keep_flow_run(self, flow_run_id: str, odd: UnreadableRecord) -> None:
-        """Nobody knows whether a flow run lives whose heartbeat cannot be read: it counts as alive."""
-        self.alive.add(flow_run_id)
-        self.findings.append(Inconsistency(f"flow run {flow_run_id}", str(odd), LEFT))
+    def _keep(self, kind: str, key: str, odd: UnreadableRecord) -> None:
+        """Nobody knows whether something lives whose records cannot be read: it counts as alive."""
+        self.alive.add(key)
+        self.findings.append(Inconsistency(f"{kind} {key}", str(odd), LEFT))
 
     def _read_each(self, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
         with ThreadPoolExecutor(READERS) as pool:

@@ -390,6 +390,31 @@ def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, reco
     assert read_state(place.run)["state"] == "preempted"
 
 
+@pytest.mark.parametrize(
+    ("key", "subject", "others"),
+    [
+        (f"runs/{KEY}/claim.json", f"run {KEY}", {"pipeline", "flow"}),
+        (f"runs/{KEY}/stop.json", f"run {KEY}", {"pipeline", "flow"}),
+        (f"claims/{PIPELINE}/claim.json", f"pipeline {PIPELINE}", {"run"}),
+        (f"pipelines/{PIPELINE}.json", f"pipeline {PIPELINE}", {"run"}),
+        (f"flow-runs/{FLOW}.json", f"flow run {FLOW}", {"run"}),
+    ],
+)
+def test_a_record_that_becomes_unreadable_during_the_watch_stops_no_other(place, monkeypatch, key, subject, others):
+    place.attempt()
+    place.pipeline()
+    place.prefect.put("RUNNING")
+    place.beat(HOUR)
+    monkeypatch.setattr(Terminal, "check", lambda self: place.root.write(key, b"{}"))
+    findings = place.reconcile()
+    (odd,) = [finding for finding in findings if finding.subject == subject]
+    assert f"{place.root.uri_of(key)} is not a record that this version of vitline reads" in odd.problem + odd.action
+    assert {finding.subject.split()[0] for finding in findings if finding != odd} == others
+    assert place.root.read(key) == b"{}"
+    assert (read_state(place.run)["state"] == "preempted") == ("run" in others)
+    assert bool(place.prefect.ended) == ("flow" in others)
+
+
 def test_a_flow_run_or_pipeline_that_cannot_be_read_is_left_alone(place):
     place.root.write_json(f"pipelines/{PIPELINE}.json", {})
     place.prefect.put("RUNNING")
