@@ -21,9 +21,10 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
     if state["state"] != "running" and state["attempt"] >= claim.attempt:
         raise ValueError(f"{claim.run_key} is {state['state']}, not running; `vitline runs ls` shows the active runs.")
     silent_s = time.time() - claim.heartbeat
-    if silent_s > reconcile.LIFE_S and not beats(run, claim):
+    if not 0 <= silent_s <= reconcile.LIFE_S and not beats(run, claim):
+        how_long = f"for {silent_s:.0f} s" if silent_s > 0 else f"while it was watched for {reconcile.WATCH_S:g} s"
         raise RuntimeError(
-            f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat for {silent_s:.0f} s; "
+            f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat {how_long}; "
             "`vitline ops reconcile` brings it to an end state."
         )
     by = f"preempted by {getpass.getuser()}@{socket.gethostname()}"

@@ -229,7 +229,7 @@ class Reconciler:
             message = f"its parent flow run {parent.name} has ended"
             if parent.id in ended:
                 self._end_flow_run(run, message, ended[parent.id], message)
-            elif parent.state in ENDED and self.now - max(parent.since, run.since) >= self.quiet_s:
+            elif parent.state in ENDED and self._long_ago(parent.since) and self._long_ago(run.since):
                 state: RunState = "cancelled" if parent.state == "CANCELLED" else "preempted"
                 self._end_flow_run(run, message, state, message)
 
@@ -283,7 +283,7 @@ class Reconciler:
 
     def _cancelled(self, run: SeenFlowRun) -> bool:
         """Whether it is cancelled, or has been CANCELLING for so long that no process will finish the cancel."""
-        return run.state == "CANCELLED" or (run.state == "CANCELLING" and self.now - run.since >= self.quiet_s)
+        return run.state == "CANCELLED" or (run.state == "CANCELLING" and self._long_ago(run.since))
 
     def _is_silent(self, run: SeenRun) -> bool:
         """Whether the attempt of a run has ended, or shows no life, without having written how it ended."""
@@ -293,8 +293,8 @@ class Reconciler:
         if (
             job is not None
         ):  # Ray and the store are two signs; if Ray does not know the job, the silence has to be longer
-            return job.terminal and self.now - (job.ended_at or 0.0) >= self.quiet_s
-        return run.key not in self.alive and self.now - run.claim.heartbeat >= max(self.quiet_s, LIFE_S)
+            return job.terminal and self._long_ago(job.ended_at or 0.0)
+        return run.key not in self.alive and self._quiet_since(run.claim.heartbeat, LIFE_S)
 
     def _is_abandoned(self, record: PipelineRecord) -> bool:
         """Whether a pipeline is recorded as running although neither its process nor one of its jobs shows life."""
@@ -302,13 +302,21 @@ class Reconciler:
         if record.state != "running" or active or record.key in self.alive or self._lives(record.origin.flow_run_id):
             return False
         claim = self.pipeline_claims[record.key]
-        silent_s = self.now - (claim.heartbeat if claim else 0.0)
-        return silent_s >= max(self.quiet_s, FLOW_CLAIM_S) and self.now - record.updated_at >= self.quiet_s
+        last_beat = claim.heartbeat if claim else 0.0
+        return self._quiet_since(last_beat, FLOW_CLAIM_S) and self._quiet_since(record.updated_at)
 
     def _lives(self, flow_run_id: str | None) -> bool:
         if flow_run_id is None:
             return False
-        return flow_run_id in self.alive or self.now - self.beats.get(flow_run_id, 0.0) < max(self.quiet_s, LIFE_S)
+        return flow_run_id in self.alive or not self._quiet_since(self.beats.get(flow_run_id, 0.0), LIFE_S)
+
+    def _quiet_since(self, sign: float, at_least_s: float = 0.0) -> bool:
+        """Whether a sign of life is old. One that lies ahead of this clock says nothing of the time: the watch decides."""
+        return not 0 <= self.now - sign < max(self.quiet_s, at_least_s)
+
+    def _long_ago(self, at: float, at_least_s: float = 0.0) -> bool:
+        """Whether a time of Ray or Prefect is old. Their clocks may be a little ahead; a time far ahead says nothing."""
+        return abs(self.now - at) >= max(self.quiet_s, at_least_s)
 
     def _watch_silent(self) -> None:
         """Watches everything that would be ended for its silence; what shows life meanwhile is `alive`."""
@@ -351,12 +359,12 @@ class Reconciler:
 
     def _is_dead(self, run: SeenFlowRun) -> bool:
         """Whether its state in Prefect is old and it has no heartbeat in the store; before its first heartbeat, no log line."""
-        if self.now - run.since < self.quiet_s or self._lives(run.id) or run.awaits_infrastructure:
+        if not self._long_ago(run.since) or self._lives(run.id) or run.awaits_infrastructure:
             return False
         if run.id in self.beats:
             return True
         last = self.prefect.last_line(run.id) or run.since
-        return self.now - last >= max(self.quiet_s, LIFE_S)
+        return self._long_ago(last, LIFE_S)
 
     def _end_of(self, run: SeenFlowRun) -> tuple[RunState, str] | None:
         """The end state of a dead flow run: that of its pipeline or last job. None while that is still running."""
@@ -450,7 +458,7 @@ class Reconciler:
     def _synced_until(self) -> float:
         with contextlib.suppress(UnreadableRecord), reading(self.root.uri_of(SYNCED)):
             synced = self.root.read_json_or_none(SYNCED)
-            return float(synced["until"]) if synced else 0.0
+            return min(float(synced["until"]), self.now) if synced else 0.0
         return 0.0  # everything is sent again, which changes nothing, and the record is written anew
 
 

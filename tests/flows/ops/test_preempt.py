@@ -48,6 +48,9 @@ def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
     write_state(run, "running", 1)
     with pytest.raises(RuntimeError, match=r"no heartbeat for 3600 s; `vitline ops reconcile`"):
         preempt(root, KEY)
+    run.write_json("claim.json", {**read_claim(run).model_dump(), "heartbeat": time.time() + 3600})
+    with pytest.raises(RuntimeError, match=r"no heartbeat while it was watched for 0.3 s; `vitline ops reconcile`"):
+        preempt(root, KEY)
     assert read_stop(run) is None
 
 

@@ -339,6 +339,39 @@ def test_a_pipeline_with_a_sign_of_life_is_left_alone(place):
     assert read_pipeline(place.root, PIPELINE).state == "running"
 
 
+@pytest.mark.parametrize("ahead_s", [10.0, 30 * HOUR])
+def test_heartbeats_of_the_dead_that_lie_ahead_of_this_clock_keep_nothing_alive(place, ahead_s):
+    """The clock of their machine was ahead, or this one was set back: the watch decides."""
+    place.attempt(silent_s=-ahead_s)
+    place.pipeline(silent_s=-ahead_s)
+    place.prefect.put("RUNNING")
+    place.beat(-ahead_s)
+    place.reconcile()
+    assert read_state(place.run)["state"] == read_pipeline(place.root, PIPELINE).state == "preempted"
+    assert place.prefect.ended == {FLOW: "preempted"}
+
+
+def test_times_of_ray_and_prefect_that_lie_far_ahead_of_this_clock_keep_nothing_at_work(place):
+    other = FLOW[:-1] + "2"
+    place.attempt(silent_s=-30 * HOUR)
+    place.ray.put(state="failed", exit_code=75, ended_ago=-30 * HOUR)
+    place.prefect.put("CANCELLING", ago=-30 * HOUR)
+    place.prefect.put("RUNNING", ago=-30 * HOUR, id=other)
+    place.prefect.lines[other] = time.time() + 30 * HOUR
+    place.reconcile()
+    assert read_state(place.run)["state"] == "preempted"
+    assert place.prefect.ended == {FLOW: "cancelled", other: "preempted"}
+
+
+def test_times_of_ray_and_prefect_that_lie_just_ahead_of_this_clock_are_recent(place):
+    place.attempt()
+    place.ray.put(state="failed", exit_code=75, ended_ago=-5)
+    place.prefect.put("RUNNING", ago=-5)
+    before = place.content()
+    assert place.reconcile() == []
+    assert (place.content(), place.prefect.ended) == (before, {})
+
+
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_heartbeats_that_are_old_by_the_clock_but_move_keep_everything_at_work(place, monkeypatch, dry_run):
     """A clock that is an hour ahead, or a laptop that was suspended for an hour: reconcile may be the first to wake up."""
