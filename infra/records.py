@@ -27,7 +27,7 @@ def reading(uri: str) -> Iterator[None]:
     """Whatever is wrong with the record at `uri` becomes an UnreadableRecord. The context reads this one record only."""
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnreadableRecord(
             f"{uri} is not a record that this version of vitline reads: {_flaw(error)}. Use the version that wrote it, or move "
             "the object away."

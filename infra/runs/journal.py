@@ -196,7 +196,7 @@ def _parse(run: Store, key: str) -> Iterator[JournalRecord]:
                 else:
                     known = {name: fields[name] for name in JournalRecord._fields}  # a newer version may write more
                     yield JournalRecord(**{**known, "value": float(known["value"])})
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{run.uri_of(key)} is not a valid journal segment: {error!r}. Move it away and retry."
         ) from error

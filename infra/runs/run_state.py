@@ -222,8 +222,8 @@ def request_stop(run: Store, reason: StopReason, by: str, attempt: int) -> None:
     while True:
         try:
             data, tag = run.read_tagged("stop.json")
-            with contextlib.suppress(UnreadableRecord):
-                found = _checked_stop(run, json.loads(data))
+            with contextlib.suppress(UnreadableRecord), reading(run.uri_of("stop.json")):
+                found = _checked_stop(json.loads(data))
                 if (found["attempt"], rank(found["reason"])) >= (attempt, rank(reason)):
                     return
             run.compare_and_swap("stop.json", json_bytes(request), tag)
@@ -243,12 +243,11 @@ def read_stop(run: Store) -> StopRequest | None:
     """
     with reading(run.uri_of("stop.json")):
         found = run.read_json_or_none("stop.json")
-    return found if found is None else _checked_stop(run, found)
+        return found if found is None else _checked_stop(found)
 
 
-def _checked_stop(run: Store, found: StopRequest) -> StopRequest:
-    with reading(run.uri_of("stop.json")):
-        _require(found["reason"] in get_args(StopReason), f"reason is {found['reason']!r}")
-        _require(isinstance(found["attempt"], int), f"attempt is {found['attempt']!r}")
-        _require(isinstance(found["by"], str), f"by is {found['by']!r}")
+def _checked_stop(found: StopRequest) -> StopRequest:
+    _require(found["reason"] in get_args(StopReason), f"reason is {found['reason']!r}")
+    _require(isinstance(found["attempt"], int), f"attempt is {found['attempt']!r}")
+    _require(isinstance(found["by"], str), f"by is {found['by']!r}")
     return found

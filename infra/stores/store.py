@@ -184,7 +184,7 @@ class Store(ABC):
         """The value of a JSON object. Raises FileNotFoundError, and ValueError if it is not JSON."""
         try:
             return json.loads(self.read(key))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
             raise ValueError(
                 f"{self.uri_of(key)} is not JSON: {error}. vitline did not write it; restore or delete it."
             ) from error

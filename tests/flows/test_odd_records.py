@@ -6,7 +6,7 @@ from flows import catalog
 from infra.runs.run_state import write_state
 from infra.storage import open_store
 
-ODD = [b"{}", b"[]", b"null", b"{", b'{"schema_version": 99}']
+ODD = [b"{}", b"[]", b"null", b"{", b'{"schema_version": 99}', b"[" * 100_000]
 MODEL = {"digest": "d", "num_classes": 10, "model": {"image_size_px": 28}, "provenance": {}, "created_at": 1.0}
 
 

@@ -405,7 +405,9 @@ def test_a_dry_run_reports_everything_and_changes_nothing(place):
     assert (place.content(), place.prefect.ended, place.ray.find("other-a1").state) == (before, {}, "running")
 
 
-@pytest.mark.parametrize("odd", [b"{}", b"[]", b"null", b"{", b'{"state": "melted", "attempt": 1, "updated_at": 0}'])
+@pytest.mark.parametrize(
+    "odd", [b"{}", b"[]", b"null", b"{", b"[" * 100_000, b'{"state": "melted", "attempt": 1, "updated_at": 0}']
+)
 @pytest.mark.parametrize("record", ["state.json", "verdict.json", "stop.json", "claim.json"])
 def test_a_record_that_cannot_be_read_is_reported_and_stops_no_other(place, record, odd):
     place.attempt()

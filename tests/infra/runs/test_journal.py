@@ -236,8 +236,9 @@ def test_sealing_thread_ends_with_one_line_once_the_claim_is_lost(run, caplog):
     assert not run.list("journal/")
 
 
-def test_error_of_an_invalid_segment_names_it(run):
-    run.write("journal/a1/segment-000000.jsonl", b'{"seq": 1}\n')
+@pytest.mark.parametrize("odd", [b'{"seq": 1}\n', b"[" * 100_000])
+def test_error_of_an_invalid_segment_names_it(run, odd):
+    run.write("journal/a1/segment-000000.jsonl", odd)
     with pytest.raises(ValueError, match=r"a1/segment-000000\.jsonl is not a valid journal segment"):
         Journal(run, 2)
 

@@ -2,6 +2,7 @@ from typing import get_args
 
 import pytest
 
+from infra.records import UnreadableRecord
 from infra.runs.claims import ClaimLost, take_claim
 from infra.runs.run_state import (
     OUTCOMES,
@@ -95,11 +96,16 @@ def test_end_state_that_another_process_writes_in_between_counts(run, monkeypatc
     assert (read_state(run)["state"], read_state(run)["step"]) == ("finished", 20)
 
 
-@pytest.mark.parametrize("odd", [b"{", b"[]", b"{}"])
-def test_state_that_cannot_be_read_is_replaced_by_the_attempt_that_holds_the_claim(run, odd):
+@pytest.mark.parametrize("odd", [b"{", b"[]", b"{}", b"[" * 100_000])
+def test_state_or_stop_request_that_cannot_be_read_is_named_and_replaced(run, odd):
     run.write("state.json", odd)
+    run.write("stop.json", odd)
+    for read in (read_state, read_stop):
+        with pytest.raises(UnreadableRecord, match=r"run/st(ate|op)\.json is not a record that this version"):
+            read(run)
     assert write_state(run, "finished", 1) == "finished"
-    assert read_state(run)["state"] == "finished"
+    request_stop(run, "preempted", "someone", 1)
+    assert (read_state(run)["state"], read_stop(run)["by"]) == ("finished", "someone")
 
 
 @pytest.mark.parametrize(
