@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|AUTH|CREDENTIAL")
+_LOCALHOST = re.compile(r"^(https?://)localhost(?=[:/]|$)", re.IGNORECASE)
 _SECRET_LENGTH = 8  # shorter values also occur in ordinary text, which must not be changed
 
 
@@ -160,18 +161,27 @@ def join_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] = 
     """Sets environment variables of this process and its later children that are not set yet.
 
     Removes variables whose names start with one of `instead_of` first, so that the credentials of two stores do not mix. For
-    the same reason a login is set together with the address of its server, or not at all.
+    the same reason a login is set together with the address of its server, or not at all. An address that names the server by
+    `localhost` is replaced by that with 127.0.0.1: behind `localhost` another program may listen on [::1], which would get the
+    login.
     """
     defaults = dict(defaults)
     for name in [name for name in os.environ if instead_of and name.startswith(instead_of)]:
         del os.environ[name]
     for address, login in _LOGINS.items():
         if address in defaults:
-            ours = os.environ.get(address, defaults[address]) == defaults[address]
+            ours = _by_number(os.environ.get(address, defaults[address])) == _by_number(defaults[address])
+            if ours:
+                os.environ[address] = defaults[address]
             for name in login:
                 (os.environ if ours else defaults).pop(name, None)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _by_number(url: str) -> str:
+    """An http URL with 127.0.0.1 in place of `localhost`, without a final slash."""
+    return _LOCALHOST.sub(r"\g<1>127.0.0.1", url).rstrip("/")
 
 
 @contextlib.contextmanager
