@@ -64,11 +64,18 @@ def test_mlflow_answers_only_whether_it_lives(stack):
 
 @pytest.fixture
 def inner_ports(stack):
-    """The ports of SeaweedFS's parts, which have no login of their own; the one for gRPC is TWIN higher."""
+    """The ports of SeaweedFS's parts, which have no login of their own."""
     ports = load_stack_config(stack.directory).ports
     if "s3" not in ports or not stack.env["VITLINE_ROOT"].startswith("s3://"):
         pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
     return {name: port for name, port in ports.items() if name.startswith("s3.")}
+
+
+@pytest.fixture
+def grpc_ports(stack, inner_ports):
+    """The ports for gRPC of all parts, and that of S3 itself, with which its configuration can be changed."""
+    ports = {"s3": load_stack_config(stack.directory).ports["s3"], **inner_ports}
+    return {name: port + TWIN for name, port in ports.items()}
 
 
 REQUESTS = [
@@ -86,7 +93,7 @@ CALLS = ("filer_pb.SeaweedFiler/DeleteEntry", "filer_pb.SeaweedFiler/ListEntries
 CALLS += ("master_pb.Seaweed/VolumeList", "volume_server_pb.VolumeServer/DeleteCollection", "s3_pb.SeaweedS3/Configure")
 
 
-def test_no_port_of_the_store_answers_without_credentials(stack, inner_ports, monkeypatch):
+def test_no_port_of_the_store_answers_without_credentials(stack, inner_ports, grpc_ports, monkeypatch):
     for name, value in stack.env.items():
         if name.startswith("AWS_"):
             monkeypatch.setenv(name, value)
@@ -96,7 +103,8 @@ def test_no_port_of_the_store_answers_without_credentials(stack, inner_ports, mo
         for method, path in REQUESTS:
             for scheme in ("http", "https"):
                 assert answer(method, f"{scheme}://127.0.0.1:{port}{path}") in (400, None), (port, method, path)
-        with grpc.insecure_channel(f"127.0.0.1:{port + TWIN}") as channel:
+    for port in grpc_ports.values():
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             codes = {channel.unary_unary(f"/{call}").future(b"").exception(60).code().name for call in CALLS}
         assert codes == {"UNAVAILABLE"}, (port, codes)
     url = f"{stack.env['AWS_ENDPOINT_URL']}/vitline/.access/object"
