@@ -3,13 +3,13 @@
 import getpass
 import socket
 import time
+from functools import partial
 
 from flows.catalog import find_run
 from flows.ops import reconcile
-from infra.runs.claims import Claim, life_of, read_claim
+from infra.runs.claims import life_of, read_claim
 from infra.runs.run_state import NO_STATE, read_state, request_stop
-from infra.runs.watching import Watch
-from infra.storage import Store
+from infra.runs.watching import moving
 
 
 def preempt(root: str, key: str) -> dict[str, str | int]:
@@ -21,7 +21,10 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
     if state["state"] != "running" and state["attempt"] >= claim.attempt:
         raise ValueError(f"{claim.run_key} is {state['state']}, not running; `vitline runs ls` shows the active runs.")
     silent_s = time.time() - claim.heartbeat
-    if not 0 <= silent_s <= reconcile.LIFE_S and not beats(run, claim):
+    # A heartbeat that is old, or ahead, by the clock of this machine may move all the same.
+    if not 0 <= silent_s <= reconcile.LIFE_S and not moving(
+        {key: partial(life_of, run)}, reconcile.WATCH_S, lambda: time.sleep(reconcile.WATCH_S / 15)
+    ):
         how_long = f"for {silent_s:.0f} s" if silent_s > 0 else f"while it was watched for {reconcile.WATCH_S:g} s"
         raise RuntimeError(
             f"attempt {claim.attempt} of {claim.run_key} has had no heartbeat {how_long}; "
@@ -30,13 +33,3 @@ def preempt(root: str, key: str) -> dict[str, str | int]:
     by = f"preempted by {getpass.getuser()}@{socket.gethostname()}"
     request_stop(run, "preempted", by=by, attempt=claim.attempt)
     return {"run": claim.run_key, "attempt": claim.attempt, "job": claim.job_id, "asked": "preempted"}
-
-
-def beats(run: Store, claim: Claim) -> bool:
-    """Watches a heartbeat that is old by the clock of this machine: whether it moves all the same."""
-    watch = Watch()
-    while watch.unchanged_s(life := life_of(run)) < reconcile.WATCH_S:
-        if life != claim.life:
-            return True
-        time.sleep(reconcile.WATCH_S / 15)
-    return False

@@ -37,7 +37,7 @@ from infra.runs.run_state import (
     read_stop,
     write_reconciled_state,
 )
-from infra.runs.watching import Watch
+from infra.runs.watching import Watch, moving
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -330,16 +330,12 @@ class Reconciler:
             if flow_run.parent is None and self._is_dead(flow_run):
                 look = partial(self._life_of_flow_run, flow_run.id)
                 looks[flow_run.id] = self._look("flow run", flow_run.id, look)
-        first: dict[str, Hashable] = {}
-        while looks:
-            signs = dict(zip(looks, self._read_each(looks, lambda key: looks[key]()), strict=True))
-            first = first or signs
-            self.alive |= {key for key, sign in signs.items() if sign != first[key]}
-            silent_s = [self.watches[key].unchanged_s(sign) for key, sign in signs.items() if key not in self.alive]
-            if min(silent_s, default=WATCH_S) >= WATCH_S:
-                return
+
+        def wait() -> None:
             self.engines.observer.check()
             time.sleep(WATCH_S / 15)
+
+        self.alive |= moving(looks, WATCH_S, wait, self.watches)
 
     def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
         """`look`, but what cannot be read any more is a finding, once, and counts as alive."""

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from pydantic import BaseModel
 
@@ -33,7 +34,7 @@ from infra.runs.run_state import (
     request_stop,
     write_reconciled_state,
 )
-from infra.runs.watching import Watch
+from infra.runs.watching import Watch, moving
 from infra.storage import Store, open_store, probe_conditional_writes
 
 log = logging.getLogger(__name__)
@@ -198,16 +199,18 @@ def is_followed(engines: Engines, origin: Origin) -> bool:
         return True  # a command in a shell, which writes no heartbeat
     if origin.flow_run_id == engines.origin.flow_run_id:
         return False
-    root, watch = open_store(engines.root), Watch()
+    look = partial(heartbeat.beat_of, open_store(engines.root), origin.flow_run_id)
+
+    def wait() -> None:
+        engines.observer.check()
+        time.sleep(POLL_S)
+
     try:
-        first = now = heartbeat.beat_of(root, origin.flow_run_id)
-        while now is not None and now == first and watch.unchanged_s(now) < 3 * heartbeat.BEAT_S:
-            engines.observer.check()
-            time.sleep(POLL_S)
-            now = heartbeat.beat_of(root, origin.flow_run_id)
+        if look() is None:
+            return False
+        return bool(moving({origin.flow_run_id: look}, 3 * heartbeat.BEAT_S, wait)) and look() is not None
     except UnreadableRecord:
         return True
-    return now is not None and now != first
 
 
 @contextlib.contextmanager
@@ -238,7 +241,7 @@ def claim_or_skip(
     """The claim of the next attempt. Of an attempt that Ray does not know, this process watches the heartbeat first: if it
     stands still for `claim_timeout_s`, the attempt is dead. Raises Skipped for a living attempt: one whose heartbeat moves, or
     that Ray keeps listing as unfinished."""
-    started, last_count, watch = time.monotonic(), None, watch or Watch()
+    started, told, watch = time.monotonic(), False, watch or Watch()
     owner = heartbeat.this_process()
     while True:
         try:
@@ -253,17 +256,16 @@ def claim_or_skip(
             )
         except ClaimHeld as held:
             unknown = job_state(held.claim.job_id) is None
-            beats = last_count is not None and held.claim.counter > last_count
             # Before a resume, an earlier process of this flow run held the claim; it is about to release it.
             ours = held.claim.page is not None and held.claim.page == engines.origin.flow_run_url
-            if (beats and not (ours and unknown)) or (not unknown and time.monotonic() - started > LIVING_S):
+            if (watch.moved and not (ours and unknown)) or (not unknown and time.monotonic() - started > LIVING_S):
                 where = f": {held.claim.page}" if held.claim.page else "."
                 raise Skipped(f"{held} It continues there{where}", held.claim) from held
-            if last_count is None:
+            if not told:
                 engines.observer.say(
                     f"{key}: another attempt held the claim; watching its heartbeat to see if it is alive"
                 )
-            last_count = held.claim.counter
+            told = True
             engines.observer.check()
             time.sleep(POLL_S)
 
