@@ -181,12 +181,14 @@ def expected_with(expected, run):
 
 def test_faulty_ranges_cost_no_checkpoint(proxy, s3_uri, on_disk, train_config, expected, monkeypatch):
     """Ignored, answered with other bytes all the time or once: the run stops or reads again, and resumes where it was."""
-    run, attempt = start(at(train_config("stores"), on_disk[0]), s3_uri)
+    config = at(train_config("stores"), on_disk[0])
+    run, attempt = start(config, s3_uri)
     with monkeypatch.context() as patch:
         steps = itertools.count(1)
         patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(steps) == 12 else None)
         assert TrainingRun(run, attempt, World()).execute() == "preempted"
     saved = {key: run.read(key) for key in run.list("checkpoints/")}
+    run, attempt = start(config, s3_uri)
     proxy.range_faults = itertools.repeat("ignored")
     with pytest.raises(StoreFailed, match="header Range"):
         TrainingRun(run, attempt, World()).execute()
@@ -198,6 +200,7 @@ def test_faulty_ranges_cost_no_checkpoint(proxy, s3_uri, on_disk, train_config, 
     proxy.range_faults = iter(())
     assert newest_checkpoint(run, rejected=pytest.fail)[0].step == 12
     run.delete("checkpoints/step-000000012-a1/rejected.json")
+    run, attempt = start(config, s3_uri)
     proxy.range_faults = iter(["garbled"])
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert next(proxy.range_faults, None) is None
