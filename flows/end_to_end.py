@@ -27,6 +27,7 @@ from infra.redact import cleaned
 from infra.runs.claims import ClaimHolder
 from infra.runs.run_state import RunState
 from infra.storage import open_store
+from vit.model_record import published_record
 from vit.vtab.evaluate import Score, TaskRef
 from vit.vtab.protocols import over_seeds
 from vit.vtab.published.report import group_means
@@ -97,7 +98,7 @@ def pretrain_stage(plan: PipelinePlan, corpus: PreparedCorpus, engines: Engines,
     where = run_store(engines.root, spec.run_key).uri
     recorder.stage("pretrain", spec.run_key, trained.reused, trained.wall_s, what, where)
     model: str = state["model"]
-    digest = open_store(model).read_json("config.json")["digest"]
+    digest = published_record(open_store(model))["digest"]
     recorder.note(model=model, model_digest=digest, images_seen=state["images_seen"])
     return model
 

@@ -2,13 +2,17 @@
 
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from infra.storage import open_store
+from infra.records import UnreadableRecord
+from infra.storage import Store, open_store
 
 if TYPE_CHECKING:
     from vit.training.tensor_file import TensorPiece
 
 
-WEIGHTS = "model.safetensors"
+SCHEMA_VERSION = 2
+"""1: the weights have a fixed name, or one by their content. 2: by their content. Both are read."""
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
 
 
 class ModelProvenance(TypedDict, total=False):
@@ -42,6 +46,8 @@ class ModelRecord(TypedDict):
     provenance: ModelProvenance
     created_at: NotRequired[float]
     """Unix seconds; models of older versions have none."""
+    vitline_version: NotRequired[str]
+    """The version of vitline that published it; models of older versions have none."""
     digest: str
     files: NotRequired[dict[str, str]]
     """Digests of the image contract and of the classes, so that an error can name the file that was changed."""
@@ -52,10 +58,25 @@ def weights_key(record: ModelRecord) -> str:
     return record.get("weights", WEIGHTS)
 
 
+def published_record(store: Store) -> ModelRecord:
+    """The record of a published model, for whoever uses what it says. Raises FileNotFoundError if there is none, and
+    UnreadableRecord, with what reads it, for a schema version that this code does not know."""
+    record: ModelRecord = store.read_json(CONFIG)
+    version = record.get("schema_version") if isinstance(record, dict) else None
+    if version not in range(1, SCHEMA_VERSION + 1):
+        by = record.get("vitline_version") if isinstance(record, dict) else None
+        reader = f"vitline {by}, which published it, or a later version" if by else "the vitline that published it"
+        raise UnreadableRecord(
+            f"{store.uri_of(CONFIG)} has schema_version {version}, but this vitline reads 1 to {SCHEMA_VERSION}. Use {reader}, "
+            f"or {ANEW}."
+        )
+    return record
+
+
 def model_record(uri: str) -> ModelRecord | None:
-    """The record of the published model at a URI; None if there is none."""
+    """The record of the published model at a URI, whatever its version, for lists and reports; None if there is none."""
     try:
-        record: ModelRecord = open_store(uri).read_json("config.json")
+        record: ModelRecord = open_store(uri).read_json(CONFIG)
     except FileNotFoundError:
         return None
     return record

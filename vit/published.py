@@ -22,11 +22,23 @@ from data_prep.decode import DecodePolicy, ImageRejected
 from data_prep.examine.decode_apart import decode_apart
 from infra.config import digest_of
 from infra.local.running_stack import local_store
+from infra.provenance import versions
+from infra.records import UnreadableRecord
 from infra.storage import PreconditionFailed, Store, json_bytes, open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.image_contract import ImageContract
 from vit.model_names import find_published, is_location
-from vit.model_record import WEIGHTS, ModelCheck, ModelProvenance, ModelRecord, model_record, weights_key
+from vit.model_record import (
+    ANEW,
+    CONFIG,
+    SCHEMA_VERSION,
+    WEIGHTS,
+    ModelCheck,
+    ModelProvenance,
+    ModelRecord,
+    published_record,
+    weights_key,
+)
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
 from vit.models.limits import check_limits
@@ -36,9 +48,7 @@ from vit.training.checkpoint import CheckpointError
 from vit.training.tensor_file import raw_bytes, read_tensors, write_tensors
 
 log = logging.getLogger(__name__)
-SCHEMA_VERSION = 1
 HEAD = ("head.weight", "head.bias")
-_ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
 # Settings that fine-tuning may change: they have no weights but the head's, or weights that can be resampled.
 ADAPTABLE = {
     "image_size_px", "pre_logits", "head_bias_init", "dropout_rate", "stochastic_depth_rate", "pos_embed_resample"
@@ -114,8 +124,8 @@ def publish(
     weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
     files = {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)}
-    if (published := model_record(store.uri)) is not None:
-        return _kept(store, published, files)
+    if store.exists(CONFIG):
+        return _kept(store, published_record(store), files)
     file = f"{content_digest(weights)[:12]}/{WEIGHTS}"
     check_claim()
     config: ModelRecord = {
@@ -128,6 +138,7 @@ def publish(
         "probe": probe(network),
         "provenance": cast(ModelProvenance, dict(provenance)),
         "created_at": time.time(),
+        "vitline_version": versions().get("vitline", ""),
         "digest": "",
         "files": files,
     }
@@ -137,9 +148,9 @@ def publish(
     store.write_json("classes.json", {"schema_version": SCHEMA_VERSION, "classes": class_list})
     store.write("card.md", card(name, version, config, contract, class_list).encode())
     try:
-        store.create("config.json", json_bytes(config))
+        store.create(CONFIG, json_bytes(config))
     except PreconditionFailed:
-        theirs: ModelRecord = store.read_json("config.json")
+        theirs = published_record(store)
         if weights_key(theirs) != file:
             store.delete(file)
         store.write("card.md", card(name, version, theirs, contract, class_list).encode())
@@ -200,7 +211,7 @@ def verify_model(uri: str) -> ModelCheck:
     Raises CheckpointError naming the file or tensor that differs, or the difference of the logits.
     """
     model = load_model(uri)
-    config: ModelRecord = open_store(uri).read_json("config.json")
+    config = published_record(open_store(uri))
     difference = None
     if "probe" in config:
         expected, found = torch.tensor(config["probe"]), torch.tensor(probe(model.network))
@@ -246,23 +257,20 @@ def read_model(uri: str) -> PublishedModel:
     """Like `load_model`, for a path or URI only, with the credentials from the environment of this process."""
     store = open_store(uri)
     try:
-        config: ModelRecord = store.read_json("config.json")
+        config = published_record(store)
         contract = store.read_json("image_contract.json")
         classes = store.read_json("classes.json")["classes"]
+    except UnreadableRecord as error:
+        raise CheckpointError(str(error)) from error
     except (FileNotFoundError, ValueError, KeyError) as error:
         raise CheckpointError(
             f"{uri} is not a published model: {error}. `vitline model ls` lists the published models."
         ) from error
-    if config.get("schema_version") != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{uri}/config.json has schema_version {config.get('schema_version')}, expected {SCHEMA_VERSION}. "
-            f"Use the version of vitline that published the model, or {_ANEW}."
-        )
     if config["digest"] != model_digest(config, contract, classes):
         found = {"image_contract.json": digest_of(contract), "classes.json": digest_of(classes)}
         changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
         raise CheckpointError(
-            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing. Restore it from a copy, or {_ANEW}."
+            f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing. Restore it from a copy, or {ANEW}."
         )
     return PublishedModel(
         uri,
@@ -285,7 +293,7 @@ def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
             raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
         tensors = read_tensors(store, weights_key(config), config["tensors"])
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
-        raise CheckpointError(f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {_ANEW}.") from error
+        raise CheckpointError(f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {ANEW}.") from error
     weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
     try:
         return network_with(network_config(config["model"]), num_classes, weights)

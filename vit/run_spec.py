@@ -9,6 +9,7 @@ from infra.keys import run_key
 from infra.runs.progress import RunProgress
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
+from vit.model_record import published_record
 
 # Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
 START_TRY_S = 30.0
@@ -40,7 +41,7 @@ def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunS
         "decode": digest_of(manifest.decode_policy),
     }
     if config.init_model is not None:
-        inputs["init_model"] = open_store(config.init_model).read_json("config.json")["digest"]
+        inputs["init_model"] = published_record(open_store(config.init_model))["digest"]
     key = run_key(config.name, config.stage, config.config_digest, inputs, night)
     return RunSpec(run_key=key, config=config, inputs=inputs, models=f"{root.rstrip('/')}/models", night=night)
 

@@ -14,7 +14,7 @@ from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.model_record import ModelRecord
+from vit.model_record import published_record
 from vit.models.config import network_config
 from vit.recipes import recipe_named
 
@@ -43,7 +43,7 @@ def describe_model(uri: str) -> Mapping[str, Any]:
     from vit.models.flops import forward_flops
 
     store = open_store(uri)
-    config: ModelRecord = store.read_json("config.json")
+    config = published_record(store)
     network = network_config(config["model"])
     sizes = [piece["end"] - piece["start"] for piece in config["tensors"]]
     return {

@@ -7,6 +7,7 @@ from flows.requests.named_corpora import named_tasks
 from flows.requests.requested_protocol import requested_protocol
 from infra.config import FrozenConfig
 from infra.storage import open_store
+from vit.model_record import published_record
 from vit.models.config import AnyNetworkConfig, network_config
 from vit.vtab.evaluate import TaskRef
 from vit.vtab.probes import Probe
@@ -38,7 +39,7 @@ def resolve_evaluate(root: str, request: EvaluateRequest) -> EvaluationPlan:
             TaskRef(name=load_manifest(corpus).name, corpus=corpus.uri)
             for corpus in (find_corpus(root, task) for task in tasks.names)
         ),
-        architecture=network_config(open_store(uri).read_json("config.json")["model"]),
+        architecture=network_config(published_record(open_store(uri))["model"]),
         protocol=requested_protocol(request.protocol, request.overrides, request.from_scratch),
         seed=request.seed,
         num_seeds=request.num_seeds,

@@ -13,16 +13,19 @@ import torch
 from PIL import Image
 
 from data_prep.decode import DecodePolicy
+from flows.commands.training import describe_model
 from infra.config import replace
+from infra.records import UnreadableRecord
 from infra.runs.claims import ClaimLost
 from infra.storage import open_store
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
 from vit.models.config import ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.published import adapt, load_model, publish
+from vit.published import adapt, load_model, publish, verify_model
 from vit.training.checkpoint import CheckpointError
 from vit.training.train import forward
+from vit.vtab.evaluate import published_digest
 
 from ..other_rounding import LOGITS_AWAY, other_rounding
 from ..pictures import noise
@@ -218,6 +221,38 @@ def test_model_of_an_older_version_has_its_weights_at_the_top_of_the_folder(netw
     store.delete(key)
     store.write_json("config.json", config)
     assert load_model(published).digest == digest
+
+
+@pytest.mark.parametrize("weights_below", [True, False])
+def test_model_of_schema_version_1_is_read(published, weights_below):
+    store = open_store(published)
+    config = store.read_json("config.json")
+    assert config["schema_version"] == 2
+    del config["vitline_version"]
+    if not weights_below:
+        key = config.pop("weights")
+        store.write("model.safetensors", store.read(key))
+        store.delete(key)
+    store.write_json("config.json", config | {"schema_version": 1})
+    assert load_model(published).digest == config["digest"]
+    assert verify_model(published)["digest"] == config["digest"]
+
+
+@pytest.mark.parametrize(("version", "by"), [(3, "9.1"), (3, ""), (None, "9.1"), ("2", "9.1")])
+def test_model_of_a_newer_schema_version_is_refused_with_what_reads_it(network, published, root, version, by):
+    store = open_store(published)
+    store.write_json("config.json", store.read_json("config.json") | {"schema_version": version, "vitline_version": by})
+    reads_it = r"Use vitline 9\.1, .* or a later version" if by else "Use the vitline that published it"
+    refusal = rf"birds/1/config\.json has schema_version {version}, but this vitline reads 1 to 2\. {reads_it}"
+    with pytest.raises(CheckpointError, match=refusal):
+        load_model(published)
+    for use in (
+        lambda: publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {}),
+        lambda: published_digest(published),
+        lambda: describe_model(published),
+    ):
+        with pytest.raises(UnreadableRecord, match=refusal):
+            use()
 
 
 def test_error_for_a_folder_without_a_model_names_the_next_step(tmp_path):

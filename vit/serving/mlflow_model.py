@@ -17,7 +17,7 @@ from typing import Any
 from PIL import Image
 
 from infra.storage import json_bytes, open_store
-from vit.model_record import WEIGHTS, ModelRecord, Prediction, weights_key
+from vit.model_record import WEIGHTS, Prediction, published_record, weights_key
 from vit.published import PublishedModel, load_model
 
 FILES = ("image_contract.json", "classes.json", "card.md")
@@ -58,7 +58,7 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
         copy.mkdir()
         for name in FILES:
             (copy / name).write_bytes(store.read(name))
-        record: ModelRecord = store.read_json("config.json")
+        record = published_record(store)
         (copy / WEIGHTS).write_bytes(store.read(weights_key(record)))
         record.pop("weights", None)  # in this folder the weights have the name that other tools look for
         (copy / "config.json").write_bytes(json_bytes(record))

@@ -17,6 +17,7 @@ from infra.records import StoredRecord
 from infra.result_versions import RESULT_VERSIONS
 from infra.storage import PreconditionFailed, Store, open_store
 from vit.config import TrainRecipe
+from vit.model_record import published_record
 from vit.models.config import AnyNetworkConfig
 from vit.vtab.probes import Probe
 from vit.vtab.protocols import Protocol, TaskFacts
@@ -277,7 +278,7 @@ def published_digest(model: str | None) -> str | None:
     if model is None:
         return None
     try:
-        digest: str = open_store(model).read_json("config.json")["digest"]
+        digest: str = published_record(open_store(model))["digest"]
     except (FileNotFoundError, KeyError) as error:
         raise ValueError(
             f"{model} is not a published model ({error}). `vitline model ls` lists the published models."

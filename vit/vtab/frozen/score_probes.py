@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from infra.storage import PreconditionFailed, Store, open_store
-from vit.model_record import ModelRecord, weights_key
+from vit.model_record import published_record, weights_key
 from vit.published import HEAD
 from vit.training.tensor_file import read_tensors
 from vit.training.world import World
@@ -140,7 +140,7 @@ def own_head(features: ProbeFeatures) -> Counted:
 def head_of(source: FeatureSource) -> list[Tensor]:
     """Weight (K, D) and bias (K,) of the head of a published model, without loading the rest."""
     store = open_store(source.model)
-    config: ModelRecord = store.read_json("config.json")
+    config = published_record(store)
     if config["digest"] != source.model_digest:
         raise RuntimeError(
             f"{source.model} has digest {config['digest'][:12]}, but the evaluation was planned with "
