@@ -119,6 +119,10 @@ class ExecutionConfig(FrozenConfig):
     """Consecutive steps that may be skipped for a non-finite gradient before the run ends as diverged."""
     max_restarts_without_progress: PositiveInt = 3
     """Restarts of the worker group from one checkpoint before the run ends as failed."""
+    progress_timeout_s: PositiveFloat | None = 1_800.0
+    """Seconds without any progress (a batch, a step, bytes of a checkpoint; loading and compiling count as one) after which a
+    worker counts as hung: it records the stacks of its threads and is killed, and the workers start again from the newest
+    checkpoint. Must be longer than the slowest step and the loading of a checkpoint. None never ends a worker."""
     on_cancel: Literal["checkpoint", "discard"] = "checkpoint"
     """What a cancelled training does: write a checkpoint, from which the same request resumes, or discard the steps since
     the last checkpoint and stop at once."""

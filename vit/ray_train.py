@@ -28,6 +28,8 @@ from vit.worker_starts import NoRoom, StartsFailed, WorkerStarts, report_waiting
 log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
 """Backend of torch.distributed, by whether workers have GPUs."""
+COLLECTIVE_MARGIN_S = 120
+DEFAULT_COLLECTIVE_TIMEOUT_S = 1800  # that of Ray Train
 UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
 
@@ -89,7 +91,7 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
     trainer = trainer_class()(
         train_worker,
         train_loop_config={"run": run_uri, "attempt": attempt, "device": "cuda" if gpus else "cpu"},
-        torch_config=TorchConfig(backend=BACKENDS[gpus]),
+        torch_config=TorchConfig(BACKENDS[gpus], timeout_s=collective_timeout_s(config.execution.progress_timeout_s)),
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=gpus, resources_per_worker=resources_per_worker(workers, gpus)
         ),
@@ -102,6 +104,12 @@ def fit(run_uri: str, attempt: int, config: TrainConfig, folder: str) -> None:
         ),
     )
     trainer.fit()
+
+
+def collective_timeout_s(progress_timeout_s: float | None) -> int:
+    """How long a rank waits for the others in torch.distributed: longer than it may go without progress, so that each rank of a
+    group that hangs leaves its stacks."""
+    return DEFAULT_COLLECTIVE_TIMEOUT_S if progress_timeout_s is None else int(progress_timeout_s) + COLLECTIVE_MARGIN_S
 
 
 def declared_resources() -> dict[str, float] | None:

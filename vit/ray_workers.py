@@ -15,7 +15,9 @@ from infra.runs.claims import ClaimHolder
 from infra.runs.driver import Ending, driver_main, run_attempt
 from infra.runs.progress import RunProgress, write_progress
 from infra.runs.stopping import StopPoller, handlers_kept
+from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
+from vit.config import ExecutionConfig
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
     EvaluationSpec,
@@ -38,6 +40,8 @@ from vit.vtab.trained.run_trial import ensure_trial
 from vit.vtab.trained.trials import Trial
 
 log = logging.getLogger(__name__)
+MAX_RETRIES = 3
+PROGRESS_TIMEOUT_S = ExecutionConfig().progress_timeout_s
 
 
 def drive(run: Store, attempt: int) -> int:
@@ -48,7 +52,7 @@ def drive(run: Store, attempt: int) -> int:
         frozen = isinstance(spec.protocol, Probe)
         on_ray = (features_on_ray, probe_trials_on_ray)
         check_claim = ClaimHolder(run, attempt).check
-        sweep = None if frozen else Sweep(run, spec, stop, check_claim)
+        sweep = None if frozen else Sweep(run, attempt, spec, stop, check_claim)
         scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray, check_claim)
         if scores is None:
             return stop.asked() or "preempted", {"reason": stop.by}
@@ -64,9 +68,11 @@ def drive(run: Store, attempt: int) -> int:
 class Sweep:
     """Runs the trials of an evaluation as Ray tasks. Finished trials are in the store and do not run again."""
 
-    def __init__(self, run: Store, spec: EvaluationSpec, stop: StopPoller, check_claim: Callable[[], object]):
+    def __init__(
+        self, run: Store, attempt: int, spec: EvaluationSpec, stop: StopPoller, check_claim: Callable[[], object]
+    ) -> None:
         """`check_claim` is called before progress is written."""
-        self.run, self.stop, self.check_claim = run, stop, check_claim
+        self.run, self.attempt, self.stop, self.check_claim = run, attempt, stop, check_claim
         self.started = time.monotonic()
         self.root = open_store(spec.root)
         self.trials = open_store(self.root.uri_of("trials"))
@@ -121,8 +127,9 @@ class Sweep:
             in_flight = {trial.key for _, trial in self.running.values()}
             for trial in (trial for trial in todo if trial.key not in in_flight):
                 cpus, gpus, threads = trial_resources(trial.recipe, cluster)
-                task = work.options(max_retries=3, num_cpus=cpus, num_gpus=gpus)
-                self.running[task.remote(self.trials.uri, trial, threads)] = (index, trial)
+                task = work.options(max_retries=MAX_RETRIES, num_cpus=cpus, num_gpus=gpus)
+                watchdog = Watchdog(self.run.uri, self.attempt, PROGRESS_TIMEOUT_S, who=f"trial-{trial.key}")
+                self.running[task.remote(self.trials.uri, trial, threads, watchdog)] = (index, trial)
             if score is not None:
                 self.scores[index] = record_score(self.root, task_sweep, score)
             final_to_come = bool(todo) and todo[0].phase == "select"
@@ -132,7 +139,10 @@ class Sweep:
         import ray
 
         index, trial = self.running.pop(ref)
-        result = ray.get(ref)
+        try:
+            result = ray.get(ref)
+        except ray.exceptions.WorkerCrashedError as error:
+            raise RuntimeError(crashed(self.run, self.attempt, trial.key)) from error
         self.num_left[index] -= 1
         log.info(
             "trial=%s top1=%.4f examples=%d wall_s=%.1f", trial.key, result.top1, result.num_examples, result.wall_s
@@ -154,6 +164,13 @@ class Sweep:
             "running": sorted(trial.key for _, trial in self.running.values()),
         }
         write_progress(self.run, progress, self.check_claim)
+
+
+def crashed(run: Store, attempt: int, trial_key: str) -> str:
+    """Why the processes of a trial ended again and again: the last error that its watchdog left, or that it left none."""
+    keys = [key for key in run.list(f"errors/a{attempt}-") if key.endswith(f"-trial-{trial_key}.json")]
+    why = f"the last error: {run.read_json(keys[-1])['error']}" if keys else "it was killed, perhaps for its memory"
+    return f"the process of trial {trial_key} ended {MAX_RETRIES + 1} times without a result; {why}"
 
 
 def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:

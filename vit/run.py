@@ -16,6 +16,7 @@ from infra.provenance import versions
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.run_state import RunState, StateDetail, write_state
 from infra.runs.stopping import StopPoller
+from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
 from vit.devices import devices_text
 from vit.input.batches import Batch, Loading, eval_batches, train_batches
@@ -49,9 +50,18 @@ class TrainingRun:
         self.claim = ClaimHolder(self.run, self.attempt)
         self.corpus = open_store(self.config.corpus)
         self.loading = Loading(self.world.rank, self.world.size, threads=self.config.execution.decode_threads)
+        rank, timeout_s = self.world.rank, self.config.execution.progress_timeout_s
+        self.watchdog = Watchdog(self.run.uri, self.attempt, timeout_s, who=f"rank{rank}", fields={"rank": rank})
 
     def execute(self) -> RunState | None:
-        """Trains from the newest checkpoint to the end. Returns None if another attempt holds the claim."""
+        """Trains from the newest checkpoint to the end. Returns None if another attempt holds the claim.
+
+        A process that makes no progress for `execution.progress_timeout_s` is killed (`Watchdog`).
+        """
+        with self.watchdog:
+            return self._execute()
+
+    def _execute(self) -> RunState | None:
         if self.world.agree(self._lost_claim()):
             log.warning(
                 "run=%s attempt=%d: another attempt holds the claim; this one stops", self.run.uri, self.attempt
@@ -133,6 +143,7 @@ class TrainingRun:
             keep=execution.keep_checkpoints,
             check_claim=self.claim.check,
             before_commit=reporter.seal,
+            progress=self.watchdog.progress,
         )
         # Distinguishes the saves of this start from unfinished saves of an earlier start of the worker group.
         start_id = self.world.agree(int(time.time() * 1000))
@@ -145,7 +156,8 @@ class TrainingRun:
             saver.raise_error()  # a claim that was lost at a save ends the loop now, not at the next save
             return stop.asked()
 
-        with self._train_batches(state.step) as batches:
+        with self._train_batches(state.step) as loaded:
+            batches = self.watchdog.watched(loaded)
             outcome = train(
                 state,
                 save_first_inputs(self.run, batches) if state.step == 0 and self.world.rank == 0 else batches,
@@ -192,7 +204,7 @@ class TrainingRun:
         ) as batches:
             score = evaluate(
                 network,
-                batches,
+                self.watchdog.watched(batches),
                 self.manifest.splits[split].num_rows,
                 loss=self.recipe.loss,
                 precision=self.recipe.precision,

@@ -70,6 +70,8 @@ class WorkerError(TypedDict):
     """Unix seconds."""
     rank: int
     error: str
+    stacks: NotRequired[str]
+    """Key of the stacks of a worker that was killed because it made no progress."""
 
 
 def read_starts(run: Store) -> list[StartRecord]:

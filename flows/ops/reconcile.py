@@ -21,7 +21,7 @@ from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, rea
 from flows.requests.forms import ReconcileRequest
 from flows.stages.engines import Engines
 from flows.stages.heartbeat import beat_of, beats, forget
-from flows.stages.stage import FLOW_CLAIM_S, exclusively, run_store, stop_jobs_of
+from flows.stages.stage import DRIVER_FROZEN, FLOW_CLAIM_S, exclusively, run_store, stop_attempt, stop_jobs_of
 from flows.to_mlflow import outbox
 from flows.to_mlflow.shipper import sync_runs
 from infra.config import replace
@@ -46,6 +46,11 @@ T = TypeVar("T")
 LIFE_S = 60.0
 # Three heartbeats.
 WATCH_S = 30.0
+# A job that Ray lists as running has to be silent for longer: a store may be away from its node for some minutes.
+FROZEN_S = 900.0
+FROZEN_WATCH_S = 120.0
+# How long workers of a frozen driver may take for a checkpoint.
+FROZEN_GRACE_S = 30.0
 READERS = 16
 SYNCED = "ops/synced.json"
 
@@ -118,6 +123,7 @@ def reconcile(request: ReconcileRequest, engines: Engines, prefect: FlowRuns) ->
     with exclusively(engines, "reconcile"):
         reconciler = Reconciler(request, engines, prefect)
         reconciler.end_cancelled_jobs()
+        reconciler.end_frozen_jobs()
         reconciler.end_silent_runs()
         reconciler.end_abandoned_pipelines()
         reconciler.end_dead_flow_runs()
@@ -174,6 +180,22 @@ class Reconciler:
                 for job_id in ids:
                     self.jobs[job_id] = self.engines.cluster.jobs.find(job_id) or self.jobs[job_id]
                     self.changed.add(self.jobs[job_id].metadata["run_key"])
+
+    def end_frozen_jobs(self) -> None:
+        """Stops jobs that Ray lists as running although their driver writes no heartbeat: it is stopped, or hangs.
+
+        Such a job would keep its place on the cluster for ever, and every later scheduled run of its deployment would be
+        skipped. Its workers may still train, and are asked to save a checkpoint first.
+        """
+        for run in self.runs:
+            if run.claim is None or run.key in self.changed or run.key in self.alive or not self._is_frozen(run):
+                continue
+            job_id, silent_since = run.claim.job_id, utc(run.claim.heartbeat)
+            stop = partial(stop_frozen, self.engines, run_store(self.engines.root, run.key), run.claim)
+            problem = f"running, but its driver has been silent since {silent_since}"
+            if self._repair(Inconsistency(f"job {job_id}", problem, "stopped"), stop):
+                self.jobs[job_id] = self.engines.cluster.jobs.find(job_id) or self.jobs[job_id]
+                self.changed.add(run.key)
 
     def end_silent_runs(self) -> None:
         """Sets the reconciled state of runs whose attempt ended without writing a final state."""
@@ -296,6 +318,14 @@ class Reconciler:
             return job.terminal and self._long_ago(job.ended_at or 0.0)
         return run.key not in self.alive and self._quiet_since(run.claim.heartbeat, LIFE_S)
 
+    def _is_frozen(self, run: SeenRun) -> bool:
+        """Whether Ray lists the job of a run as running, but its driver writes no heartbeat. The run may have ended: its
+        workers write that."""
+        job = self.jobs.get(run.claim.job_id) if run.claim else None
+        if run.claim is None or job is None or job.state != "running":
+            return False
+        return self._quiet_since(run.claim.heartbeat, FROZEN_S) and self._long_ago(job.started_at or 0.0, FROZEN_S)
+
     def _is_abandoned(self, record: PipelineRecord) -> bool:
         """Whether a pipeline is recorded as running although neither its process nor one of its jobs shows life."""
         active = any(job.metadata.get("pipeline") == record.key for job in self._active_jobs())
@@ -321,7 +351,8 @@ class Reconciler:
     def _watch_silent(self) -> None:
         """Watches everything that would be ended for its silence; what shows life meanwhile is `alive`."""
         looks: dict[str, Callable[[], Hashable]] = {}
-        for run in filter(self._is_silent, self.runs):
+        frozen = {run.key for run in self.runs if self._is_frozen(run)}
+        for run in (run for run in self.runs if run.key in frozen or self._is_silent(run)):
             looks[run.key] = self._look("run", run.key, partial(life_of, run_store(self.engines.root, run.key)))
         for record in filter(self._is_abandoned, self.pipelines):
             claim = self.root.child(f"claims/{record.key}")
@@ -335,7 +366,8 @@ class Reconciler:
             self.engines.observer.check()
             time.sleep(WATCH_S / 15)
 
-        self.alive |= moving(looks, WATCH_S, wait, self.watches)
+        for_s = {key: FROZEN_WATCH_S if key in frozen else WATCH_S for key in looks}
+        self.alive |= moving(looks, for_s, wait, self.watches)
 
     def _look(self, kind: str, key: str, look: Callable[[], Hashable]) -> Callable[[], Hashable]:
         """`look`, but what cannot be read any more is a finding, once, and counts as alive."""
@@ -485,6 +517,16 @@ def reconciled_state(run: Store, attempt: int, job: Job | None) -> tuple[RunStat
     if job.exit_code == OUTCOMES["preempted"].exit_code:
         return "preempted", f"{found} with exit code {job.exit_code}; the same request resumes it"
     return "failed", f"{found} ({job.message or f'exit code {job.exit_code}'})"
+
+
+def stop_frozen(engines: Engines, run: Store, claim: Claim) -> None:
+    """Stops the job of a frozen driver. Raises RuntimeError if it has shown life meanwhile, or does not end."""
+    if read_claim(run) != claim:
+        raise RuntimeError("the claim of this run changed meanwhile; the next reconcile checks it again.")
+    stop_attempt(engines, run, claim, "preempted", by=DRIVER_FROZEN, grace_s=FROZEN_GRACE_S)
+    job = engines.cluster.jobs.find(claim.job_id)
+    if job is not None and not job.terminal:
+        raise RuntimeError(f"job {job.id} is still {job.state}; the next reconcile stops it again.")
 
 
 def judge(run: Store, claim: Claim, state: RunState, reason: str) -> None:

@@ -16,6 +16,7 @@ from flows.records import AttemptRecord, Origin, attempt_records
 from flows.stages import heartbeat
 from flows.stages.attempts import MAX_WITHOUT_PROGRESS, AttemptsWithoutProgress
 from flows.stages.engines import Engines, StopRequested
+from flows.stages.worker_errors import WorkerErrors, last_stacks
 from infra.config import replace
 from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost
@@ -31,6 +32,7 @@ from infra.runs.run_state import (
     RunStateRecord,
     StopReason,
     read_state,
+    read_stop,
     request_stop,
     write_reconciled_state,
 )
@@ -55,6 +57,7 @@ LOG_LINES = 40
 NO_COMMAND = (126, 127)
 # How long its heartbeat stands still before a flow process counts as dead.
 FLOW_CLAIM_S = 30.0
+DRIVER_FROZEN = "its driver was silent, though Ray listed the job as running; reconcile stopped it"
 
 
 class StageFailed(RuntimeError):
@@ -139,7 +142,10 @@ def run_stage(
         if (state := finished()) is not None:
             return result(state, False)
         if not (
-            job is None or job.exit_code == OUTCOMES["preempted"].exit_code or others_deadline(engines, run, claim)
+            job is None
+            or job.exit_code == OUTCOMES["preempted"].exit_code
+            or others_deadline(engines, run, claim)
+            or was_frozen(run, claim)
         ):
             raise failure(engines, run, claim, job)
         if without_progress.add():
@@ -297,7 +303,7 @@ def follow(
 ) -> Job:
     """Follows a job and returns it once it has ended. On an error, stops the job first if the observer requests it."""
     started, waits = time.monotonic(), ""
-    next_look = started + LOOK_S
+    next_look, errors = started + LOOK_S, WorkerErrors(run, claim.attempt)
     with engines.observer.stage(title) as show:
 
         def on_poll(job: Job) -> None:
@@ -312,6 +318,8 @@ def follow(
                 elif found != waits:
                     engines.observer.say(f"{title} has not started; {found}")
                 waits = found
+            for line in errors.news():
+                engines.observer.say(f"{claim.run_key}: {line}")
             show({"waits": waits} if waits else now)
             engines.observer.check()
 
@@ -343,6 +351,14 @@ def others_deadline(engines: Engines, run: Store, claim: Claim) -> bool:
     state, left_s = read_state(run) or NO_STATE, engines.observer.time_left()
     ended = state["attempt"] == claim.attempt and state["state"] == "out_of_time"
     return ended and state.get("reason", "").startswith(DEADLINE_PASSED) and (left_s is None or left_s > 0)
+
+
+def was_frozen(run: Store, claim: Claim) -> bool:
+    """Whether reconcile stopped an attempt because its driver wrote no heartbeat; the next attempt resumes it."""
+    stop, state = read_stop(run), read_state(run) or NO_STATE
+    ended_otherwise = state["attempt"] == claim.attempt and state["state"] not in ("running", "preempted")
+    asked = stop is not None and stop["attempt"] == claim.attempt and stop["by"] == DRIVER_FROZEN
+    return asked and not ended_otherwise
 
 
 def other_jobs(engines: Engines, job_id: str) -> str:
@@ -425,5 +441,5 @@ def failure(engines: Engines, run: Store, claim: Claim, job: Job) -> StageFailed
         write_reconciled_state(run, ended, claim.attempt, reason)
         last = "\n".join(tail.splitlines()[-15:])
         text = f"{key}: {reason} ({where}); the same command resumes the run. The last lines of its log:\n{last}"
-    engines.observer.failed(key, reason, tail)
+    engines.observer.failed(key, reason, tail + last_stacks(run, claim.attempt))
     return StageFailed(text, ended)

@@ -39,22 +39,23 @@ class Watch:
 
 def moving(
     looks: Mapping[str, Callable[[], Hashable]],
-    for_s: float,
+    for_s: float | Mapping[str, float],
     wait: Callable[[], object],
     watches: Mapping[str, Watch] | None = None,
 ) -> set[str]:
-    """The keys whose sign of life moves while this process watches it; all others stand still for `for_s`.
+    """The keys whose sign of life moves while this process watches it; all others stand still for `for_s`, or their own.
 
     `looks` read the signs, side by side, until each has moved or stood still for so long. `wait()` is called between two looks.
     What both raise is raised here. `watches`: those of the keys, for whoever goes on watching.
     """
     watches, moved = defaultdict(Watch) if watches is None else watches, set[str]()
+    long_s = for_s if isinstance(for_s, Mapping) else dict.fromkeys(looks, for_s)
     with ThreadPoolExecutor(_READERS) as pool:
         while left := [key for key in looks if key not in moved]:
             signs = pool.map(lambda key: looks[key](), left)
             still_s = {key: watches[key].unchanged_s(sign) for key, sign in zip(left, signs, strict=True)}
             moved |= {key for key in left if watches[key].moved}
-            if min((seconds for key, seconds in still_s.items() if key not in moved), default=for_s) >= for_s:
+            if all(still_s[key] >= long_s[key] for key in left if key not in moved):
                 break
             wait()
     return moved

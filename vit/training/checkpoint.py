@@ -177,7 +177,7 @@ class CheckpointSaver:
 
     Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which
     seals the journal up to the step of the checkpoint), then `check_claim` once more, and before it deletes older files.
-    An attempt that has lost its claim raises there and writes nothing more.
+    An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written.
     """
 
     def __init__(
@@ -190,10 +190,12 @@ class CheckpointSaver:
         keep: int = 2,
         check_claim: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
+        progress: Callable[[], None] = lambda: None,
         peer_timeout_s: float = 600.0,
     ):
         self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
         self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
+        self.progress = progress
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -247,7 +249,7 @@ class CheckpointSaver:
         if self.run.exists(f"{prefix}/manifest.json"):
             return  # this attempt committed it before its workers were restarted
         name = self._file(prefix, self.rank, manifest["save_id"])
-        pieces = write_tensors(self.run, f"{name}.safetensors", mine)
+        pieces = write_tensors(self.run, f"{name}.safetensors", mine, self.progress)
         self.run.write_json(f"{name}.json", RankIndex(save=manifest["save_id"], pieces=pieces))
         if self.rank == 0:
             files = self._await_peers(prefix, manifest["save_id"])

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
 import torch
@@ -54,8 +54,13 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 
-def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list[TensorPiece]:
-    """Streams CPU tensors to one safetensors file, which becomes visible only when complete. One piece per tensor."""
+def write_tensors(
+    store: Store, key: str, tensors: Mapping[str, Tensor], progress: Callable[[], None] = lambda: None
+) -> list[TensorPiece]:
+    """Streams CPU tensors to one safetensors file, which becomes visible only when complete. One piece per tensor.
+
+    `progress` is called after each chunk of at most CHUNK_BYTES.
+    """
     header: dict[str, _HeaderEntry] = {}
     position = 0
     for name, tensor in tensors.items():
@@ -77,6 +82,7 @@ def write_tensors(store: Store, key: str, tensors: Mapping[str, Tensor]) -> list
                 chunk = data[start : start + CHUNK_BYTES]
                 digest.update(chunk)
                 file.write(chunk)
+                progress()
             begin, end = header[name]["data_offsets"]
             shape = list(tensor.shape)
             pieces.append(

@@ -1,5 +1,8 @@
 """What reconcile ends and what it leaves alone, with a fake Ray and a fake Prefect."""
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -122,6 +125,8 @@ def place(root, monkeypatch):
     monkeypatch.setattr(stage, "FLOW_CLAIM_S", 0.05)
     monkeypatch.setattr(stage, "POLL_S", 0.01)
     monkeypatch.setattr(module, "WATCH_S", 0.05)
+    monkeypatch.setattr(module, "FROZEN_WATCH_S", 0.1)
+    monkeypatch.setattr(module, "FROZEN_GRACE_S", 0.0)
     return Place(root)
 
 
@@ -158,7 +163,7 @@ def test_an_attempt_that_died_before_its_first_state_gets_a_reconciled_state(pla
 @pytest.mark.parametrize(
     ("job", "silent_s"),
     [
-        ({"state": "running"}, HOUR),  # the store is away or the node swaps, but Ray reports the job as running
+        ({"state": "running"}, 800),  # the store is away or the node swaps, but Ray reports the job as running
         ({"state": "pending"}, HOUR),
         ({"state": "failed", "ended_ago": 60}, HOUR),  # the flow that follows it still has to write its state
         (None, 240),
@@ -171,6 +176,80 @@ def test_a_run_that_one_engine_reports_as_alive_is_left_alone(place, job, silent
     before = place.content()
     assert place.reconcile() == []
     assert place.content() == before
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("running", "preempted"), (None, "preempted"), ("finished", "finished"), ("failed", "failed")]
+)
+def test_a_job_whose_driver_has_been_silent_for_long_is_stopped(place, before, after):
+    place.attempt(state=before)
+    place.ray.put()
+    (finding,) = place.reconcile()
+    assert finding.subject == f"job {JOB}"
+    assert "its driver has been silent since" in finding.problem
+    assert place.ray.known[JOB].state == "stopped"
+    assert read_state(place.run)["state"] == after
+    assert place.reconcile() == []
+
+
+def test_a_job_that_does_not_end_is_stopped_again(place, monkeypatch):
+    def still_running(job_id, wait_s):
+        raise TimeoutError("job is still running.")
+
+    place.attempt()
+    place.ray.put()
+    with monkeypatch.context() as patch:
+        patch.setattr(place.ray, "stop", still_running)
+        (finding,) = place.reconcile()
+    assert finding.action == f"not done: job {JOB} is still running; the next reconcile stops it again."
+    assert [finding.action for finding in place.reconcile()] == ["stopped"]
+    assert read_state(place.run)["state"] == "preempted"
+
+
+DRIVER = """
+import sys
+from infra.runs.claims import ClaimHolder
+from infra.storage import open_store
+
+with ClaimHolder(open_store(sys.argv[1]), 1, every_s=0.05):
+    print("working", flush=True)
+    sys.stdin.read()
+"""
+
+
+class RealJob(FakeRay):
+    """A job whose driver is a process; Ray shows it as running until it is stopped, by SIGTERM and then SIGKILL."""
+
+    def __init__(self, run):
+        super().__init__()
+        command = [sys.executable, "-c", DRIVER, run.uri]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process.stdout.readline()
+        self.put()
+
+    def stop(self, job_id, wait_s):
+        self.process.terminate()
+        self.process.kill()
+        self.process.wait()
+        return super().stop(job_id, wait_s)
+
+
+def test_a_driver_that_stands_still_is_ended_and_the_next_attempt_can_start(place, monkeypatch):
+    """The clocks are left out: what counts is that its counter moved, or stood still, while reconcile watched it."""
+    monkeypatch.setattr(module, "FROZEN_S", -HOUR)
+    monkeypatch.setattr(module, "FROZEN_WATCH_S", 5.0)
+    place.attempt(silent_s=0)
+    place.ray = RealJob(place.run)
+    assert place.reconcile(quiet_minutes=0) == []
+    assert place.ray.process.poll() is None
+
+    place.ray.process.send_signal(signal.SIGSTOP)
+    (finding,) = place.reconcile(quiet_minutes=0)
+    assert finding.subject == f"job {JOB}"
+    assert place.ray.process.returncode == -signal.SIGKILL
+    assert read_state(place.run)["reason"] == stage.DRIVER_FROZEN
+    claim = take_claim(place.run, KEY, job_state=lambda job: place.ray.find(job).state, owner="the next night")
+    assert claim.attempt == 2
 
 
 def test_a_heartbeat_within_a_minute_counts_whatever_quiet_minutes_is(place):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows.records import AttemptRecord, Origin, attempt_records
-from flows.stages import heartbeat, stage
+from flows.stages import heartbeat, stage, worker_errors
 from flows.stages.engines import Engines, StopRequested, Terminal
 from flows.stages.stage import StageFailed, run_stage
 from flows.to_mlflow.shipper import Shipper
@@ -19,7 +19,7 @@ from infra.provenance import compared_versions
 from infra.ray_jobs import Job, JobLost, JobServerAway
 from infra.runs.claims import ClaimHolder, read_claim, take_claim
 from infra.runs.deadline import DEADLINE_PASSED
-from infra.runs.run_state import OUTCOMES, read_state, read_stop, write_state
+from infra.runs.run_state import OUTCOMES, read_state, read_stop, request_stop, write_state
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.models.config import ViTConfig
@@ -438,6 +438,45 @@ def test_an_adopted_job_that_reaches_the_deadline_of_its_own_flow_is_resumed_if_
     assert run_with_script(run, cluster).state["attempt"] == 2
     (job,) = cluster.submitted
     assert job.env.get("VITLINE_TIME_LEFT_S") == (None if left_s is None else "3600.0")
+
+
+@pytest.mark.parametrize("written", [None, "preempted"])
+def test_an_attempt_that_reconcile_stopped_for_its_silent_driver_is_followed_by_the_next(run, written):
+    class Stopped(ScriptedCluster):
+        def follow(self, job_id, on_poll, poll_s):
+            if job_id.endswith("-a2"):
+                return super().follow(job_id, on_poll, poll_s)
+            request_stop(run, "preempted", by=stage.DRIVER_FROZEN, attempt=1)
+            write_state(run, written or "running", 1)
+            self.ended[job_id] = Job(id=job_id, state="stopped", exit_code=None, message="")
+            return self.ended[job_id]
+
+    assert run_with_script(run, Stopped(run, "finished")).state["attempt"] == 2
+
+
+def test_errors_of_workers_are_said_once_and_stacks_are_shown_at_a_failure(run, monkeypatch):
+    error = "no progress for 1800 s: it is in read (read.py:3)"
+
+    class Hanging(ScriptedCluster):
+        def follow(self, job_id, on_poll, poll_s):
+            run.write_json("errors/a1-100-rank0.json", {"at": 0.1, "rank": 0, "error": error})
+            run.write_json("errors/a1-200-rank1.json", {"of": "another version"})
+            run.write("stacks/a1-100-rank0.txt", b"older")
+            run.write("stacks/a1-300-rank0.txt", b"  File read.py, line 3 in read")
+            on_poll(None)
+            return super().follow(job_id, on_poll, poll_s)
+
+    shown = []
+    monkeypatch.setattr(worker_errors, "LOOK_S", 0.0)
+    monkeypatch.setattr(FakeObserver, "failed", lambda self, key, reason, tail: shown.append(tail))
+    cluster = Hanging(run, "failed")
+    with pytest.raises(StageFailed):
+        run_with_script(run, cluster)
+    assert [message for message in cluster.messages if "rank" in message] == [f"{KEY}: rank0 ended: {error}"]
+    assert "line 39" in shown[0]
+    assert shown[0].endswith("  File read.py, line 3 in read")
+    assert run.uri_of("stacks/a1-300-rank0.txt") in shown[0]
+    assert "older" not in shown[0]
 
 
 def test_a_living_job_that_a_living_flow_follows_is_skipped(run, root, monkeypatch):

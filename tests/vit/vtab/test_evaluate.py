@@ -1,5 +1,7 @@
 """Task sweeps on the digits: how a setting is chosen, what is scored how often, and what a second request returns."""
 
+import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -176,6 +178,36 @@ def test_trial_returns_the_result_that_another_worker_stored_first(spec_of, root
     assert ensure_trial(store.uri, trial) == theirs
 
 
+HUNG_TRIAL = """
+import sys, threading
+import torch._dynamo  # by the first network; takes seconds on a busy machine
+from infra.runs.watchdog import Watchdog
+from vit.input import batches
+from vit.vtab.trained.run_trial import ensure_trial
+from vit.vtab.trained.trials import Trial
+
+def waits_for_ever(*args):
+    threading.Event().wait()
+
+batches._gather = waits_for_ever
+run, trials, trial = sys.argv[1:]
+ensure_trial(trials, Trial.model_validate_json(trial), 1, Watchdog(run, 1, 15.0, who="trial-x"))
+"""
+
+
+@pytest.mark.slow
+def test_a_hung_trial_is_killed_with_its_stacks_and_runs_again(spec_of, root):
+    trial = plan_task_sweeps(spec_of())[0].select_trials()[0]
+    trials, run = open_store(root).child("trials"), open_store(root).child("runs/evaluation")
+    take_claim(run, "evaluation", job_state=lambda job: "failed", owner="test")
+    ended = subprocess.run([sys.executable, "-c", HUNG_TRIAL, run.uri, trials.uri, trial.model_dump_json()])
+    assert ended.returncode == -signal.SIGKILL
+    (error,) = [run.read_json(key) for key in run.list("errors/")]
+    assert "in waits_for_ever" in run.read(error["stacks"]).decode()
+    assert trials.list() == []
+    assert ensure_trial(trials.uri, trial).num_examples > 0
+
+
 def test_best_validation_score_is_chosen_and_the_first_of_equals(spec_of):
     (task_sweep,) = plan_task_sweeps(spec_of())
     assert chosen_lr(task_sweep, (0.2,), (0.4,), (0.3,)) == 0.3
@@ -308,6 +340,8 @@ def test_corpus_without_task_splits_is_named_with_the_required_splits(names):
 class RayInThisProcess:
     """The part of Ray that the driver uses: a task runs when it is waited for."""
 
+    exceptions = SimpleNamespace(WorkerCrashedError=type("WorkerCrashedError", (Exception,), {}))
+
     def __init__(self):
         self.ran, self.cancelled = [], []
 
@@ -318,8 +352,8 @@ class RayInThisProcess:
         return {"CPU": 2.0}
 
     def remote(self, function):
-        def submit(uri, trial, threads):
-            return (len(self.ran), lambda: self.ran.append(trial.key) or function(uri, trial, threads))
+        def submit(uri, trial, *more):
+            return (len(self.ran), lambda: self.ran.append(trial.key) or function(uri, trial, *more))
 
         return SimpleNamespace(options=lambda **kwargs: SimpleNamespace(remote=submit))
 
@@ -408,6 +442,21 @@ def test_task_without_a_setting_left_fails_by_name_and_the_others_are_scored(ray
         assert "peak_lr 0.3 with 4 steps: the training diverged" in state["reason"]
         assert (progress["step"], progress["total_steps"]) == (8, 8)
     assert len(ray.ran) == 7
+
+
+def test_a_trial_whose_process_ends_again_and_again_fails_with_the_last_error_of_its_watchdog(
+    ray, drive, spec_of, root, monkeypatch
+):
+    def crashes(trial, **_):
+        raise ray.exceptions.WorkerCrashedError("The worker died unexpectedly while executing this task.")
+
+    monkeypatch.setattr(running, "run_trial", crashes)
+    code, state, _ = drive(spec_of())
+    assert (code, state["state"]) == (1, "failed")
+    assert "ended 4 times without a result; it was killed, perhaps for its memory" in state["reason"]
+    run = open_store(root)
+    run.write_json("errors/a1-100-trial-birds.json", {"at": 0.1, "error": "no progress for 1800 s"})
+    assert ray_workers.crashed(run, 1, "birds").endswith("without a result; the last error: no progress for 1800 s")
 
 
 def test_failed_evaluation_has_the_reason_in_its_state(ray, drive, spec_of, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from data_prep.shard_format import Manifest, load_manifest
 from infra.config import replace
+from infra.runs.watchdog import UNWATCHED, Watchdog
 from infra.storage import PreconditionFailed, open_store
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.input.batches import Loading, eval_batches, train_batches
@@ -29,22 +30,25 @@ DECODED_CACHE_BYTES = 768 << 20
 _decoded: dict[tuple[str, str, int], DecodedCache] = {}
 
 
-def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult:
+def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1, watchdog: Watchdog = UNWATCHED) -> TrialResult:
     """The stored result of this trial. If there is none, runs the trial and stores its result; the first result stays.
 
     Before the result, a final trial stores its predictions and the files made from them (`trial_files.py`). `threads`
-    decode and augment.
+    decode and augment. `watchdog` is opened meanwhile, and kills a process whose trial makes no progress.
     """
     trials = open_store(trials_uri)
     if (done := finished_result(trials, trial)) is not None:
         return done
     noted: list[Predictions] = []
-    result = run_trial(trial, threads=threads, note=noted.append if trial.phase == "final" else None)
-    if noted:
-        files = write_trial_files(
-            trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
+    with watchdog:
+        result = run_trial(
+            trial, threads=threads, note=noted.append if trial.phase == "final" else None, watchdog=watchdog
         )
-        result = replace(result, files=files)
+        if noted:
+            files = write_trial_files(
+                trials, trial.key, Predictions.joined(noted), trial.corpus, trial.score_split, trial.title
+            )
+            result = replace(result, files=files)
     try:
         trials.create(f"{trial.key}.json", result.model_dump_json(indent=1).encode())
     except PreconditionFailed:
@@ -52,7 +56,12 @@ def ensure_trial(trials_uri: str, trial: Trial, threads: int = 1) -> TrialResult
     return result
 
 
-def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None] | None = None) -> TrialResult:
+def run_trial(
+    trial: Trial,
+    threads: int = 1,
+    note: Callable[[Predictions], None] | None = None,
+    watchdog: Watchdog = UNWATCHED,
+) -> TrialResult:
     """Trains and scores in this process, on its GPU if there is one. `note` receives the predictions of the scored split."""
     started, cpu_started = time.perf_counter(), time.process_time()
     world = World.current()
@@ -83,9 +92,11 @@ def run_trial(trial: Trial, threads: int = 1, note: Callable[[Predictions], None
             threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
         ),
     ) as batches:
-        outcome = train(state, batches, trial.recipe, execution, world, report=report)
+        outcome = train(state, watchdog.watched(batches), trial.recipe, execution, world, report=report)
     unscored = outcome == "diverged" and trial.phase == "final"  # its setting has failed, and test is read once only
-    score = Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note)
+    score = (
+        Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note, watchdog)
+    )
     return TrialResult(
         key=trial.key,
         top1=score.top1,
@@ -125,12 +136,13 @@ def score_split(
     manifest: Manifest,
     world: World,
     note: Callable[[Predictions], None] | None = None,
+    watchdog: Watchdog = UNWATCHED,
 ) -> Evaluation:
     corpus, augment = open_store(trial.corpus), trial.recipe.input.augment
     with eval_batches(corpus, manifest, trial.score_split, augment, batch_size=EVAL_BATCH_SIZE) as batches:
         return evaluate(
             state.evaluation_model(),
-            batches,
+            watchdog.watched(batches),
             manifest.splits[trial.score_split].num_rows,
             loss=trial.recipe.loss,
             precision=trial.recipe.precision,

@@ -1,0 +1,104 @@
+"""A training process whose reader hangs is killed with its stacks on record; the next start resumes from the checkpoint."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from infra.runs.claims import take_claim
+from infra.runs.journal import read_journal
+from infra.runs.run_state import read_state
+from infra.storage import open_store
+from vit.run import TrainingRun
+from vit.run_spec import make_spec
+from vit.training.checkpoint import list_checkpoints
+from vit.training.world import World
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+RANK = """
+import ctypes, os, sys, threading
+import torch._dynamo  # by the first optimizer; takes seconds on a busy machine
+from infra.storage import open_store
+from vit.input import batches
+from vit.run import TrainingRun
+from vit.training.checkpoint import list_checkpoints
+from vit.training.world import World
+
+run, gather = open_store(sys.argv[1]), batches._gather
+lock = threading.Lock()
+lock.acquire()
+
+def waits_for_a_lock():
+    lock.acquire()
+
+def reads_and_keeps_the_interpreter_lock():
+    ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
+
+def hanging(*args):
+    if list_checkpoints(run):
+        globals()[sys.argv[2]]()
+    return gather(*args)
+
+batches._gather = hanging
+TrainingRun(run, 1, World()).execute()
+"""
+
+
+@pytest.fixture
+def claimed(root):
+    """claimed(config): the run and the claim of its first attempt."""
+
+    def make(config):
+        spec = make_spec(config, root)
+        run = open_store(root).child(f"runs/{spec.run_key}")
+        run.write_json("config.json", spec.model_dump(mode="json"))
+        return run, take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+
+    return make
+
+
+def steps_of(run):
+    return sorted({record.step for record in read_journal(run) if record.key == "train/loss"})
+
+
+@pytest.mark.parametrize("hang", ["waits_for_a_lock", "reads_and_keeps_the_interpreter_lock"])
+def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, claimed, hang):
+    run, _ = claimed(train_config("hung", steps=60, progress_timeout_s=15.0))
+    ended = subprocess.run([sys.executable, "-c", RANK, run.uri, hang], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (error,) = [run.read_json(key) for key in run.list("errors/")]
+    assert error["error"].startswith("no progress for 15 s")
+    stacks = run.read(error["stacks"]).decode()
+    assert f"in {hang}" in stacks
+    assert f"in {hang}" in ended.stderr
+    assert read_state(run)["state"] == "running"
+
+    assert TrainingRun(run, 1, World()).execute() == "finished"
+    assert any("-from-step-" in key for key in run.list("starts/"))
+    assert steps_of(run) == list(range(1, 61))
+
+
+def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(
+    train_config, claimed, ray_jobs, until, processes
+):
+    """The other rank waits for it in a collective: both leave what they know, and the same attempt goes on."""
+    run, claim = claimed(
+        train_config("stands-still", workers=2, steps=2000, save_every_steps=50, progress_timeout_s=30.0)
+    )
+    command = ["python", "-m", "vit.ray_train", "--run", run.uri, "--attempt", "1"]
+    ray_jobs.submit(claim.job_id, command, env={"RAY_JOB_STOP_WAIT_TIME_S": "11"}, metadata={})
+    until(lambda: list_checkpoints(run), claim.job_id)
+    processes("TrainWorker")[0].suspend()
+    job = ray_jobs.follow(claim.job_id, lambda _: None, poll_s=0.2)
+    assert job.state == "succeeded", ray_jobs.logs(claim.job_id)
+    state = read_state(run)
+    assert (state["state"], state["attempt"]) == ("finished", 1)
+    hung = [run.read_json(key) for key in run.list("errors/")]
+    hung = [error for error in hung if error["error"].startswith("no progress for 30 s")]
+    assert {error["rank"] for error in hung} == {0, 1}
+    stacks = [run.read(error["stacks"]).decode() for error in hung]
+    assert any("T (stopped)" in text for text in stacks)
+    assert any("all_reduce" in text for text in stacks)
+    assert "no progress for 30 s" in ray_jobs.logs(claim.job_id)
+    assert steps_of(run) == list(range(1, 2001))
