@@ -20,6 +20,7 @@ from flows.records import list_pipeline_keys, list_run_keys
 from flows.to_mlflow import outbox
 from flows.to_mlflow.messages import ParentLine, SyncAnswer
 from flows.to_mlflow.outbox import Kind, OutboxEntry
+from infra.local.service_logs import open_private, shorten
 from infra.mlflow.tracking_ids import IDS_KEY, TrackingIds, pipeline_ids_key
 from infra.settings import Settings, inherited_environment
 from infra.storage import open_store
@@ -193,7 +194,9 @@ def start_child(settings: Settings, arguments: Sequence[str], log_file: Path | N
     with contextlib.ExitStack() as stack:
         if log_file is not None:
             log_file.parent.mkdir(parents=True, exist_ok=True)
-        log = stack.enter_context(open(log_file, "ab")) if log_file is not None else None
+            with contextlib.suppress(OSError):  # such as a full disk
+                shorten(log_file)
+        log = stack.enter_context(open(open_private(log_file), "ab")) if log_file is not None else None
         return subprocess.Popen(
             [
                 sys.executable,

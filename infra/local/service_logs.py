@@ -1,5 +1,10 @@
-"""Finds errors in the logs of services: some servers answer although they do not work."""
+"""The logs of services: kept small while the services write, and read for errors, as some servers answer although they do not
+work."""
 
+import contextlib
+import ctypes
+import fcntl
+import os
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -15,6 +20,10 @@ KNOWN = (
 )
 """Texts of tracebacks of other programs that need no action."""
 _TAIL_BYTES = 2_000_000
+MOST_BYTES, FILES = 16_000_000, 4
+"""A log that is larger is shortened; a service has this many files at most."""
+_MIB = 1 << 20  # every file system takes out pieces of this size
+_COLLAPSE_RANGE = 8
 _TIME = re.compile(r"\b(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)")
 # "19:34:30.465 | ERROR   | name - text" of Prefect, "E1122 19:34:30" of SeaweedFS, "ERROR:    text" of uvicorn.
 _ERROR = re.compile(r"\| (?:ERROR|CRITICAL) +\| |^[EF]\d{4} \d\d:|\b(?:ERROR|CRITICAL):? ")
@@ -23,6 +32,71 @@ _EXCEPTION = re.compile(r"[A-Za-z_][\w.]*(?:: |$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 # The parts that differ between two occurrences of the same error: times, ids, addresses, durations.
 _PARTICULAR = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|0x[0-9a-f]+|\d+")
+
+
+def open_private(path: Path) -> int:
+    """Opens a log for appending; a new one is readable by its user only."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def set_aside(log: Path, part: Path | None = None, files: int = FILES) -> None:
+    """Renames a log, or `part` of it, to `<log>.1`, after `.1` to `.2` and so on; the oldest is deleted."""
+    for number in range(files - 1, 0, -1):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace((part or log) if number == 1 else _numbered(log, number - 1), _numbered(log, number))
+
+
+def shorten(log: Path, most_bytes: int = MOST_BYTES, kept_bytes: int = _TAIL_BYTES, files: int = FILES) -> bool:
+    """Moves all but the end of a log that is larger than `most_bytes` to `<log>.1`. Returns whether it did.
+
+    Its writers, which append, go on meanwhile and lose nothing: the copied part is taken out of the file at once. Where the
+    file system cannot do that (only ext4 and XFS can), the log is copied whole and emptied, and a line that is written in
+    between is lost. A process that is killed here leaves lines twice, and loses none.
+    """
+    if not log.exists() or log.stat().st_size <= most_bytes:
+        return False
+    file, part = open_private(log), log.with_name(f".{log.name}.part")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = (os.fstat(file).st_size - kept_bytes) // _MIB * _MIB
+        if size <= 0 or os.fstat(file).st_size <= most_bytes:  # another process has just shortened it
+            return False
+        part.unlink(missing_ok=True)
+        copy = open_private(part)
+        try:
+            _copy(file, copy, 0, size)
+            os.fsync(copy)
+            set_aside(log, part, files)
+            if not _take_out(file, size):
+                _copy(file, copy, size, None)
+                os.ftruncate(file, 0)
+        finally:
+            os.close(copy)
+    finally:
+        os.close(file)
+        part.unlink(missing_ok=True)
+    return True
+
+
+def _copy(file: int, to: int, at: int, end: int | None) -> None:
+    """Copies a range of bytes; without an end, everything that is there by then."""
+    while end is None or at < end:
+        data = os.pread(file, _MIB if end is None else min(_MIB, end - at), at)
+        if not data:
+            return
+        at += os.write(to, data)
+
+
+def _take_out(file: int, size: int) -> bool:
+    """Takes the first bytes out of a file, whose rest moves to the front. False where the file system cannot do that."""
+    fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+    if fallocate is None:
+        return False
+    return bool(fallocate(file, _COLLAPSE_RANGE, ctypes.c_int64(0), ctypes.c_int64(size)) == 0)
+
+
+def _numbered(log: Path, number: int) -> Path:
+    return log.with_name(f"{log.name}.{number}")
 
 
 class LoggedError(NamedTuple):

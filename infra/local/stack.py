@@ -23,6 +23,7 @@ import psutil
 from infra.local import databases, seaweed
 from infra.local.paths import make_private
 from infra.local.processes import child_environment, end_strangers, find_process, is_running, processes_with, tail
+from infra.local.service_logs import open_private, set_aside
 from infra.local.services import links, programs
 from infra.local.stack_config import ALL, MARK, StackConfig, load_stack_config, refuse_unknown, same_root, settle, weed
 from infra.local.state import Service, StackState, as_it_stands, read_processes, read_state, restart_request
@@ -234,13 +235,12 @@ def _run_supervisor(
 ) -> None:
     """Starts the supervisor and waits until all services work."""
     for name in ("stack", *services):
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(log_dir / f"{name}.log", log_dir / f"{name}.log.1")
+        set_aside(log_dir / f"{name}.log")
     command = [sys.executable, "-P", "-m", "infra.local.supervisor", "--directory", str(config.directory)]
     command += ["--log-dir", str(log_dir), "--parent", str(os.getpid()), "--services", ",".join(services)]
     command += ["--num-cpus", str(num_cpus)] if num_cpus else []
     command += ["--ends-with-parent"] if ends_with_caller else []
-    with open(log_dir / "stack.log", "ab") as log:
+    with open(open_private(log_dir / "stack.log"), "ab") as log:
         supervisor = subprocess.Popen(
             command,
             env=child_environment({MARK: f"{config.id}/supervisor"}),

@@ -33,6 +33,7 @@ from infra.local.processes import (
     reap,
     tail,
 )
+from infra.local.service_logs import open_private, shorten
 from infra.local.services import Program, programs
 from infra.local.stack_config import MARK, StackConfig, load_stack_config, write_whole
 from infra.local.state import Service, StackState, restart_request, write_processes
@@ -42,6 +43,7 @@ START_TIMEOUT_S, BUSY_START_TIMEOUT_S = 180.0, 600.0
 ORDERLY_S = 5.0  # time to end after SIGTERM: MLflow and Ray need about 1 s, SeaweedFS 2 to 3
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 _MAX_DEATHS, _DEATHS_WITHIN_S = 7, 600.0
+_SHORTEN_EVERY_S = 10.0
 _LOOK_EVERY_S, _RECORD_EVERY_S = 1.0, 5.0  # signals report ended processes at once, so polling can be slow to save CPU
 _END_ORDER = (("prefect-worker",), ("shipper",), ("ray", "mlflow", "prefect"), ("s3",))
 
@@ -114,7 +116,8 @@ class Supervisor:
         self.running = {name: Running(every[name], log_dir / f"{name}.log") for name in names}
         self._recorded: tuple[Service, ...] = ()
         self._woken: int | None = None
-        self._recorded_at = 0.0
+        self._recorded_at = self._shortened_at = 0.0
+        self._not_shortened = ""
 
     def wake_at_signals(self) -> None:
         """Makes signals interrupt `_rest`: the end of a child, and requests to end."""
@@ -164,7 +167,22 @@ class Supervisor:
                 self._step(first=False)
             except OSError as error:  # such as a full disk, which should not end running services
                 say(f"could not update the files in {self.config.directory}: {error}")
+            if time.monotonic() - self._shortened_at >= _SHORTEN_EVERY_S:
+                self._shortened_at = time.monotonic()
+                self.shorten_logs()
             self._rest(_LOOK_EVERY_S)
+
+    def shorten_logs(self) -> None:
+        """Shortens logs that have grown too large. What prevents it, such as a full disk, is said once."""
+        problem = ""
+        for log in (self.log_dir / "stack.log", *(running.log for running in self.running.values())):
+            try:
+                shorten(log)
+            except OSError as error:
+                problem = f"could not shorten {log}: {error}"
+        if problem and problem != self._not_shortened:
+            say(problem)
+        self._not_shortened = problem
 
     def end(self) -> None:
         """Ends all services: the worker with its flow runs first, so that they can report their end, and the store last."""
@@ -217,7 +235,7 @@ class Supervisor:
 
     def _popen(self, running: Running) -> subprocess.Popen[bytes]:
         running.program.before(self.config)
-        with open(running.log, "ab") as log:
+        with open(open_private(running.log), "ab") as log:
             return subprocess.Popen(
                 running.program.command(self.config),
                 env=running.program.full_environment(self.config),

@@ -1,10 +1,16 @@
 """Finding errors in the logs of services, in the formats of the real services."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
 
-from infra.local.service_logs import logged_errors, repeated_errors
+from infra.local import service_logs
+from infra.local.service_logs import logged_errors, open_private, repeated_errors, shorten
+from infra.local.stack_config import settle
+from infra.local.supervisor import Supervisor
 
 # What Prefect 3.8.8 wrote once a minute with SQLAlchemy 2.1.9, while its pages showed an active schedule.
 TICK = """\
@@ -92,3 +98,78 @@ def test_exception_groups_are_errors_and_a_missing_log_has_none(log, tmp_path):
         (error,) = logged_errors(log(GROUP + rest))
         assert (error.text, error.traceback) == ("httpx.ConnectError: All connection attempts failed", True)
     assert logged_errors(tmp_path / "absent.log") == []
+
+
+MIB = 1 << 20
+COUNT = (
+    "i = 0\nwhile i < 400_000:\n    print(f'line {i:9d} of a service that writes and writes', flush=True)\n    i += 1"
+)
+
+
+def test_a_log_that_is_written_to_becomes_short_and_loses_no_line(tmp_path):
+    log = tmp_path / "prefect.log"
+    if not collapses(tmp_path):
+        pytest.skip("this file system cannot take a piece out of a file")
+    with open(open_private(log), "ab") as output:
+        service = subprocess.Popen([sys.executable, "-c", COUNT], stdout=output)
+    times = 0
+    try:
+        while service.poll() is None:
+            times += shorten(log, most_bytes=2 * MIB, kept_bytes=MIB, files=1000)
+    finally:
+        service.kill()
+        service.wait()
+    times += shorten(log, most_bytes=2 * MIB, kept_bytes=MIB, files=1000)
+    assert times > 3
+    assert MIB <= log.stat().st_size <= 3 * MIB
+    older = [tmp_path / f"prefect.log.{number}" for number in range(times, 0, -1)]
+    lines = b"".join(path.read_bytes() for path in (*older, log)).splitlines()
+    assert [int(line.split()[1]) for line in lines] == list(range(400_000))
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    assert len(list(tmp_path.iterdir())) == times + 1
+
+
+def collapses(folder):
+    probe = folder / "probe"
+    probe.write_bytes(bytes(2 * MIB))
+    file = os.open(probe, os.O_RDWR)
+    try:
+        return service_logs._take_out(file, MIB)
+    finally:
+        os.close(file)
+        probe.unlink()
+
+
+def test_a_log_on_another_file_system_is_copied_and_emptied(tmp_path, monkeypatch):
+    monkeypatch.setattr(service_logs, "_take_out", lambda file, size: False)
+    log, text = tmp_path / "ray.log", os.urandom(3 * MIB + 17)
+    log.write_bytes(text)
+    with open(log, "ab") as service:
+        assert shorten(log, most_bytes=2 * MIB, kept_bytes=MIB)
+        assert ((tmp_path / "ray.log.1").read_bytes(), log.stat().st_size) == (text, 0)
+        service.write(b"and on it goes\n")
+    assert log.read_bytes() == b"and on it goes\n"
+    assert not shorten(log, most_bytes=2 * MIB)
+    assert not shorten(tmp_path / "absent.log")
+
+
+def test_a_full_disk_leaves_a_log_as_it_is(tmp_path, full_disk):
+    log = tmp_path / "ray.log"
+    log.write_bytes(bytes(3 * MIB))
+    (tmp_path / "ray.log.1").write_bytes(b"earlier")
+    with full_disk(MIB), pytest.raises(OSError, match="too large"):
+        shorten(log, most_bytes=2 * MIB, kept_bytes=MIB // 2)
+    assert {path.name: path.stat().st_size for path in tmp_path.iterdir()} == {"ray.log": 3 * MIB, "ray.log.1": 7}
+
+
+def test_the_supervisor_keeps_the_logs_of_a_service_within_a_bound(tmp_path):
+    config, _ = settle(tmp_path / "stack", {})
+    supervisor = Supervisor(config, tmp_path, ["prefect"], num_cpus=None)
+    (tmp_path / "stack.log").write_bytes(b"ending\n")
+    for round_ in range(6):
+        with open(tmp_path / "prefect.log", "ab") as service:
+            service.write(bytes([round_]) * (service_logs.MOST_BYTES + 1))
+        supervisor.shorten_logs()
+    logs = sorted(path.name for path in tmp_path.glob("*.log*"))
+    assert logs == ["prefect.log", "prefect.log.1", "prefect.log.2", "prefect.log.3", "stack.log"]
+    assert sum(path.stat().st_size for path in tmp_path.glob("prefect.log*")) < 5 * service_logs.MOST_BYTES
