@@ -392,16 +392,32 @@ def ops_collect_garbage(
     keep_checkpoints: Annotated[
         int, typer.Option(min=0, help="Number of newest checkpoints to keep of every finished run.")
     ] = 1,
+    unfinished_days: Annotated[
+        float, typer.Option(min=1, help="Keep what unfinished runs and preparations left for this long a silence.")
+    ] = 90.0,
+    flow_runs_days: Annotated[
+        float, typer.Option(min=1, help="Keep vitline's flow runs in Prefect for this long.")
+    ] = 90.0,
+    keep: Annotated[
+        list[str] | None, typer.Option(help="Key of a run or name of a corpus to keep, or its first characters.")
+    ] = None,
     root: Root = None,
     json: Json = False,
 ) -> None:
-    """List or delete what is no longer needed: leftovers of killed writers, old checkpoints, work files of corpora.
+    """List or delete what is no longer needed: leftovers of killed writers, old checkpoints, work files, trials, flow runs.
 
     Example: `vitline ops collect-garbage --older-than-days 30`
     """
     from flows.commands.ops_commands import collect_garbage_now
 
-    chosen = {"dry_run": not delete, "older_than_days": older_than_days, "keep_checkpoints": keep_checkpoints}
+    chosen = {
+        "dry_run": not delete,
+        "older_than_days": older_than_days,
+        "keep_checkpoints": keep_checkpoints,
+        "unfinished_days": unfinished_days,
+        "flow_runs_days": flow_runs_days,
+        "keep": keep or [],
+    }
     rows = [finding._asdict() for finding in collect_garbage_now(settings(root), chosen)]
     show_rows("findings", rows, ["subject", "problem", "action"], json, "No garbage.")
 

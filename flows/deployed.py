@@ -203,23 +203,26 @@ def reconcile_flow(request: ReconcileRequest) -> State:
     """Brings what killed processes left to an end state, and sends MLflow what it lacks."""
 
     def body(request: ReconcileRequest, engines: Engines, this: FlowRun) -> str:
+        from flows.on_prefect.old_flow_runs import NOTHING_TO_DO
         from flows.on_prefect.prefect_runs import PrefectFlowRuns
         from flows.ops.reconcile import reconcile
 
         findings = reconcile(request, engines, PrefectFlowRuns(FLOW_NAMES))
-        return show_findings(engines, "reconciled", findings) or "no inconsistencies"
+        return show_findings(engines, "reconciled", findings) or NOTHING_TO_DO["reconcile"]
 
     return run(ReconcileRequest, request, body)
 
 
 @vitline_flow("collect-garbage")
 def collect_garbage_flow(request: CollectGarbageRequest) -> State:
-    """Deletes what is no longer needed."""
+    """Deletes what is no longer needed, a week after it has listed it."""
 
     def body(request: CollectGarbageRequest, engines: Engines, this: FlowRun) -> str:
+        from flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
         from flows.ops.collect_garbage import collect_garbage
 
-        return show_findings(engines, "garbage", collect_garbage(request, engines)) or "no garbage"
+        findings = collect_garbage(request, engines, PrefectOldFlowRuns(FLOW_NAMES))
+        return show_findings(engines, "garbage", findings) or NOTHING_TO_DO["collect-garbage"]
 
     return run(CollectGarbageRequest, request, body)
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flows.ops.collect_garbage import collect_garbage
+from flows.ops.collect_garbage import NoOldFlowRuns, OldFlowRuns, collect_garbage
 from flows.ops.reconcile import FlowRuns, Inconsistency, NoFlowRuns, reconcile
 from flows.requests.forms import CollectGarbageRequest, ReconcileRequest
 from flows.stages.engines import open_engines
@@ -27,6 +27,15 @@ def flow_runs(settings: Settings) -> FlowRuns:
 
 
 def collect_garbage_now(settings: Settings, request: Mapping[str, Any]) -> list[Inconsistency]:
-    """Finds garbage and deletes it unless `dry_run`. Uses the store only."""
+    """Finds garbage and deletes it unless `dry_run`. Without PREFECT_API_URL no flow runs are deleted."""
     with open_engines(settings) as engines:
-        return collect_garbage(CollectGarbageRequest.model_validate(request), engines)
+        return collect_garbage(CollectGarbageRequest.model_validate(request), engines, old_flow_runs(settings))
+
+
+def old_flow_runs(settings: Settings) -> OldFlowRuns:
+    if settings.prefect_api_url is None:
+        return NoOldFlowRuns()
+    from flows.deployed import FLOW_NAMES
+    from flows.on_prefect.old_flow_runs import PrefectOldFlowRuns
+
+    return PrefectOldFlowRuns(FLOW_NAMES)

@@ -19,7 +19,7 @@ from infra.names import there_are
 NIGHTLY_CRON = "0 2 * * *"
 # A flow process takes about 6 s of CPU to start, which at this interval is less than a hundredth of a core.
 RECONCILE_CRON = "*/15 * * * *"
-WEEKLY_CRON = "0 4 * * 0"
+COLLECT_CRON = "0 4 * * *"
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,8 @@ class Deployment:
 
 # 153,600 images are the 1,200 steps of the demo.
 NIGHT = {"name": "nightly", "train_images": 153_600, "deadline_hours": 6.0, "max_late_hours": 3.0}
+# Daily collections delete what was listed a week before.
+COLLECT = {"dry_run": False, "notice_days": 6.5}
 # The defaults of the form, repeated here so that `vitline flows ls` shows them.
 DEMO = {
     "name": "emoji",
@@ -91,7 +93,10 @@ DEPLOYMENTS = (
     ),
     Deployment("compare_runs", "default", CompareRequest, {}, "compare"),
     Deployment("reconcile_flow", "default", ReconcileRequest, {}, "ops", RECONCILE_CRON, always_active=True),
-    Deployment("collect_garbage_flow", "default", CollectGarbageRequest, {}, "ops", WEEKLY_CRON),
+    Deployment(
+        "collect_garbage_flow", "default", CollectGarbageRequest, COLLECT, "ops", COLLECT_CRON, always_active=True,
+        purpose="Every day at 04:00 UTC. It lists on its page what it deletes a week later.",
+    ),
 )  # fmt: skip
 
 

@@ -7,12 +7,12 @@ from flows.records import PipelineRecord
 from flows.reports.report import ReportPage, render
 from flows.stages.prepare_corpus import PreparedCorpus
 from flows.stages.stage import run_store
+from flows.to_mlflow.evaluation_snapshot import final_trial
 from infra.html.plots import Plot, line_plot
 from infra.runs.journal import read_journal
 from infra.storage import Store, open_store
-from vit.vtab.evaluate import EvaluationSpec, NoSettingLeft, Score, final_outcome, plan_task_sweeps
+from vit.vtab.evaluate import EvaluationSpec, Score, plan_task_sweeps, stored_score
 from vit.vtab.probes import Probe
-from vit.vtab.trained.trials import finished_result
 
 
 def write_report(
@@ -63,18 +63,9 @@ def transfer_plots(root: Store, evaluation: EvaluationSpec) -> list[Plot | None]
     """Loss of the final trials of model and control, one plot per task."""
     if isinstance(evaluation.protocol, Probe):
         return []
-    trials = root.child("trials")
     curves: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
     for task_sweep in plan_task_sweeps(evaluation):
-        selected = [
-            result for trial in task_sweep.select_trials() if (result := finished_result(trials, trial)) is not None
-        ]
-        if len(selected) < len(task_sweep.settings):
-            continue  # a score of an earlier run, whose trials were deleted
-        try:
-            _, final, _ = final_outcome(task_sweep, selected, trials)
-        except NoSettingLeft:
-            continue
-        if final is not None:
+        score = stored_score(root, task_sweep)  # names the final trial, also when the trials on validation are deleted
+        if score is not None and (final := final_trial(root, score)) is not None:
             curves.setdefault(task_sweep.task.name, {})[init_text(task_sweep.model)] = final.train_losses
     return [line_plot(f"Fine-tuning loss on {task}", "step", lines) for task, lines in curves.items()]

@@ -214,11 +214,22 @@ class ReconcileRequest(FrozenConfig):
 
 
 class CollectGarbageRequest(FrozenConfig):
-    """Deletes what is no longer needed: leftovers of killed writers, old checkpoints, work files of published corpora."""
+    """Deletes what is no longer needed: leftovers of killed writers, old checkpoints, work files of corpora, trials of finished
+    evaluations, old flow runs."""
 
     dry_run: bool = True
     """Only list what would be deleted."""
+    notice_days: float = Field(0.0, ge=0.0, le=10_000)
+    """Delete only what a collection has listed this long ago and what has not changed since; list the rest. 0: delete at once."""
     older_than_days: float = Field(7.0, ge=0.0, le=10_000)
     """Keep everything younger than this."""
     keep_checkpoints: int = Field(1, ge=0, le=1000)
     """Number of newest checkpoints to keep of every finished run."""
+    unfinished_days: float = Field(90.0, ge=1.0, le=10_000)
+    """Keep the checkpoints of runs that did not finish, and corpora whose preparation did not finish, until they have been
+    silent for this long."""
+    flow_runs_days: float = Field(90.0, ge=1.0, le=10_000)
+    """Keep vitline's flow runs in Prefect for this long after their end; those of reconcile and collect-garbage that had nothing
+    to do for 2 days."""
+    keep: tuple[Reference, ...] = Field((), max_length=100)
+    """Keys of runs and names of corpora of which nothing is deleted, or their first characters."""

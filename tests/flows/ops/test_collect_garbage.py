@@ -12,6 +12,8 @@ import pytest
 from data_prep.corpora import presets
 from data_prep.prepare import prepare
 from data_prep.shards.verify_shards import verify_corpus
+from flows.ops import collect_garbage as collecting
+from flows.ops import garbage
 from flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
 from flows.requests.forms import CollectGarbageRequest
 from flows.stages.engines import Engines, Terminal
@@ -243,3 +245,175 @@ def test_features_of_deleted_models_and_corpora_are_deleted(root, collect):
     store.write("features/begun/test/00.safetensors", b"numbers")
     assert [finding.subject for finding in collect()] == ["features/of-no-corpus", "features/of-no-model"]
     assert {key.split("/")[1] for key in store.list("features/")} == {"in-use", "young", "begun"}
+
+
+MONTHS = 100 * DAY_S
+REAL_TIME = time.time
+
+
+def moved(monkeypatch, days):
+    """The clock of collections from now on."""
+    now = REAL_TIME() + days * DAY_S
+    monkeypatch.setattr(collecting.time, "time", lambda: now)
+
+
+def actions(findings):
+    return {finding.subject: finding.action.partition(",")[0].partition(" after")[0] for finding in findings}
+
+
+def test_scheduled_collections_delete_what_they_listed_a_week_before(root, collect, monkeypatch):
+    run, daily, store = checkpointed(root, "birds-0123456789ab"), {"notice_days": 6.5}, open_store(root)
+    store.write(f"doctor/{int((time.time() - WEEKS) * 1e9)}-0f3a", b"vitline")
+    before = run.list()
+    listed = {"run birds-0123456789ab": "listed; deleted"}
+    assert actions(collect(**daily)) == listed | {"doctor/": "deleted"}
+    assert actions(collect(dry_run=True, **daily)) == {"run birds-0123456789ab": "would be: deleted"}
+    for day in (1, 3, 6):
+        moved(monkeypatch, day)
+        assert actions(collect(**daily)) == listed
+        assert run.list() == before
+    moved(monkeypatch, 7)
+    assert actions(collect(keep=["birds-01"], **daily)) == {"run birds-0123456789ab": "kept: `keep` names it"}
+    assert actions(collect(**daily)) == listed  # who has objected gets a week again
+    moved(monkeypatch, 14)
+    assert actions(collect(keep_checkpoints=0, **daily)) == listed  # nobody has seen that all would go
+    moved(monkeypatch, 21)
+    assert actions(collect(keep_checkpoints=0, **daily)) == {"run birds-0123456789ab": "deleted"}
+    assert run.list("checkpoints/") == []
+    assert collect(**daily) == []
+    assert store.read_json("ops/garbage.json")["listed"] == []
+
+
+def test_what_shows_life_after_it_was_listed_is_kept(root, collect, monkeypatch):
+    run, daily = checkpointed(root, "birds-0123456789ab", "failed", MONTHS), {"notice_days": 6.5}
+    assert actions(collect(**daily)) == {"run birds-0123456789ab": "listed; deleted"}
+    moved(monkeypatch, 7)
+    claim = take_claim(run, "birds-0123456789ab", job_state=lambda job: "failed", owner="someone")
+    # A heartbeat whose clock is wrong by years does not look alive, but the counter of the claim has moved.
+    run.write_json("claim.json", replace(claim, heartbeat=1.0).model_dump())
+    assert actions(collect(**daily)) == {"run birds-0123456789ab": "listed; deleted"}
+    real = garbage.SeenRun.life
+    monkeypatch.setattr(garbage.SeenRun, "life", lambda run: [real(run), uuid.uuid4().hex])  # a heart that beats
+    assert actions(collect()) == {"run birds-0123456789ab": "kept: it has changed meanwhile"}
+    assert len(list_checkpoints(run)) == 4
+
+
+def test_a_clock_that_was_ahead_deletes_nothing_unseen(root, collect, monkeypatch):
+    checkpointed(root, "birds-0123456789ab")
+    for days in (500, 0, 1):
+        moved(monkeypatch, days)
+        assert actions(collect(notice_days=6.5)) == {"run birds-0123456789ab": "listed; deleted"}
+    open_store(root).write("ops/garbage.json", b"[1]")  # not to be read: everything is listed anew
+    moved(monkeypatch, 30)
+    assert actions(collect(notice_days=6.5)) == {"run birds-0123456789ab": "listed; deleted"}
+
+
+@pytest.mark.parametrize("state", ["running", "failed", "preempted", "cancelled", "diverged", "out_of_time"])
+def test_checkpoints_of_unfinished_runs_go_after_months_of_silence(root, collect, state):
+    run = checkpointed(root, "birds-0123456789ab", state, MONTHS)
+    run.write_json("checkpoints/step-000000040-a10-of-a-newer-version/manifest.json", {})
+    younger = checkpointed(root, "younger-0123456789ab", state, 80 * DAY_S)
+    before = younger.list()
+    kept, deleted = collect()
+    assert (kept.action, deleted.action) == ("kept: nothing says that it is garbage", "deleted, 9 objects")
+    assert run.list("checkpoints/") == ["checkpoints/step-000000040-a10-of-a-newer-version/manifest.json"]
+    assert {"claim.json", "state.json"} <= {*run.list()}
+    assert younger.list() == before
+    run.write_json("claim.json", {**run.read_json("claim.json"), "heartbeat": time.time()})
+    run.write_json("checkpoints/step-000000010-a1/manifest.json", {})
+    assert collect() == []  # it lives again
+    assert run.exists("checkpoints/step-000000010-a1/manifest.json")
+
+
+def test_preparations_that_came_to_no_end_leave_nothing_after_months(root, collect, monkeypatch):
+    store = open_store(root)
+
+    def stopped(name, ago):
+        corpus = store.child(f"corpora/{name}/0123")
+        spill = "_work/chunks-of-1/source/spill/0.bin"
+        for key in (
+            "_work/chunks-of-1/listing.json",
+            "_work/chunks-of-1/records-0.parquet",
+            spill,
+            "train/s/part-0.parquet",
+        ):
+            corpus.write(key, b"{}")
+        corpus.write_json("_work/progress.json", {"stage": "examine", "started_at": time.time() - ago})
+        return corpus
+
+    old, younger = stopped("old", MONTHS), stopped("younger", 80 * DAY_S)
+    (finding,) = collect(notice_days=6.5)
+    assert finding.action.startswith("listed; deleted after")
+    moved(monkeypatch, 7)
+    old.write_json("_work/progress.json", {**old.read_json("_work/progress.json"), "done": 7})
+    assert actions(collect(notice_days=6.5)) == {"corpus old/0123": "listed; deleted"}  # somebody prepares it again
+    moved(monkeypatch, 0)
+    deleted = []
+    delete = type(store).delete
+    monkeypatch.setattr(type(store), "delete", lambda store, key: (deleted.append(key), delete(store, key)))
+    assert actions(collect()) == {"corpus old/0123": "deleted"}
+    assert (deleted[0], deleted[-1]) == ("_work/chunks-of-1/listing.json", "_work/progress.json")
+    assert (len(old.list()), len(younger.list())) == (0, 5)
+
+
+def evaluated(root, key, task, others, final=(), state="finished", ago=WEEKS):
+    """An evaluation of one task, with its trials: `others` on validation, and the final one with two files and a stray one."""
+    run, store = checkpointed(root, key, state, ago), open_store(root)
+    run.write_json("config.json", {"tasks": [{"name": task, "corpus": "a"}]})
+    for key in run.list("checkpoints/"):
+        run.delete(key)
+    for name in others:
+        store.write_json(f"trials/{name}.json", {"files": []})
+    for name in final:
+        files = [f"{name}/0123456789ab/{file}" for file in ("predictions.parquet", "per_class.csv")]
+        store.write_json(f"trials/{name}.json", {"files": files})
+        for key in (*files, f"{name}/ba9876543210/predictions.parquet"):
+            store.write(f"trials/{key}", b"numbers")
+    scores = [{"task": task, "trials": [*others, *final]}]
+    if state == "finished":
+        run.write_json("state.json", {**run.read_json("state.json"), "scores": scores})
+
+
+def test_trials_on_validation_go_once_their_evaluation_has_long_finished(root, collect):
+    store = open_store(root)
+    evaluated(root, "evaluate-0123456789ab", "digits", ["digits-select-1", "digits-select-2"], ["digits-final-1"])
+    evaluated(root, "evaluate-1123456789ab", "cards", ["cards-select-1"], ["cards-final-1"], ago=DAY_S)
+    evaluated(root, "evaluate-2123456789ab", "birds", ["birds-select-1"], state="preempted")
+    evaluated(root, "evaluate-3123456789ab", "birds", ["birds-select-1", "birds-select-2"], ["birds-final-1"])
+    evaluated(root, "evaluate-4123456789ab", "flowers", ["flowers-select-1"], ["flowers-final-1"])
+    begun = store.child("runs/evaluate-5123456789ab")  # its attempt gave its claim back before it had written a state
+    claim = take_claim(begun, "evaluate-5123456789ab", job_state=lambda job: None, owner="someone")
+    begun.write_json("claim.json", replace(claim, heartbeat=0.0).model_dump())
+    begun.write_json("config.json", {"tasks": [{"name": "flowers"}]})
+    before = {*store.list("trials/")}
+    (finding,) = collect()
+    assert (finding.subject, finding.action) == ("trials of evaluate-0123456789ab", "deleted, 3 objects")
+    gone = {
+        *(f"trials/digits-select-{number}.json" for number in (1, 2)),
+        "trials/digits-final-1/ba9876543210/predictions.parquet",
+    }
+    assert (
+        before - {*store.list("trials/")} == gone
+    )  # what is young, or what an unfinished evaluation of birds may need, stays
+    assert collect() == []
+
+
+def test_no_trial_goes_where_an_unfinished_evaluation_cannot_be_read(root, collect):
+    evaluated(root, "evaluate-0123456789ab", "digits", ["digits-select-1"], ["digits-final-1"])
+    evaluated(root, "evaluate-1123456789ab", "digits", [], state="running", ago=0)
+    open_store(root).write("runs/evaluate-1123456789ab/config.json", b"{")
+    assert actions(collect()) == {"run evaluate-1123456789ab": "kept: nothing says that it is garbage"}
+
+
+def test_of_two_collections_at_once_one_goes_on(root, collect, monkeypatch):
+    checkpointed(root, "birds-0123456789ab")
+    real = collecting.listed_before
+
+    def overtaken(store, data):
+        monkeypatch.setattr(collecting, "listed_before", real)
+        collect(notice_days=6.5)
+        return real(store, data)
+
+    monkeypatch.setattr(collecting, "listed_before", overtaken)
+    with pytest.raises(RuntimeError, match=r"Another collection has written .*ops/garbage.json.* Start this one again"):
+        collect(notice_days=6.5)

@@ -609,9 +609,13 @@ def test_a_flow_process_writes_heartbeats_until_it_ends(place):
     assert beats(place.root) == {}
 
 
-def test_only_the_schedule_of_reconcile_is_active_by_default():
+def test_only_the_schedules_of_reconcile_and_collect_garbage_are_active_by_default():
     from flows.on_prefect.deployments import DEPLOYMENTS
 
-    scheduled = {d.full_name: d.always_active for d in DEPLOYMENTS if d.cron}
-    assert [name for name, active in scheduled.items() if active] == ["reconcile/default"]
-    assert "collect-garbage/default" in scheduled
+    scheduled = {d.full_name: d for d in DEPLOYMENTS if d.cron}
+    assert [name for name, d in scheduled.items() if d.always_active] == [
+        "reconcile/default",
+        "collect-garbage/default",
+    ]
+    collect = scheduled["collect-garbage/default"].form()
+    assert (collect["dry_run"], collect["notice_days"]) == (False, 6.5)  # what is deleted was on the page for a week

@@ -1,0 +1,125 @@
+"""Old flow runs of vitline's deployments, for `collect-garbage`: a year of `reconcile` alone would leave 35,040.
+
+Prefect can delete old flow runs itself (PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED), but not those of vitline alone, nor those
+that had nothing to do sooner than others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterEndTime,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, FlowRun, StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+
+from flows.console import utc
+from flows.on_prefect.prefect_observer import client
+from flows.ops.reconcile import Inconsistency
+
+NOTHING_TO_DO = {"reconcile": "no inconsistencies", "collect-garbage": "no garbage"}
+"""The message of a flow run that had nothing to do, by flow."""
+MOST = 5_000
+"""Flow runs of one deployment that one collection deletes: a first one after years must end, too."""
+Wanted = Callable[[FlowRun], bool]
+_PAGE = 100
+_ENTRYPOINT = "flows.deployed."
+
+
+class PrefectOldFlowRuns:
+    """The old flow runs of the deployments of the flows with these names, at the server of PREFECT_API_URL."""
+
+    def __init__(self, flow_names: Iterable[str]) -> None:
+        self._flow_names = sorted(set(flow_names))
+
+    def collect(self, ended_before: float, idle_before: float, dry_run: bool) -> Iterator[Inconsistency]:
+        """Deletes flow runs that ended before `ended_before`, with their subflows, logs and artifacts; those that had nothing to
+        do where they ended before `idle_before`. Yields one finding per deployment and reason. Times are Unix seconds."""
+        with client() as api:
+            for name, deployment in self._deployments(api):
+                rules: list[tuple[float, str, Wanted]] = [(ended_before, "ended", lambda run: True)]
+                if nothing := NOTHING_TO_DO.get(name.split("/")[0]):
+                    rules.append((idle_before, "had nothing to do, and ended", partial(had_nothing_to_do, nothing)))
+                for before, what, wanted in rules:
+                    if number := delete(api, deployment.id, before, wanted, dry_run):
+                        action = f"{'would be: ' * dry_run}deleted, {number} flow runs"
+                        more = "; the next collection deletes more" if number >= MOST else ""
+                        yield Inconsistency(
+                            f"deployment {name}", f"flow runs that {what} before {utc(before)}", action + more
+                        )
+
+    def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:
+        """Those of vitline: flows of others may have the same names."""
+        for flow in self._flow_names:
+            flows = FlowFilter(name=FlowFilterName(any_=[flow]))
+            offset = 0
+            while page := api.read_deployments(flow_filter=flows, limit=_PAGE, offset=offset):
+                offset += len(page)
+                for deployment in page:
+                    if (deployment.entrypoint or "").startswith(_ENTRYPOINT):
+                        yield f"{flow}/{deployment.name}", deployment
+
+
+def delete(api: SyncPrefectClient, deployment: UUID, before: float, wanted: Wanted, dry_run: bool) -> int:
+    """Deletes the flow runs of a deployment that ended before then, in batches; how many."""
+    number = kept = 0
+    ended = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[deployment]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(TERMINAL_STATES))),
+        end_time=FlowRunFilterEndTime(before_=datetime.fromtimestamp(before, UTC)),
+    )
+    while number < MOST:
+        page = api.read_flow_runs(flow_run_filter=ended, sort=FlowRunSort.END_TIME_DESC, limit=_PAGE, offset=kept)
+        old = [run for run in page if wanted(run)]
+        number += len(old)
+        if not page:
+            break
+        if dry_run:
+            kept += len(page)
+            continue
+        kept += len(page) - len(old)
+        delete_with_parts(api, [run.id for run in old])
+    return number
+
+
+def delete_with_parts(api: SyncPrefectClient, ids: list[UUID]) -> None:
+    """Deletes flow runs: first their subflows, each after its artifacts. The server deletes their logs."""
+    parts = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=ids))
+    while ids and (subflows := api.read_flow_runs(flow_run_filter=parts, limit=_PAGE)):
+        delete_each(api, [run.id for run in subflows])
+    delete_each(api, ids)
+
+
+def delete_each(api: SyncPrefectClient, ids: list[UUID]) -> None:
+    shown = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=ids))
+    while ids and (artifacts := api.read_artifacts(artifact_filter=shown, limit=_PAGE)):
+        for artifact in artifacts:
+            api.delete_artifact(artifact.id)
+    for flow_run_id in ids:
+        try:
+            api.delete_flow_run(flow_run_id)
+        except ObjectNotFound:  # somebody else deleted it
+            continue
+
+
+def had_nothing_to_do(message: str, run: FlowRun) -> bool:
+    """Whether it found nothing, or was cancelled before its start because an earlier one was still at work."""
+    if run.state is None:
+        return False
+    if run.state.type == StateType.CANCELLED:
+        return run.run_count == 0
+    return run.state.type == StateType.COMPLETED and run.state.message == message

@@ -1,0 +1,285 @@
+"""What is garbage below a root: objects that no reader needs, once their own record shows that they are old.
+
+Never garbage: objects of an attempt that may still be alive, checkpoints that a run could resume from (within `unfinished_days`),
+published models and corpora, what an unfinished evaluation may still read, and claims, whose numbers count attempts.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from functools import partial
+from typing import NamedTuple
+
+from data_prep.progress import PROGRESS_KEY
+from data_prep.records import WORK
+from data_prep.shard_format import MANIFEST_KEY, load_manifest
+from flows.console import utc
+from flows.stages.heartbeat import PREFIX, beats
+from infra.records import UnreadableRecord, reading
+from infra.runs.claims import Claim, read_claim
+from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
+from infra.storage import Keys, Store, open_store
+from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints
+
+FOLDERS = (
+    "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "ops", "pipelines", "reports", "runs",
+    "scores", "sources", "tracking", "trials",
+)  # fmt: skip
+"""The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
+# `vitline ops doctor` names its test objects by Unix time in nanoseconds.
+PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")
+READERS = 16
+Kept = Callable[[str, UnreadableRecord], None]
+"""Is called with what is kept because a record of it cannot be read."""
+
+
+class Ages(NamedTuple):
+    """Garbage is only what is older than this, in Unix seconds."""
+
+    finished_before: float
+    unfinished_before: float
+    """The last sign of life of runs and preparations that never finished."""
+
+
+class Heap(NamedTuple):
+    """Garbage that belongs together."""
+
+    subject: str
+    """What it belongs to."""
+    problem: str
+    """Why it is not needed."""
+    store: Store
+    keys: Keys
+    """In the order of deletion."""
+    sign_of_life: Callable[[], object] = lambda: None
+    """Changes, before something needs the garbage again: it is compared with that of the listing."""
+    listed_first: bool = True
+    """Whether people get to see it before it is deleted; False for what nobody could want to keep."""
+
+
+class SeenRun(NamedTuple):
+    """A run as the store shows it."""
+
+    key: str
+    store: Store
+    claim: Claim | None
+    state: RunStateRecord | None
+    checkpoints: Keys
+    """The keys below its `checkpoints/`."""
+
+    @property
+    def finished_at(self) -> float | None:
+        """When the attempt that holds the claim finished the run; None if it did not, or was followed by another."""
+        if self.state is None or self.claim is None or self.state["state"] != "finished":
+            return None
+        return self.state["updated_at"] if self.state["attempt"] == self.claim.attempt else None
+
+    @property
+    def last_life(self) -> float:
+        """The newest time that its claim or state shows."""
+        state = self.state or NO_STATE
+        return max(state["updated_at"], self.claim.heartbeat if self.claim else 0.0)
+
+    def life(self) -> object:
+        claim = read_claim(self.store)
+        return claim and [claim.attempt, claim.counter]
+
+
+def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterator[Heap]:
+    """All garbage of a root but the unfinished writes."""
+    runs = read_runs(root, kept)
+    yield from checkpoints(runs, keep_checkpoints, ages, kept)
+    yield from trials(root, runs, ages, kept)
+    yield from preparations(root, ages, kept)
+    yield from features(root, ages, kept)
+    probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < ages.finished_before]
+    if probes:
+        yield Heap("doctor/", "test objects of a doctor that was killed", root, probes, listed_first=False)
+    ids = beats(root, lambda flow_run, odd: kept(f"flow run {flow_run}", odd))
+    dead = [f"{PREFIX}{flow_run}.json" for flow_run, heartbeat in ids.items() if heartbeat < ages.finished_before]
+    if dead:
+        yield Heap(PREFIX, "heartbeats of flow processes that were killed", root, dead, listed_first=False)
+
+
+def read_runs(root: Store, kept: Kept) -> list[SeenRun]:
+    """Every run, from one listing; runs whose records cannot be read are left out."""
+    found: dict[str, Keys] = {}
+    for key in root.list("runs/"):
+        parts = key.split("/")
+        if len(parts) > 2:
+            keys = found.setdefault(parts[1], [])
+            if len(parts) > 4 and parts[2] == "checkpoints":
+                keys.append("/".join(parts[2:]))
+
+    def read(run_key: str) -> SeenRun | UnreadableRecord:
+        run = root.child(f"runs/{run_key}")
+        try:
+            return SeenRun(run_key, run, read_claim(run), read_state(run), found[run_key])
+        except UnreadableRecord as odd:
+            return odd
+
+    runs = []
+    with ThreadPoolExecutor(READERS) as pool:
+        for run_key, run in zip(found, pool.map(read, found), strict=True):
+            if isinstance(run, SeenRun):
+                runs.append(run)
+            else:
+                kept(f"run {run_key}", run)
+    return runs
+
+
+def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:
+    """Of finished runs all checkpoints but the newest, and those whose save was interrupted; of runs that never finished and
+    have long been silent, all. One that is marked as damaged is kept only where too few others are there."""
+    for run in runs:
+        number, problem = keep, ""
+        if run.finished_at is not None and run.last_life < ages.finished_before:
+            problem = f"finished {utc(run.finished_at)}"
+        elif run.finished_at is None and 0.0 < run.last_life < ages.unfinished_before:
+            number, state = 0, (run.state or NO_STATE)["state"]
+            problem = f"{state}, without a sign of life since {utc(run.last_life)}: the same request would start anew"
+        if not problem:
+            continue
+        kept, unknown = kept_checkpoints(run.checkpoints, number), find_checkpoints(run.checkpoints).unknown
+        for prefix in unknown:
+            why = "has a name that this version of vitline does not give. Use the version that wrote it."
+            kept_as(f"run {run.key}", UnreadableRecord(f"{run.store.uri_of(prefix)} {why}"))
+        garbage = [key for key in run.checkpoints if key.rpartition("/")[0] not in {*kept, *unknown}]
+        if garbage:
+            # Manifests are deleted first, so that no reader ever sees half a checkpoint.
+            garbage.sort(key=lambda key: (not key.endswith("/manifest.json"), key))
+            problem += f"; newest {len(kept)} checkpoints are kept" if run.finished_at is not None else ""
+            yield Heap(f"run {run.key}", problem, run.store, garbage, run.life)
+
+
+def trials(root: Store, runs: Sequence[SeenRun], ages: Ages, kept: Kept) -> Iterator[Heap]:
+    """The trials on validation of evaluations that finished before then: their score records hold what they found. Also
+    files beside a final trial that its result does not name. Final trials stay, and all of tasks that an evaluation is at."""
+    there: dict[str, Keys] = {}
+    for key in root.list("trials/"):
+        there.setdefault(key.split("/")[1].removesuffix(".json"), []).append(key)
+    in_use = tasks_in_use(runs, ages, kept) if there else None
+    if in_use is None:
+        return
+    claimed = set[str]()
+    for run in runs:
+        finished_at, scores = run.finished_at, (run.state or NO_STATE).get("scores", [])
+        if finished_at is None or run.last_life >= ages.finished_before:
+            continue
+        keys: Keys = []
+        try:
+            with reading(run.store.uri_of("state.json")):
+                for score in scores:
+                    if score["task"] not in in_use:
+                        keys += garbage_of(root, there, score["trials"])
+        except UnreadableRecord as odd:
+            kept(f"run {run.key}", odd)
+            continue
+        keys = [key for key in dict.fromkeys(keys) if key not in claimed]
+        claimed |= {*keys}
+        if keys:
+            problem = f"finished {utc(finished_at)}; its score records hold what its trials on validation found"
+            yield Heap(f"trials of {run.key}", problem, root, keys, run.life)
+
+
+def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> Keys:
+    """The keys that the trials of one score record leave; the final trial is the last of `names`. `there`: keys by trial."""
+    if not names:
+        return []
+    *others, final = names
+    result = root.read_json_or_none(f"trials/{final}.json")
+    if result is None:
+        return []
+    wanted = {f"trials/{final}.json", *(f"trials/{key}" for key in result.get("files", ()))}
+    return [key for name in others for key in there.get(name, [])] + [key for key in there.get(final, []) if key not in wanted]
+
+
+def tasks_in_use(runs: Iterable[SeenRun], ages: Ages, kept: Kept) -> set[str] | None:
+    """The tasks of evaluations that are not finished and showed life since `unfinished_before`; None if they are not known."""
+    tasks = set[str]()
+    for run in runs:
+        if run.finished_at is not None or 0.0 < run.last_life < ages.unfinished_before:
+            continue
+        try:
+            with reading(run.store.uri_of("config.json")):
+                config = run.store.read_json_or_none("config.json") or {}
+                tasks |= {task["name"] for task in config.get("tasks", ())}
+        except UnreadableRecord as odd:
+            kept(f"run {run.key}", odd)
+            return None
+    return tasks
+
+
+def preparations(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
+    """The work files of corpora that were published before then: no reader of a corpus needs them. And everything, spill and
+    shards too, of preparations that never published their corpus and have long been silent."""
+    folders: dict[str, Keys] = {}
+    for key in root.list("corpora/"):
+        parts = key.split("/", 3)
+        if len(parts) == 4:
+            folders.setdefault("/".join(parts[:3]), []).append(parts[3])
+    for folder, keys in folders.items():
+        corpus, published = root.child(folder), MANIFEST_KEY in keys
+        work = [key for key in keys if key.startswith(f"{WORK}/")]
+        if not work or not (published or PROGRESS_KEY in work):
+            continue
+        subject = f"corpus {folder.split('/', 1)[1]}"
+        try:
+            at = published_at(corpus) if published else stage_began(corpus)
+        except UnreadableRecord as odd:
+            kept(subject, odd)
+            continue
+        if published and at < ages.finished_before:
+            yield Heap(subject, f"published {utc(at)}", corpus, work)
+        elif not published and 0.0 < at < ages.unfinished_before:
+            problem = f"its preparation came to no end; its last stage began {utc(at)}"
+            yield Heap(subject, problem, corpus, sorted(keys, key=_restart_first), partial(_progress, corpus))
+
+
+def published_at(corpus: Store) -> float:
+    with reading(corpus.uri_of(MANIFEST_KEY)):
+        return datetime.fromisoformat(load_manifest(corpus).provenance["created_at"]).timestamp()
+
+
+def stage_began(corpus: Store) -> float:
+    """When the last stage of a preparation began; 0 where its progress does not say."""
+    with reading(corpus.uri_of(PROGRESS_KEY)):
+        return float(corpus.read_json(PROGRESS_KEY).get("started_at", 0.0))
+
+
+def _progress(corpus: Store) -> object:
+    """Changes while a preparation is at work, and once it has published."""
+    return corpus.exists(MANIFEST_KEY), corpus.read_json_or_none(PROGRESS_KEY)
+
+
+def _restart_first(key: str) -> tuple[int, str]:
+    """First what tells a restart that work was done; last what tells the next collection that this is garbage."""
+    name = key.rpartition("/")[2]
+    rank = 0 if name == "listing.json" else 1 if name.startswith("records-") else 3 if key == PROGRESS_KEY else 2
+    return rank, key
+
+
+def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
+    """Features of models or corpora that were deleted."""
+    folders: dict[str, Keys] = {}
+    for key in root.list("features/"):
+        name, _, inside = key.removeprefix("features/").partition("/")
+        folders.setdefault(f"features/{name}", []).append(inside)
+    for name, keys in folders.items():
+        folder, complete = root.child(name), [key for key in keys if "/" not in key and key.endswith(".json")]
+        try:
+            with reading(folder.uri):
+                made = [folder.read_json(key) for key in complete]
+                if not made or max(split["made_at"] for split in made) >= ages.finished_before:
+                    continue
+                source = made[0]["source"]
+                inputs = ((source["model"], "config.json"), (source["corpus"], MANIFEST_KEY))
+        except UnreadableRecord as odd:
+            kept(name, odd)
+            continue
+        deleted = next((uri for uri, key in inputs if not open_store(uri).exists(key)), None)
+        if deleted:
+            # The files that mark the features as complete are deleted first.
+            garbage = [*complete, *sorted({*keys} - {*complete})]
+            yield Heap(name, f"features of {deleted}, which was deleted", folder, garbage)
