@@ -192,7 +192,9 @@ def garbage_of(root: Store, there: Mapping[str, Keys], names: Sequence[str]) -> 
     if result is None:
         return []
     wanted = {f"trials/{final}.json", *(f"trials/{key}" for key in result.get("files", ()))}
-    return [key for name in others for key in there.get(name, [])] + [key for key in there.get(final, []) if key not in wanted]
+    return [key for name in others for key in there.get(name, [])] + [
+        key for key in there.get(final, []) if key not in wanted
+    ]
 
 
 def tasks_in_use(runs: Iterable[SeenRun], ages: Ages, kept: Kept) -> set[str] | None:
