@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
+import httpx
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     ArtifactFilter,
@@ -55,11 +56,16 @@ class PrefectOldFlowRuns:
                 if nothing := NOTHING_TO_DO.get(name.split("/")[0]):
                     rules.append((idle_before, "had nothing to do, and ended", partial(had_nothing_to_do, nothing)))
                 for before, what, wanted in rules:
-                    if number := delete(api, deployment.id, before, wanted, dry_run):
-                        action = f"{'would be: ' * dry_run}deleted, {number} flow runs"
-                        more = "; the next collection deletes more" if number >= MOST else ""
+                    subject, problem = f"deployment {name}", f"flow runs that {what} before {utc(before)}"
+                    try:
+                        number = delete(api, deployment.id, before, wanted, dry_run)
+                    except httpx.HTTPError as error:  # such as a server whose database is busy
+                        yield Inconsistency(subject, problem, f"not all deleted: {error}".splitlines()[0])
+                        continue
+                    more = "; the next collection deletes more" if number >= MOST else ""
+                    if number:
                         yield Inconsistency(
-                            f"deployment {name}", f"flow runs that {what} before {utc(before)}", action + more
+                            subject, problem, f"{'would be: ' * dry_run}deleted, {number} flow runs{more}"
                         )
 
     def _deployments(self, api: SyncPrefectClient) -> Iterator[tuple[str, DeploymentResponse]]:

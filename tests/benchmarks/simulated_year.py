@@ -122,7 +122,7 @@ def flow_run_year(num_flow_runs: int, database: Path | None) -> None:
             newest_s, _ = timed(lambda: api.request("POST", "/flow_runs/filter", json=newest))
             return f"{count:,} flow runs, count {count_s:.2f} s, newest 200 {newest_s:.2f} s"
 
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(1) as pool:
             create_s, _ = timed(lambda: list(pool.map(create, range(num_flow_runs))))
         print(f"created in {create_s:.0f} s: {lists()}{size()}", flush=True)
         later = real_time() + 100 * DAY_S

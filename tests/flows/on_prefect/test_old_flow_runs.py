@@ -156,3 +156,20 @@ def test_a_collection_that_meets_very_many_flow_runs_comes_to_an_end(prefect, ru
     assert collect(1) == {subject: "deleted, 4 flow runs; the next collection deletes more"}
     assert collect(1) == {subject: "deleted, 1 flow runs"}
     assert left() == set()
+
+
+def test_a_server_that_is_busy_is_named_and_the_next_collection_goes_on(prefect, run, monkeypatch):
+    for _ in range(2):
+        run("compare-runs/default", DONE)
+    run("pretrain/default", DONE)
+    real = old_flow_runs.delete_with_parts
+
+    def busy(api, ids):
+        monkeypatch.setattr(old_flow_runs, "delete_with_parts", real)
+        api.request("GET", "/no-such-page")
+
+    monkeypatch.setattr(old_flow_runs, "delete_with_parts", busy)
+    found = collect(1)
+    assert found["deployment compare-runs/default"].startswith("not all deleted: Client error '404 Not Found' for url")
+    assert found["deployment pretrain/default"] == "deleted, 1 flow runs"
+    assert collect(1) == {"deployment compare-runs/default": "deleted, 2 flow runs"}
