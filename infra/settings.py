@@ -195,3 +195,18 @@ def joined_environment(defaults: Mapping[str, str], instead_of: tuple[str, ...] 
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def changed_environment(**changes: str) -> Iterator[None]:
+    """Sets environment variables of this process and its later children while the context is open."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

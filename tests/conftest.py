@@ -229,11 +229,11 @@ def s3_uri(request, monkeypatch) -> str:
 
 
 @pytest.fixture
-def proxy(s3_uri, monkeypatch):
+def proxy(s3_uri):
     """A proxy with faults in front of the service behind `s3_uri`."""
-    from .faulty_proxy import proxy_before
+    from flows.chaos.faulty_proxy import proxy_before
 
-    with proxy_before(os.environ["AWS_ENDPOINT_URL"], monkeypatch) as server:
+    with proxy_before() as server:
         yield server
 
 

@@ -14,6 +14,7 @@ from data_prep.corpora import presets
 from data_prep.find_corpus import corpus_store
 from data_prep.prepare import prepare
 from data_prep.shards.verify_shards import verify_corpus
+from flows.chaos.faulty_proxy import FAULTS
 from infra.local.stack import find_stack, stack_environment, start_stack, stop_stack
 from infra.runs.claims import ClaimHolder, read_claim, take_claim
 from infra.runs.journal import read_journal
@@ -27,8 +28,6 @@ from vit.run import TrainingRun
 from vit.run_spec import make_spec
 from vit.training.checkpoint import list_checkpoints, newest_checkpoint
 from vit.training.world import World
-
-from ..faulty_proxy import FAULTS
 
 pytestmark = pytest.mark.s3
 STEPS = 20
