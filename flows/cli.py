@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from flows import console
-from flows.commands import data_commands, model_commands, stack_commands, vtab_commands
+from flows.commands import chaos_commands, data_commands, model_commands, stack_commands, vtab_commands
 from flows.commands.command_line import Json, Root, Set, cell, settings, show_one, show_rows
 
 app = typer.Typer(
@@ -60,7 +60,10 @@ runs = group("runs", "Runs: list, show, compare.")
 flows_app = group("flows", "Flows in Prefect: register, list, start.")
 app.add_typer(model_commands.app, name="model")
 app.add_typer(stack_commands.app, name="stack")
-ops = group("ops", "Operations: check this machine and its services, reconcile, collect garbage, preempt.")
+ops = group(
+    "ops", "Operations: check this machine and its services, reconcile, collect garbage, preempt, inject faults."
+)
+ops.add_typer(chaos_commands.app, name="chaos")
 
 
 @app.command()

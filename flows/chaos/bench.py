@@ -1,0 +1,185 @@
+"""What scenarios work with: a folder of their own below the root, a tiny corpus, and trainings that take seconds."""
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from data_prep.config import CorpusConfig, CorpusRecipe, Digits, ShardingConfig
+from data_prep.find_corpus import corpus_store
+from data_prep.prepare import prepare
+from flows.chaos.promises import require
+from infra.local.processes import child_environment, end_with_parent
+from infra.runs.claims import read_claim, take_claim
+from infra.runs.journal import read_journal
+from infra.runs.run_state import NO_STATE, RunState, read_state
+from infra.settings import Settings
+from infra.storage import Store, open_store
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.input.config import AugmentConfig, InputConfig
+from vit.models.config import ViTConfig
+from vit.published import load_model
+from vit.run import TrainingRun
+from vit.run_spec import make_spec
+from vit.training.world import World
+
+STEPS, SAVE_EVERY = 20, 5
+CORPUS = CorpusConfig(
+    name="chaos-digits",
+    source=Digits(digits=(0, 1), num_train=160, num_val=40),
+    recipe=CorpusRecipe(
+        duplicates="keep", sharding=ShardingConfig(row_group_bytes=1_000, min_row_groups=8, shard_bytes=4_000)
+    ),
+)
+
+
+class Outcome(NamedTuple):
+    """What no fault may change: the loss of every step, the score, and the digest of the model."""
+
+    losses: dict[int, float]
+    val_top1: float
+    digest: str
+
+
+class Training:
+    """One run of the tiny training, attempt by attempt, without a cluster. Made with the claim of its first attempt."""
+
+    def __init__(self, root: str, config: TrainConfig) -> None:
+        spec = make_spec(config, root)
+        self.key, self.run = spec.run_key, open_store(root).child(f"runs/{spec.run_key}")
+        self.run.write_json("config.json", spec.model_dump(mode="json"))
+        self.attempt = self.claim()
+
+    def claim(self) -> int:
+        """The next attempt, as after the job of the one before has ended."""
+        self.attempt = take_claim(self.run, self.key, job_state=lambda job: "failed", owner="chaos").attempt
+        return self.attempt
+
+    def train(self) -> RunState | None:
+        """Trains to the end of the attempt, in this process, on one thread as in a worker with one CPU."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return TrainingRun(self.run, self.attempt, World()).execute()
+        finally:
+            torch.set_num_threads(threads)
+
+    @contextlib.contextmanager
+    def child(self, fault: str, at: int = 0) -> Iterator["subprocess.Popen[str]"]:
+        """The attempt in a process of its own, which brings `fault` upon itself after step `at`; see `child_attempt`."""
+        command = [sys.executable, "-m", "flows.chaos.child_attempt", "--run", self.run.uri]
+        command += ["--attempt", str(self.attempt), "--fault", fault, "--at", str(at)]
+        with child_process(command) as child:
+            yield child
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {r.step: r.value for r in read_journal(self.run) if r.key == "train/loss"}
+
+    @property
+    def reason(self) -> str:
+        """The reason in `state.json`; empty without one."""
+        return (read_state(self.run) or NO_STATE).get("reason", "")
+
+    @property
+    def outcome(self) -> Outcome:
+        """Raises PromiseBroken unless the run is finished."""
+        state = read_state(self.run) or NO_STATE
+        require(state["state"] == "finished", f"{self.key} is {state['state']}: {state.get('reason', 'no reason')}")
+        return Outcome(self.losses, state["val_top1"], load_model(state["model"]).digest)
+
+    def objects(self) -> dict[str, bytes]:
+        """Every object of the run but the claim."""
+        return {key: self.run.read(key) for key in self.run.list() if key != "claim.json"}
+
+
+class Bench:
+    """The place of one chaos run. Nothing is written outside of it."""
+
+    def __init__(self, settings: Settings, place: Store) -> None:
+        self.settings, self.place = settings, place
+
+    @property
+    def on_s3(self) -> bool:
+        return self.place.uri.startswith("s3://")
+
+    @cached_property
+    def corpus(self) -> Store:
+        """Two digits in several shards, prepared once."""
+        prepare([CORPUS], self.place.uri)
+        return corpus_store(self.place, CORPUS)
+
+    def copied_corpus(self, name: str) -> Store:
+        """A copy of the corpus to damage."""
+        copy = self.place.child(f"corpora/chaos-{name}/1")
+        for key in self.corpus.list():
+            if not key.startswith("_work/"):
+                copy.write(key, self.corpus.read(key))
+        return copy
+
+    def config(self, name: str, corpus: Store | None = None, **execution: object) -> TrainConfig:
+        """A network that takes milliseconds a step, with dropout and decay, so that resuming has something to get wrong."""
+        size = {"image_size_px": 16, "patch_size_px": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
+        limits = {"num_workers": 1, "micro_batch_size": 8, "save_every_steps": SAVE_EVERY, "inspect_images": 0}
+        return TrainConfig(
+            name=f"chaos-{name}",
+            corpus=(corpus or self.corpus).uri,
+            val_split="val",
+            recipe=TrainRecipe(
+                model=ViTConfig(**size, dropout_rate=0.1),
+                input=InputConfig(global_batch_size=16, num_lanes=4, augment=AugmentConfig(image_size_px=16)),
+                optim=OptimConfig(warmup_steps=2, weight_decay=0.1),
+                total_steps=STEPS,
+            ),
+            execution=ExecutionConfig.model_validate({**limits, "log_every_steps": 1, "device": "cpu", **execution}),
+        )
+
+    def training(self, name: str, corpus: Store | None = None, **execution: object) -> Training:
+        return Training(self.place.uri, self.config(name, corpus, **execution))
+
+    @cached_property
+    def undisturbed(self) -> Outcome:
+        """What the training gives if nothing goes wrong."""
+        training = self.training("undisturbed")
+        training.train()
+        return training.outcome
+
+    def require_undisturbed(self, training: Training) -> None:
+        """Raises PromiseBroken unless a training has ended bit for bit as the undisturbed one."""
+        found, expected = training.outcome, self.undisturbed
+        differ = sorted(
+            step
+            for step in found.losses.keys() | expected.losses.keys()
+            if found.losses.get(step) != expected.losses.get(step)
+        )
+        require(not differ, f"{training.key} has other losses than an undisturbed training at the steps {differ}")
+        require(found == expected, f"{training.key} has another score or other weights than an undisturbed training")
+
+
+@contextlib.contextmanager
+def child_process(command: list[str]) -> Iterator["subprocess.Popen[str]"]:
+    """A child that ends with this process, and is killed at the end of the context."""
+    child = subprocess.Popen(
+        command,
+        env=child_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=end_with_parent,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def holder(run: Store) -> int:
+    """The attempt that holds the claim of a run; 0 without one."""
+    claim = read_claim(run)
+    return claim.attempt if claim else 0
