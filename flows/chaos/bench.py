@@ -54,6 +54,13 @@ class Training:
         self.run.write_json("config.json", spec.model_dump(mode="json"))
         self.attempt = self.claim()
 
+    @classmethod
+    def of(cls, run: Store, key: str) -> "Training":
+        """A run that was made and claimed elsewhere."""
+        training = cls.__new__(cls)
+        training.key, training.run, training.attempt = key, run, holder(run)
+        return training
+
     def claim(self) -> int:
         """The next attempt, as after the job of the one before has ended."""
         self.attempt = take_claim(self.run, self.key, job_state=lambda job: "failed", owner="chaos").attempt

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NamedTuple
 
-from flows.chaos import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
+from flows.chaos import checkpoint_faults, claim_faults, cluster_faults, data_faults, process_faults, store_faults
 from flows.chaos.bench import Bench
 from flows.chaos.scenario import Result, Scenario
 from flows.console import utc
@@ -22,7 +22,14 @@ from infra.redact import cleaned
 from infra.settings import Settings
 from infra.storage import Store, open_store
 
-FAMILIES: tuple[ModuleType, ...] = (claim_faults, process_faults, checkpoint_faults, data_faults, store_faults)
+FAMILIES: tuple[ModuleType, ...] = (
+    claim_faults,
+    process_faults,
+    checkpoint_faults,
+    data_faults,
+    store_faults,
+    cluster_faults,
+)
 SCENARIOS: dict[str, Scenario] = {
     each.name: each for family in FAMILIES for each in vars(family).values() if isinstance(each, Scenario)
 }

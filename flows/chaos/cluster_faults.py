@@ -1,0 +1,77 @@
+"""Faults of trainings on the Ray cluster of the settings; without one, on a one-node Ray that is started for each scenario."""
+
+from flows.chaos.bench import Bench, Training
+from flows.chaos.promises import PromiseBroken, require
+from flows.chaos.ray_driver import AT, FAULT
+from flows.chaos.scenario import scenario
+from flows.stages.engines import open_engines
+from flows.stages.stage import StageFailed, run_stage, run_store
+from infra.runs.run_state import NO_STATE, read_state
+from vit.run_spec import START_TRY_S, make_spec, read_progress, read_starts
+from vit.training.checkpoint import list_checkpoints
+
+NEEDS = "one free CPU in Ray"
+
+
+@scenario(f"SIGKILL to a Ray Train worker after step {AT}", NEEDS, about_s=60)
+def killed_worker(bench: Bench) -> str:
+    """Ray Train restarts a worker that was killed; the same attempt goes on from the newest checkpoint and ends bit for bit as
+    without the kill."""
+    run = on_cluster(bench, "killed-worker", "kill")
+    bench.require_undisturbed(run)
+    starts, attempt = len(read_starts(run.run)), (read_state(run.run) or NO_STATE)["attempt"]
+    require(
+        (starts, attempt) == (2, 1), f"there were {starts} starts of the worker, and attempt {attempt} finished the run"
+    )
+    return "restarted once within attempt 1"
+
+
+@scenario(f"a stop request `preempted` after step {AT}", NEEDS, about_s=90)
+def preempted_job(bench: Bench) -> str:
+    """A preempted training writes a checkpoint of its last step and ends its job; the next attempt resumes it, and ends bit for
+    bit as without the fault."""
+    run = on_cluster(bench, "preempted-job", "preempted")
+    bench.require_undisturbed(run)
+    state = read_state(run.run) or NO_STATE
+    require(state["attempt"] == 2, f"attempt {state['attempt']} finished the run, not attempt 2")
+    starts = run.run.list("starts/a2-")
+    require(f"step-{AT:09d}-" in "".join(starts), f"attempt 2 did not resume from step {AT}: {', '.join(starts)}")
+    return f"attempt 2 resumed from step {AT}"
+
+
+@scenario(f"a stop request `cancelled` after step {AT}", NEEDS, about_s=60)
+def cancelled_job(bench: Bench) -> str:
+    """A training that is cancelled, and may not save on a cancel, ends as cancelled and saves nothing more."""
+    try:
+        run = on_cluster(bench, "cancelled-job", "cancelled", on_cancel="discard")
+    except StageFailed as failed:
+        require(failed.state == "cancelled", f"it ended as {failed.state}: {failed}")
+        (key,) = {key.split("/")[1] for key in bench.place.list("runs/") if "/chaos-cancelled-job" in f"/{key[5:]}"}
+        later = [p for p in list_checkpoints(run_store(bench.place.uri, key)) if int(p.split("-")[1]) >= AT]
+        require(not later, f"it saved {', '.join(later)} after the cancel")
+        return "ended as cancelled without a further checkpoint"
+    raise PromiseBroken(f"the cancelled training ended as {(read_state(run.run) or NO_STATE)['state']}")
+
+
+def on_cluster(bench: Bench, name: str, fault: str, **execution: object) -> Training:
+    """The tiny training as a job of Ray, followed to its end as flows do. MLflow is not told. Raises StageFailed."""
+    config = bench.config(name, None, **execution)
+    spec = make_spec(config, bench.place.uri)
+    run = run_store(bench.place.uri, spec.run_key)
+    run.write_json(FAULT, {"fault": fault})
+    with open_engines(
+        bench.settings.model_copy(update={"root": bench.place.uri, "mlflow_tracking_uri": None})
+    ) as engines:
+        run_stage(
+            engines,
+            run,
+            spec.run_key,
+            "flows.chaos.ray_driver",
+            spec,
+            title=name,
+            progress=lambda: read_progress(run),
+            grace_s=config.execution.grace_s,
+            claim_timeout_s=config.execution.claim_timeout_s,
+            env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TRY_S)},
+        )
+    return Training.of(run, spec.run_key)

@@ -1,0 +1,47 @@
+"""The Ray job driver of a training whose rank 0 suffers a fault at its first start: `chaos.json` of the run says which one.
+
+python -m flows.chaos.ray_driver --run URI --attempt N
+"""
+
+import itertools
+import os
+import signal
+from typing import Any
+from unittest.mock import patch
+
+from infra.runs.driver import driver_main
+from infra.runs.run_state import StopReason, request_stop
+from infra.runs.stopping import StopPoller
+from infra.storage import Store, open_store
+from vit import ray_train
+
+FAULT = "chaos.json"
+AT = 12
+
+
+def train_worker(job: dict[str, Any]) -> None:
+    """What Ray Train calls on each worker, and calls again after the loss of one."""
+    run, steps, asked = open_store(job["run"]), itertools.count(1), StopPoller.asked
+    if run.list("starts/"):
+        return ray_train.train_worker(job)
+    fault = run.read_json(FAULT)["fault"]
+
+    def suffering(poller: StopPoller) -> StopReason | None:
+        if next(steps) == AT:
+            if fault == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            request_stop(run, fault, by="chaos", attempt=job["attempt"])
+            poller.read()
+        return asked(poller)
+
+    with patch.object(StopPoller, "asked", suffering):
+        ray_train.train_worker(job)
+
+
+def drive(run: Store, attempt: int) -> int:
+    with patch.object(ray_train, "train_worker", train_worker):
+        return ray_train.drive(run, attempt)
+
+
+if __name__ == "__main__":
+    driver_main(__doc__, drive)

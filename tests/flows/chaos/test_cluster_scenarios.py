@@ -1,0 +1,44 @@
+"""The scenarios that start a Ray of their own find their promises kept, and broken where a resumed training is wrong."""
+
+from unittest.mock import patch
+
+import pytest
+
+from flows.chaos import cluster_faults
+from flows.chaos.bench import Bench, Outcome
+from flows.chaos.scenario import Scenario
+from infra.settings import Settings
+from infra.storage import open_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    root = str(tmp_path_factory.mktemp("chaos"))
+    return Bench(Settings(root=root), open_store(root))
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [each for each in vars(cluster_faults).values() if isinstance(each, Scenario)],
+    ids=lambda each: each.name,
+)
+def test_promise_is_kept_on_ray(scenario, bench):
+    result = scenario.run(bench)
+    assert result.verdict == "kept", result
+
+
+def test_a_run_that_was_not_restarted_or_differs_breaks_its_promise(bench):
+    with patch.object(cluster_faults, "on_cluster", lambda bench, name, fault: bench_of_whole(bench, name)):
+        result = cluster_faults.killed_worker.run(bench)
+        assert (result.verdict, "1 starts" in result.found) == ("broken", True)
+        bench.__dict__["undisturbed"] = Outcome({1: 0.5}, 0.0, "")
+        result = cluster_faults.killed_worker.run(bench)
+        assert (result.verdict, "other losses" in result.found) == ("broken", True)
+
+
+def bench_of_whole(bench, name):
+    training = bench.training(name)
+    training.train()
+    return training
