@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
 
 SCHEMA_VERSION = 2
-"""1: the weights have a fixed name, or one by their content. 2: by their content. Both are read."""
+"""1: classes, image contract and card lie beside `config.json`. 2: with the weights, in a folder named by their content."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CLASSES, CONTRACT, CARD = "classes.json", "image_contract.json", "card.md"
 ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
 
 
@@ -39,7 +40,7 @@ class ModelRecord(TypedDict):
     tensors: "list[TensorPiece]"
     """The tensors of the weights file."""
     weights: NotRequired[str]
-    """Key of the weights file, `<12 hex of its tensors>/model.safetensors`. Models of older versions, and copies for MLflow,
+    """Key of the weights file, `<12 hex of the content>/model.safetensors`. Copies for MLflow, and some models of version 1,
     have `model.safetensors` and no such field."""
     probe: NotRequired[list[float]]
     """The first logits of a synthetic image; models of older versions have none."""
@@ -53,9 +54,25 @@ class ModelRecord(TypedDict):
     """Digests of the image contract and of the classes, so that an error can name the file that was changed."""
 
 
-def weights_key(record: ModelRecord) -> str:
-    """Key of the weights file below the folder of a published model."""
-    return record.get("weights", WEIGHTS)
+def file_key(record: ModelRecord, name: str) -> str:
+    """Key of a file (WEIGHTS, CLASSES, CONTRACT or CARD) below the folder of a published model."""
+    weights = record.get("weights", WEIGHTS)
+    if name == WEIGHTS or record["schema_version"] == 1:
+        return weights if name == WEIGHTS else name
+    return weights.removesuffix(WEIGHTS) + name
+
+
+def read_classes(store: Store, record: ModelRecord) -> list[str]:
+    """The classes of a published model, in the order of its head. Raises FileNotFoundError, and ValueError or KeyError for a
+    file that is damaged."""
+    classes: list[str] = store.read_json(file_key(record, CLASSES))["classes"]
+    return classes
+
+
+def read_contract(store: Store, record: ModelRecord) -> dict[str, Any]:
+    """The image contract of a published model, as JSON. Raises FileNotFoundError, and ValueError for a damaged file."""
+    contract: dict[str, Any] = store.read_json(file_key(record, CONTRACT))
+    return contract
 
 
 def published_record(store: Store) -> ModelRecord:

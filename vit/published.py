@@ -30,14 +30,19 @@ from vit.input.image_contract import ImageContract
 from vit.model_names import find_published, is_location
 from vit.model_record import (
     ANEW,
+    CARD,
+    CLASSES,
     CONFIG,
+    CONTRACT,
     SCHEMA_VERSION,
     WEIGHTS,
     ModelCheck,
     ModelProvenance,
     ModelRecord,
+    file_key,
     published_record,
-    weights_key,
+    read_classes,
+    read_contract,
 )
 from vit.models.build import build_network, network_with
 from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
@@ -105,36 +110,24 @@ def publish(
 ) -> str:
     """Publishes `<name>/<version>/` and returns its URI. A version that is published already stays as it is.
 
-    The weights are named after their content, and `config.json` is created last, if it is absent. So a writer that was
-    suspended meanwhile changes no byte that the published model is read from. `check_claim` is called before both, and
-    raises where another attempt may publish instead. Raises ValueError for another image contract or other classes than
-    those that are published, and for a network that they do not fit.
+    All files lie in a folder that is named after their content; `config.json`, which names it, is created last, if it is
+    absent. So a writer that was suspended meanwhile changes no byte that the published model is read from. `check_claim` is
+    called before both, and raises where another attempt may publish instead. Raises ValueError for another image contract or
+    other classes than those that are published, and for a network that they do not fit.
     """
-    if len(classes) != network.num_classes:
-        raise ValueError(
-            f"{name}/{version}: got {len(classes)} class names, but the head has {network.num_classes} classes. "
-            "Give one name per class."
-        )
-    if contract.evaluation.image_size_px != network.config.image_size_px:
-        raise ValueError(
-            f"{name}/{version}: the image contract resizes to {contract.evaluation.image_size_px} px, but the network "
-            f"takes {network.config.image_size_px} px. Use the same size for both."
-        )
+    _check_fit(f"{name}/{version}", network, contract, classes)
     store = models.child(f"{name}/{version}")
-    weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
     contract_json, class_list = contract.model_dump(mode="json"), list(classes)
-    files = {"image_contract.json": digest_of(contract_json), "classes.json": digest_of(class_list)}
+    files = {CONTRACT: digest_of(contract_json), CLASSES: digest_of(class_list)}
     if store.exists(CONFIG):
         return _kept(store, published_record(store), files)
-    file = f"{content_digest(weights)[:12]}/{WEIGHTS}"
-    check_claim()
+    weights = {key: value.detach().cpu() for key, value in network.state_dict().items()}
     config: ModelRecord = {
         "schema_version": SCHEMA_VERSION,
         "architecture": network.config.architecture,
         "model": network.config.model_dump(mode="json"),
         "num_classes": network.num_classes,
-        "tensors": write_tensors(store, file, weights),
-        "weights": file,
+        "tensors": [],
         "probe": probe(network),
         "provenance": cast(ModelProvenance, dict(provenance)),
         "created_at": time.time(),
@@ -142,20 +135,46 @@ def publish(
         "digest": "",
         "files": files,
     }
-    config["digest"] = model_digest(config, contract_json, class_list)
+    content = [config["architecture"], config["model"], content_digest(weights), files, config["provenance"]]
+    folder = digest_of(content)[:12]
+    config["weights"] = f"{folder}/{WEIGHTS}"
     check_claim()
-    store.write_json("image_contract.json", contract_json)
-    store.write_json("classes.json", {"schema_version": SCHEMA_VERSION, "classes": class_list})
-    store.write("card.md", card(name, version, config, contract, class_list).encode())
-    try:
-        store.create(CONFIG, json_bytes(config))
-    except PreconditionFailed:
+    config["tensors"] = write_tensors(store, config["weights"], weights)
+    config["digest"] = model_digest(config, contract_json, class_list)
+    _create(store, f"{folder}/{CONTRACT}", json_bytes(contract_json))
+    _create(store, f"{folder}/{CLASSES}", json_bytes({"schema_version": SCHEMA_VERSION, "classes": class_list}))
+    _create(store, f"{folder}/{CARD}", card(name, version, config, contract, class_list).encode())
+    check_claim()
+    if not _create(store, CONFIG, json_bytes(config)):
         theirs = published_record(store)
-        if weights_key(theirs) != file:
-            store.delete(file)
-        store.write("card.md", card(name, version, theirs, contract, class_list).encode())
+        if file_key(theirs, WEIGHTS) != config["weights"]:
+            for key in store.list(f"{folder}/"):
+                store.delete(key)
         return _kept(store, theirs, files)
     return store.uri
+
+
+def _check_fit(title: str, network: Network, contract: ImageContract, classes: Sequence[str]) -> None:
+    """Raises ValueError for classes or an image contract that the network does not fit."""
+    if len(classes) != network.num_classes:
+        raise ValueError(
+            f"{title}: got {len(classes)} class names, but the head has {network.num_classes} classes. "
+            "Give one name per class."
+        )
+    if contract.evaluation.image_size_px != network.config.image_size_px:
+        raise ValueError(
+            f"{title}: the image contract resizes to {contract.evaluation.image_size_px} px, but the network "
+            f"takes {network.config.image_size_px} px. Use the same size for both."
+        )
+
+
+def _create(store: Store, key: str, data: bytes) -> bool:
+    """Writes an object that is absent; whether it was."""
+    try:
+        store.create(key, data)
+    except PreconditionFailed:
+        return False
+    return True
 
 
 def _kept(store: Store, published: ModelRecord, files: Mapping[str, str]) -> str:
@@ -258,8 +277,7 @@ def read_model(uri: str) -> PublishedModel:
     store = open_store(uri)
     try:
         config = published_record(store)
-        contract = store.read_json("image_contract.json")
-        classes = store.read_json("classes.json")["classes"]
+        contract, classes = read_contract(store, config), read_classes(store, config)
     except UnreadableRecord as error:
         raise CheckpointError(str(error)) from error
     except (FileNotFoundError, ValueError, KeyError) as error:
@@ -267,7 +285,7 @@ def read_model(uri: str) -> PublishedModel:
             f"{uri} is not a published model: {error}. `vitline model ls` lists the published models."
         ) from error
     if config["digest"] != model_digest(config, contract, classes):
-        found = {"image_contract.json": digest_of(contract), "classes.json": digest_of(classes)}
+        found = {CONTRACT: digest_of(contract), CLASSES: digest_of(classes)}
         changed = [name for name, digest in found.items() if config.get("files", {}).get(name, digest) != digest]
         raise CheckpointError(
             f"{uri}: {' and '.join(changed) or 'config.json'} was changed after publishing. Restore it from a copy, or {ANEW}."
@@ -284,14 +302,14 @@ def read_model(uri: str) -> PublishedModel:
 
 def _network(store: Store, config: ModelRecord, num_classes: int) -> Network:
     """The network of a model. Raises CheckpointError if its weights differ from `config.json`, or do not fit the network."""
-    file = f"{store.uri}/{weights_key(config)}"
+    file = f"{store.uri}/{file_key(config, WEIGHTS)}"
     try:
         check_limits(network_config(config["model"]))
-        size = store.size(weights_key(config))
+        size = store.size(file_key(config, WEIGHTS))
         listed = sum(max(0, piece["end"] - piece["start"]) for piece in config["tensors"])
         if listed > size:  # the same bytes listed many times would fill the memory
             raise ValueError(f"config.json lists {listed:,} bytes of tensors, but the file has {size:,}")
-        tensors = read_tensors(store, weights_key(config), config["tensors"])
+        tensors = read_tensors(store, file_key(config, WEIGHTS), config["tensors"])
     except (FileNotFoundError, ValueError, LookupError, TypeError) as error:
         raise CheckpointError(f"{file}: {str(error).rstrip('.')}. Restore the file from a copy, or {ANEW}.") from error
     weights = dict(zip((p["name"] for p in config["tensors"]), tensors, strict=True))
@@ -360,14 +378,14 @@ Digest `{config["digest"]}`.
 ```python
 from vit.published import load_model
 
-model = load_model("<this folder>")
+model = load_model("{name}/{version}")
 print(model.predict(["picture.jpg"]))
 ```
 Images go through `image_contract.json`: RGB, resized to {contract.evaluation.image_size_px} px \
 ({contract.evaluation.eval_resize}, antialias {"on" if contract.evaluation.antialias else "off"}), \
 values from {contract.low:g} to {contract.high:g}.
 
-Elsewhere: `vitline model convert <this folder> out --to ...` writes {elsewhere(network_config(model))}.
+Elsewhere: `vitline model convert {name}/{version} out --to ...` writes {elsewhere(network_config(model))}.
 """
 
 

@@ -14,7 +14,7 @@ from flows.stages.pretrain import train_model
 from infra.settings import Settings
 from infra.storage import open_store
 from vit.config import TrainConfig
-from vit.model_record import published_record
+from vit.model_record import published_record, read_contract
 from vit.models.config import network_config
 from vit.recipes import recipe_named
 
@@ -54,6 +54,6 @@ def describe_model(uri: str) -> Mapping[str, Any]:
         "parameters": sum(sizes) // 4,
         "weights_bytes": sum(sizes),
         "forward_gflop_per_image": forward_flops(network, config["num_classes"]) / 1e9,
-        "image_contract": store.read_json("image_contract.json"),
+        "image_contract": read_contract(store, config),
         "provenance": config["provenance"],
     }

@@ -11,7 +11,7 @@ from infra.storage import Store, open_store
 from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.plan import propose_num_lanes
-from vit.model_record import published_record
+from vit.model_record import published_record, read_contract
 from vit.models.config import NetworkConfig, network_config
 from vit.vtab.evaluate import task_facts
 from vit.vtab.protocols import Protocol, protocol_named
@@ -24,7 +24,7 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
 
     model = find_model(root, request.model)
     published = published_record(open_store(model))
-    contract = ImageContract.model_validate(open_store(model).read_json("image_contract.json"))
+    contract = ImageContract.model_validate(read_contract(open_store(model), published))
     architecture = network_config(published["model"])
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)

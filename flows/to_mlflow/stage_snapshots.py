@@ -25,7 +25,7 @@ from infra.config import canonical_json, digest_of, flatten
 from infra.runs.journal import list_segments, read_segments
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.storage import Store, json_bytes, open_store
-from vit.model_record import model_record
+from vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
 from vit.run_spec import StartRecord, read_starts
 from vit.serving.registry_model import registry_files
 
@@ -206,11 +206,10 @@ def training_params(config: StoredTraining, manifest: StoredManifest | None) -> 
 def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
     """The published model of a finished training; None if it was deleted."""
     store = open_store(state["model"])
-    config = model_record(store.uri)
-    if config is None:
+    if not store.exists(CONFIG):
         return None
+    config = published_record(store)
     name, version = store.uri.rstrip("/").split("/")[-2:]
-    contract = store.read_json("image_contract.json")
     images = state.get("images_seen", 0)
     scored = f"held-out top-1 {100 * state['val_top1']:.1f} %, " if "val_top1" in state else ""
     return Published(
@@ -228,7 +227,10 @@ def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
         },
         params={name: plain(config["model"][name]) for name in MODEL_PARAMS if name in config["model"]}
         | {"num_classes": config["num_classes"], "images_seen": images},
-        files={**registry_files(store.uri, config, contract), "card.md": store.read("card.md")},
+        files={
+            **registry_files(store.uri, config, read_contract(store, config)),
+            CARD: store.read(file_key(config, CARD)),
+        },
         summary=f"{scored}{images:,} images seen; weights at {store.uri}",
     )
 

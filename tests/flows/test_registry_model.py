@@ -25,6 +25,7 @@ from infra.mlflow.tracking import Tracking
 from infra.runs.claims import take_claim
 from infra.runs.run_state import read_state
 from infra.storage import open_store
+from vit.published import load_model
 from vit.run import TrainingRun
 from vit.run_spec import make_spec
 from vit.training.world import World
@@ -89,7 +90,7 @@ def test_the_candidate_loads_as_a_pyfunc_in_another_process(stack, candidate, pi
     first, second = output["answers"]
     assert first["classes"] == second["classes"]  # rows of one batch may differ by rounding
     assert first["probabilities"] == pytest.approx(second["probabilities"], rel=1e-5)
-    known = open_store(candidate.model).read_json("classes.json")["classes"]
+    known = load_model(candidate.model).classes
     assert len(first["classes"]) == len(first["probabilities"]) == 5
     assert {*first["classes"]} < {*known}
     assert 0.5 < sum(first["probabilities"]) <= 1

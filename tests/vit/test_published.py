@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,11 @@ def network() -> VisionTransformer:
 @pytest.fixture
 def published(network, root) -> str:
     return publish(open_store(root).child("models"), "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"})
+
+
+def key_of(store, name):
+    """Where a file of a published model lies."""
+    return name if name == "config.json" else f"{store.read_json('config.json')['weights'].partition('/')[0]}/{name}"
 
 
 def test_model_is_loaded_bit_for_bit(network, published):
@@ -139,12 +145,13 @@ def test_value_range_of_the_contract_is_applied(network, root):
 )
 def test_a_changed_or_missing_file_is_refused_by_name(published, file, old, new):
     store = open_store(published)
+    key = key_of(store, file)
     if old is None:
-        store.delete(file)
+        store.delete(key)
     else:
-        data = store.read(file)
+        data = store.read(key)
         assert data.count(old) == 1
-        store.write(file, data.replace(old, new))
+        store.write(key, data.replace(old, new))
     with pytest.raises(CheckpointError, match=file.replace(".", r"\.")) as refused:
         load_model(published)
     others = {"classes.json", "image_contract.json", "model.safetensors"} - {file}
@@ -164,7 +171,7 @@ def test_changed_and_truncated_weights_are_refused_by_name(published):
 @pytest.mark.parametrize("damaged", ["config.json", "classes.json", "weights"])
 def test_a_damaged_model_is_whole_again_after_the_step_that_its_error_names(network, published, root, damaged):
     store = open_store(published)
-    key = store.read_json("config.json")["weights"] if damaged == "weights" else damaged
+    key = key_of(store, "model.safetensors" if damaged == "weights" else damaged)
     data = store.read(key)
     store.write(
         key, data[:-100] if damaged == "weights" else data.replace(b'"cat"', b'"cow"').replace(b": 2,", b": 4,")
@@ -190,10 +197,37 @@ def test_model_that_a_suspended_attempt_publishes_again_is_not_changed(network, 
     uri = publish(models, "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"}, overtaken)
     model, store = load_model(uri), open_store(uri)
     assert all(torch.equal(value, successor.state_dict()[name]) for name, value in model.network.state_dict().items())
-    assert model.digest in store.read("card.md").decode()
+    assert model.digest in store.read(key_of(store, "card.md")).decode()
     assert [key for key in store.list() if key.endswith("model.safetensors")] == [
         store.read_json("config.json")["weights"]
     ]
+
+
+def test_attempt_that_wakes_after_its_successor_published_changes_nothing(network, root):
+    """It is suspended before each of its writes in turn. Its successor has other weights and other values in the card."""
+    models = open_store(root).child("models")
+    successor, store_class = VisionTransformer(CONFIG, len(CLASSES)), type(models)
+    for number in range(5):
+        name, writes, found = f"birds-{number}", [], {}
+        suspended = (store_class.create, store_class.writer)
+
+        def overtaken(self, key, *rest, real, name=name, number=number, writes=writes, found=found):
+            if len(writes) == number:
+                writes.append("suspended")
+                publish(models, name, "1", successor, CONTRACT, CLASSES, {"steps": 2})
+                folder = self.read_json("config.json")["weights"].partition("/")[0]
+                found.update({key: self.read(key) for key in ("config.json", *self.list(f"{folder}/"))})
+            writes.append(key)
+            return real(self, key, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            for method in suspended:
+                patch.setattr(store_class, method.__name__, partialmethod(overtaken, real=method))
+            uri = publish(models, name, "1", network, CONTRACT, CLASSES, {"steps": 1})
+        store = open_store(uri)
+        assert len(found) == 5
+        assert {key: store.read(key) for key in store.list()} == found
+        assert load_model(uri).provenance == {"steps": 2}
 
 
 def test_attempt_that_lost_its_claim_publishes_nothing(network, root):
@@ -212,27 +246,18 @@ def test_version_is_not_published_again_with_other_classes(network, published, r
     assert load_model(published).classes == tuple(CLASSES)
 
 
-def test_model_of_an_older_version_has_its_weights_at_the_top_of_the_folder(network, published):
-    store = open_store(published)
-    config = store.read_json("config.json")
-    digest = load_model(published).digest
-    key = config.pop("weights")
-    store.write("model.safetensors", store.read(key))
-    store.delete(key)
-    store.write_json("config.json", config)
-    assert load_model(published).digest == digest
-
-
 @pytest.mark.parametrize("weights_below", [True, False])
 def test_model_of_schema_version_1_is_read(published, weights_below):
     store = open_store(published)
     config = store.read_json("config.json")
     assert config["schema_version"] == 2
     del config["vitline_version"]
+    for name in ("classes.json", "image_contract.json", "card.md", "model.safetensors"):
+        if name != "model.safetensors" or not weights_below:
+            store.write(name, store.read(key_of(store, name)))
+            store.delete(key_of(store, name))
     if not weights_below:
-        key = config.pop("weights")
-        store.write("model.safetensors", store.read(key))
-        store.delete(key)
+        del config["weights"]
     store.write_json("config.json", config | {"schema_version": 1})
     assert load_model(published).digest == config["digest"]
     assert verify_model(published)["digest"] == config["digest"]

@@ -17,10 +17,9 @@ from typing import Any
 from PIL import Image
 
 from infra.storage import json_bytes, open_store
-from vit.model_record import WEIGHTS, Prediction, published_record, weights_key
+from vit.model_record import CARD, CLASSES, CONFIG, CONTRACT, WEIGHTS, Prediction, file_key, published_record
 from vit.published import PublishedModel, load_model
 
-FILES = ("image_contract.json", "classes.json", "card.md")
 TOP = 5
 # MLflow copies this file into the folder and runs it where the model is loaded.
 CODE = '''"""Serves the published model in this folder. Needs the packages vitline and torch."""
@@ -56,12 +55,11 @@ def save_mlflow_model(model: PublishedModel, directory: str | Path) -> Path:
     with tempfile.TemporaryDirectory(prefix="vitline-served-") as folder:
         copy = Path(folder, "published")
         copy.mkdir()
-        for name in FILES:
-            (copy / name).write_bytes(store.read(name))
         record = published_record(store)
-        (copy / WEIGHTS).write_bytes(store.read(weights_key(record)))
-        record.pop("weights", None)  # in this folder the weights have the name that other tools look for
-        (copy / "config.json").write_bytes(json_bytes(record))
+        for name in (WEIGHTS, CLASSES, CONTRACT, CARD):
+            (copy / name).write_bytes(store.read(file_key(record, name)))
+        record.pop("weights", None)  # here all lie beside config.json, where other tools look for the weights
+        (copy / CONFIG).write_bytes(json_bytes(record))
         if (found := load_model(str(copy)).digest) != model.digest:
             raise ValueError(
                 f"{model.uri} has digest {found[:12]}, but {model.digest[:12]} was loaded. Load the model again."

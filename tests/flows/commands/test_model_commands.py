@@ -141,7 +141,7 @@ def test_conversion_to_another_format_and_back_is_exact(vitline, logits_of, offi
     assert np.array_equal(logits_of(json.loads(out)["written"]), ours)
     code, out, _ = vitline("model", "show", "back", "--root", root, "--json")
     assert json.loads(out)["model"]["gelu"] == "tanh"
-    (classes,) = Path(root).glob("models/back/*/classes.json")
+    (classes,) = Path(root).glob("models/back/*/*/classes.json")
     assert json.loads(classes.read_text())["classes"] == names.read_text().split()
 
 

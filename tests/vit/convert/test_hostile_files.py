@@ -19,6 +19,7 @@ from vit.convert.report import ConversionError
 from vit.convert.weights import load_weights
 from vit.input.config import AugmentConfig
 from vit.input.image_contract import ImageContract
+from vit.model_record import read_classes, read_contract
 from vit.models.build import build_network
 from vit.models.config import BiTConfig, ViTConfig
 from vit.published import load_model, model_digest, publish
@@ -208,11 +209,11 @@ def rewritten(store, change):
     """Changes `config.json`, and its digest too, as somebody who made the folder can."""
     config = store.read_json("config.json")
     change(config)
-    classes = store.read_json("classes.json")["classes"]
-    config["digest"] = model_digest(config, store.read_json("image_contract.json"), classes)
+    classes, contract = read_classes(store, config), read_contract(store, config)
+    config["digest"] = model_digest(config, contract, classes)
     assert config["digest"] == digest_of(
         [config["architecture"], config["model"], {p["name"]: p["sha256"] for p in config["tensors"]},
-         store.read_json("image_contract.json"), classes]
+         contract, classes]
     )  # fmt: skip
     store.write_json("config.json", config)
 

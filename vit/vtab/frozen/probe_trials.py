@@ -9,6 +9,7 @@ from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.config import FrozenConfig, digest_of, replace
 from infra.result_versions import RESULT_VERSIONS
 from infra.storage import Store, open_store
+from vit.model_record import published_record, read_classes
 from vit.vtab.evaluate import EvaluationSpec, Score, TaskRef, again, published_digest
 from vit.vtab.frozen.feature_plan import FeaturePart, FeatureSource, plan_parts
 from vit.vtab.probes import Method, Probe
@@ -147,7 +148,8 @@ def _named_split(name: str, names: Iterable[str], where: str) -> str:
 
 def check_classes(model: str, corpus: Store) -> None:
     """Raises ValueError with the first difference unless model and corpus have the same classes in the same order."""
-    ours, theirs = open_store(model).read_json("classes.json")["classes"], load_class_names(corpus)
+    store = open_store(model)
+    ours, theirs = read_classes(store, published_record(store)), load_class_names(corpus)
     if ours == theirs:
         return
     if len(ours) != len(theirs):

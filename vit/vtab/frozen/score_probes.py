@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from infra.storage import PreconditionFailed, Store, open_store
-from vit.model_record import published_record, weights_key
+from vit.model_record import WEIGHTS, file_key, published_record
 from vit.published import HEAD
 from vit.training.tensor_file import read_tensors
 from vit.training.world import World
@@ -147,7 +147,7 @@ def head_of(source: FeatureSource) -> list[Tensor]:
             f"{source.model_digest[:12]}. The model was replaced; evaluate again."
         )
     pieces = {piece["name"]: piece for piece in config["tensors"]}
-    return read_tensors(store, weights_key(config), [pieces[name] for name in HEAD])
+    return read_tensors(store, file_key(config, WEIGHTS), [pieces[name] for name in HEAD])
 
 
 PROBE_METHODS: dict[Method, Callable[[ProbeFeatures], Counted]] = {
