@@ -193,7 +193,7 @@ def _migrate(package: str, path: Path, newest: str) -> Path:
                 raise RuntimeError(f"{problem}: {last_words(tail(log))}\nIts output is in {log}.")
             _check_whole(work, newest)
             shutil.copymode(path, work)
-            kept = _keep(path, f"{path.name}.before-{version(package)}")
+            kept = _keep(path, f"{path.name}.before-{version(package)}", folder)
             os.replace(work, path)
         return kept
     finally:
@@ -220,14 +220,19 @@ def _check_whole(path: Path, newest: str) -> None:
         raise RuntimeError(f"the migrated database has the revision {revision or 'none'} instead of {newest}")
 
 
-def _keep(path: Path, name: str) -> Path:
-    """Gives a file a second name, with a number where that name is taken."""
+def _keep(path: Path, name: str, work: Path) -> Path:
+    """Gives a file a second name, with a number where that name is taken. Where a file has one name only, as on FAT, it is copied,
+    in the folder `work` first."""
     for number in count(1):
         kept = path.with_name(name if number == 1 else f"{name}-{number}")
+        if kept.exists():
+            continue
         try:
             os.link(path, kept)
         except FileExistsError:
             continue
+        except OSError:
+            os.rename(shutil.copy2(path, work / "kept"), kept)
         return kept
     raise AssertionError("there is always another number")
 

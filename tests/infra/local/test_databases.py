@@ -13,6 +13,7 @@ from importlib.metadata import version
 import httpx
 import pytest
 
+from infra.local import databases
 from infra.local.databases import (
     compact_database,
     database_file,
@@ -247,6 +248,21 @@ def grown(directory, kept, deleted):
 def rows_in(path):
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT count(*), sum(length(message)) FROM log").fetchone()
+
+
+def test_a_database_is_copied_where_a_file_has_one_name_only(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    database, work = tmp_path / "mlflow.db", tmp_path / "work"
+    work.mkdir()
+    for number, content in enumerate((b"old", b"older")):
+        database.write_bytes(content)
+        kept = databases._keep(database, "mlflow.db.before-3", work)
+        assert kept.name == ("mlflow.db.before-3", "mlflow.db.before-3-2")[number]
+        assert kept.read_bytes() == content
+    assert not list(work.iterdir())
 
 
 def test_a_database_that_has_become_empty_becomes_small(tmp_path):
