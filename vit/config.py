@@ -117,6 +117,9 @@ class ExecutionConfig(FrozenConfig):
     """Number of validation images in the attention figures after pre-training; 0 draws no figures."""
     max_nonfinite_steps: NonNegativeInt = 5
     """Consecutive steps that may be skipped for a non-finite gradient before the run ends as diverged."""
+    max_bad_fraction: float = Field(1e-4, ge=0, le=1)
+    """Largest share of bad examples (images of the corpus that cannot be decoded any more) among those read since the workers
+    started; ten in each epoch are always allowed. More end the run as failed; 0 does so at the first."""
     max_restarts_without_progress: PositiveInt = 3
     """Restarts of the worker group from one checkpoint before the run ends as failed."""
     progress_timeout_s: PositiveFloat | None = 1_800.0

@@ -27,6 +27,7 @@ from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
 from vit.published import adapt, load_model, publish
 from vit.run_spec import RunSpec, StartRecord, WorkerError
+from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
 from vit.training.evaluate import evaluate
 from vit.training.reporter import Reporter, system_metrics
@@ -90,13 +91,16 @@ class TrainingRun:
             ) as reporter,
             system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step, self.claim.check),
         ):
-            outcome = self._train(state, stop, reporter)
+            bad = BadExamples(self.config.execution.max_bad_fraction, self.manifest.split(self.config.split).num_rows)
+            outcome = self._train(state, stop, reporter, bad)
             detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
             if outcome == "finished":
                 network = state.evaluation_model()
                 detail |= self._score(network, state.step, reporter)
                 if self.world.rank == 0:
                     detail |= self._publish(network, state)
+            elif outcome == "failed":  # without an error, because a restart of the worker group would not help
+                detail["reason"] = bad.reason(self.world)
             elif outcome != "diverged" and stop.by:
                 detail["reason"] = stop.by
         return self._end(outcome, detail)
@@ -133,7 +137,7 @@ class TrainingRun:
         network = adapt(source.network, self.recipe.model, self.manifest.num_classes, self.recipe.model.head_bias_init)
         return with_optimizer(network.to(self.world.device).train(), self.recipe)
 
-    def _train(self, state: TrainState, stop: StopPoller, reporter: Reporter) -> RunState:
+    def _train(self, state: TrainState, stop: StopPoller, reporter: Reporter, bad: BadExamples) -> RunState:
         execution = self.config.execution
         saver = CheckpointSaver(
             self.run,
@@ -167,6 +171,7 @@ class TrainingRun:
                 report=reporter.record,
                 hooks=[Hook(execution.save_every_steps, save, before_stop=True)],
                 stop_requested=stop_requested,
+                bad=bad,
             )
         saver.wait()
         return outcome
@@ -182,6 +187,7 @@ class TrainingRun:
             micro_batch_size=execution.micro_batch_size,
             start_step=start_step,
             num_steps=self.recipe.total_steps,
+            mask_bad=True,
             loading=replace(
                 self.loading,
                 decoded_cache_bytes=execution.decoded_cache_bytes,

@@ -24,6 +24,7 @@ METRICS = {
         "optim/lr": "Learning rate of the step.",
         "optim/grad_norm": "Global gradient norm before clipping.",
         "guard/nonfinite_steps": "Consecutive steps that were skipped because their gradient was not finite.",
+        "input/bad_examples": "Examples that were left out since the workers started because they cannot be decoded.",
         "progress/images_seen": "Training images up to this step, counting repeats.",
         "throughput/images_per_s": "Images per second over all workers; of a preparation, examined images per second.",
         "throughput/mfu": "Model FLOPs utilisation: achieved over peak FLOP/s of the device. Absent where no peak is known.",

@@ -41,7 +41,7 @@ def make_batch():
             labels=torch.cat([labels[start:stop], labels[-padding:] if padding else labels[:0]]),
             valid=valid,
             first_slot=step * 8 + start,
-            num_valid=size,
+            num_examples=size,
         )
 
     return make

@@ -4,10 +4,13 @@ import itertools
 import math
 import threading
 import time
+import zlib
 
 import pytest
 import torch
 
+import vit.input.read_shards
+from data_prep.decode import ImageRejected, decode
 from infra.config import replace
 from infra.runs.claims import ClaimLost, take_claim
 from infra.runs.journal import list_segments, read_journal
@@ -122,6 +125,61 @@ def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_confi
     assert TrainingRun(run, attempt, World()).execute() == "finished"
     assert losses(run) == losses(whole)
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """refuse(share): the decoder refuses this share of all images, as one of another version may do."""
+
+    def start(share):
+        def decode_some(data, policy):
+            if zlib.crc32(data) < share * 2**32:
+                raise ImageRejected("corrupt", "refused by the test")
+            return decode(data, policy)
+
+        monkeypatch.setattr(vit.input.read_shards, "decode", decode_some)
+
+    return start
+
+
+def test_a_run_with_bad_examples_finishes_counts_them_and_resumes_bit_for_bit(start, train_config, refuse, monkeypatch):
+    refuse(0.02)
+    whole, attempt = start(replace(train_config("whole", decode_threads=2), val_split=None))
+    assert TrainingRun(whole, attempt, World()).execute() == "finished"
+    counts = {r.step: r.value for r in read_journal(whole) if r.key == "input/bad_examples"}
+    assert 0 < counts[20] <= 10
+    assert sorted(counts.values()) == [counts[step] for step in range(1, 21)]
+    config = replace(train_config("parts", micro_batch_size=8), val_split=None)
+    run, attempt = start(config)
+    asked = itertools.count(1)  # once a step
+    with monkeypatch.context() as patch:
+        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 7 else None)
+        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    run, attempt = start(config, run)
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert losses(run) == losses(whole)
+    assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
+
+
+def test_too_many_bad_examples_fail_the_run_with_the_reason_and_without_a_restart(start, train_config, refuse):
+    refuse(1)
+    run, attempt = start(train_config("other-decoder", save_every_steps=1))
+    assert TrainingRun(run, attempt, World()).execute() == "failed"
+    reason = read_state(run)["reason"]
+    assert reason.startswith(
+        "16 of the 16 examples read since the workers started cannot be decoded, but execution.max_bad_f"
+    )
+    assert reason.count("of split 'train'): corrupt: refused by the test") == 3
+    assert "vitline data verify NAME --pixels" in reason
+    assert not list_checkpoints(run)
+
+
+def test_the_score_of_a_run_is_never_one_of_fewer_images(start, train_config, refuse):
+    """With one bad image among those of the validation split the run ends with an error, as before."""
+    refuse(0.02)
+    run, attempt = start(train_config("scored"))
+    with pytest.raises(ValueError, match=r"of split 'val'\) cannot be decoded"):
+        TrainingRun(run, attempt, World()).execute()
 
 
 @pytest.mark.parametrize(("on_cancel", "kept"), [("checkpoint", 1), ("discard", 0)])

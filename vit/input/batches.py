@@ -1,7 +1,7 @@
 """Batches for training and evaluation: uint8 pixels and labels, which threads decode and augment ahead of the consumer."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -30,7 +30,7 @@ _PREFETCH = 2
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of n examples. The last `n - num_valid` are padding: black images of class 0, masked by `valid`."""
+    """A micro-batch of n images. The last `n - num_examples` are padding: black images of class 0, masked by `valid`."""
 
     images: Tensor
     """uint8 (n, size, size, 3), RGB; the consumer normalises them to [-1, 1] on the device."""
@@ -40,7 +40,15 @@ class Batch:
     """bool (n,)."""
     first_slot: int
     """Position of the first example in the reading order (training), or its row in the split (evaluation)."""
-    num_valid: int
+    num_examples: int
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """(index, text) of the bad examples of a training, in any order; the text names shard, row and reason. Their images are
+    black, and `valid` masks them."""
+
+    @property
+    def num_valid(self) -> int:
+        """Number of examples that can be used: all but padding and bad ones."""
+        return self.num_examples - len(self.bad)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ def train_batches(
     micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
+    mask_bad: bool = False,
     loading: Loading = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
     """Iterates the micro-batches of this rank, step by step, from `start_step` up to `num_steps` (None: without end).
@@ -97,13 +106,14 @@ def train_batches(
     All micro-batches of a training have one size, at most `micro_batch_size`, that leaves little padding; all ranks yield
     the same number of them in a step, and a rank may have only padding. Examples and pixels depend on the recipe only, not
     on `loading`, `micro_batch_size` or `start_step`. Raises ValueError if lanes, batch or ranks do not fit together.
-    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded.
+    Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_bad`, an
+    example that cannot be decoded is masked instead, in its place, and listed in `Batch.bad`.
     """
     reader = SplitReader(corpus, manifest, split, loading.cache())
     order = _order(manifest, split, config, seed)
     schedule = _schedule([order], None, micro_batch_size, loading)
     num_classes = None if manifest.single_label else manifest.num_classes
-    assembly = _Assembly(config.augment, schedule.micro_batch_size, num_classes)
+    assembly = _Assembly(config.augment, schedule.micro_batch_size, num_classes, mask_bad)
     return _train(
         [(reader, order)],
         schedule.shares(start_step, num_steps),
@@ -124,6 +134,7 @@ def mixture_batches(
     micro_batch_size: int,
     start_step: int = 0,
     num_steps: int | None = None,
+    mask_bad: bool = False,
     loading: Loading = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
     """Like `train_batches`, but from several corpora by weight, with labels in one class map of `num_classes`.
@@ -144,7 +155,7 @@ def mixture_batches(
     mixture = Mixture([s.weight for s in sources], seed=seed, block_slots=block_slots)
     schedule = _schedule([order for _, order in pairs], mixture, micro_batch_size, loading)
     single_label = all(s.manifest.single_label for s in sources)
-    assembly = _Assembly(config.augment, schedule.micro_batch_size, None if single_label else num_classes)
+    assembly = _Assembly(config.augment, schedule.micro_batch_size, None if single_label else num_classes, mask_bad)
     return _train(
         pairs,
         schedule.shares(start_step, num_steps),
@@ -323,18 +334,20 @@ class _Assembly:
     augment: AugmentConfig
     size: int
     num_classes: int | None
+    mask_bad: bool = False
+    """Whether an example that cannot be decoded is masked instead of raising."""
 
     def batch(
         self, examples: Sequence[Example], views: Sequence[Callable[..., None]], first_slot: int
     ) -> tuple[Batch, list[Callable[[], None]]]:
         """The batch, and the tasks that fill its images. `views[i](pixels, out=...)` makes the i-th image."""
-        side, num_valid = self.augment.image_size_px, len(examples)
+        side, num = self.augment.image_size_px, len(examples)
         images = torch.empty(self.size, side, side, 3, dtype=torch.uint8)
-        images[num_valid:] = 0
-        valid = torch.arange(self.size) < num_valid
-        batch = Batch(images, self._labels([e.split.mapped(e.label) for e in examples]), valid, first_slot, num_valid)
-        chunks = [slice(i, i + _EXAMPLES_PER_TASK) for i in range(0, num_valid, _EXAMPLES_PER_TASK)]
-        return batch, [partial(_fill, examples[c], views[c], images[:num_valid][c]) for c in chunks]
+        images[num:] = 0
+        valid = torch.arange(self.size) < num
+        batch = Batch(images, self._labels([e.split.mapped(e.label) for e in examples]), valid, first_slot, num)
+        chunks = [slice(i, i + _EXAMPLES_PER_TASK) for i in range(0, num, _EXAMPLES_PER_TASK)]
+        return batch, [partial(_fill, batch, c.start, examples[c], views[c], self.mask_bad) for c in chunks]
 
     def _labels(self, labels: Sequence[Label]) -> Tensor:
         if self.num_classes is None:
@@ -351,6 +364,17 @@ class _Assembly:
         return multi_hot
 
 
-def _fill(examples: Sequence[Example], views: Sequence[Callable[..., None]], images: Tensor) -> None:
-    for example, view, out in zip(examples, views, images, strict=True):
-        view(example.decoded(), out=out)
+def _fill(
+    batch: Batch, start: int, examples: Sequence[Example], views: Sequence[Callable[..., None]], mask_bad: bool
+) -> None:
+    for i, (example, view) in enumerate(zip(examples, views, strict=True), start=start):
+        try:
+            pixels = example.decoded()
+        except ValueError as error:
+            if not mask_bad:
+                raise
+            batch.images[i] = 0
+            batch.valid[i] = False
+            batch.bad.append((i, f"{example.split.where(example.row)}: {error.__cause__}"))
+        else:
+            view(pixels, out=batch.images[i])

@@ -46,5 +46,5 @@ def synthetic_batch(recipe: TrainRecipe, num_classes: int, size: int) -> Batch:
         labels=torch.randint(0, num_classes, (size,)),
         valid=torch.ones(size, dtype=torch.bool),
         first_slot=0,
-        num_valid=size,
+        num_examples=size,
     )

@@ -20,6 +20,7 @@ from vit.input.keyed import derive_key
 from vit.models.build import build_network
 from vit.models.flops import forward_flops
 from vit.models.network import Network
+from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
 from vit.training.loss import LOSSES, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
@@ -73,6 +74,7 @@ class StepResult:
 
     loss_sum: Tensor
     correct: Tensor
+    num_valid: int
     grad_norm: float
     applied: bool
 
@@ -83,7 +85,8 @@ def train_step(
     """One update with the clipped gradient of (sum of example losses / global batch).
 
     `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
-    changes the result by rounding only. A non-finite gradient is not applied (docs/design.md, "Training guarantees").
+    changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
+    1 / global batch. A non-finite gradient is not applied (docs/design.md, "Training guarantees").
     """
     step, overlapped = state.step + 1, isinstance(network, DistributedDataParallel)
     # The loss is the sum over examples divided by B for every number of workers; DDP averages over ranks.
@@ -116,7 +119,7 @@ def train_step(
         update_average(state, recipe)
     state.optimizer.zero_grad(set_to_none=True)
     state.step = step
-    return StepResult(loss_sum, correct, grad_norm, applied)
+    return StepResult(loss_sum, correct, sum(b.num_valid for b in micro_batches), grad_norm, applied)
 
 
 def forward(network: nn.Module, images: Tensor, precision: str, device: torch.device) -> Tensor:
@@ -186,8 +189,10 @@ def train(
     report: Callable[[int, Metrics], None],
     hooks: Sequence[Hook] = (),
     stop_requested: Callable[[], RunState | None] = lambda: None,
+    bad: BadExamples | None = None,
 ) -> RunState:
-    """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled.
+    """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled; failed if
+    `bad` has counted too many bad examples, at once and without the hooks.
 
     `batches` yields this rank's micro-batches of each step after `state.step`. Every rank calls `report(step, metrics)`
     with the same numbers: the training metrics every `log_every_steps`, and each skipped step. After every step rank 0
@@ -196,6 +201,7 @@ def train(
     because the loop measures them.
     """
     network = wrap(state.model, execution, world)
+    bad = bad or BadExamples()
     clock, nonfinite, total = Clock(), 0, recipe.total_steps
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
@@ -207,10 +213,14 @@ def train(
             report(state.step, {"guard/nonfinite_steps": nonfinite})
         if nonfinite > execution.max_nonfinite_steps:
             return "diverged"
+        stop, num_bad = exchanged(stop_requested, bad.name(micro_batches), world)
+        bad.add(num_bad, recipe.input.global_batch_size)
         if due(state.step, every=execution.log_every_steps, total=total):
-            report(state.step, measure(state.step, result, recipe, world, clock, ideal_s))
+            measured = measure(state.step, result, recipe, world, clock, ideal_s)
+            report(state.step, measured | {"input/bad_examples": float(bad.count)})
             clock.restart()
-        stop = agreed_stop(stop_requested, world)
+        if bad.too_many:
+            return "failed"
         if stop == "cancelled" and execution.on_cancel == "discard":
             return stop
         for hook in hooks:
@@ -225,12 +235,14 @@ def train(
 STOP_CODES: tuple[RunState | None, ...] = (None, "preempted", "out_of_time", "cancelled")
 
 
-def agreed_stop(stop_requested: Callable[[], RunState | None], world: World) -> RunState | None:
-    """The stop request that rank 0 sees, on every rank.
+def exchanged(stop_requested: Callable[[], RunState | None], num_bad: int, world: World) -> tuple[RunState | None, int]:
+    """The stop request that rank 0 sees, and the bad examples of this step over all ranks; the same on every rank.
 
     The ranks exchange it after every step, not only at logged steps: it is a few bytes, and a stop takes effect at once.
     """
-    return STOP_CODES[world.agree(STOP_CODES.index(stop_requested()) if world.rank == 0 else 0)]
+    code = STOP_CODES.index(stop_requested()) if world.rank == 0 else 0
+    code, num_bad = world.sum(torch.tensor([code, num_bad])).tolist()
+    return STOP_CODES[code], num_bad
 
 
 def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> float | None:
@@ -243,14 +255,16 @@ def measure(
     step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock, ideal_s: float | None
 ) -> dict[str, float]:
     """The metrics of one step over all ranks, by one all-reduce."""
-    local = [float(result.loss_sum), float(result.correct), clock.spent["data_wait"], sum(clock.spent.values())]
-    loss, correct, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
+    counts = [float(result.loss_sum), float(result.correct), float(result.num_valid)]
+    local = [*counts, clock.spent["data_wait"], sum(clock.spent.values())]
+    loss, correct, valid, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
+    valid = valid or math.nan  # a step of bad examples only has no loss
     batch = recipe.input.global_batch_size
     images_per_s = batch * clock.steps * world.size / elapsed
     mfu = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
     return mfu | {
-        "train/loss": loss / batch,
-        "train/top1": correct / batch,
+        "train/loss": loss / valid,
+        "train/top1": correct / valid,
         "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
         "optim/grad_norm": result.grad_norm,
         "progress/images_seen": float(step * batch),

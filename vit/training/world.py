@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class World:
-    """Rank, world size and device of this process. The training loop needs only `sum` from the other ranks."""
+    """Rank, world size and device of this process. The training loop needs only sums and texts of the other ranks."""
 
     rank: int = 0
     size: int = 1
@@ -45,3 +45,10 @@ class World:
     def agree(self, value: int) -> int:
         """The integer of rank 0, on every rank. Every rank must call it."""
         return int(self.sum(torch.tensor([value if self.rank == 0 else 0], dtype=torch.int64))[0])
+
+    def gather(self, text: str) -> list[str]:
+        """The text of each rank, on every rank. Every rank must call it."""
+        texts = [text] * self.size
+        if self.size > 1:
+            dist.all_gather_object(texts, text)
+        return texts

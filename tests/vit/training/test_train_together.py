@@ -1,4 +1,4 @@
-"""Two processes on the CPU have the losses of one, resume bit for bit, and give no warning."""
+"""Two processes on the CPU have the losses of one, resume bit for bit, end together, and give no warning."""
 
 import json
 import subprocess
@@ -9,12 +9,12 @@ import pytest
 
 from vit.training.world import World
 
-from .train_together import losses
+from .train_together import end_by_bad_examples, losses
 
 WORKER = Path(__file__).with_name("train_together.py")
 
 
-def test_two_workers_have_the_losses_of_one_and_resume_bit_for_bit_without_warnings(tmp_path):
+def test_two_workers_have_the_losses_and_the_end_of_one_and_resume_bit_for_bit_without_warnings(tmp_path):
     processes = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(rank), "2", str(tmp_path / "meet")],
@@ -27,10 +27,13 @@ def test_two_workers_have_the_losses_of_one_and_resume_bit_for_bit_without_warni
     answers = [process.communicate(timeout=240) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], answers
     assert answers[0][0] == answers[1][0]
-    whole, resumed = json.loads(answers[0][0])
+    whole, resumed, end = json.loads(answers[0][0])
     assert resumed == whole
     alone = losses(World())
     assert whole[0] == pytest.approx(alone[0], rel=1e-5)
     assert whole == pytest.approx(alone, rel=1e-3)
+    assert end == end_by_bad_examples(World())
+    assert end[:2] == ["failed", 11]
+    assert "row 0: corrupt; shard, row 1: corrupt; shard, row 2: corrupt. " in end[2]
     # Torch's C++ code warns on stderr, past Python's warning filters.
     assert not any("find_unused_parameters" in err for _, err in answers), answers

@@ -1,9 +1,10 @@
 """One rank of `test_train_together.py`: `python train_together.py RANK WORLD_SIZE FILE` prints, as JSON, the losses of an
-uninterrupted run and of a run that was stopped and resumed."""
+uninterrupted run, those of a run that was stopped and resumed, and how a run with too many bad examples ends."""
 
 import json
 import os
 import sys
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from vit.config import ExecutionConfig, OptimConfig, TrainRecipe
 from vit.input.batches import Batch
 from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
+from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import load_state_tensors, state_tensors
 from vit.training.train import initial_state, train
 from vit.training.world import World
@@ -33,7 +35,7 @@ def part(step: int, rank: int, world_size: int) -> list[Batch]:
     share = torch.arange(BATCH)[rank::world_size]
     return [
         Batch(images=images[rows], labels=labels[rows], valid=torch.ones(len(rows), dtype=torch.bool), first_slot=0,
-              num_valid=len(rows))
+              num_examples=len(rows))
         for rows in share.chunk(2)
     ]  # fmt: skip
 
@@ -63,12 +65,26 @@ def losses(world: World, cut: int | None = None) -> list[float]:
     return found
 
 
+def end_by_bad_examples(world: World) -> list[object]:
+    """State, step and reason of a run in which only the last rank has bad examples, one in each step."""
+
+    def batches():
+        for step in range(STEPS):
+            first, *others = part(step, world.rank, world.size)
+            text = f"shard, row {step}: corrupt"
+            yield [replace(first, bad=[(0, text)] if world.rank == world.size - 1 else []), *others]
+
+    state, bad = initial_state(RECIPE, NUM_CLASSES, world.device), BadExamples(0.1, num_rows=1000)
+    outcome = train(state, batches(), RECIPE, ExecutionConfig(), world, report=lambda step, metrics: None, bad=bad)
+    return [outcome, state.step, bad.reason(world)]
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rank, world_size = int(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world_size)
     group = World(rank, world_size)
-    print(json.dumps([losses(group), losses(group, cut=5)]), flush=True)
+    print(json.dumps([losses(group), losses(group, cut=5), end_by_bad_examples(group)]), flush=True)
     dist.destroy_process_group()
     # A thread of gloo may still have to free the last tensor, which needs the GIL. If Python is shutting down by then, the
     # process aborts (6 of 25 runs here). Ray ends its workers without a shutdown of Python, too.
