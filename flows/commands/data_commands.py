@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.command_line import Json, Root, settings, show_one, show_rows
+from flows.commands.command_line import Json, Root, Set, settings, show_one, show_rows
 from flows.requests.choices import SourceKind
 
 app = typer.Typer(
@@ -166,3 +166,24 @@ def data_verify(
     from flows.stages.prepare_corpus import verify_and_show
 
     verify_and_show(settings(root), name, pixels=pixels, as_json=json)
+
+
+@app.command("shuffle-report")
+def data_shuffle_report(
+    name: Corpus,
+    recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
+    set_: Set = None,
+    batches: Annotated[int, typer.Option(min=1, help="Batches to look at, spread over an epoch.")] = 64,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Compare the batches of a training with those of a perfect shuffle: classes, repeats, neighbours of the source. Reads no
+    images. Fails, with the shuffle window that is needed, if batches lack too many classes.
+
+    Example: `vitline data shuffle-report birds --recipe emoji`
+    """
+    from flows.commands.training import requested_training
+    from flows.reports.shuffle import show_shuffle
+
+    config = requested_training(settings(root).root, name, recipe, set_ or [])
+    show_shuffle(config, num_batches=batches, as_json=json)
