@@ -15,11 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from infra.settings import NO_TELEMETRY, join_environment
 
 from . import shape_checks  # noqa: F401 - what `--jaxtyping-packages` names
 
+settings.register_profile("shared machine", deadline=None)  # no test asserts a time
+settings.load_profile("shared machine")
 join_environment(NO_TELEMETRY)  # before a test module imports what reports home
 
 

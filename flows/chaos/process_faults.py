@@ -8,13 +8,13 @@ from flows.chaos.promises import NotTried, require
 from flows.chaos.scenario import scenario
 from vit.training.checkpoint import newest_checkpoint
 
-FULL_AT = 2 * SAVE_EVERY + 2  # the first checkpoint was committed before the second one began
+AFTER_A_SAVE = 2 * SAVE_EVERY + 2  # the first checkpoint was committed before the second one began
 
 
-@scenario("SIGKILL at a random step", "the store", about_s=15)
+@scenario("SIGKILL at a random step after a checkpoint", "the store", about_s=15)
 def killed_process(bench: Bench) -> str:
     """A training that was killed at any moment resumes from its newest checkpoint, and ends bit for bit as without the kill."""
-    run, at = bench.training("killed"), random.randrange(SAVE_EVERY + 1, STEPS)
+    run, at = bench.training("killed"), random.randrange(AFTER_A_SAVE, STEPS)
     with run.child("kill", at=at) as child:
         _, log = child.communicate()
         if child.returncode != -signal.SIGKILL:
@@ -26,12 +26,12 @@ def killed_process(bench: Bench) -> str:
     return f"killed after step {at}, resumed from step {saved}"
 
 
-@scenario(f"the local disk is full from step {FULL_AT} on", "the store", about_s=15)
+@scenario(f"the local disk is full from step {AFTER_A_SAVE} on", "the store", about_s=15)
 def full_disk(bench: Bench) -> str:
     """With a full local disk a training whose root lies elsewhere goes on; one on that disk ends with an error, leaves no
     half-written checkpoint, and once there is room ends bit for bit as without the fault."""
     run = bench.training("full-disk")
-    with run.child("full-disk", at=FULL_AT) as child:
+    with run.child("full-disk", at=AFTER_A_SAVE) as child:
         _, log = child.communicate()
     if bench.on_s3:
         require(child.returncode == 0, f"the training failed for want of a local disk: {log[-500:]}")

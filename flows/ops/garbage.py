@@ -23,7 +23,7 @@ from infra.storage import Keys, Store, open_store
 from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints
 
 FOLDERS = (
-    "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "ops", "pipelines", "reports", "runs",
+    "chaos", "claims", "corpora", "doctor", "features", "flow-runs", "mlflow-artifacts", "models", "ops", "pipelines", "reports", "runs",
     "scores", "sources", "tracking", "trials",
 )  # fmt: skip
 """The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""

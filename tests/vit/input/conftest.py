@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import settings
 from PIL import Image
 
 from data_prep.decode import DecodePolicy
@@ -15,9 +14,6 @@ from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, sha
 from infra.storage import open_store
 
 from ...shard_lists import with_shard_list
-
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
 
 
 @dataclass
