@@ -4,6 +4,7 @@ pyarrow reads ahead by default, in threads of Arrow. Such a thread may release t
 down, which aborts the process (exit code 134, in up to a third of the runs on a busy machine). Here nothing reads ahead.
 """
 
+import hashlib
 import io
 import zlib
 from collections.abc import Callable, Sequence
@@ -53,7 +54,7 @@ class RowGroupFile:
 
     def footer(self) -> "Footer":
         """What is needed to read row groups once the file is closed."""
-        return Footer(self.metadata)
+        return Footer.of(self.metadata)
 
     def close(self) -> None:
         self._file.close()
@@ -72,19 +73,25 @@ class RowGroupFile:
 class Footer:
     """The footer of a Parquet file, compressed to a seventh: what reads row groups with one range request each."""
 
-    def __init__(self, metadata: pq.FileMetaData) -> None:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        """What it is made from."""
+        self.digest = hashlib.sha256(data).hexdigest()
+
+    @classmethod
+    def of(cls, metadata: pq.FileMetaData) -> Self:
         sink = io.BytesIO()
         metadata.write_metadata_file(sink)
-        self._data = zlib.compress(sink.getbuffer(), level=1)
+        return cls(zlib.compress(sink.getbuffer(), level=1))
 
     @property
     def num_bytes(self) -> int:
         """Memory that it takes."""
-        return len(self._data)
+        return len(self.data)
 
     def row_group(self, group: int, columns: Sequence[str] | None, read: Callable[[int, int], bytes]) -> pa.Table:
         """As `RowGroupFile.row_group`; `read(start, end)` returns bytes of the file. Thread-safe."""
-        metadata = pq.read_metadata(pa.BufferReader(zlib.decompress(self._data)))
+        metadata = pq.read_metadata(pa.BufferReader(zlib.decompress(self.data)))
         return _read_row_group(metadata, group, columns, read)
 
 

@@ -23,7 +23,7 @@ from data_prep.decode import DecodePolicy
 from data_prep.parquet_files import Footer, RowGroupFile, read_parquet
 from infra.config import FrozenConfig, digest_of
 from infra.records import StoredRecord, UnreadableRecord
-from infra.storage import Store, checked_key, open_store
+from infra.storage import DiskCache, Store, checked_key, open_store
 
 SCHEMA_VERSION = 2
 """1: shards without identity. 2: every shard carries its `ShardIdentity`. Both are read."""
@@ -413,11 +413,19 @@ class ShardReader:
     """Reads row groups of one split, each with one range request. Thread-safe.
 
     The shard list of the corpus is read before the first shard. A shard is compared with it at its first read; its footer is
-    kept.
+    kept. Row groups and footers go through `cache`, if there is one and the store is not on this machine (`reads_wait`).
     """
 
-    def __init__(self, corpus: Store, manifest: Manifest, split: str, footer_bytes: int = _FOOTER_BYTES) -> None:
+    def __init__(
+        self,
+        corpus: Store,
+        manifest: Manifest,
+        split: str,
+        footer_bytes: int = _FOOTER_BYTES,
+        cache: DiskCache | None = None,
+    ) -> None:
         self._schema, self._budget = manifest.arrow_schema(), footer_bytes
+        self._cache = cache if corpus.reads_wait else None
         self.split: SplitInfo = manifest.split(split)
         self._read_list = functools.partial(listed_shards, corpus, manifest, split)
         self._listed: dict[str, ListedShard] | None = None
@@ -434,8 +442,20 @@ class ShardReader:
         rows or page checksums differ.
         """
         location = self.split.place(index)
-        footer = self._kept(location) or self._open(location)
-        read = functools.partial(self._store(location).read, location.key)
+        try:
+            return self._row_group(location, columns, self._cache)
+        except ShardError:
+            if self._cache is None:
+                raise
+        # The cache may hold the footer of an earlier file of equal size and rows. The store alone says what is damaged.
+        self._forget(location, self._cache)
+        return self._row_group(location, columns, None)
+
+    def _row_group(
+        self, location: RowGroupLocation, columns: Sequence[str] | None, cache: DiskCache | None
+    ) -> pa.Table:
+        footer = self._kept(location) or self._open(location, cache)
+        read = _RangeReader(self._store(location), self._listing()[location.key], footer, cache)
         try:
             table = footer.row_group(location.group_in_shard, columns, read)
         except FileNotFoundError as error:
@@ -448,6 +468,7 @@ class ShardReader:
                 f"holds {table.num_rows} rows in row group {location.group_in_shard}, expected {location.stored_rows}"
             )
             raise ShardError(self._uri(location), found)
+        read.keep()
         return table.slice(0, location.num_rows)
 
     def close(self) -> None:
@@ -475,14 +496,13 @@ class ShardReader:
                 self._footers.move_to_end(self._uri(location))
             return footer
 
-    def _open(self, location: RowGroupLocation) -> Footer:
-        num_rows, size = self.split.shard_rows(location.segment, location.shard), self.split.rows_per_row_group
-
-        def check(file: RowGroupFile) -> None:
-            check_shard(file, self._uri(location), self._schema, size, num_rows)
-
-        with open_shard(self._store(location), self._listing()[location.key], check) as file:
-            footer = file.footer()
+    def _open(self, location: RowGroupLocation, cache: DiskCache | None) -> Footer:
+        """The footer of a shard that is what the manifest says, from the cache or the store. It is kept."""
+        place = self._place_of_footer(location)
+        cached = cache.get(*place) if cache else None
+        footer = self._checked_footer(location) if cached is None else Footer(cached)
+        if cache and cached is None:
+            cache.put(*place, footer.data)
         with self._lock:
             if self._uri(location) not in self._footers:
                 self._footers[self._uri(location)] = footer
@@ -491,11 +511,62 @@ class ShardReader:
                 self._num_bytes -= self._footers.popitem(last=False)[1].num_bytes
         return footer
 
+    def _checked_footer(self, location: RowGroupLocation) -> Footer:
+        num_rows, size = self.split.shard_rows(location.segment, location.shard), self.split.rows_per_row_group
+
+        def check(file: RowGroupFile) -> None:
+            check_shard(file, self._uri(location), self._schema, size, num_rows)
+
+        with open_shard(self._store(location), self._listing()[location.key], check) as file:
+            return file.footer()
+
+    def _place_of_footer(self, location: RowGroupLocation) -> tuple[str, str]:
+        """Namespace and key in the cache: all that a footer is compared with before it gets there."""
+        listed, num_rows = self._listing()[location.key], self.split.shard_rows(location.segment, location.shard)
+        expected = [self._schema.to_string(truncate_metadata=False), num_rows, self.split.rows_per_row_group]
+        stated = [listed.corpus, listed.content_digest, listed.num_bytes, listed.schema_version]
+        return _cache_namespace(self._store(location)), digest_of([self._uri(location), stated, expected])
+
+    def _forget(self, location: RowGroupLocation, cache: DiskCache) -> None:
+        with self._lock:
+            if (footer := self._footers.pop(self._uri(location), None)) is not None:
+                self._num_bytes -= footer.num_bytes
+        cache.discard(*self._place_of_footer(location))
+
     def _listing(self) -> dict[str, ListedShard]:
         with self._list_lock:
             if self._listed is None:
                 self._listed = self._read_list()
             return self._listed
+
+
+class _RangeReader:
+    """Reads ranges of a shard from the cache, or else from its store."""
+
+    def __init__(self, home: Store, listed: ListedShard, footer: Footer, cache: DiskCache | None) -> None:
+        self._home, self._listed, self._footer, self._cache = home, listed, footer, cache
+        self._unverified: list[tuple[str, bytes]] = []
+
+    def __call__(self, start: int, end: int) -> bytes:
+        # The rows of a shard follow from its content digest; where their bytes are, from its footer.
+        key = digest_of([self._listed.content_digest, self._footer.digest, start, end])
+        cached = self._cache.get(_cache_namespace(self._home), key) if self._cache else None
+        if cached is not None:
+            return cached
+        data = self._home.read(self._listed.key, start, end)
+        self._unverified.append((key, data))
+        return data
+
+    def keep(self) -> None:
+        """Caches what came from the store. Call it once the rows have been read, which verifies the page checksums."""
+        if self._cache is not None:
+            for key, data in self._unverified:
+                self._cache.put(_cache_namespace(self._home), key, data)
+
+
+def _cache_namespace(home: Store) -> str:
+    """Name in the cache of the corpus version that wrote a shard."""
+    return digest_of(home.uri)[:16]
 
 
 def open_shard(

@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import Callable
 
+from infra.stores.disk_cache import DiskCache, disk_cache
 from infra.stores.store import (
     Keys,
     Listed,
@@ -23,6 +24,7 @@ from infra.stores.store import (
 )
 
 __all__ = [
+    "DiskCache",
     "Keys",
     "Listed",
     "PreconditionFailed",
@@ -32,6 +34,7 @@ __all__ = [
     "Unwritable",
     "check_writable",
     "checked_key",
+    "disk_cache",
     "json_bytes",
     "open_store",
     "probe_conditional_writes",

@@ -105,6 +105,11 @@ class ExecutionConfig(FrozenConfig):
     read_ahead_bytes: NonNegativeInt = 2**31
     """Most memory per worker for row groups that are read before their turn, in bytes. As much as the open row groups need
     (`vitline pretrain plan` shows it) lets the store send a steady stream; with less, batches wait where blocks end."""
+    shard_cache_dir: str | None = None
+    """Folder on a local disk, such as /mnt/nvme or ~/cache, in which each machine caches the row groups that it reads from a
+    remote store, so that later epochs need not read them there. Used for corpora on S3 only; None caches nothing."""
+    shard_cache_bytes: PositiveInt = 2**36
+    """Most bytes in that folder, for all workers of a machine together."""
     compile: bool = False
     """Compile the model with torch.compile. Worth it on GPUs only."""
     log_every_steps: PositiveInt = 10
@@ -136,6 +141,15 @@ class ExecutionConfig(FrozenConfig):
     until there is room."""
     claim_timeout_s: PositiveFloat = 30.0
     """Seconds for which the heartbeat of an attempt that Ray does not know must stand still before it counts as dead."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shard_cache_dir is not None and not self.shard_cache_dir.startswith(("/", "~")):
+            raise ValueError(
+                f"shard_cache_dir={self.shard_cache_dir!r} is not an absolute path. Give one that starts with / or ~, on a local "
+                "disk of the workers, whose current folder is another one."
+            )
+        return self
 
 
 class TrainConfig(FrozenConfig):

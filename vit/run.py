@@ -50,8 +50,15 @@ class TrainingRun:
         self.config, self.recipe = self.spec.config, self.spec.config.recipe
         self.claim = ClaimHolder(self.run, self.attempt)
         self.corpus = open_store(self.config.corpus)
-        self.loading = Loading(self.world.rank, self.world.size, threads=self.config.execution.decode_threads)
-        rank, timeout_s = self.world.rank, self.config.execution.progress_timeout_s
+        execution = self.config.execution
+        self.loading = Loading(
+            self.world.rank,
+            self.world.size,
+            threads=execution.decode_threads,
+            shard_cache_dir=execution.shard_cache_dir,
+            shard_cache_bytes=execution.shard_cache_bytes,
+        )
+        rank, timeout_s = self.world.rank, execution.progress_timeout_s
         self.watchdog = Watchdog(self.run.uri, self.attempt, timeout_s, who=f"rank{rank}", fields={"rank": rank})
 
     def execute(self) -> RunState | None:

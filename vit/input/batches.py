@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data_prep.shard_format import Manifest
-from infra.storage import Store
+from infra.storage import DiskCache, Store, disk_cache
 from vit.input.augment import eval_pixels, train_draws, train_pixels
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache, Label
@@ -65,9 +65,16 @@ class Loading:
     """Cache to use instead of one of its own, where several iterators read the same corpus."""
     read_ahead_bytes: int = 2**31
     """Most memory for row groups that are read before their turn; as much as the open ones is needed."""
+    shard_cache_dir: str | None = None
+    """Folder that caches row groups of a remote store, for all processes of this machine. Corpora in files are not cached."""
+    shard_cache_bytes: int = 2**36
+    """Most bytes in that folder."""
 
     def cache(self) -> DecodedCache:
         return self.shared_cache or DecodedCache(self.decoded_cache_bytes)
+
+    def shard_cache(self) -> DiskCache | None:
+        return disk_cache(self.shard_cache_dir, self.shard_cache_bytes) if self.shard_cache_dir else None
 
 
 ONE_PROCESS = Loading()
@@ -109,7 +116,7 @@ def train_batches(
     Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_bad`, an
     example that cannot be decoded is masked instead, in its place, and listed in `Batch.bad`.
     """
-    reader = SplitReader(corpus, manifest, split, loading.cache())
+    reader = SplitReader(corpus, manifest, split, loading.cache(), shard_cache=loading.shard_cache())
     order = _order(manifest, split, config, seed)
     schedule = _schedule([order], None, micro_batch_size, loading)
     num_classes = None if manifest.single_label else manifest.num_classes
@@ -148,10 +155,9 @@ def mixture_batches(
                 f"The class map of {source.corpus.uri} has classes {min(source.class_map)} to "
                 f"{max(source.class_map)}, but the mixture has classes 0 to {num_classes - 1}. Correct the class map."
             )
-    pairs = [
-        (SplitReader(s.corpus, s.manifest, s.split, cache, s.class_map), _order(s.manifest, s.split, config, seed))
-        for s in sources
-    ]
+    shard_cache = loading.shard_cache()
+    readers = [SplitReader(s.corpus, s.manifest, s.split, cache, s.class_map, shard_cache) for s in sources]
+    pairs = [(reader, _order(s.manifest, s.split, config, seed)) for reader, s in zip(readers, sources, strict=True)]
     mixture = Mixture([s.weight for s in sources], seed=seed, block_slots=block_slots)
     schedule = _schedule([order for _, order in pairs], mixture, micro_batch_size, loading)
     single_label = all(s.manifest.single_label for s in sources)
@@ -185,7 +191,7 @@ def eval_batches(
         raise ValueError(
             f"rank={rank} must be 0 to world_size - 1 = {world_size - 1}, and batch_size={batch_size} must be 1 or more."
         )
-    reader = SplitReader(corpus, manifest, split, loading.cache())
+    reader = SplitReader(corpus, manifest, split, loading.cache(), shard_cache=loading.shard_cache())
     assembly = _Assembly(augment, batch_size, None if manifest.single_label else manifest.num_classes)
     loads = _loads(corpus)
 

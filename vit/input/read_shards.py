@@ -15,7 +15,7 @@ import pyarrow as pa
 from data_prep.decode import DecodePolicy, decode
 from data_prep.shard_format import Manifest, ShardReader, segment_store
 from infra.config import digest_of
-from infra.storage import Store
+from infra.storage import DiskCache, Store
 from vit.input.decoded_cache import CachedExample, DecodedCache, Label
 from vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
 from vit.input.order import Order, RowGroups, Rows
@@ -54,7 +54,7 @@ class Example:
 
 
 class SplitReader:
-    """Reads row groups of one split of a corpus and decodes their images. Thread-safe.
+    """Reads row groups of one split of a corpus, through `shard_cache` if there is one, and decodes their images. Thread-safe.
 
     `class_map[i]` is the class in training for label i of the corpus. Raises ValueError if the map does not have one
     entry per class of the corpus.
@@ -67,12 +67,13 @@ class SplitReader:
         split: str,
         cache: DecodedCache,
         class_map: Sequence[int] | None = None,
+        shard_cache: DiskCache | None = None,
     ) -> None:
         self.corpus, self.name, self.info, self.cache = corpus, split, manifest.split(split), cache
         self._policy: DecodePolicy = manifest.decode_policy
         self.cache_key = digest_of([self.info.digest, self._policy])
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
-        self._reader = ShardReader(corpus, manifest, split)
+        self._reader = ShardReader(corpus, manifest, split, cache=shard_cache)
         self._class_map = class_map
         if class_map is not None and len(class_map) != manifest.num_classes:
             raise ValueError(

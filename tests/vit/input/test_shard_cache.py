@@ -1,0 +1,215 @@
+"""Batches are the same with a shard cache and without, whatever happens to it; later epochs read nothing from the store."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from infra.config import replace
+from infra.storage import Store
+from infra.stores.disk_cache import DiskCache, disk_cache
+from infra.stores.file_store import FileStore
+from vit.input.batches import Loading, eval_batches, train_batches
+from vit.input.config import AugmentConfig, InputConfig
+
+CONFIG = InputConfig(
+    global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
+)
+EPOCH = 4  # steps, of 48 examples
+
+
+class DistantStore(FileStore):
+    """Files that count as objects of a remote store. Counts the reads, also those of sizes."""
+
+    reads_wait = True
+    open = Store.open  # by ranges
+    reads = 0
+
+    def read(self, key, start=0, end=None):
+        DistantStore.reads += 1
+        return super().read(key, start, end)
+
+    def size(self, key):
+        DistantStore.reads += 1
+        return super().size(key)
+
+
+@pytest.fixture(autouse=True)
+def processes_of_their_own():
+    """Each test begins as a new process does, which has no cache open."""
+    disk_cache.cache_clear()
+    DistantStore.reads = 0
+
+
+@pytest.fixture(scope="module")
+def corpus(tiny):
+    return DistantStore.at(tiny.store.uri)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    return Loading(shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**8)
+
+
+def train(tiny, corpus, loading, steps=2 * EPOCH, start=0):
+    """The batches of some steps, with the number of reads of the store in each step."""
+    given = {"seed": 1, "micro_batch_size": 12, "start_step": start, "num_steps": steps, "loading": loading}
+    with train_batches(corpus, tiny.manifest, "train", CONFIG, **given) as batches:
+        return [batch for step in batches for batch in step]
+
+
+@pytest.fixture(scope="module")
+def expected(tiny, corpus):
+    return train(tiny, corpus, Loading())
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+
+
+def reads_of(call):
+    before = DistantStore.reads
+    call()
+    return DistantStore.reads - before
+
+
+def test_later_epochs_read_nothing_from_the_store(tiny, corpus, cached, expected):
+    with train_batches(
+        corpus, tiny.manifest, "train", CONFIG, seed=1, micro_batch_size=12, num_steps=12 * EPOCH, loading=cached
+    ) as batches:
+        first = [next(batches)[0] for _ in range(2 * EPOCH)]  # and what is read ahead
+        after_first = DistantStore.reads
+        assert after_first > 14  # row groups, footers and the shard list
+        assert len([*batches]) == 10 * EPOCH
+    assert_same(first, expected)
+    assert DistantStore.reads == after_first
+
+
+def test_a_process_that_comes_later_reads_the_shard_list_only(tiny, corpus, cached, expected):
+    """Another rank of the machine, a restart, or an evaluation, which also reads the footers from the cache."""
+    train(tiny, corpus, cached, steps=EPOCH)
+    disk_cache.cache_clear()
+    of_list = reads_of(lambda: corpus.open("shards.parquet").read())
+    assert reads_of(lambda: assert_same(train(tiny, corpus, cached), expected)) <= of_list + 1
+    halves = [of_rank(cached, rank) for rank in range(2)]
+    assert reads_of(lambda: [train(tiny, corpus, half) for half in halves]) <= 2 * (of_list + 1)
+    given = (corpus, tiny.manifest, "train", CONFIG.augment)
+    assert reads_of(lambda: [*eval_batches(*given, batch_size=6, loading=cached)]) <= of_list + 1
+
+
+def of_rank(loading, rank):
+    return dataclasses.replace(loading, rank=rank, world_size=2)
+
+
+def test_files_are_not_cached(tiny, cached, expected, tmp_path):
+    assert_same(train(tiny, tiny.store, cached), expected)
+    assert not (tmp_path / "nvme").exists()
+
+
+def flip(path):
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def folder_for_a_file(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, folder_for_a_file])
+def test_damaged_entries_are_read_from_the_store(tiny, corpus, cached, expected, caplog, damage):
+    caplog.set_level(logging.WARNING)
+    train(tiny, corpus, cached)
+    disk_cache.cache_clear()
+    entries = [*(DiskCache(cached.shard_cache_dir, 1).folder).glob("*/*")]
+    assert len(entries) > 12
+    for path in entries:
+        damage(path)
+    assert_same(train(tiny, corpus, cached), expected)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("room_bytes", [0, 300, 3000])
+def test_full_disk_changes_no_batch(tiny, corpus, cached, expected, caplog, full_disk, room_bytes):
+    caplog.set_level(logging.WARNING)
+    with full_disk(room_bytes):
+        assert_same(train(tiny, corpus, cached), expected)
+    assert len(caplog.records) == 1
+
+
+def test_folder_that_vanishes_during_training_changes_no_batch(tiny, corpus, cached, expected, caplog, tmp_path):
+    caplog.set_level(logging.WARNING)
+    given = {"seed": 1, "micro_batch_size": 12, "num_steps": 2 * EPOCH, "loading": cached}
+    with train_batches(corpus, tiny.manifest, "train", CONFIG, **given) as batches:
+        found = next(batches)
+        Path(cached.shard_cache_dir).rename(tmp_path / "elsewhere")
+        found += [batch for step in batches for batch in step]
+    assert_same(found, expected)
+    assert len(caplog.records) <= 1  # none if all had been read by then
+
+
+def test_cache_smaller_than_the_corpus_keeps_its_part(tiny, corpus, cached, expected):
+    part = Loading(shard_cache_dir=cached.shard_cache_dir, shard_cache_bytes=40_000)
+    train(tiny, corpus, part)
+    assert_same(train(tiny, corpus, part), expected)
+    folder = DiskCache(cached.shard_cache_dir, 1).folder
+    assert 20_000 < sum(path.stat().st_size for path in folder.glob("*/*")) <= 40_000
+
+
+def test_footer_of_an_earlier_file_does_not_make_a_shard_seem_damaged(tiny, corpus, cached, expected, caplog):
+    """The shard was written again, with other places of its row groups but equal rows and size."""
+    caplog.set_level(logging.WARNING)
+    cache = disk_cache(cached.shard_cache_dir, cached.shard_cache_bytes)
+    put, footers = cache.put, []
+
+    def mix_footers_up(group, key, data):
+        if data[:1] == b"x":  # compressed
+            footers.append(data)
+            data = footers[0]
+        put(group, key, data)
+
+    cache.put = mix_footers_up
+    train(tiny, corpus, cached)
+    assert len(footers) > 2
+    disk_cache.cache_clear()
+    assert_same(train(tiny, corpus, cached), expected)
+
+
+def test_a_damaged_shard_is_an_error_with_a_cache_too(corpus_maker, tmp_path, cached):
+    made = corpus_maker(tmp_path / "corpus")
+    key = "train/s000/part-00001-of-00004.parquet"
+    data = bytearray(made.store.read(key))
+    data[300] ^= 1
+    made.store.write(key, bytes(data))
+    corpus = DistantStore.at(made.store.uri)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="part-00001-of-00004"):
+            train(made, corpus, cached)
+
+
+def test_training_uses_the_cache_of_its_config(digits, train_config, root, tmp_path, monkeypatch):
+    from infra.runs.claims import take_claim
+    from infra.storage import open_store
+    from vit.run import TrainingRun
+    from vit.run_spec import make_spec
+    from vit.training.world import World
+
+    config = train_config("cached", steps=3, shard_cache_dir=str(tmp_path / "nvme"), shard_cache_bytes=10**7)
+    spec = make_spec(config, root)
+    assert spec.run_key == make_spec(train_config("cached", steps=3), root).run_key
+    run = open_store(root).child(f"runs/{spec.run_key}")
+    run.write_json("config.json", spec.model_dump(mode="json"))
+    claim = take_claim(run, spec.run_key, job_state=lambda job: "failed", owner="test")
+    monkeypatch.setattr(FileStore, "reads_wait", True)
+    assert TrainingRun(run, claim.attempt, World()).execute() == "finished"
+    assert [*(tmp_path / "nvme").glob("vitline-*/*/*")]
+    with pytest.raises(ValueError, match="shard_cache_dir='nvme' is not an absolute path"):
+        replace(config.execution, shard_cache_dir="nvme")
