@@ -23,7 +23,6 @@ from infra.stores.file_store import FileStore
 from vit import run as vit_run
 from vit.training import tensor_file, train
 
-
 pytestmark = pytest.mark.slow
 
 
