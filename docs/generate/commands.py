@@ -24,10 +24,16 @@ def commands_page() -> str:
     parts += [line for name, sub in alone for line in command_lines(f"vitline {name}", sub)]
     for name, group in command.commands.items():
         if hasattr(group, "commands"):
-            parts += [f"## vitline {name}", text(group.help or "")]
-            for sub_name, sub in group.commands.items():
-                parts += command_lines(f"vitline {name} {sub_name}", sub)
+            parts += [f"## vitline {name}", text(group.help or ""), *group_lines(f"vitline {name}", group)]
     return joined(parts)
+
+
+def group_lines(path: str, group: Any) -> list[str]:
+    """The sections of the commands of a group, those of its groups included."""
+    lines = []
+    for name, command in group.commands.items():
+        lines += (group_lines if hasattr(command, "commands") else command_lines)(f"{path} {name}", command)
+    return lines
 
 
 def command_lines(path: str, command: Any) -> list[str]:
