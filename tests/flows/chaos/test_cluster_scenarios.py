@@ -29,7 +29,8 @@ def test_promise_is_kept_on_ray(scenario, bench):
     assert result.verdict == "kept", result
 
 
-def test_a_run_that_was_not_restarted_or_differs_breaks_its_promise(bench):
+def test_a_run_that_was_not_restarted_or_differs_breaks_its_promise(tmp_path):
+    bench = Bench(Settings(root=str(tmp_path)), open_store(tmp_path))
     with patch.object(cluster_faults, "on_cluster", lambda bench, name, fault: bench_of_whole(bench, name)):
         result = cluster_faults.killed_worker.run(bench)
         assert (result.verdict, "1 starts" in result.found) == ("broken", True)

@@ -83,7 +83,11 @@ def records(run):
 
 @pytest.mark.parametrize(
     "work",
-    ["waits_for_a_lock", "reads_and_keeps_the_interpreter_lock", "reads_a_pipe_that_nobody_writes"],
+    [
+        "reads_and_keeps_the_interpreter_lock",
+        pytest.param("waits_for_a_lock", marks=pytest.mark.slow),
+        pytest.param("reads_a_pipe_that_nobody_writes", marks=pytest.mark.slow),
+    ],
 )
 def test_a_hung_process_leaves_its_stacks_in_store_and_log_and_is_killed(run, started, work):
     process = started(work)
@@ -100,6 +104,7 @@ def test_a_hung_process_leaves_its_stacks_in_store_and_log_and_is_killed(run, st
     assert "rank3: no progress" in log
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_killed_with_the_state_of_its_threads(run, started):
     process = started("waits_for_a_lock", timeout_s=5.0)
     process.send_signal(signal.SIGSTOP)
@@ -110,6 +115,7 @@ def test_a_stopped_process_is_killed_with_the_state_of_its_threads(run, started)
     assert "T (stopped)" in run.read(record["stacks"]).decode()
 
 
+@pytest.mark.slow
 def test_progress_of_any_thread_keeps_a_process_alive(run, started):
     process = started("another_thread_moves_for_twice_the_limit", timeout_s=4.0)
     (child,) = psutil.Process(process.pid).children()
@@ -119,6 +125,7 @@ def test_progress_of_any_thread_keeps_a_process_alive(run, started):
     assert run.list("errors/") == run.list("stacks/") == []
 
 
+@pytest.mark.slow
 def test_an_attempt_that_has_lost_its_claim_is_killed_and_writes_nothing(run, started):
     process = started("waits_for_a_lock")
     take_claim(run, "job-abc", job_state=lambda job: "failed", owner="its successor")
