@@ -9,6 +9,8 @@ import time
 import pytest
 
 from flows.console import line
+from infra.runs.claims import take_claim
+from infra.storage import open_store
 from vit.devices import choose_devices, most_gpus
 
 
@@ -71,6 +73,7 @@ def test_gpu_that_is_added_later_is_awaited_and_used(train_config, tmp_path):
     from ray.cluster_utils import Cluster
 
     run, config = tmp_path / "run", train_config("late", device="cuda")
+    take_claim(open_store(run), "late", job_state=lambda job: "failed", owner="test")
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "num_gpus": 0, "include_dashboard": False})
     try:
         env = {key: value for key, value in os.environ.items() if not key.startswith("VITLINE_")}
