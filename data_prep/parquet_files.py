@@ -4,6 +4,7 @@ pyarrow reads ahead by default, in threads of Arrow. Such a thread may release t
 down, which aborts the process (exit code 134, in up to a third of the runs on a busy machine). Here nothing reads ahead.
 """
 
+import functools
 import hashlib
 import io
 import zlib
@@ -91,8 +92,12 @@ class Footer:
 
     def row_group(self, group: int, columns: Sequence[str] | None, read: Callable[[int, int], bytes]) -> pa.Table:
         """As `RowGroupFile.row_group`; `read(start, end)` returns bytes of the file. Thread-safe."""
-        metadata = pq.read_metadata(pa.BufferReader(zlib.decompress(self.data)))
-        return _read_row_group(metadata, group, columns, read)
+        return _read_row_group(_parsed(self.data), group, columns, read)
+
+
+@functools.lru_cache(maxsize=32)  # where row groups are read in order, most are in the shard of the last one
+def _parsed(footer: bytes) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(zlib.decompress(footer)))
 
 
 def _read_row_group(
