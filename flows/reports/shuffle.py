@@ -6,6 +6,7 @@ from functools import partial
 
 from data_prep.shard_format import Manifest, load_manifest
 from flows import console
+from infra.config import replace
 from infra.html.page import num_bytes
 from infra.storage import open_store
 from vit.config import TrainConfig
@@ -40,14 +41,8 @@ def show_shuffle(config: TrainConfig, *, num_batches: int, as_json: bool) -> Non
 
 
 def _order(config: TrainConfig, manifest: Manifest, window: int) -> Order:
-    recipe = config.recipe
-    return Order(
-        manifest.split(config.split),
-        corpus_digest=manifest.digest,
-        seed=recipe.seed,
-        global_batch_size=recipe.input.global_batch_size,
-        num_lanes=recipe.input.num_lanes,
-        shuffle_window=window,
+    return Order.of(
+        manifest, config.split, replace(config.recipe.input, shuffle_window=window), seed=config.recipe.seed
     )
 
 

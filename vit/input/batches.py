@@ -15,6 +15,7 @@ from vit.input.augment import eval_pixels, train_draws, train_pixels
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache, Label
 from vit.input.load_queue import NOW, Load, LoadQueue
+from vit.input.mapped_labels import MappedLabels
 from vit.input.mixture import Mixture
 from vit.input.order import Order, RowGroups
 from vit.input.prefetch import Prefetcher, Work
@@ -86,13 +87,14 @@ def _loads(*corpora: Store) -> LoadQueue:
 
 @dataclass(frozen=True)
 class Source:
-    """One corpus of a mixture. `class_map[i]` is the class in the mixture for label i of the corpus."""
+    """A corpus to train on, alone or in a mixture."""
 
     corpus: Store
     manifest: Manifest
     split: str
-    weight: float
-    class_map: tuple[int, ...]
+    weight: float = 1.0
+    labels: MappedLabels | None = None
+    """Its labels in the classes of the mixture; None for the labels of the corpus."""
 
 
 def train_batches(
@@ -116,27 +118,22 @@ def train_batches(
     Iteration raises ShardError or ValueError naming the shard (and row) that cannot be read or decoded. With `mask_bad`, an
     example that cannot be decoded is masked instead, in its place, and listed in `Batch.bad`.
     """
-    reader = SplitReader(corpus, manifest, split, loading.cache(), shard_cache=loading.shard_cache())
-    order = _order(manifest, split, config, seed)
-    schedule = _schedule([order], None, micro_batch_size, loading)
-    num_classes = None if manifest.single_label else manifest.num_classes
-    assembly = _Assembly(config.augment, schedule.micro_batch_size, num_classes, mask_bad)
-    return _train(
-        [(reader, order)],
-        schedule.shares(start_step, num_steps),
-        assembly,
-        global_batch_size=config.global_batch_size,
+    return source_batches(
+        [Source(corpus, manifest, split)],
+        config,
         seed=seed,
+        micro_batch_size=micro_batch_size,
+        start_step=start_step,
+        num_steps=num_steps,
+        mask_bad=mask_bad,
         loading=loading,
     )
 
 
-def mixture_batches(
+def source_batches(
     sources: Sequence[Source],
     config: InputConfig,
     *,
-    num_classes: int,
-    block_slots: int,
     seed: int,
     micro_batch_size: int,
     start_step: int = 0,
@@ -144,26 +141,25 @@ def mixture_batches(
     mask_bad: bool = False,
     loading: Loading = ONE_PROCESS,
 ) -> Prefetcher[list[Batch]]:
-    """Like `train_batches`, but from several corpora by weight, with labels in one class map of `num_classes`.
+    """Like `train_batches`, but from one corpus or several, by weight and with labels in the classes of the mixture.
 
-    Each source has its exact share of every `block_slots` slots. Labels are class ids if all corpora are single-label.
+    Every corpus has its exact share (`Mixture`) and follows its own order, epoch after epoch. Labels are class ids if all
+    corpora are single-label. Raises ValueError naming the corpus that does not fit lanes and batch.
     """
-    cache = loading.cache()
-    for source in sources:
-        if source.class_map and not 0 <= min(source.class_map) <= max(source.class_map) < num_classes:
-            raise ValueError(
-                f"The class map of {source.corpus.uri} has classes {min(source.class_map)} to "
-                f"{max(source.class_map)}, but the mixture has classes 0 to {num_classes - 1}. Correct the class map."
-            )
-    shard_cache = loading.shard_cache()
-    readers = [SplitReader(s.corpus, s.manifest, s.split, cache, s.class_map, shard_cache) for s in sources]
-    pairs = [(reader, _order(s.manifest, s.split, config, seed)) for reader, s in zip(readers, sources, strict=True)]
-    mixture = Mixture([s.weight for s in sources], seed=seed, block_slots=block_slots)
-    schedule = _schedule([order for _, order in pairs], mixture, micro_batch_size, loading)
-    single_label = all(s.manifest.single_label for s in sources)
-    assembly = _Assembly(config.augment, schedule.micro_batch_size, None if single_label else num_classes, mask_bad)
+    cache, shard_cache = loading.cache(), loading.shard_cache()
+    readers = [SplitReader(s.corpus, s.manifest, s.split, cache, s.labels, shard_cache) for s in sources]
+    orders = [Order.of(s.manifest, s.split, config, seed, r.groups) for s, r in zip(sources, readers, strict=True)]
+    mixture = None
+    if len(sources) > 1:
+        mixture = Mixture([s.weight for s in sources], seed=seed, global_batch_size=config.global_batch_size)
+    schedule = Schedule(
+        orders, mixture, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size
+    )
+    classes = sources[0].labels or sources[0].manifest
+    num_classes = None if classes.single_label else classes.num_classes
+    assembly = _Assembly(config.augment, schedule.micro_batch_size, num_classes, mask_bad)
     return _train(
-        pairs,
+        list(zip(readers, orders, strict=True)),
         schedule.shares(start_step, num_steps),
         assembly,
         global_batch_size=config.global_batch_size,
@@ -180,19 +176,22 @@ def eval_batches(
     *,
     batch_size: int,
     loading: Loading = ONE_PROCESS,
+    labels: MappedLabels | None = None,
 ) -> Prefetcher[Batch]:
     """Iterates this rank's part of a split in row order; over all ranks every example comes exactly once.
 
-    Rank r has rows [N r // W, N (r + 1) // W). All ranks yield the same number of batches; padding is masked. The row of
-    a valid example is `first_slot` plus its index in the batch. Raises like `train_batches`.
+    With `labels`, the classes are those of a mixture, and rows are those that it keeps. Rank r has rows [N r // W,
+    N (r + 1) // W). All ranks yield the same number of batches; padding is masked. The row of a valid example is `first_slot`
+    plus its index in the batch. Raises like `train_batches`.
     """
     rank, world_size = loading.rank, loading.world_size
     if not 0 <= rank < world_size or batch_size < 1:
         raise ValueError(
             f"rank={rank} must be 0 to world_size - 1 = {world_size - 1}, and batch_size={batch_size} must be 1 or more."
         )
-    reader = SplitReader(corpus, manifest, split, loading.cache(), shard_cache=loading.shard_cache())
-    assembly = _Assembly(augment, batch_size, None if manifest.single_label else manifest.num_classes)
+    reader = SplitReader(corpus, manifest, split, loading.cache(), labels, loading.shard_cache())
+    of_split = labels or manifest
+    assembly = _Assembly(augment, batch_size, None if of_split.single_label else of_split.num_classes)
     loads = _loads(corpus)
 
     def close() -> None:
@@ -224,7 +223,7 @@ def row_batches(
         reader.close()
 
     def work() -> Iterator[Work[Batch]]:
-        groups, view = RowGroups.of(reader.info), partial(eval_pixels, config=augment)
+        groups, view = reader.groups, partial(eval_pixels, config=augment)
         for rows in ranges:
             examples = _rows_in_order(reader, groups, loads, rows.start, rows.stop)
             for start in range(rows.start, rows.stop, batch_size):
@@ -234,21 +233,6 @@ def row_batches(
                 yield tasks, batch
 
     return Prefetcher(work(), threads=threads, depth=_PREFETCH, on_close=close)
-
-
-def _order(manifest: Manifest, split: str, config: InputConfig, seed: int) -> Order:
-    return Order(
-        manifest.split(split),
-        corpus_digest=manifest.digest,
-        seed=seed,
-        global_batch_size=config.global_batch_size,
-        num_lanes=config.num_lanes,
-        shuffle_window=config.shuffle_window,
-    )
-
-
-def _schedule(orders: Sequence[Order], mixture: Mixture | None, micro_batch_size: int, loading: Loading) -> Schedule:
-    return Schedule(orders, mixture, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size)
 
 
 def _train(
@@ -299,7 +283,7 @@ def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:
 def _eval_work(
     reader: SplitReader, assembly: "_Assembly", loads: LoadQueue, rank: int, world_size: int
 ) -> Iterator[Work[Batch]]:
-    groups, size = RowGroups.of(reader.info), assembly.size
+    groups, size = reader.groups, assembly.size
     first, stop = (groups.num_rows * r // world_size for r in (rank, rank + 1))
     largest = -(-groups.num_rows // world_size)
     examples = _rows_in_order(reader, groups, loads, first, stop)

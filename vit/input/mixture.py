@@ -1,10 +1,13 @@
 """Mixtures: the source of the example at any slot, computed without a stored list (docs/design.md, "Reading order").
 
-A keyed permutation assigns the M slots of a block to the sources, and each source has a fixed number of them by its
-weight. So the position in the source can be computed as well, and every position of every source comes exactly once.
+After t batches the sources 0 to j together have had floor(C_j t B) examples, where C_j is their exact share. So the count of
+every source differs from its share by less than one example after any batch, and how many a source has had, and with it its
+position, can be computed for any slot. A keyed permutation of the B slots of a batch says which slots are whose.
 """
 
 from collections.abc import Sequence
+from fractions import Fraction
+from math import isfinite, lcm
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,54 +15,70 @@ from numpy.typing import ArrayLike
 from vit.input.keyed import KeyedPermutation, derive_key, hash64
 from vit.input.order import Ints
 
+_MOST_SHARES = 2**31
+"""Sum of the whole weights, at most: its square must fit into an int64."""
+
 
 class Mixture:
-    """Slot <-> (source, position in the source), in both directions. `shares` is the number of slots per block and source.
+    """Slot -> (source, position in the source), for every slot from 0 without end, by arithmetic.
 
-    Raises ValueError if a weight is not positive, or if there are more sources than slots in a block.
+    `weights` are positive numbers, one per source; their decimal digits count as they are written, without rounding. Of any
+    number of batches from the first one, and of any batches of two sources, a source has its share to within one example; of
+    three sources or more a window that begins later may differ by nearly two.
+    Raises ValueError for weights that are not positive or have too many digits, and for a share of less than one example of a
+    batch, whose positions this arithmetic could not keep in order.
     """
 
-    def __init__(self, weights: Sequence[float], *, seed: int, block_slots: int) -> None:
-        self.shares = largest_remainder(weights, block_slots)
-        self.block_slots = block_slots
-        self._stops = np.cumsum(self.shares)
+    def __init__(self, weights: Sequence[float], *, seed: int, global_batch_size: int) -> None:
+        self.weights = whole_weights(weights)
+        self._total, self._ends = int(self.weights.sum()), np.cumsum(self.weights)[:-1]
+        self._batch = global_batch_size
+        least = int(self.weights.min())
+        if least * global_batch_size < self._total:
+            raise ValueError(
+                f"The smallest of the weights {list(weights)} is {least * global_batch_size / self._total:.2g} examples of a batch of "
+                f"{global_batch_size:,}, and at least one is needed. Use a larger weight or batch, or leave that corpus out."
+            )
         self._key = derive_key(seed, "mixture")
 
     def locate(self, slots: ArrayLike) -> tuple[Ints, Ints]:
         """(source, position in the source) of slots, as arrays of the same shape."""
         slots = np.asarray(slots, dtype=np.int64)
-        block = slots // self.block_slots
-        drawn = self._shuffle(block)(slots % self.block_slots)
-        source = np.searchsorted(self._stops, drawn, side="right")
-        return source, block * self.shares[source] + drawn - (self._stops - self.shares)[source]
+        batch = slots // self._batch
+        before, after = self._boundaries(batch), self._boundaries(batch + 1)
+        drawn = KeyedPermutation(self._batch, hash64(self._key, batch))(slots % self._batch)
+        stops = np.cumsum(np.diff(after, axis=0) - np.diff(before, axis=0), axis=0)
+        source: Ints = (drawn >= stops[:-1]).sum(axis=0)
+        at = source[None]
+        first = np.take_along_axis(np.concatenate([np.zeros_like(stops[:1]), stops]), at, axis=0)[0]
+        position: Ints = np.take_along_axis(np.diff(before, axis=0), at, axis=0)[0] + drawn - first
+        return source, position
 
-    def slot_of(self, source: ArrayLike, position: ArrayLike) -> Ints:
-        """The slot of a position of a source, the inverse of `locate`."""
-        source, position = np.asarray(source), np.asarray(position, dtype=np.int64)
-        block, rank = position // self.shares[source], position % self.shares[source]
-        drawn = (self._stops - self.shares)[source] + rank
-        slots: Ints = block * self.block_slots + self._shuffle(block).inverse(drawn)
-        return slots
+    def counts(self, num_batches: int) -> Ints:
+        """Examples of every source in the first batches, shape (sources,)."""
+        counts: Ints = np.diff(self._boundaries(np.array(num_batches)))
+        return counts
 
-    def _shuffle(self, block: Ints) -> KeyedPermutation:
-        return KeyedPermutation(self.block_slots, hash64(self._key, block))
+    def _boundaries(self, batches: Ints) -> Ints:
+        """Examples that the sources before each source, and all of them, have had; shape (sources + 1, *batches.shape)."""
+        slots = batches * self._batch
+        whole, rest = slots // self._total, slots % self._total  # divided first, so that no product overflows
+        inner = [whole * end + rest * end // self._total for end in self._ends]
+        return np.stack([np.zeros_like(slots), *inner, slots])
 
 
-def largest_remainder(weights: Sequence[float], total: int) -> Ints:
-    """Distributes `total` slots in proportion to the weights, at least one to each source; shape (sources,).
-
-    Each source gets the integer part of its share. The remaining slots go to the largest remainders, ties to the earlier
-    source. A source that would get no slot takes one from the source with the most.
-    """
-    given = np.asarray(weights, dtype=np.float64)
-    if not given.size or not (np.isfinite(given) & (given > 0)).all():
-        raise ValueError(f"Mixture weights must be positive numbers, one per source, not {list(weights)}.")
-    if given.size > total:
-        raise ValueError(f"{given.size} sources do not fit into blocks of {total} slots. Use larger blocks.")
-    exact = given / given.sum() * total
-    shares: Ints = np.floor(exact).astype(np.int64)
-    shares[np.argsort(shares - exact, kind="stable")[: total - int(shares.sum())]] += 1
-    while not shares.all():
-        shares[shares.argmin()] += 1
-        shares[shares.argmax()] -= 1
-    return shares
+def whole_weights(weights: Sequence[float]) -> Ints:
+    """The weights as the smallest whole numbers of the same ratios: [1, 0.3] -> [10, 3]; shape (sources,)."""
+    if not weights or not all(isfinite(weight) and weight > 0 for weight in weights):
+        raise ValueError(f"The weights of a mixture must be positive numbers, one per corpus, not {list(weights)}.")
+    exact = [Fraction(str(weight)) for weight in weights]
+    scale = lcm(*(weight.denominator for weight in exact))
+    whole = [int(weight * scale) for weight in exact]
+    divisor = np.gcd.reduce(np.array(whole, dtype=object))
+    whole = [weight // divisor for weight in whole]
+    if sum(whole) > _MOST_SHARES:
+        raise ValueError(
+            f"The weights {list(weights)} have so many digits that their shares cannot be computed exactly. Use whole numbers, such "
+            "as 2 and 1, or at most six digits."
+        )
+    return np.array(whole, dtype=np.int64)

@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from data_prep.shard_format import SplitInfo
+from data_prep.shard_format import Manifest, SplitInfo
+from vit.input.config import InputConfig
 from vit.input.keyed import KeyedPermutation, derive_key, hash64
 
 Ints = NDArray[np.int64]
@@ -52,7 +53,8 @@ class Rows(Places):
 class Order:
     """The reading order of one split: position <-> row in both directions, for every position from 0 without end.
 
-    A pure function of (corpus digest, seed, B, L, w) and of the split's shape; ranks are not part of it. Memory is
+    A pure function of (corpus digest, seed, B, L, w) and of the split's shape; ranks are not part of it. `groups` are the row
+    groups to read, where they are not all of the split. Memory is
     O(L x distinct lane lengths) for each of the few epochs in use, time per position is O(log).
     Raises ValueError if L does not divide B or is more than the number of row groups of the split.
     """
@@ -66,8 +68,9 @@ class Order:
         global_batch_size: int,
         num_lanes: int,
         shuffle_window: int,
+        groups: "RowGroups | None" = None,
     ) -> None:
-        self.groups = RowGroups.of(split)
+        self.groups = groups or RowGroups.of(split)
         self.global_batch_size = global_batch_size
         self.num_lanes = num_lanes
         self.shuffle_window = shuffle_window
@@ -90,6 +93,24 @@ class Order:
         self._deal_key = derive_key(seed, "order.deal", corpus_digest)
         self._block_key = derive_key(seed, "order.block", corpus_digest)
         self._epoch = lru_cache(maxsize=8)(self._build_epoch)
+
+    @classmethod
+    def of(
+        cls, manifest: Manifest, split: str, config: InputConfig, seed: int, groups: "RowGroups | None" = None
+    ) -> "Order":
+        """The order of a training on a split of a corpus. Raises ValueError naming the corpus where lanes do not fit it."""
+        try:
+            return cls(
+                manifest.split(split),
+                corpus_digest=manifest.digest,
+                seed=seed,
+                global_batch_size=config.global_batch_size,
+                num_lanes=config.num_lanes,
+                shuffle_window=config.shuffle_window,
+                groups=groups,
+            )
+        except ValueError as error:
+            raise ValueError(f"{manifest.name}/{manifest.version}: {error}") from error
 
     @property
     def num_rows(self) -> int:
@@ -157,7 +178,7 @@ class Order:
 
 @dataclass(frozen=True)
 class RowGroups:
-    """The row groups of a split: R rows each, except that the last of a segment may be `short`. Computed, not listed."""
+    """The row groups of a split: R rows each, except those that are `short`, as the last of a segment may be."""
 
     rows_per_group: int
     num_groups: int
@@ -189,6 +210,21 @@ class RowGroups:
             first_group=np.cumsum(num_groups) - num_groups,
             start_row=np.cumsum(rows) - rows,
             short=last[missing > 0],
+            missing=missing[missing > 0],
+        )
+
+    @classmethod
+    def of_sizes(cls, sizes: Ints) -> "RowGroups":
+        """Row groups of any sizes, each 1 or more."""
+        largest = int(sizes.max())
+        missing = largest - sizes
+        return cls(
+            rows_per_group=largest,
+            num_groups=len(sizes),
+            num_rows=int(sizes.sum()),
+            first_group=np.arange(len(sizes)),
+            start_row=np.cumsum(sizes) - sizes,
+            short=np.flatnonzero(missing),
             missing=missing[missing > 0],
         )
 

@@ -5,7 +5,6 @@ store sees a steady stream and no batch waits, the next blocks are loaded bit by
 in the middle of its block makes the next of half of the lanes load.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -18,6 +17,7 @@ from infra.config import digest_of
 from infra.storage import DiskCache, Store
 from vit.input.decoded_cache import CachedExample, DecodedCache, Label
 from vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
+from vit.input.mapped_labels import MappedLabels, kept_indices
 from vit.input.order import Order, RowGroups, Rows
 
 
@@ -56,8 +56,8 @@ class Example:
 class SplitReader:
     """Reads row groups of one split of a corpus, through `shard_cache` if there is one, and decodes their images. Thread-safe.
 
-    `class_map[i]` is the class in training for label i of the corpus. Raises ValueError if the map does not have one
-    entry per class of the corpus.
+    `labels` gives the classes in training; where it drops some, rows and row groups are counted among those that stay. Raises
+    ValueError if its map does not have one entry per class of the corpus.
     """
 
     def __init__(
@@ -66,27 +66,33 @@ class SplitReader:
         manifest: Manifest,
         split: str,
         cache: DecodedCache,
-        class_map: Sequence[int] | None = None,
+        labels: MappedLabels | None = None,
         shard_cache: DiskCache | None = None,
     ) -> None:
         self.corpus, self.name, self.info, self.cache = corpus, split, manifest.split(split), cache
         self._policy: DecodePolicy = manifest.decode_policy
-        self.cache_key = digest_of([self.info.digest, self._policy])
+        renumbered = [digest_of(labels.label_map)] if labels and labels.drops else []
+        self.cache_key = digest_of([self.info.digest, self._policy, *renumbered])
+        self._map, self._kept = labels, labels.kept if labels else None
+        self.groups = self._kept.groups if self._kept else RowGroups.of(self.info)
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
         self._reader = ShardReader(corpus, manifest, split, cache=shard_cache)
-        self._class_map = class_map
-        if class_map is not None and len(class_map) != manifest.num_classes:
+        if labels is not None and len(labels.label_map) != manifest.num_classes:
             raise ValueError(
-                f"The class map of {corpus.uri} has {len(class_map)} entries, but the corpus has "
+                f"The class map of {corpus.uri} has {len(labels.label_map)} entries, but the corpus has "
                 f"{manifest.num_classes} classes. Give one entry per class."
             )
 
     def load(self, row_group: int) -> RowGroup:
         """Reads a row group. Raises ShardError naming the shard if it differs from the manifest."""
         columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
-        table = self._reader.row_group(row_group, columns=columns)
-        images = _one_array(table.column("image")).field("bytes")
-        return RowGroup(images, self._labels(table), images.nbytes)
+        stored = row_group if self._kept is None else int(self._kept.row_groups[row_group])
+        table = self._reader.row_group(stored, columns=columns)
+        images, labels = _one_array(table.column("image")).field("bytes"), self._labels(table)
+        if self._kept is not None and self._map is not None:
+            here = kept_indices(labels, self._map.label_map)
+            images, labels = images.take(pa.array(here, pa.int64())), [labels[i] for i in here]
+        return RowGroup(images, labels, images.nbytes)
 
     def decode(self, row: int, encoded: bytes) -> np.ndarray:
         """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming shard and row if decoding fails."""
@@ -97,18 +103,24 @@ class SplitReader:
 
     def mapped(self, label: Label) -> Label:
         """The label in the classes of the training."""
-        if self._class_map is None:
-            return label
-        if isinstance(label, int):
-            return self._class_map[label]
-        return [self._class_map[i] for i in label[0]], label[1]
+        return label if self._map is None else self._map(label)
 
     def where(self, row: int) -> str:
         """Shard and row, for error messages."""
-        place = self.info.place(int(RowGroups.of(self.info).group_of(np.array(row))))
+        if self._kept is not None:
+            return self._where_kept(row)
+        place = self.info.place(int(self.groups.group_of(np.array(row))))
         first_row = place.first_row - place.group_in_shard * self.info.rows_per_row_group
         uri = segment_store(self.corpus, place.segment).uri_of(place.key)
         return f"{uri}, row {row - first_row} (row {row} of split {self.name!r})"
+
+    def _where_kept(self, row: int) -> str:
+        assert self._kept is not None
+        group = self.groups.group_of(np.array(row))
+        stored = int(self._kept.row_groups[group])
+        place, number = self.info.place(stored), row - int(self.groups.first_row(group))
+        uri = segment_store(self.corpus, place.segment).uri_of(place.key)
+        return f"{uri}, example {number} of those kept in row group {stored} of split {self.name!r}"
 
     def close(self) -> None:
         self._reader.close()

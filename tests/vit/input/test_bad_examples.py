@@ -8,9 +8,10 @@ import pytest
 import vit.input.read_shards
 from data_prep.decode import decode
 from data_prep.shard_format import ShardError
-from vit.input.batches import Loading, Source, eval_batches, mixture_batches, row_batches, train_batches
+from vit.input.batches import Loading, Source, eval_batches, row_batches, source_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
+from vit.input.mapped_labels import MappedLabels
 from vit.input.order import Order
 
 CONFIG = InputConfig(
@@ -97,12 +98,12 @@ def test_a_bad_example_is_never_cached(damaged):
 
 
 def test_a_mixture_masks_bad_examples(damaged):
-    source = Source(damaged.store, damaged.manifest, "train", 1.0, (4, 3, 2, 1, 0))
-    given = {"num_classes": 5, "block_slots": 12, "seed": 0, "num_steps": 4, "micro_batch_size": 12}
-    batches = [batch for step in mixture_batches([source], CONFIG, mask_bad=True, **given) for batch in step]
+    source = Source(damaged.store, damaged.manifest, "train", 1.0, MappedLabels((4, 3, 2, 1, 0), 5, True))
+    given = {"seed": 0, "num_steps": 4, "micro_batch_size": 12}
+    batches = [batch for step in source_batches([source], CONFIG, mask_bad=True, **given) for batch in step]
     assert {text.split("(")[1].split(" of")[0] for b in batches for _, text in b.bad} == {"row 13", "row 30"}
     with pytest.raises(ValueError, match="cannot be decoded"):
-        list(mixture_batches([source], CONFIG, **given))
+        list(source_batches([source], CONFIG, **given))
 
 
 def test_evaluation_and_training_without_mask_raise_at_a_bad_example(damaged):

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from vit.input.augment import evaluation_pixels, train_draws, train_pixels
-from vit.input.batches import Loading, Source, eval_batches, mixture_batches, train_batches
+from vit.input.batches import Loading, Source, eval_batches, source_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
+from vit.input.mapped_labels import MappedLabels
 from vit.input.order import Order
 
 CONFIG = InputConfig(
@@ -147,13 +148,13 @@ def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
     first = corpus_maker(tmp_path / "a", segments=(30,), digest="a")
     second = corpus_maker(tmp_path / "b", segments=(30,), digest="bb", labels=[[i % 5] for i in range(30)])
     sources = [
-        Source(first.store, first.manifest, "train", 3.0, (0, 1, 2, 3, 4)),
-        Source(second.store, second.manifest, "train", 1.0, (9, 8, 7, 6, 5)),
+        Source(first.store, first.manifest, "train", 3.0, MappedLabels((0, 1, 2, 3, 4), 10, False)),
+        Source(second.store, second.manifest, "train", 1.0, MappedLabels((9, 8, 7, 6, 5), 10, False)),
     ]
 
     def labels(loading):
-        given = {"num_classes": 10, "block_slots": 12, "seed": 0, "num_steps": 10, "micro_batch_size": 12}
-        steps = mixture_batches(sources, CONFIG, **given, loading=loading)
+        given = {"seed": 0, "num_steps": 10, "micro_batch_size": 12}
+        steps = source_batches(sources, CONFIG, **given, loading=loading)
         return [step[0].labels[step[0].valid].argmax(dim=1).tolist() for step in steps]
 
     whole = labels(Loading())
@@ -162,9 +163,9 @@ def test_a_mixture_has_exact_shares_and_one_class_map(corpus_maker, tmp_path):
     assert labels(Loading(decoded_cache_bytes=10**6)) == whole
     halves = [labels(Loading(r, 2, decoded_cache_bytes=10**6)) for r in range(2)]
     assert [sorted(a + b) for a, b in zip(*halves, strict=True)] == [sorted(step) for step in whole]
-    bad = [Source(first.store, first.manifest, "train", 1.0, (0, 1))]
+    bad = [Source(first.store, first.manifest, "train", 1.0, MappedLabels((0, 1), 10, False))]
     with pytest.raises(ValueError, match="has 2 entries, but the corpus has 5 classes"):
-        mixture_batches(bad, CONFIG, num_classes=10, block_slots=12, seed=0, micro_batch_size=4)
+        source_batches(bad, CONFIG, seed=0, micro_batch_size=4)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 47, 50])

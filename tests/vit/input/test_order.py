@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from data_prep.shard_format import SegmentInfo, SplitInfo
 from vit.input.keyed import KeyedPermutation, derive_key, hash64
-from vit.input.order import Order
+from vit.input.order import Order, RowGroups
 from vit.input.plan import check_world_size, plan_order, propose_num_lanes
 
 
@@ -238,3 +238,11 @@ def test_proposed_num_lanes_for_typical_sizes():
     assert lanes(800, 4, global_batch_size=64, shuffle_window=8, world_size=2, mean_row_group_bytes=10**5) == 16
     with pytest.raises(ValueError, match="Use fewer workers"):
         lanes(8, 4, global_batch_size=64, shuffle_window=1, world_size=3, mean_row_group_bytes=10**5)
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30))
+def test_row_groups_of_any_sizes_are_those_of_segments_of_one_group_each(sizes):
+    """So all laws above hold for them."""
+    found, expected = RowGroups.of_sizes(np.array(sizes)), RowGroups.of(split_of(sizes, max(sizes)))
+    for name, value in vars(expected).items():
+        assert np.array_equal(getattr(found, name), value), name
