@@ -94,6 +94,28 @@ def digits(digits_root):
     return corpus_store(open_store(digits_root), presets.digits())
 
 
+@pytest.fixture(scope="session")
+def two_corpora(tmp_path_factory) -> str:
+    """A root with the corpora `birds` (48 images) and `city` (48 images), which both have a class `owl`."""
+    import numpy as np
+    from PIL import Image
+
+    from data_prep.prepare import prepare
+    from flows.stages.prepare_corpus import source_request
+
+    folder = tmp_path_factory.mktemp("mixture")
+    root, rng, requests = str(folder / "store"), np.random.default_rng(0), []
+    for name, classes in {"birds": ("jay", "owl"), "city": ("bus", "owl", "tram")}.items():
+        for label in classes:
+            home = folder / name / label
+            home.mkdir(parents=True)
+            for i in range(48 // len(classes)):
+                Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(home / f"{i}.png")
+        requests.append(source_request(root, str(folder / name), name))
+    prepare(requests, root)
+    return root
+
+
 @pytest.fixture
 def train_config(digits):
     """train_config(name, workers, steps): a network that takes milliseconds a step, with dropout and decay."""

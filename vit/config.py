@@ -152,6 +152,25 @@ class ExecutionConfig(FrozenConfig):
         return self
 
 
+class MixedCorpus(FrozenConfig):
+    """A corpus of a mixture."""
+
+    corpus: str
+    """URI of a prepared corpus."""
+    weight: PositiveFloat = 1.0
+    """Its share of the examples is its weight divided by the sum of all weights, exactly."""
+
+
+class MixtureConfig(FrozenConfig):
+    """Several corpora that are trained on at the same time, with the classes of one class map."""
+
+    corpora: tuple[MixedCorpus, ...] = Field(min_length=2)
+    """The corpora in the order in which their classes are numbered."""
+    class_map: str = "names"
+    """Which class of the mixture each class of each corpus is. `names`: classes of one name are one class. `prefixed`: every class
+    of every corpus is one of its own, named CORPUS/CLASS. Else the URI of a class table."""
+
+
 class TrainConfig(FrozenConfig):
     """One training run."""
 
@@ -160,11 +179,13 @@ class TrainConfig(FrozenConfig):
     stage: Literal["pretrain", "finetune"] = "pretrain"
     """Kind of the run."""
     corpus: str
-    """URI of a prepared corpus."""
+    """URI of a prepared corpus; of a mixture the first one."""
+    mixture: MixtureConfig | None = None
+    """All corpora of a mixture; None for one corpus."""
     split: str = "train"
     """Split to train on."""
     val_split: str | None = "val"
-    """Split that is scored once at the end; None scores nothing."""
+    """Split that is scored once at the end, in all corpora that have it; None scores nothing."""
     init_model: str | None = None
     """URI of the published model to start from; None starts from random weights."""
     recipe: TrainRecipe
@@ -174,6 +195,10 @@ class TrainConfig(FrozenConfig):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.mixture is not None and self.mixture.corpora[0].corpus != self.corpus:
+            raise ValueError(
+                f"corpus={self.corpus!r} must be the first corpus of the mixture, which is {self.mixture.corpora[0].corpus!r}."
+            )
         if self.execution.num_workers > self.recipe.input.num_lanes:
             raise ValueError(
                 f"execution.num_workers={self.execution.num_workers} is more than "

@@ -16,8 +16,19 @@ CLASSES, CONTRACT, CARD = "classes.json", "image_contract.json", "card.md"
 ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
 
 
+class MixtureEntry(TypedDict):
+    """A corpus of a mixture in records."""
+
+    corpus: str
+    """NAME/VERSION."""
+    digest: str
+    weight: float
+    share: float
+    """Fraction of the examples."""
+
+
 class ModelProvenance(TypedDict, total=False):
-    """What a model was made from. A training writes the first five; conversions write the file that they read."""
+    """What a model was made from. A training writes the first five, of a mixture eight; conversions write the file that they read."""
 
     run_key: str
     config_digest: str
@@ -25,6 +36,11 @@ class ModelProvenance(TypedDict, total=False):
     steps: int
     images_seen: int
     """Images that the network was trained on, counting repeats."""
+    mixture: list[MixtureEntry]
+    """The corpora of a mixture; `corpus_digest` is then a digest over them, their weights and classes."""
+    class_map: str
+    """Of a mixture: `names`, `prefixed` or the URI of the class table."""
+    class_map_digest: str
     converted_from: str
     family: str
 

@@ -365,7 +365,11 @@ def card(name: str, version: str, config: ModelRecord, contract: ImageContract, 
     """The text of the model card: what the model is, what it was made from, and how to use it."""
     model, provenance = config["model"], config["provenance"]
     parameters = sum(int(np.prod(p["shape"])) for p in config["tensors"])
-    made = "\n".join(f"- {key.replace('_', ' ')}: `{value}`" for key, value in provenance.items())
+    made = "\n".join(f"- {key.replace('_', ' ')}: `{value}`" for key, value in provenance.items() if key != "mixture")
+    for each in provenance.get("mixture", ()):
+        made += (
+            f"\n- corpus: `{each['corpus']}`, {100 * each['share']:.4g} % of the examples, digest `{each['digest']}`"
+        )
     return f"""# {name} {version}
 
 {network_config(model).summary}; {parameters:,} parameters, {len(classes):,} classes.

@@ -6,27 +6,28 @@ It works the same in a Ray Train worker and in a plain process (a `World()` of s
 import logging
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
-from data_prep.shard_format import Manifest, load_class_names, load_manifest
 from infra.provenance import versions
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.run_state import RunState, StateDetail, write_state
 from infra.runs.stopping import StopPoller
 from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
+from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
 from vit.devices import devices_text
-from vit.input.batches import Batch, Loading, eval_batches, train_batches
+from vit.input.batches import Batch, Loading, Source, eval_batches, source_batches
 from vit.input.image_contract import ImageContract
 from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
 from vit.inspection.inspect_run import inspect_run
 from vit.models.network import Network
 from vit.published import adapt, load_model, publish
-from vit.run_spec import RunSpec, StartRecord, WorkerError
+from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
 from vit.training.evaluate import evaluate
@@ -49,7 +50,6 @@ class TrainingRun:
         self.spec = RunSpec.model_validate(self.run.read_json("config.json"))
         self.config, self.recipe = self.spec.config, self.spec.config.recipe
         self.claim = ClaimHolder(self.run, self.attempt)
-        self.corpus = open_store(self.config.corpus)
         execution = self.config.execution
         self.loading = Loading(
             self.world.rank,
@@ -85,6 +85,8 @@ class TrainingRun:
             return self._end("failed", {"reason": str(error)[:4000]})
         if self.world.rank == 0:
             self.claim.check()
+            if (mixture := self.corpora.record()) and not self.run.exists(MIXTURE_KEY):
+                self.run.write_json(MIXTURE_KEY, mixture)
             write_state(self.run, "running", self.attempt, from_step=state.step)
         with (
             StopPoller(self.run, self.attempt) as stop,
@@ -98,7 +100,8 @@ class TrainingRun:
             ) as reporter,
             system_metrics(self.run, self.attempt, self.world, reporter.journal, lambda: state.step, self.claim.check),
         ):
-            bad = BadExamples(self.config.execution.max_bad_fraction, self.manifest.split(self.config.split).num_rows)
+            epoch = sum(part.num_rows(self.config.split) for part in self.corpora.parts)
+            bad = BadExamples(self.config.execution.max_bad_fraction, epoch)
             outcome = self._train(state, stop, reporter, bad)
             detail: StateDetail = {"step": state.step, "images_seen": self._images(state)}
             if outcome == "finished":
@@ -113,15 +116,20 @@ class TrainingRun:
         return self._end(outcome, detail)
 
     @cached_property
-    def manifest(self) -> Manifest:
-        """The manifest of the corpus. Raises RuntimeError if the corpus is not the one that the run was started on."""
-        manifest = load_manifest(self.corpus)
-        if manifest.digest != self.spec.inputs["corpus"]:
+    def corpora(self) -> TrainingCorpora:
+        """The corpora, opened. Raises RuntimeError if they, or the class map, are not those that the run was started on."""
+        corpora, started_on = open_corpora(self.config), self.spec.inputs
+        for part, digest in zip(corpora.parts, corpora.digests_in(started_on), strict=True):
+            if part.manifest.digest != digest:
+                raise RuntimeError(
+                    f"{part.store.uri} has digest {part.manifest.digest[:12]}, but this run was started on {digest[:12]}. "
+                    "The corpus was replaced; start a new run."
+                )
+        if corpora.digest != started_on["corpus"]:
             raise RuntimeError(
-                f"{self.corpus.uri} has digest {manifest.digest[:12]}, but this run was started on "
-                f"{self.spec.inputs['corpus'][:12]}. The corpus was replaced; start a new run."
+                f"The class map {corpora.class_map} is not the one that this run was started on. Restore it, or start a new run."
             )
-        return manifest
+        return corpora
 
     def _newest_state(self) -> TrainState:
         """The state of the newest checkpoint, or the initial one."""
@@ -133,7 +141,7 @@ class TrainingRun:
 
     def _initial(self) -> TrainState:
         if self.config.init_model is None:
-            return initial_state(self.recipe, self.manifest.num_classes, self.world.device)
+            return initial_state(self.recipe, self.corpora.num_classes, self.world.device)
         source = load_model(self.config.init_model)
         if source.digest != self.spec.inputs["init_model"]:
             raise RuntimeError(
@@ -141,7 +149,7 @@ class TrainingRun:
                 f"{self.spec.inputs['init_model'][:12]}. The model was replaced; start a new run."
             )
         torch.manual_seed(torch_seed(self.recipe.seed, "init"))
-        network = adapt(source.network, self.recipe.model, self.manifest.num_classes, self.recipe.model.head_bias_init)
+        network = adapt(source.network, self.recipe.model, self.corpora.num_classes, self.recipe.model.head_bias_init)
         return with_optimizer(network.to(self.world.device).train(), self.recipe)
 
     def _train(self, state: TrainState, stop: StopPoller, reporter: Reporter, bad: BadExamples) -> RunState:
@@ -184,11 +192,9 @@ class TrainingRun:
         return outcome
 
     def _train_batches(self, start_step: int) -> Prefetcher[list[Batch]]:
-        execution = self.config.execution
-        return train_batches(
-            self.corpus,
-            self.manifest,
-            self.config.split,
+        execution, split = self.config.execution, self.config.split
+        return source_batches(
+            [Source(p.store, p.manifest, split, p.weight, p.labels(split)) for p in self.corpora.parts],
             self.recipe.input,
             seed=self.recipe.seed,
             micro_batch_size=execution.micro_batch_size,
@@ -202,27 +208,31 @@ class TrainingRun:
             ),
         )
 
+    def _eval_batches(self, part: TrainingCorpus, split: str, batch_size: int, loading: Loading) -> Prefetcher[Batch]:
+        augment, labels = self.recipe.input.augment, part.labels(split)
+        return eval_batches(
+            part.store, part.manifest, split, augment, batch_size=batch_size, loading=loading, labels=labels
+        )
+
     def _score(self, network: Network, step: int, reporter: Reporter) -> StateDetail:
-        """Scores the validation split on all ranks; empty if there is none."""
+        """Scores the validation splits of all corpora together, on all ranks; empty if there is none."""
         split = self.config.val_split
-        if split is None or split not in self.manifest.splits:
+        if split is None or not (parts := self.corpora.with_split(split)):
             return {}
-        with eval_batches(
-            self.corpus,
-            self.manifest,
-            split,
-            self.recipe.input.augment,
-            batch_size=self.config.execution.micro_batch_size,
-            loading=self.loading,
-        ) as batches:
-            score = evaluate(
-                network,
-                self.watchdog.watched(batches),
-                self.manifest.splits[split].num_rows,
-                loss=self.recipe.loss,
-                precision=self.recipe.precision,
-                world=self.world,
-            )
+
+        def batches() -> Iterator[Batch]:
+            for part in parts:
+                with self._eval_batches(part, split, self.config.execution.micro_batch_size, self.loading) as loaded:
+                    yield from self.watchdog.watched(loaded)
+
+        score = evaluate(
+            network,
+            batches(),
+            sum(part.num_rows(split) for part in parts),
+            loss=self.recipe.loss,
+            precision=self.recipe.precision,
+            world=self.world,
+        )
         reporter.record(step, {"val/top1": score.top1, "val/loss": score.loss})
         return {
             "val_top1": score.top1,
@@ -237,14 +247,15 @@ class TrainingRun:
             self.config.name,
             self.spec.run_key.rsplit("-", 1)[1],
             network,
-            ImageContract(decode=self.manifest.decode_policy, evaluation=self.recipe.input.augment),
-            load_class_names(self.corpus),
+            ImageContract(decode=self.corpora.decode_policy, evaluation=self.recipe.input.augment),
+            self.corpora.class_names(),
             {
                 "run_key": self.spec.run_key,
                 "config_digest": self.config.config_digest,
-                "corpus_digest": self.manifest.digest,
+                "corpus_digest": self.corpora.digest,
                 "steps": state.step,
                 "images_seen": self._images(state),
+                **self.corpora.provenance(),
             },
             self.claim.check,
         )
@@ -255,9 +266,10 @@ class TrainingRun:
         num_images = self.config.execution.inspect_images
         if self.config.stage != "pretrain" or num_images == 0:
             return []
-        split = self.config.val_split if self.config.val_split in self.manifest.splits else self.config.split
-        augment, size = self.recipe.input.augment, min(num_images, self.config.execution.micro_batch_size)
-        with eval_batches(self.corpus, self.manifest, str(split), augment, batch_size=size) as batches:
+        val = self.corpora.with_split(self.config.val_split)
+        part, split = (val[0], str(self.config.val_split)) if val else (self.corpora.parts[0], self.config.split)
+        size = min(num_images, self.config.execution.micro_batch_size)
+        with self._eval_batches(part, split, size, Loading()) as batches:
             return inspect_run(self.run, network, batches, num_images, title=self.spec.run_key)
 
     def _meta(self) -> RunIdentity:
@@ -265,8 +277,8 @@ class TrainingRun:
             "run_key": self.spec.run_key,
             "recipe": self.recipe.model_dump(mode="json"),
             "config_digest": self.config.config_digest,
-            "corpus_digest": self.manifest.digest,
-            "class_map_digest": self.manifest.class_map_digest,
+            "corpus_digest": self.corpora.digest,
+            "class_map_digest": self.corpora.class_map_digest,
         }
 
     def _images(self, state: TrainState) -> int:

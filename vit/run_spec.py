@@ -3,16 +3,18 @@
 from datetime import date
 from typing import NotRequired, TypedDict
 
-from data_prep.shard_format import load_manifest
-from infra.config import FrozenConfig, digest_of
+from infra.config import FrozenConfig
 from infra.keys import run_key
 from infra.runs.progress import RunProgress
 from infra.storage import Store, open_store
 from vit.config import TrainConfig
+from vit.corpora.training_corpora import open_corpora
 from vit.model_record import published_record
 
 # Ray Train tries to place the worker group for so long before it reports that there is no room, and tries again.
 START_TRY_S = 30.0
+MIXTURE_KEY = "mixture.json"
+"""In the folder of a run on a mixture: `vit.corpora.training_corpora.MixtureRecord`."""
 
 
 class RunSpec(FrozenConfig):
@@ -23,7 +25,7 @@ class RunSpec(FrozenConfig):
     """<name>-<12 hex>, see `make_spec`."""
     config: TrainConfig
     inputs: dict[str, str]
-    """Digests of corpus, decode policy and initial model, and the names of the splits."""
+    """Digests of corpus (of a mixture also of each of its corpora), decode policy and initial model; the names of the splits."""
     models: str
     """URI of the folder in which the model is published."""
     night: date | None = None
@@ -32,14 +34,8 @@ class RunSpec(FrozenConfig):
 
 def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunSpec:
     """The spec of a run. Its key covers config, corpus and initial model; FileNotFoundError if one of them is missing."""
-    manifest = load_manifest(open_store(config.corpus))
-    # The corpus digest covers neither the decode policy nor the split names, but the results of the run depend on both.
-    inputs = {
-        "corpus": manifest.digest,
-        "split": config.split,
-        "val_split": config.val_split or "",
-        "decode": digest_of(manifest.decode_policy),
-    }
+    # The corpus digest does not cover the names of the splits, but the results of the run depend on them.
+    inputs = {"split": config.split, "val_split": config.val_split or "", **open_corpora(config).inputs()}
     if config.init_model is not None:
         inputs["init_model"] = published_record(open_store(config.init_model))["digest"]
     key = run_key(config.name, config.stage, config.config_digest, inputs, night)

@@ -11,6 +11,7 @@ import torch
 
 import vit.input.read_shards
 from data_prep.decode import ImageRejected, decode
+from flows.catalog import find_corpus
 from infra.config import replace
 from infra.runs.claims import ClaimLost, take_claim
 from infra.runs.journal import list_segments, read_journal
@@ -18,6 +19,7 @@ from infra.runs.run_state import read_state, request_stop
 from infra.runs.stopping import StopPoller
 from infra.storage import open_store
 from vit.config import TrainConfig
+from vit.corpora.training_corpora import open_corpora
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.published import adapt, load_model
 from vit.run import TrainingRun
@@ -319,3 +321,84 @@ def test_changed_published_model_is_refused_by_name(start, train_config):
     model.write(key, bytes(data))
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load_model(model.uri)
+
+
+def mixture_of(two_corpora, train_config, **changes):
+    """A training on three parts of `birds` to one part of `city`, whose classes bus and tram are one, and whose owls are dropped."""
+    birds, city = (find_corpus(two_corpora, name).uri for name in ("birds", "city"))
+    mixture = {"corpora": [{"corpus": birds, "weight": 3}, {"corpus": city, "weight": 1}], **changes}
+    return replace(train_config("mix", steps=12, save_every_steps=5), corpus=birds, mixture=mixture)
+
+
+@pytest.fixture
+def class_table(tmp_path):
+    path = tmp_path / "classes.csv"
+    rows = [
+        "corpus,class,mixture_class",
+        "birds,jay,bird",
+        "birds,owl,bird",
+        "city,bus,vehicle",
+        "city,tram,vehicle",
+        "city,owl,",
+    ]
+    path.write_text("\n".join(rows))
+    return path
+
+
+def test_a_run_on_a_mixture_records_its_corpora_weights_and_classes(start, train_config, two_corpora, class_table):
+    config = mixture_of(two_corpora, train_config, class_map=str(class_table))
+    run, attempt = start(config)
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    state, model = read_state(run), load_model(read_state(run)["model"])
+    assert model.classes == ("bird", "vehicle")
+    val = {part.title: part.num_rows("val") for part in open_corpora(config).parts}
+    assert state["val_examples"] == sum(val.values())
+    assert [(each["corpus"].partition("/")[0], each["share"]) for each in model.provenance["mixture"]] == [
+        ("birds", 0.75),
+        ("city", 0.25),
+    ]
+    inputs, record = run.read_json("config.json")["inputs"], run.read_json("mixture.json")
+    assert [each["digest"] for each in record["corpora"]] == [inputs["corpus.0"], inputs["corpus.1"]]
+    assert (record["classes"], record["label_maps"]) == (["bird", "vehicle"], [[0, 0], [1, None, 1]])
+    assert model.provenance["corpus_digest"] == inputs["corpus"]
+    assert model.provenance["class_map_digest"] == record["class_map_digest"]
+
+
+def test_a_resumed_mixture_equals_the_uninterrupted_one(start, train_config, two_corpora, monkeypatch):
+    config = mixture_of(two_corpora, train_config)
+    whole, attempt = start(config)
+    TrainingRun(whole, attempt, World()).execute()
+    stopped, attempt = start(config, open_store(whole.uri + "-resumed"))
+    with monkeypatch.context() as patch:
+        asked = itertools.count()
+        patch.setattr(StopPoller, "asked", lambda self: "preempted" if next(asked) >= 6 else None)
+        assert TrainingRun(stopped, attempt, World()).execute() == "preempted"
+    _, attempt = start(config, stopped)
+    assert TrainingRun(stopped, attempt, World()).execute() == "finished"
+    assert losses(stopped) == losses(whole)
+    assert read_state(stopped)["val_top1"] == read_state(whole)["val_top1"]
+
+
+def test_the_key_of_a_mixture_covers_corpora_weights_and_classes(train_config, two_corpora, class_table, root):
+    one = mixture_of(two_corpora, train_config)
+    swapped = [each.model_dump() for each in reversed(one.mixture.corpora)]
+    others = [
+        mixture_of(two_corpora, train_config, class_map="prefixed"),
+        mixture_of(two_corpora, train_config, class_map=str(class_table)),
+        replace(one, **{"mixture.corpora": [each.model_dump() | {"weight": 1} for each in one.mixture.corpora]}),
+        replace(one, corpus=swapped[0]["corpus"], **{"mixture.corpora": swapped}),
+        replace(one, mixture=None),
+    ]
+    keys = [make_spec(config, root).run_key for config in (one, *others)]
+    assert len(set(keys)) == len(keys)
+    same = replace(
+        one, **{"mixture.corpora": [each.model_dump() | {"weight": 5 * each.weight} for each in one.mixture.corpora]}
+    )
+    assert make_spec(same, root).run_key == keys[0]
+
+
+def test_a_changed_class_table_is_refused(start, train_config, two_corpora, class_table):
+    run, attempt = start(mixture_of(two_corpora, train_config, class_map=str(class_table)))
+    class_table.write_text(class_table.read_text().replace("city,owl,", "city,owl,bird"))
+    with pytest.raises(RuntimeError, match=r"class map .*classes.csv is not the one that this run was started on"):
+        TrainingRun(run, attempt, World()).execute()
