@@ -107,10 +107,27 @@ def run(
     run_own_pictures(settings(root), source, name, steps=steps, confirm=not yes, as_json=json)
 
 
+Corpora = Annotated[
+    list[str],
+    typer.Option(
+        help="Corpus to train on: NAME, NAME/VERSION or URI. Repeat it for a mixture, with weights: `--corpus birds --corpus "
+        "city=0.5`; a weight that is not given is 1."
+    ),
+]
+ClassMap = Annotated[
+    str | None,
+    typer.Option(
+        help="Classes of a mixture: names (classes of one name are one class; the default), prefixed (all apart, as CORPUS/CLASS), "
+        "or the path or URI of a table with the columns corpus, class, mixture_class."
+    ),
+]
+
+
 @pretrain_app.command("plan")
 def pretrain_plan(
-    corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
+    corpus: Corpora,
     recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    class_map: ClassMap = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -122,7 +139,7 @@ def pretrain_plan(
     from flows.commands.training import requested_training
     from flows.requests.training_cost import training_cost
 
-    show_one(training_cost(requested_training(settings(root).root, corpus, recipe, set_ or [])), json)
+    show_one(training_cost(requested_training(settings(root).root, corpus, recipe, set_ or [], class_map)), json)
 
 
 @pretrain_app.command("recipes")
@@ -136,8 +153,9 @@ def pretrain_recipes(json: Json = False) -> None:
 
 @pretrain_app.command("run")
 def pretrain_run(
-    corpus: Annotated[str, typer.Option(help="Corpus to train on: NAME, NAME/VERSION or URI.")],
+    corpus: Corpora,
     recipe: Annotated[str, typer.Option(help="Recipe; `vitline pretrain recipes` lists them.")],
+    class_map: ClassMap = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -149,7 +167,7 @@ def pretrain_run(
     from flows.commands.training import requested_training, train_and_show
 
     chosen = settings(root)
-    train_and_show(chosen, requested_training(chosen.root, corpus, recipe, set_ or []), as_json=json)
+    train_and_show(chosen, requested_training(chosen.root, corpus, recipe, set_ or [], class_map), as_json=json)
 
 
 @finetune_app.command("run")

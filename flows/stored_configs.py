@@ -6,12 +6,27 @@ from typing import Any, NotRequired, TypedDict, final
 JSON = dict[str, Any]
 
 
+class StoredMixedCorpus(TypedDict):
+    """A corpus of a mixture."""
+
+    corpus: str
+    weight: float
+
+
+class StoredMixture(TypedDict):
+    """`vit.config.MixtureConfig` as JSON."""
+
+    corpora: list[StoredMixedCorpus]
+    class_map: str
+
+
 class StoredTraining(TypedDict):
     """The config of a training, `vit.config.TrainConfig` as JSON."""
 
     stage: str
     """pretrain or finetune."""
     corpus: str
+    mixture: NotRequired[StoredMixture | None]
     split: str
     val_split: str | None
     init_model: str | None

@@ -185,5 +185,5 @@ def data_shuffle_report(
     from flows.commands.training import requested_training
     from flows.reports.shuffle import show_shuffle
 
-    config = requested_training(settings(root).root, name, recipe, set_ or [])
+    config = requested_training(settings(root).root, [name], recipe, set_ or [])
     show_shuffle(config, num_batches=batches, as_json=json)

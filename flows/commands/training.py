@@ -19,11 +19,35 @@ from vit.models.config import network_config
 from vit.recipes import recipe_named
 
 
-def requested_training(root: str, corpus: str, recipe: str, overrides: Sequence[str]) -> TrainConfig:
+def requested_training(
+    root: str, corpora: Sequence[str], recipe: str, overrides: Sequence[str], class_map: str | None = None
+) -> TrainConfig:
     """The config of a command line. Raises ValueError for a corpus, recipe, field or value that does not exist."""
     recipe_named(recipe)  # raises with a list of the recipes
-    fields = {"corpus": corpus, "recipe": recipe, "overrides": parse_overrides(overrides)}
+    fields = {"recipe": recipe, "overrides": parse_overrides(overrides), **weighted(corpora)}
+    if class_map is not None:
+        fields["class_map"] = class_map
     return resolve_pretrain(root, PretrainRequest.model_validate(fields))
+
+
+def weighted(corpora: Sequence[str]) -> dict[str, Any]:
+    """The fields of a form for one corpus, or for several of the form CORPUS or CORPUS=WEIGHT."""
+    if len(corpora) == 1:
+        return {"corpus": corpora[0]}
+    first, *others = (_weighted(text) for text in corpora)
+    return {
+        "corpus": first[0],
+        "corpus_weight": first[1],
+        "mix_with": [{"corpus": corpus, "weight": weight} for corpus, weight in others],
+    }
+
+
+def _weighted(text: str) -> tuple[str, float]:
+    corpus, sign, weight = text.rpartition("=")
+    try:
+        return (corpus, float(weight)) if sign else (text, 1.0)
+    except ValueError:  # the URI of a corpus may hold the sign
+        return text, 1.0
 
 
 def train_and_show(settings: Settings, config: TrainConfig, *, as_json: bool) -> None:

@@ -56,7 +56,7 @@ def model_facts(root: str, model: str | None, depth: int = CHAIN) -> ModelFacts:
         if training and (init := training.get("init_model")):
             origin = model_facts(root, init, depth - 1)
             data = origin.data
-        elif training and (corpus := training.get("corpus")):
+        elif training and (corpus := training.get("corpus")) and not training.get("mixture"):
             data = _data_of(open_store(corpus).read_json_or_none("manifest.json") or {})
     return ModelFacts(
         architecture=architecture_of(network),

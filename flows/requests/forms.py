@@ -89,11 +89,28 @@ class PrepareRequest(FrozenConfig):
     "recipe.val_per_class": 50, "execution.examples_per_chunk": 1024}. The deployment's description lists them."""
 
 
+class FurtherCorpus(FrozenConfig):
+    """A corpus that is trained on together with others."""
+
+    corpus: Reference
+    """Prepared corpus: NAME, NAME/VERSION or URI."""
+    weight: PositiveFloat = 1.0
+    """Its share of the examples is its weight divided by the sum of all weights, exactly."""
+
+
 class PretrainRequest(FrozenConfig):
-    """Pre-trains a network on a prepared corpus. The same request finds the same run: it resumes, or is reused."""
+    """Pre-trains a network on a prepared corpus or a mixture. The same request finds the same run: it resumes, or is reused."""
 
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
+    mix_with: tuple[FurtherCorpus, ...] = Field((), max_length=20)
+    """For a mixture: further corpora to train on at the same time, each with its weight. Empty: only `corpus`."""
+    corpus_weight: PositiveFloat = 1.0
+    """Weight of `corpus` in a mixture."""
+    class_map: Reference = "names"
+    """Classes of a mixture. `names`: classes of one name are one class. `prefixed`: all classes are kept apart, as CORPUS/CLASS.
+    Else the path or URI of a table (CSV or JSON) with the columns corpus, class, mixture_class; an empty mixture_class drops a
+    class."""
     recipe: RecipeName = "emoji"
     """What to train and how; `vitline pretrain recipes` describes them."""
     name: Name | None = None

@@ -1,27 +1,74 @@
-"""A form for a pre-training and its corpus -> the config, or a refusal in one sentence (ValueError). Starts nothing."""
+"""A form for a pre-training and its corpora -> the config, or a refusal in one sentence (ValueError). Starts nothing."""
+
+from pathlib import Path
 
 from data_prep.shard_format import Manifest, load_manifest
 from flows.catalog import find_corpus
 from flows.requests.forms import PretrainRequest
 from flows.requests.training_draft import draft_training, training_name
 from infra.config import replace
-from vit.config import TrainConfig
+from vit.config import MixedCorpus, MixtureConfig, TrainConfig
+from vit.corpora.mixture_classes import NAMES, PREFIXED
+from vit.corpora.training_corpora import open_corpora
 
 
 def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
-    """The config of a pre-training on a prepared corpus."""
+    """The config of a pre-training on a prepared corpus, or on a mixture of them."""
     store = find_corpus(root, request.corpus)
     manifest = load_manifest(store)
+    if request.mix_with:
+        return _on_mixture(root, request, store.uri, manifest)
+    if request.corpus_weight != 1 or request.class_map != NAMES:
+        field = "class_map" if request.class_map != NAMES else "corpus_weight"
+        raise ValueError(
+            f"{field}={getattr(request, field)!r} has an effect in a mixture only. Leave it out, or name further corpora in mix_with "
+            "(`--corpus` once more)."
+        )
     name = request.name or training_name(manifest.name, request.recipe)
     return on_corpus(draft_training(name, request), store.uri, manifest)
 
 
 def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:
     """The config with its corpus; refuses a loss that does not suit the labels."""
+    _check_loss(config, uri, manifest)
+    val = config.val_split if config.val_split in manifest.splits else None
+    return replace(config, corpus=uri, val_split=val)
+
+
+def _on_mixture(root: str, request: PretrainRequest, first: str, manifest: Manifest) -> TrainConfig:
+    further = [find_corpus(root, each.corpus) for each in request.mix_with]
+    manifests = [manifest, *(load_manifest(store) for store in further)]
+    name = request.name or training_name(_together(manifests), request.recipe)
+    config = draft_training(name, request)
+    weighted = [
+        MixedCorpus(corpus=first, weight=request.corpus_weight),
+        *(MixedCorpus(corpus=s.uri, weight=e.weight) for s, e in zip(further, request.mix_with, strict=True)),
+    ]
+    for each, of in zip(weighted, manifests, strict=True):
+        _check_loss(config, each.corpus, of)
+    val = config.val_split if any(config.val_split in each.splits for each in manifests) else None
+    mixture = MixtureConfig(corpora=tuple(weighted), class_map=_absolute(request.class_map))
+    config = replace(config, corpus=first, mixture=mixture.model_dump(), val_split=val)
+    open_corpora(config)  # raises for classes that do not fit together
+    return config
+
+
+def _check_loss(config: TrainConfig, uri: str, manifest: Manifest) -> None:
     if config.recipe.loss == "softmax" and not manifest.single_label:
         raise ValueError(
             f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "
             'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'
         )
-    val = config.val_split if config.val_split in manifest.splits else None
-    return replace(config, corpus=uri, val_split=val)
+
+
+def _together(manifests: list[Manifest]) -> str:
+    """`birds-and-city`, or `birds-and-2-more`."""
+    first, *others = (manifest.name for manifest in manifests)
+    return f"{first}-and-{others[0] if len(others) == 1 else f'{len(others)}-more'}"
+
+
+def _absolute(class_map: str) -> str:
+    """The class map with the whole path of a table, since a job runs in another folder."""
+    if class_map in (NAMES, PREFIXED) or "://" in class_map:
+        return class_map
+    return str(Path(class_map).expanduser().resolve())

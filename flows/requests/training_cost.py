@@ -1,10 +1,13 @@
 """What a training will take: steps, epochs, compute and memory, before it starts. No mathematics of its own."""
 
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
-from infra.storage import open_store
 from vit.config import TrainConfig
+
+if TYPE_CHECKING:
+    from vit.corpora.training_corpora import TrainingCorpora
 
 DEVICES = {
     "auto": "auto: a GPU for each worker if the cluster has GPUs or its autoscaler can add some, else a CPU",
@@ -23,6 +26,20 @@ class TrainingCorpus(TypedDict):
     classes: int
 
 
+class MixedCorpusCost(TypedDict):
+    """A corpus of a mixture."""
+
+    version: str
+    digest: str
+    share: float
+    """Fraction of the examples."""
+    images: int
+    """Rows of the split that is trained on, without those of dropped classes."""
+    epochs: float
+    classes: int
+    classes_dropped: int
+
+
 class TrainingCost(TypedDict):
     """What a training will take."""
 
@@ -39,6 +56,8 @@ class TrainingCost(TypedDict):
     micro_batches_per_step: int
     reading: dict[str, Any]
     """The fields of `vit.input.plan.OrderPlan`."""
+    mixture: NotRequired[dict[str, MixedCorpusCost]]
+    """The corpora of a mixture by name."""
 
 
 def training_cost(config: TrainConfig) -> TrainingCost:
@@ -46,37 +65,25 @@ def training_cost(config: TrainConfig) -> TrainingCost:
 
     Raises ValueError for lanes, workers or batch that do not fit the corpus.
     """
-    from data_prep.shard_format import load_manifest
-    from vit.input.order import Order
-    from vit.input.plan import plan_order
+    from vit.corpora.training_corpora import open_corpora
     from vit.models.flops import forward_flops
 
-    recipe, manifest = config.recipe, load_manifest(open_store(config.corpus))
-    split = manifest.split(config.split)
-    order = Order(
-        split,
-        corpus_digest=manifest.digest,
-        seed=recipe.seed,
-        global_batch_size=recipe.input.global_batch_size,
-        num_lanes=recipe.input.num_lanes,
-        shuffle_window=recipe.input.shuffle_window,
-    )
-    reading = plan_order(
-        order, world_size=config.execution.num_workers, mean_row_group_bytes=manifest.mean_row_group_bytes("train")
-    )
+    recipe, corpora = config.recipe, open_corpora(config)
+    reading = _reading(config, corpora)
+    rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size
-    flops = forward_flops(recipe.model, manifest.num_classes)
-    return {
+    flops = forward_flops(recipe.model, corpora.num_classes)
+    cost: TrainingCost = {
         "config_digest": config.config_digest,
         "corpus": {
-            "name": manifest.name,
-            "digest": manifest.digest,
-            "images": split.num_rows,
-            "classes": manifest.num_classes,
+            "name": " + ".join(part.title for part in corpora.parts),
+            "digest": corpora.digest,
+            "images": sum(rows),
+            "classes": corpora.num_classes,
         },
         "steps": recipe.total_steps,
         "images": images,
-        "epochs": images / split.num_rows,
+        "epochs": images / sum(rows),
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
@@ -84,5 +91,45 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "micro_batches_per_step": ceil(
             recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
         ),
-        "reading": {name: getattr(reading, name) for name in reading.__dataclass_fields__},
+        "reading": reading,
+    }
+    if corpora.classes is not None:
+        cost["mixture"] = {
+            part.title: {
+                "version": part.manifest.version,
+                "digest": part.manifest.digest,
+                "share": share,
+                "images": num_rows,
+                "epochs": images * share / num_rows,
+                "classes": part.manifest.num_classes,
+                "classes_dropped": part.num_dropped,
+            }
+            for part, share, num_rows in zip(corpora.parts, corpora.shares, rows, strict=True)
+        }
+    return cost
+
+
+def _reading(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
+    """The fields of `OrderPlan`: of several corpora the memory of all, the fewest proposed lanes, else the worst of each."""
+    from vit.input.mixture import Mixture
+    from vit.input.plan import plan_order
+
+    recipe = config.recipe
+    if corpora.classes is not None:  # raises for weights that do not fit the batch
+        Mixture([p.weight for p in corpora.parts], seed=recipe.seed, global_batch_size=recipe.input.global_batch_size)
+    plans = [
+        plan_order(
+            part.order(config.split, recipe.input, recipe.seed),
+            world_size=config.execution.num_workers,
+            mean_row_group_bytes=part.manifest.mean_row_group_bytes(config.split),
+        )
+        for part in corpora.parts
+    ]
+    together: Mapping[str, Callable[[Iterable[Any]], Any]] = {
+        "open_memory_bytes": sum,
+        "proposed_num_lanes": min,
+        "min_lanes_per_rank": min,
+    }
+    return {
+        name: together.get(name, max)(getattr(plan, name) for plan in plans) for name in plans[0].__dataclass_fields__
     }

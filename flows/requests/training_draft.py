@@ -30,7 +30,7 @@ def draft_training(name: str, request: PretrainRequest | PipelineRequest) -> Tra
         overrides = {k: v for k, v in overrides.items() if not k.startswith("protocol.")}
     elif request.peak_lr is not None:
         overrides = {"recipe.optim.peak_lr": request.peak_lr, **overrides}
-    refuse_form_fields({"corpus", "name", "stage"} & overrides.keys())
+    refuse_form_fields({path for path in overrides if path.partition(".")[0] in ("corpus", "mixture", "name", "stage")})
     return replace(config, **overrides)
 
 

@@ -6,7 +6,7 @@ Params are the settings that users filter by and compare; the whole config is se
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flows.records import AttemptRecord, Origin, PipelineRecord, attempt_records, read_pipeline
 from flows.stored_configs import JSON, PreparationFile, RunFile, StoredTraining, TrainingFile, stage_of
@@ -25,8 +25,9 @@ from infra.config import canonical_json, digest_of, flatten
 from infra.runs.journal import list_segments, read_segments
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.storage import Store, json_bytes, open_store
+from vit.corpora.training_corpora import MixtureRecord
 from vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract
-from vit.run_spec import StartRecord, read_starts
+from vit.run_spec import MIXTURE_KEY, StartRecord, read_starts
 from vit.serving.registry_model import registry_files
 
 TRAIN_PARAMS = [
@@ -153,9 +154,9 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
     """A pre-training or fine-tuning: recipe, corpus, length of the curves and published model."""
     config = spec["config"]
     recipe, execution = config["recipe"], config["execution"]
-    manifest = stored_manifest(config["corpus"])
+    corpora = trained_on(config)
     snapshot.total_steps = recipe["total_steps"]
-    snapshot.params = training_params(config, manifest)
+    snapshot.params = training_params(config, corpora)
     snapshot.tags |= {
         "vitline.config_digest": digest_of(recipe),
         "vitline.corpus_digest": spec["inputs"]["corpus"],
@@ -167,10 +168,15 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
     }
     contexts = {"train": config["split"], "val": config["val_split"]}
     snapshot.corpora = [
-        corpus_use(config["corpus"], manifest, context, split)
+        corpus_use(uri, manifest, context, split)
+        for uri, manifest in corpora.items()
         for context, split in contexts.items()
         if manifest and split and split in manifest["splits"]
     ]
+    if run.exists(MIXTURE_KEY):
+        mixture: MixtureRecord = run.read_json(MIXTURE_KEY)
+        snapshot.params |= {"class_map_digest": mixture["class_map_digest"], "num_classes": len(mixture["classes"])}
+        snapshot.files = {**snapshot.files, MIXTURE_KEY: json_bytes(mixture)}
     if config["init_model"]:
         snapshot.model_inputs = makers([model_record(config["init_model"])])
     if run.exists("inputs.png"):
@@ -187,7 +193,14 @@ def show_training(snapshot: RunSnapshot, run: Store, spec: TrainingFile, state: 
         snapshot.model = published(state, snapshot)
 
 
-def training_params(config: StoredTraining, manifest: StoredManifest | None) -> JSON:
+def trained_on(config: StoredTraining) -> dict[str, StoredManifest | None]:
+    """The manifests of the corpora of a training by URI; None for one that was deleted."""
+    mixture = config.get("mixture")
+    uris = [each["corpus"] for each in mixture["corpora"]] if mixture else [config["corpus"]]
+    return {uri: stored_manifest(uri) for uri in uris}
+
+
+def training_params(config: StoredTraining, corpora: Mapping[str, StoredManifest | None]) -> JSON:
     """The params of a training; `total_images` is the budget, which should be equal when two recipes are compared."""
     flat = flatten(config["recipe"])
     init = config["init_model"]
@@ -195,12 +208,20 @@ def training_params(config: StoredTraining, manifest: StoredManifest | None) -> 
     return {
         **{name: plain(flat.get(name)) for name in TRAIN_PARAMS},
         **{f"execution.{name}": config["execution"].get(name) for name in EXECUTION_PARAMS},
-        "corpus": manifest["name"] if manifest else None,
-        "corpus_version": manifest["version"] if manifest else None,
-        "num_classes": manifest["num_classes"] if manifest else None,
+        **corpus_params(config, corpora),
         "total_images": images,
         "init_model": "/".join(init.rstrip("/").split("/")[-2:]) if init else None,
     }
+
+
+def corpus_params(config: StoredTraining, corpora: Mapping[str, StoredManifest | None]) -> JSON:
+    """Name and version of the corpus and its classes; of a mixture names and versions of all, weights and class map."""
+    found = [manifest for manifest in corpora.values() if manifest]
+    names = {"corpus": " + ".join(m["name"] for m in found), "corpus_version": " + ".join(m["version"] for m in found)}
+    if mixture := config.get("mixture"):
+        weights = plain([each["weight"] for each in mixture["corpora"]])
+        return {**names, "mixture_weights": weights, "class_map": mixture["class_map"]}
+    return {**names, "num_classes": found[0]["num_classes"]} if found else {}
 
 
 def published(state: RunStateRecord, snapshot: RunSnapshot) -> Published | None:
@@ -368,14 +389,14 @@ def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -
         return
     if "config" in config:
         training = config["config"]
-        manifest = stored_manifest(training["corpus"])
+        corpora = trained_on(training)
         prefix = "" if stage == "pretrain" else f"{stage}."
-        snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, manifest).items()}
+        snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, corpora).items()}
         if stage == "pretrain":
             snapshot.tags["vitline.config_digest"] = digest_of(training["recipe"])
-            snapshot.corpora = (
-                [corpus_use(training["corpus"], manifest, "train", training["split"])] if manifest else []
-            )
+            snapshot.corpora = [
+                corpus_use(uri, manifest, "train", training["split"]) for uri, manifest in corpora.items() if manifest
+            ]
             digest = snapshot.tags.get("vitline.model_digest")
             snapshot.model_inputs = {digest: key} if digest and key else {}
     elif "tasks" in config:
