@@ -39,7 +39,9 @@ def make_spec(config: TrainConfig, root: str, night: date | None = None) -> RunS
     if config.init_model is not None:
         inputs["init_model"] = published_record(open_store(config.init_model))["digest"]
     key = run_key(config.name, config.stage, config.config_digest, inputs, night)
-    return RunSpec(run_key=key, config=config, inputs=inputs, models=f"{root.rstrip('/')}/models", night=night)
+    return RunSpec(
+        run_key=key, config=config, inputs=inputs, models=f"{open_store(root).uri.rstrip('/')}/models", night=night
+    )
 
 
 def read_progress(run: Store) -> RunProgress | None:

@@ -303,6 +303,11 @@ def test_run_key_depends_on_decode_policy_and_held_out_split(train_config, root,
     assert len({make_spec(c, root).run_key for c in (config, other_val, other_pixels)}) == 3
 
 
+def test_a_model_is_published_below_the_root_whatever_the_folder_of_the_job(train_config, root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert make_spec(train_config("relative"), "store").models == f"{open_store(root).uri}/models"
+
+
 def test_a_replaced_corpus_is_refused(start, train_config):
     run, attempt = start(train_config("replaced"))
     spec = run.read_json("config.json")
