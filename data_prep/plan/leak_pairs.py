@@ -46,7 +46,7 @@ class Same(NamedTuple):
 
 def candidates(rows: pa.Table, index: pa.Table, max_pairs: int | None = None) -> tuple[pa.Table, int]:
     """The pairs to compare, as PAIRS_SCHEMA, and the number of pairs beyond `max_pairs`, which are left out."""
-    found = _nearest(rows, index)
+    found = nearest_hashes(rows, index)
     kept = sorted(found, key=lambda pair: (pair[2], pair[:2]))[:max_pairs]
     a, b = (pa.array([pair[i] for pair in kept], pa.int64()) for i in range(2))
     here, there = rows.take(a), index.take(b)
@@ -86,7 +86,7 @@ def load_pairs(store: Store, key: str, number: int) -> pa.Table:
         return open_parquet(file).read_row_group(number, use_threads=False)
 
 
-def _nearest(rows: pa.Table, index: pa.Table) -> list[tuple[int, int, int]]:
+def nearest_hashes(rows: pa.Table, index: pa.Table) -> list[tuple[int, int, int]]:
     """(row, evaluation image, distance) of near hashes, at most the NEAREST nearest ones per row."""
     if not len(rows) or not len(index):
         return []

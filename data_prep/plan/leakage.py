@@ -136,7 +136,7 @@ class Leaks(NamedTuple):
 def find_leaks(planned: Sequence[PlannedCorpus], root: Store, executor: Executor, show: Show) -> list[Leaks]:
     """For every corpus, find the training images that show an evaluation image of another corpus, prepared below the root (its
     newest version) or planned here. A benchmark is not compared with anything."""
-    tasks, known = list[LeakTask](), _prepared_sets(root)
+    tasks, known = list[LeakTask](), prepared_sets(root)
     for each in planned:
         if each.is_benchmark:
             continue  # not for pre-training, and its splits are as published
@@ -221,7 +221,7 @@ def leak_lists(corpus: Store) -> Iterator[pa.Table]:
 _Prepared = tuple[Store, Manifest, tuple[str, ...]]
 
 
-def _prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
+def prepared_sets(root: Store) -> dict[str, list[_Prepared]]:
     """The evaluation sets below the root with their evaluation splits, by name, from old to new; subsets are skipped. Raises
     UnreadableRecord: without a set that cannot be read, its leaks would be missing from the list."""
     found: dict[str, list[_Prepared]] = {}
@@ -247,7 +247,7 @@ def _evaluation_rows(
         if name in planned_by_name and (splits := _planned_splits(planned_by_name[name])):
             tables += _planned_evaluation(planned_by_name[name], splits)
         elif versions:
-            tables += _published_rows(*versions.pop())
+            tables += published_rows(*versions.pop())
         older += [f"{name}/{manifest.version}" for _, manifest, _ in versions]
     return pa.concat_tables(tables), tuple(older)
 
@@ -297,7 +297,7 @@ def _planned_evaluation(corpus: PlannedCorpus, splits: Collection[str]) -> Itera
             yield rows.select(EVALUATION_SCHEMA.names).cast(EVALUATION_SCHEMA)
 
 
-def _published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -> Iterator[pa.Table]:
+def published_rows(corpus: Store, manifest: Manifest, splits: Collection[str]) -> Iterator[pa.Table]:
     """The images of some splits of a finished corpus, as EVALUATION_SCHEMA. Raises ShardError for a bad shard."""
     for split in splits:
         for shard in known_shards(corpus, manifest, split):
@@ -386,7 +386,7 @@ def save_decontamination(config: CorpusConfig, corpus: Store, root: Store) -> No
     for name in config.recipe.decontaminate:
         store = prepared_corpus(root, name)
         manifest = load_manifest(store)
-        tables += _published_rows(store, manifest, splits_to_keep_out(name, manifest))
+        tables += published_rows(store, manifest, splits_to_keep_out(name, manifest))
     write_table(corpus, DECONTAMINATE_KEY, pa.concat_tables(tables))
 
 

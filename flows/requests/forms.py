@@ -104,7 +104,8 @@ class PretrainRequest(FrozenConfig):
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
     mix_with: tuple[FurtherCorpus, ...] = Field((), max_length=20)
-    """For a mixture: further corpora to train on at the same time, each with its weight. Empty: only `corpus`."""
+    """For a mixture: further corpora to train on at the same time, each with its weight, as in [{"corpus": "city", "weight": 0.5}].
+    Empty: only `corpus`."""
     corpus_weight: PositiveFloat = 1.0
     """Weight of `corpus` in a mixture."""
     class_map: Reference = "names"

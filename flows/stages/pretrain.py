@@ -2,9 +2,11 @@
 
 from datetime import date
 
+from flows.catalog import corpus_stats
 from flows.stages.engines import Engines
-from flows.stages.prepare_corpus import leaks_of
+from flows.stages.prepare_corpus import leak_lines
 from flows.stages.stage import StageResult, run_stage, run_store
+from infra.runs.run_state import read_state
 from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.run_spec import START_TRY_S, RunSpec, make_spec, read_progress
@@ -16,10 +18,11 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
 
     Raises ValueError for a config that does not fit its corpus, before a job is submitted; StageFailed, Skipped.
     """
-    for line in mixture_leaks(config):
-        engines.observer.say(f"warning: {line}")
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
+    if read_state(run) is None:  # a run that has begun has said it
+        for line in mixture_leaks(config, engines.root):
+            engines.observer.say(f"warning: {line}")
     execution = config.execution
     result = run_stage(
         engines,
@@ -38,12 +41,25 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
     return spec, result
 
 
-def mixture_leaks(config: TrainConfig) -> list[str]:
-    """What is known of leakage of the corpora of a mixture, as sentences: what their preparations have found, and which were compared
-    with no evaluation set. Nothing for one corpus, whose preparation has said it."""
-    lines = list[str]()
-    for each in config.mixture.corpora if config.mixture else ():
-        name = "/".join(each.corpus.rstrip("/").split("/")[-2:])
-        found = leaks_of(each.corpus)
-        lines += [f"{name}: {line}" for line in (["not compared with any evaluation set"] if found is None else found)]
-    return lines
+def mixture_leaks(config: TrainConfig, root: str) -> list[str]:
+    """Leakage of all corpora of a mixture, as sentences: what their preparations have found, and what came later or is in the
+    validation split of another of them. Nothing for one corpus, whose preparation has said it."""
+    if config.mixture is None:
+        return []
+    from data_prep.plan.mixture_leakage import find_mixture_leaks
+
+    stores = [open_store(each.corpus) for each in config.mixture.corpora]
+    lines, compared = list[str](), dict[str, frozenset[tuple[str, str]]]()
+    for store in stores:
+        if (found := corpus_stats(store)) is not None:
+            title = "/".join(store.uri.rstrip("/").split("/")[-2:])
+            compared[title] = found.stats.compared
+            lines += [f"{title}: {line}" for line in leak_lines(found.stats)]
+    leaks = find_mixture_leaks(
+        stores, open_store(root), split=config.split, val_split=config.val_split, compared=compared
+    )
+    return lines + [
+        f"{leak.corpus}: {leak.num_images:,} training images match the {leak.split} split of {leak.evaluation}; prepare "
+        f"{leak.corpus.partition('/')[0]} with --decontaminate {leak.evaluation.partition('/')[0]} to leave them out"
+        for leak in leaks
+    ]

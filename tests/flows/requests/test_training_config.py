@@ -2,11 +2,12 @@
 
 import pytest
 
+from data_prep.plan import mixture_leakage
+from data_prep.plan.mixture_leakage import MixtureLeak
 from flows.commands.training import weighted
 from flows.requests.forms import PretrainRequest
 from flows.requests.training_config import resolve_pretrain
 from flows.requests.training_cost import training_cost
-from flows.stages import pretrain
 from flows.stages.pretrain import mixture_leaks
 from vit.recipes import recipe_named
 
@@ -93,11 +94,9 @@ def test_options_of_the_command_are_the_fields_of_the_form():
     assert weighted(["birds=2", "s3://b/year=x"])["mix_with"] == [{"corpus": "s3://b/year=x", "weight": 1.0}]
 
 
-def test_known_leakage_of_all_corpora_is_said_before_a_mixture_trains(two_corpora, monkeypatch):
-    found = {"birds": ["2 training images match the test split of pets"], "city": None}
-    monkeypatch.setattr(pretrain, "leaks_of", lambda uri: found[uri.split("/")[-2]])
-    birds, city = mixture_leaks(requested(two_corpora))
-    assert birds.startswith("birds/")
-    assert birds.endswith("2 training images match the test split of pets")
-    assert city.endswith("not compared with any evaluation set")
-    assert mixture_leaks(requested(two_corpora, mix_with=[])) == []
+def test_leakage_of_all_corpora_is_said_for_a_mixture_only(two_corpora, monkeypatch):
+    found = MixtureLeak("birds/1", "city/2", "val", 3)
+    monkeypatch.setattr(mixture_leakage, "find_mixture_leaks", lambda stores, root, **given: [found])
+    expected = "birds/1: 3 training images match the val split of city/2; prepare birds with --decontaminate city to leave them out"
+    assert mixture_leaks(requested(two_corpora), two_corpora)[-1] == expected
+    assert mixture_leaks(requested(two_corpora, mix_with=[]), two_corpora) == []
