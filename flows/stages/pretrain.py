@@ -20,7 +20,8 @@ def train_model(config: TrainConfig, engines: Engines, night: date | None = None
     """
     spec = make_spec(config, engines.root, night)
     run = run_store(engines.root, spec.run_key)
-    if read_state(run) is None:  # a run that has begun has said it
+    if config.mixture is not None and read_state(run) is None:  # a run that has begun has said it
+        engines.observer.say("looking for leakage in the corpora of the mixture")
         for line in mixture_leaks(config, engines.root):
             engines.observer.say(f"warning: {line}")
     execution = config.execution

@@ -44,14 +44,15 @@ class Mixture:
     def locate(self, slots: ArrayLike) -> tuple[Ints, Ints]:
         """(source, position in the source) of slots, as arrays of the same shape."""
         slots = np.asarray(slots, dtype=np.int64)
-        batch = slots // self._batch
-        before, after = self._boundaries(batch), self._boundaries(batch + 1)
-        drawn = KeyedPermutation(self._batch, hash64(self._key, batch))(slots % self._batch)
-        stops = np.cumsum(np.diff(after, axis=0) - np.diff(before, axis=0), axis=0)
-        source: Ints = (drawn >= stops[:-1]).sum(axis=0)
-        at = source[None]
-        first = np.take_along_axis(np.concatenate([np.zeros_like(stops[:1]), stops]), at, axis=0)[0]
-        position: Ints = np.take_along_axis(np.diff(before, axis=0), at, axis=0)[0] + drawn - first
+        batches, at = np.unique(slots // self._batch, return_inverse=True)
+        before, after = self._boundaries(batches), self._boundaries(batches + 1)
+        keys = hash64(self._key, batches)
+        # One permutation for all slots, as of a large batch, takes less time than one for each slot.
+        shuffle = KeyedPermutation(self._batch, keys[0] if len(batches) == 1 else keys[at])
+        drawn = shuffle(slots % self._batch)
+        had, first = np.diff(before, axis=0), after - before  # of every source; of the sources before it, in this batch
+        source: Ints = (drawn >= first[1:-1, at]).sum(axis=0)
+        position: Ints = had[source, at] + drawn - first[source, at]
         return source, position
 
     def counts(self, num_batches: int) -> Ints:
