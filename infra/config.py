@@ -35,13 +35,30 @@ def renamed(stored_as: str, default: Any) -> Any:
     )
 
 
+def added(default: Any, **constraints: Any) -> Any:
+    """A field that was added after configs had been stored. At its default it is left out of dumps, so that equal configs keep
+    their digests, and older versions of vitline read what this one stores. `constraints` are those of pydantic's `Field`."""
+    return Field(default, exclude_if=lambda value: bool(value == default), **constraints)
+
+
+def tree_of(value: Any) -> Any:
+    """A config as nested dicts, with every field by its present name, also those that a dump leaves out."""
+    if isinstance(value, BaseModel):
+        return {name: tree_of(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, Mapping):
+        return {key: tree_of(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(tree_of(item) for item in value)
+    return value
+
+
 def replace(config: C, /, **changes: Any) -> C:
     """A copy of `config` with changed fields, validated again (`model_copy` would skip validation).
 
     A dotted path names a field of a nested config: `replace(config, **{"recipe.seed": 1})`.
     Raises ValueError for unknown fields and invalid values.
     """
-    tree = config.model_dump(by_alias=False)
+    tree = tree_of(config)
     for path, value in changes.items():
         *parents, leaf = (_NEW_NAMES.get(name, name) for name in path.split("."))
         node = tree
@@ -57,7 +74,7 @@ def replace(config: C, /, **changes: Any) -> C:
                 f"{type(config).__name__} has no field {path!r}; available fields: {', '.join(sorted(node))}."
                 f"{did_you_mean(path, flatten(tree))}"
             )
-        node[leaf] = value.model_dump(by_alias=False) if isinstance(value, BaseModel) else value
+        node[leaf] = tree_of(value)
     return type(config).model_validate(tree)
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from infra.config import flatten
+from infra.config import flatten, tree_of
 
 
 def parse_overrides(items: Sequence[str]) -> dict[str, Any]:
@@ -43,12 +43,8 @@ def override_paths(flow: str) -> list[str]:
     recipe, execution = recipe_named("emoji").make()
     training = TrainConfig(name="n", corpus="c", recipe=recipe, execution=execution)
     protocol = [f"protocol.{name}" for name in type(protocol_named("small-images")).model_fields]
-    trained = [
-        path for path in flatten(training.model_dump(by_alias=False)) if path.startswith(("recipe.", "execution."))
-    ]
-    prepared = [
-        path for path in flatten(digits().model_dump(by_alias=False)) if path.startswith(("recipe.", "execution."))
-    ]
+    trained = [path for path in flatten(tree_of(training)) if path.startswith(("recipe.", "execution."))]
+    prepared = [path for path in flatten(tree_of(digits())) if path.startswith(("recipe.", "execution."))]
     paths = {
         "prepare-corpus": prepared,
         "pretrain": trained,

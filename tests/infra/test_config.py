@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import PositiveInt
 
-from infra.config import FrozenConfig, canonical_json, digest_of, replace
+from infra.config import FrozenConfig, added, canonical_json, digest_of, replace
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -51,6 +51,25 @@ def test_config_and_its_fields_have_the_same_digest():
 def test_nan_and_infinity_are_refused(value):
     with pytest.raises(ValueError, match="not JSON compliant"):
         digest_of({"a": [value]})
+
+
+class Grown(Inner):
+    later: int | None = added(None, ge=1)
+
+
+class GrownOuter(Outer):
+    inner: Grown = Grown()
+
+
+def test_an_added_field_changes_a_digest_only_where_it_is_set():
+    assert digest_of(GrownOuter()) == digest_of(Outer())
+    changed = replace(GrownOuter(), **{"inner.later": 2})
+    assert changed.inner.later == 2
+    assert digest_of(changed) != digest_of(Outer())
+    assert GrownOuter.model_validate(changed.model_dump(mode="json")) == changed
+    assert replace(changed, **{"inner.later": None}) == GrownOuter()
+    with pytest.raises(ValueError, match="later"):
+        replace(GrownOuter(), **{"inner.later": 0})
 
 
 @given(st.integers(1, 10**6), st.sampled_from(["a", "b"]))
