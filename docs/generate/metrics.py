@@ -17,8 +17,9 @@ ROOMS = ("infra", "data_prep", "vit", "flows")
 
 METRICS = {
     "Training": {
-        "train/loss": "Mean loss of the examples of one step.",
-        "train/top1": "Fraction of the examples of one step whose highest logit is one of their labels.",
+        "train/loss": "Mean loss of the examples of one step. With MixUp and CutMix it cannot reach 0: the targets are shares.",
+        "train/top1": "Fraction of the examples of one step whose highest logit is one of their labels. Not logged "
+        "with MixUp or CutMix, where an image shows two.",
         "val/loss": "Mean loss over the held-out split, at the end of the training.",
         "val/top1": "Top-1 accuracy over the held-out split, at the end of the training.",
         "optim/lr": "Learning rate of the step.",

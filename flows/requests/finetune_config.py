@@ -58,7 +58,7 @@ def _finetune_recipe(
         shuffle_window=4,
         mean_row_group_bytes=manifest.mean_row_group_bytes("train"),
     )
-    augment = replace(evaluation, image_size_px=network.image_size_px)
+    augment = evaluation.for_transfer(network.image_size_px)
     return TrainRecipe(
         model=network,
         input=InputConfig(global_batch_size=batch, num_lanes=lanes, augment=augment),

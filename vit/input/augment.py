@@ -1,51 +1,68 @@
-"""Crop, resize and flip: decoded pixels -> the uint8 square that the network sees.
+"""Crop, resize, flip and RandAugment: decoded pixels -> the uint8 square that the network sees.
 
 The crop is a pure function of (seed, epoch, row, image size). It uses only operations that IEEE 754 rounds exactly, so
-every machine computes the same crop.
+every machine computes the same crop. MixUp and CutMix, which need two images, come later (`augmentations/mixing.py`).
 """
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from vit.input.augmentations.box import Box
+from vit.input.augmentations.rand_augment import DRAWS_PER_LAYER, Operation, draw_operations, rand_augment
 from vit.input.config import AugmentConfig
 from vit.input.keyed import derive_key, uniforms
 
 _NUM_TRIES = 10
 _MIN_ASPECT, _MAX_ASPECT = 3 / 4, 4 / 3
-NUM_DRAWS = 4 * _NUM_TRIES + 1
+_FLIP = 4 * _NUM_TRIES
+NUM_DRAWS = _FLIP + 1
 
 
-class Box(NamedTuple):
-    """A rectangle of an image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-
-
-def train_draws(seed: int, epoch: ArrayLike, row: ArrayLike) -> NDArray[np.floating]:
-    """The random numbers of examples, shape (n, NUM_DRAWS): four for each try of a crop, and the last for the flip."""
-    return uniforms(derive_key(seed, "augment"), epoch, row, count=NUM_DRAWS)
+def train_draws(seed: int, epoch: ArrayLike, row: ArrayLike, num_layers: int = 0) -> NDArray[np.floating]:
+    """The random numbers of examples, shape (n, NUM_DRAWS + 3 num_layers): four for each try of a crop, one for the flip, three
+    for each layer of RandAugment. More layers leave the other numbers as they are."""
+    return uniforms(derive_key(seed, "augment"), epoch, row, count=NUM_DRAWS + DRAWS_PER_LAYER * num_layers)
 
 
 def train_pixels(image: np.ndarray, draws: Sequence[float], config: AugmentConfig, out: Tensor) -> None:
     """Writes the training view of an image (height, width, 3) into `out`, uint8 (size, size, 3)."""
+    size = config.image_size_px
     if config.train_crop == "inception":
         box = inception_crop(image.shape[0], image.shape[1], draws, config.min_area_fraction)
-        view = resize(image, box, config.image_size_px, config.image_size_px, antialias=config.antialias)
+        view = resize(image, box, size, size, antialias=config.antialias)
     elif config.train_resize_px is not None:
-        view = _random_crop(image, draws, config.train_resize_px, config)
+        whole = Box(0, 0, image.shape[0], image.shape[1])
+        resized = resize(image, whole, config.train_resize_px, config.train_resize_px, antialias=config.antialias)
+        top, left, _, _ = random_crop(config.train_resize_px, draws, size)
+        view = resized[:, :, top : top + size, left : left + size]
     else:
         view = _eval_view(image, config)
     # torch has a kernel that mirrors uint8 pixels; reversing a numpy axis takes longer than the resize.
-    out.copy_((view.flip(3) if config.flip and draws[-1] < 0.5 else view)[0].permute(1, 2, 0))
+    out.copy_((view.flip(3) if is_flipped(draws, config) else view)[0].permute(1, 2, 0))
+    if operations := train_operations(draws, config):
+        out.copy_(torch.from_numpy(rand_augment(out.numpy(), operations)))
+
+
+def is_flipped(draws: Sequence[float], config: AugmentConfig) -> bool:
+    """Whether the training view is mirrored."""
+    return config.flip and draws[_FLIP] < 0.5
+
+
+def train_operations(draws: Sequence[float], config: AugmentConfig) -> list[Operation]:
+    """The operations of RandAugment on the training view; none if the config has none. Raises ValueError for too few draws."""
+    if config.randaugment_magnitude is None:
+        return []
+    of_layers = draws[NUM_DRAWS:]
+    if len(of_layers) != DRAWS_PER_LAYER * config.randaugment_layers:
+        raise ValueError(
+            f"{len(draws)} draws for {config.randaugment_layers} layers of RandAugment. Pass num_layers to train_draws."
+        )
+    return draw_operations(of_layers, config.randaugment_magnitude, config.image_size_px)
 
 
 def eval_pixels(image: np.ndarray, config: AugmentConfig, out: Tensor) -> None:
@@ -85,12 +102,10 @@ def resize(image: np.ndarray, box: Box, height: int, width: int, *, antialias: b
     return torch.nn.functional.interpolate(pixels, size=(height, width), mode="bilinear", antialias=antialias)
 
 
-def _random_crop(image: np.ndarray, draws: Sequence[float], side: int, config: AugmentConfig) -> Tensor:
-    """A random square crop of the image, which is first resized to a larger square (arXiv:1912.11370, Sec. 3.3)."""
-    whole, size = Box(0, 0, image.shape[0], image.shape[1]), config.image_size_px
-    resized = resize(image, whole, side, side, antialias=config.antialias)
+def random_crop(side: int, draws: Sequence[float], size: int) -> Box:
+    """A random square crop of an image that was resized to a larger square (arXiv:1912.11370, Sec. 3.3)."""
     top, left = (int(draw * (side - size + 1)) for draw in draws[:2])
-    return resized[:, :, top : top + size, left : left + size]
+    return Box(top, left, size, size)
 
 
 def _eval_view(image: np.ndarray, config: AugmentConfig) -> Tensor:

@@ -12,12 +12,13 @@ from torch import Tensor
 from data_prep.shard_format import Manifest
 from infra.storage import DiskCache, Store, disk_cache
 from vit.input.augment import eval_pixels, train_draws, train_pixels
+from vit.input.augmentations.mixing import Mix, draw_mix, mix_lane, partners
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache, Label
 from vit.input.load_queue import NOW, Load, LoadQueue
 from vit.input.mapped_labels import MappedLabels
 from vit.input.mixture import Mixture
-from vit.input.order import Order, RowGroups
+from vit.input.order import Ints, Order, RowGroups
 from vit.input.prefetch import Prefetcher, Work
 from vit.input.read_shards import Example, LaneReader, RowGroup, SplitReader
 from vit.input.schedule import Schedule, Share
@@ -45,6 +46,11 @@ class Batch:
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index, text) of the bad examples of a training, in any order; the text names shard, row and reason. Their images are
     black, and `valid` masks them."""
+    partner_labels: Tensor | None = None
+    """Labels, like `labels`, of the examples that MixUp or CutMix has mixed in; None where the recipe mixes none."""
+    own_share: Tensor | None = None
+    """float32 (n,), with `partner_labels`: share of `labels` in the target, 1 where an image was not mixed. The rest is of
+    `partner_labels`."""
 
     @property
     def num_valid(self) -> int:
@@ -229,8 +235,8 @@ def row_batches(
             for start in range(rows.start, rows.stop, batch_size):
                 part = list(islice(examples, batch_size))
                 assembly = _Assembly(augment, len(part), None if manifest.single_label else manifest.num_classes)
-                batch, tasks = assembly.batch(part, [view] * len(part), start)
-                yield tasks, batch
+                batch, places = assembly.batch(part, [view] * len(part), start)
+                yield assembly.tasks(places), batch
 
     return Prefetcher(work(), threads=threads, depth=_PREFETCH, on_close=close)
 
@@ -253,19 +259,25 @@ def _train(
             split.close()
 
     def work() -> Iterator[Work[list[Batch]]]:
+        augment, size = assembly.augment, assembly.size
         for share in shares:
-            draws = train_draws(seed, share.rows.epoch, share.rows.row).tolist()
-            views = [partial(train_pixels, draws=d, config=assembly.augment) for d in draws]
+            draws = train_draws(seed, share.rows.epoch, share.rows.row, augment.randaugment_layers).tolist()
+            views = [partial(train_pixels, draws=d, config=augment) for d in draws]
             examples = _gather(lanes, share)
-            batches, tasks = [], []
-            size, first = assembly.size, share.step * global_batch_size
+            mixed_in = [examples[i] for i in partners(share.rows.lane).tolist()] if augment.mixes else None
+            batches: list[Batch] = []
+            places: list[_Place] = []
+            first = share.step * global_batch_size
             for start in range(0, share.num_micro_batches * size, size):
                 part = slice(start, start + size)
                 first = int(share.slots[start]) if start < len(share.slots) else first
-                batch, of_batch = assembly.batch(examples[part], views[part], first)
+                batch, of_batch = assembly.batch(examples[part], views[part], first, mixed_in and mixed_in[part])
                 batches.append(batch)
-                tasks += of_batch
-            yield tasks, batches
+                places += of_batch
+            if augment.mixes:
+                yield assembly.mixing_tasks(places, share.rows.lane, draw_mix(seed, share.step, augment)), batches
+            else:
+                yield assembly.tasks(places), batches
 
     return Prefetcher(work(), threads=loading.threads, depth=_PREFETCH, on_close=close)
 
@@ -292,8 +304,8 @@ def _eval_work(
     for start in range(first, first + largest, size):
         part = list(islice(examples, max(0, min(size, stop - start))))
         num_yielded += len(part)
-        batch, tasks = assembly.batch(part, [view] * len(part), start)
-        yield tasks, batch
+        batch, places = assembly.batch(part, [view] * len(part), start)
+        yield assembly.tasks(places), batch
     assert num_yielded == stop - first, f"rank {rank} yielded {num_yielded} of {stop - first} examples"
 
 
@@ -317,6 +329,16 @@ def _rows_in_order(
         yield Example(reader, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the view of an example goes. `view(pixels, out=...)` makes it."""
+
+    batch: Batch
+    index: int
+    example: Example
+    view: Callable[..., None]
+
+
 @dataclass(frozen=True)
 class _Assembly:
     """Makes micro-batches of one size. `num_classes` is None for class ids, else the width of multi-hot labels."""
@@ -328,16 +350,44 @@ class _Assembly:
     """Whether an example that cannot be decoded is masked instead of raising."""
 
     def batch(
-        self, examples: Sequence[Example], views: Sequence[Callable[..., None]], first_slot: int
-    ) -> tuple[Batch, list[Callable[[], None]]]:
-        """The batch, and the tasks that fill its images. `views[i](pixels, out=...)` makes the i-th image."""
+        self,
+        examples: Sequence[Example],
+        views: Sequence[Callable[..., None]],
+        first_slot: int,
+        mixed_in: Sequence[Example] | None = None,
+    ) -> tuple[Batch, list[_Place]]:
+        """The batch, whose images are still to be filled, and the place of each example. `mixed_in` are the partners of the examples."""
         side, num = self.augment.image_size_px, len(examples)
         images = torch.empty(self.size, side, side, 3, dtype=torch.uint8)
         images[num:] = 0
-        valid = torch.arange(self.size) < num
-        batch = Batch(images, self._labels([e.split.mapped(e.label) for e in examples]), valid, first_slot, num)
-        chunks = [slice(i, i + _EXAMPLES_PER_TASK) for i in range(0, num, _EXAMPLES_PER_TASK)]
-        return batch, [partial(_fill, batch, c.start, examples[c], views[c], self.mask_bad) for c in chunks]
+        batch = Batch(
+            images,
+            self._labels([e.split.mapped(e.label) for e in examples]),
+            torch.arange(self.size) < num,
+            first_slot,
+            num,
+            partner_labels=None if mixed_in is None else self._labels([e.split.mapped(e.label) for e in mixed_in]),
+            own_share=None if mixed_in is None else torch.ones(self.size),
+        )
+        return batch, [_Place(batch, i, *each) for i, each in enumerate(zip(examples, views, strict=True))]
+
+    def tasks(self, places: Sequence[_Place]) -> list[Callable[[], None]]:
+        """The tasks that fill the images of the places."""
+        chunks = range(0, len(places), _EXAMPLES_PER_TASK)
+        return [partial(_fill, places[i : i + _EXAMPLES_PER_TASK], self.mask_bad) for i in chunks]
+
+    def mixing_tasks(self, places: Sequence[_Place], lane: Ints, mix: Mix) -> list[Callable[[], None]]:
+        """The tasks that fill the images and mix them. A task has whole lanes, so none waits for another."""
+        by_lane = np.argsort(lane, kind="stable")
+        lanes = np.split(by_lane, np.flatnonzero(np.diff(lane[by_lane])) + 1) if len(lane) else []
+        tasks: list[Callable[[], None]] = []
+        waiting: list[list[_Place]] = []
+        for number, of_lane in enumerate(lanes, start=1):
+            waiting.append([places[i] for i in of_lane.tolist()])
+            if number == len(lanes) or sum(map(len, waiting)) >= _EXAMPLES_PER_TASK:
+                tasks.append(partial(_fill_and_mix, waiting, mix, self.mask_bad))
+                waiting = []
+        return tasks
 
     def _labels(self, labels: Sequence[Label]) -> Tensor:
         if self.num_classes is None:
@@ -354,17 +404,25 @@ class _Assembly:
         return multi_hot
 
 
-def _fill(
-    batch: Batch, start: int, examples: Sequence[Example], views: Sequence[Callable[..., None]], mask_bad: bool
-) -> None:
-    for i, (example, view) in enumerate(zip(examples, views, strict=True), start=start):
+def _fill(places: Sequence[_Place], mask_bad: bool) -> None:
+    for place in places:
+        batch, i = place.batch, place.index
         try:
-            pixels = example.decoded()
+            pixels = place.example.decoded()
         except ValueError as error:
             if not mask_bad:
                 raise
             batch.images[i] = 0
             batch.valid[i] = False
-            batch.bad.append((i, f"{example.split.where(example.row)}: {error.__cause__}"))
+            batch.bad.append((i, f"{place.example.split.where(place.example.row)}: {error.__cause__}"))
         else:
-            view(pixels, out=batch.images[i])
+            place.view(pixels, out=batch.images[i])
+
+
+def _fill_and_mix(lanes: Sequence[Sequence[_Place]], mix: Mix, mask_bad: bool) -> None:
+    for places in lanes:
+        _fill(places, mask_bad)
+        images, usable = [p.batch.images[p.index] for p in places], [bool(p.batch.valid[p.index]) for p in places]
+        for place, mixed in zip(places, mix_lane(images, usable, mix), strict=True):
+            if mixed and place.batch.own_share is not None:
+                place.batch.own_share[place.index] = mix.share

@@ -2,9 +2,9 @@
 
 from typing import Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, added, replace
 
 
 class AugmentConfig(FrozenConfig):
@@ -28,9 +28,35 @@ class AugmentConfig(FrozenConfig):
     side to `eval_resize_px`, then the central crop."""
     eval_resize_px: PositiveInt | None = None
     """Length of the shorter side before the central crop (256 for an input of 224); only for `shorter_side`."""
+    randaugment_layers: NonNegativeInt = added(0)
+    """RandAugment after crop and flip: number of operations, drawn from 16, that each training image goes through. 0: none."""
+    randaugment_magnitude: float | None = added(None, ge=0, le=30)
+    """Strength of these operations on the scale of AugReg and big_vision (10, 15, 20); only with `randaugment_layers`. At 0 they
+    change images, too."""
+    mixup_alpha: float | None = added(None, gt=0, le=100)
+    """MixUp of each training image with another of its lane: the share is drawn from Beta(alpha, alpha) for each step, and
+    images and labels are mixed by it. None: no MixUp."""
+    cutmix_alpha: float | None = added(None, gt=0, le=100)
+    """CutMix: a box of another image of the lane replaces a part of 1 - Beta(alpha, alpha). With `mixup_alpha` as well, each step
+    does one of the two, with probability 0.5. None: no CutMix."""
+
+    @property
+    def mixes(self) -> bool:
+        """True if training images are mixed, so that their targets are shares of labels."""
+        return self.mixup_alpha is not None or self.cutmix_alpha is not None
+
+    def for_transfer(self, image_size_px: int) -> Self:
+        """For fine-tuning at this resolution: without RandAugment, MixUp and CutMix, which AugReg does without, too."""
+        off = dict.fromkeys(("randaugment_magnitude", "mixup_alpha", "cutmix_alpha"))
+        return replace(self, image_size_px=image_size_px, randaugment_layers=0, **off)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if bool(self.randaugment_layers) != (self.randaugment_magnitude is not None):
+            raise ValueError(
+                f"randaugment_layers={self.randaugment_layers} with randaugment_magnitude={self.randaugment_magnitude}: set both, "
+                "such as 2 and 10, or neither."
+            )
         if (self.train_crop == "random") != (self.train_resize_px is not None):
             raise ValueError(
                 f"train_crop={self.train_crop!r} with train_resize_px={self.train_resize_px}: train_crop='random' needs "
@@ -70,4 +96,9 @@ class InputConfig(FrozenConfig):
     def _check(self) -> Self:
         if self.global_batch_size % self.num_lanes:
             raise ValueError(f"num_lanes={self.num_lanes} must divide global_batch_size={self.global_batch_size}.")
+        if self.augment.mixes and self.global_batch_size == self.num_lanes:
+            raise ValueError(
+                f"num_lanes={self.num_lanes} equals global_batch_size={self.global_batch_size}, but images are mixed with others of "
+                f"their lane and batch: set num_lanes to at most {self.global_batch_size // 2}, or neither mixup_alpha nor cutmix_alpha."
+            )
         return self

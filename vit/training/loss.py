@@ -12,6 +12,13 @@ def targets_of(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -
     return target * (1 - label_smoothing) + label_smoothing / num_classes if label_smoothing else target
 
 
+def mixed_targets(
+    own: Float[Tensor, "B K"], partner: Float[Tensor, "B K"], own_share: Float[Tensor, " B"]
+) -> Float[Tensor, "B K"]:
+    """Targets of images that MixUp or CutMix has mixed: those of both images, by their shares."""
+    return own_share[:, None] * own + (1 - own_share[:, None]) * partner
+
+
 def softmax_cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
     """-sum_k t_k log softmax(x)_k, in float32. Used for fine-tuning and single-label corpora."""
     return -(targets * F.log_softmax(logits.float(), dim=-1)).sum(dim=-1)

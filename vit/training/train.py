@@ -22,7 +22,7 @@ from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
-from vit.training.loss import LOSSES, num_correct, targets_of
+from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
 from vit.training.world import World
 
@@ -102,7 +102,7 @@ def train_step(
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
             labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
             logits = forward(network, batch.images, recipe.precision, world.device)
-            targets = targets_of(labels, state.model.num_classes, recipe.label_smoothing)
+            targets = batch_targets(batch, recipe, state.model.num_classes, world.device)
             loss = (LOSSES[recipe.loss](logits, targets) * valid).sum()
             (loss * scale).backward()
         loss_sum += loss.detach()
@@ -120,6 +120,15 @@ def train_step(
     state.optimizer.zero_grad(set_to_none=True)
     state.step = step
     return StepResult(loss_sum, correct, sum(b.num_valid for b in micro_batches), grad_norm, applied)
+
+
+def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int, device: torch.device) -> Tensor:
+    """float32 targets (n, K) on the device; shares of two labels where images were mixed."""
+    own = targets_of(batch.labels.to(device), num_classes, recipe.label_smoothing)
+    if batch.partner_labels is None or batch.own_share is None:
+        return own
+    partner = targets_of(batch.partner_labels.to(device), num_classes, recipe.label_smoothing)
+    return mixed_targets(own, partner, batch.own_share.to(device))
 
 
 def forward(network: nn.Module, images: Tensor, precision: str, device: torch.device) -> Tensor:
@@ -261,10 +270,11 @@ def measure(
     valid = valid or math.nan  # a step of bad examples only has no loss
     batch = recipe.input.global_batch_size
     images_per_s = batch * clock.steps * world.size / elapsed
-    mfu = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
-    return mfu | {
+    some = {} if ideal_s is None else {"throughput/mfu": images_per_s * ideal_s / world.size}
+    if not recipe.input.augment.mixes:  # a mixed image has two classes, and top-1 against either would mean little
+        some["train/top1"] = correct / valid
+    return some | {
         "train/loss": loss / valid,
-        "train/top1": correct / valid,
         "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
         "optim/grad_norm": result.grad_norm,
         "progress/images_seen": float(step * batch),

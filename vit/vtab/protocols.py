@@ -93,7 +93,7 @@ class Protocol(FrozenConfig):
     larger: tuple[LargerTask, ...] = ()
     """Settings for tasks with many training examples, in ascending order of `at_least`."""
     fewer_than: PositiveInt | None = None
-    """Number of training examples from which the protocol needs MixUp, which is not supported. None: any number."""
+    """Number of training examples from which the protocol has settings with MixUp that are not supported. None: any number."""
     schedule: Literal["cosine", "staircase"] = "cosine"
     """Half a cosine to zero, or division by ten at each of `milestones`."""
     milestones: tuple[float, ...] = renamed("falls_at", ())
@@ -127,7 +127,7 @@ class Protocol(FrozenConfig):
         return digest_of(self)
 
     def settings(self, model: NetworkConfig, task: TaskFacts, seed: int) -> tuple[TrainRecipe, ...]:
-        """One recipe per setting, for a network of this architecture. Raises ValueError if the task would need MixUp."""
+        """One recipe per setting, for a network of this architecture. Raises ValueError for a task that is too large."""
         if self.fewer_than is not None and task.num_train >= self.fewer_than:
             raise ValueError(
                 f"not supported: {self.name} uses MixUp from {self.fewer_than:,} training examples, and {task.name} has "

@@ -1,5 +1,6 @@
 """The update, compared with an explicit reference; padding, guards, and resume."""
 
+import dataclasses
 import math
 
 import pytest
@@ -56,6 +57,33 @@ def test_micro_batches_and_padding_change_an_update_by_rounding_only(tiny_recipe
         # docs/design.md, "Training guarantees": within 1e-5 at the first step, 1e-3 after fifty.
         assert float(several.loss_sum) == pytest.approx(float(one.loss_sum), rel=1e-5 if step == 0 else 2e-4)
         assert int(several.correct) == int(one.correct)
+
+
+def test_mixed_batches_train_on_shares_of_both_labels_and_log_no_top1(tiny_recipe, make_batch):
+    """The reference is the gradient of the loss with the mixed targets; micro-batches change it by rounding only."""
+    recipe = replace(tiny_recipe, **{"model.dropout_rate": 0.0, "input.augment.mixup_alpha": 0.2, "total_steps": 3})
+    partner, share = torch.tensor([1, 2, 3, 4, 0, 1, 2, 3]), torch.linspace(0.5, 1, 8)
+
+    def part(start, size):
+        mixed = {"partner_labels": partner[start : start + size], "own_share": share[start : start + size]}
+        return dataclasses.replace(make_batch(0, size, start=start), **mixed)
+
+    state, batch = initial_state(recipe, NUM_CLASSES, CPU.device), part(0, 8)
+    logits = state.model(batch.images.permute(0, 3, 1, 2).float() / 127.5 - 1)
+    targets = share[:, None] * F.one_hot(batch.labels, 5) + (1 - share[:, None]) * F.one_hot(partner, 5)
+    expected = float(F.cross_entropy(logits, targets, reduction="sum"))
+    for parts in ([part(0, 8)], [part(0, 3), part(3, 5)]):
+        fresh, reports = initial_state(recipe, NUM_CLASSES, CPU.device), []
+        train(
+            fresh,
+            iter([parts] * 3),
+            recipe,
+            ExecutionConfig(log_every_steps=1),
+            CPU,
+            report=lambda _, metrics, reports=reports: reports.append(metrics),
+        )
+        assert reports[0]["train/loss"] == pytest.approx(expected / 8, rel=1e-5)
+        assert "train/top1" not in reports[0]
 
 
 def test_rounding_of_another_processor_changes_losses_as_little_as_micro_batches(tiny_recipe, make_batch):

@@ -1,0 +1,17 @@
+"""A rectangle of an image."""
+
+from typing import NamedTuple
+
+
+class Box(NamedTuple):
+    """A rectangle of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+    @property
+    def words(self) -> str:
+        """The box for people."""
+        return f"{self.width} x {self.height} px at ({self.left}, {self.top})"
