@@ -1,5 +1,6 @@
 """`vitline data`: prepare, list, show, verify and compare corpora."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -187,3 +188,27 @@ def data_shuffle_report(
 
     config = requested_training(settings(root).root, [name], recipe, set_ or [])
     show_shuffle(config, num_batches=batches, as_json=json)
+
+
+@app.command("views")
+def data_views(
+    name: Corpus,
+    recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
+    out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("views.html"),
+    set_: Set = None,
+    examples: Annotated[int, typer.Option(min=1, max=100, help="Examples to show.")] = 6,
+    views: Annotated[int, typer.Option(min=1, max=20, help="Training views of each example.")] = 3,
+    mixed: Annotated[int, typer.Option(min=0, max=100, help="Pairs of MixUp and CutMix to show.")] = 6,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Write a page of what a training sees: originals, evaluation views, training views with what was drawn for them, and mixed
+    pairs with their shares.
+
+    Example: `vitline data views birds --recipe emoji --set recipe.input.augment.mixup_alpha=0.2`
+    """
+    from flows.commands.training import requested_training
+    from flows.reports.views import write_views
+
+    config = requested_training(settings(root).root, name, recipe, set_ or [])
+    write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)

@@ -13,5 +13,5 @@ class Box(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The box for people."""
-        return f"{self.width} x {self.height} px at ({self.left}, {self.top})"
+        """The box for people: width, height, left, top."""
+        return f"{self.width} x {self.height} at ({self.left}, {self.top})"

@@ -30,11 +30,11 @@ class Mix(NamedTuple):
     """The part of the image that CutMix replaces."""
 
     @property
-    def words(self) -> str:
+    def words(self) -> list[str]:
         """The drawn parameters, for people."""
         if self.box is None:
-            return f"MixUp, lambda {self.share:.3f}"
-        return f"CutMix, lambda {self.share:.3f}, {self.box.words}"
+            return [f"MixUp, lambda {self.share:.3f}"]
+        return [f"CutMix, lambda {self.share:.3f}", f"box {self.box.words}"]
 
 
 def draw_mix(seed: int, step: int, config: AugmentConfig) -> Mix:
