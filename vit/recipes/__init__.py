@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infra.names import there_are
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.models.variants import spelled
-from vit.recipes import digits, emoji, paper
+from vit.recipes import augreg, digits, emoji, paper
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,20 @@ def _jft(variant: str) -> Recipe:
     )
 
 
+def _augreg(level: str) -> Recipe:
+    return Recipe(
+        f"{spelled('b16')} on ImageNet-21k with the augmentation {level} of AugReg, 300 epochs",
+        lambda: (augreg.i21k("b16", level), paper.cluster_execution()),
+    )
+
+
 RECIPES: dict[str, Recipe] = {
     "vit-b32-i21k": _i21k("b32"),
     "vit-b16-i21k": _i21k("b16"),
     "vit-l32-i21k": _i21k("l32"),
     "vit-l16-i21k": _i21k("l16"),
     "vit-s16-i21k": _i21k("s16"),
+    **{f"vit-b16-i21k-{level}": _augreg(level) for level in augreg.LEVELS if level != "none"},
     "vit-b16-imagenet": Recipe(
         "ViT-B/16 from scratch on ImageNet, 300 epochs (paper, Table 3)",
         lambda: (paper.imagenet("b16"), paper.cluster_execution()),
