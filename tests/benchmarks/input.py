@@ -27,6 +27,7 @@ from data_prep.decode import DecodePolicy, decode
 from data_prep.shard_format import Counts, Manifest, SegmentInfo, SplitInfo, shard_key
 from infra.storage import open_store
 from vit.input.augment import inception_crop, train_draws, train_pixels
+from vit.input.augmentations.mixing import Mix, mix_lane
 from vit.input.batches import Loading, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 
@@ -114,6 +115,31 @@ def compare_jpeg(rounds: int, num_images: int) -> None:
     print(f"  against Pillow's pixels: mean error {error.float().mean():.3f} grey levels, largest {int(error.max())}")
 
 
+def augmented(rounds: int, num_images: int) -> None:
+    """RandAugment by layers, and MixUp of whole lanes, on decoded photographs: what they add to crop, resize and flip."""
+    photographs = [photograph(i) for i in range(num_images)]
+    out = torch.empty(num_images, 224, 224, 3, dtype=torch.uint8)
+
+    def views(layers: int) -> None:
+        config = AugmentConfig(randaugment_layers=layers, randaugment_magnitude=15 if layers else None)
+        draws = train_draws(0, 0, np.arange(num_images), layers).tolist()
+        for image, d, view in zip(photographs, draws, out, strict=True):
+            train_pixels(image, d, config, view)
+
+    def mixup() -> None:
+        mix_lane(list(out), [True] * num_images, Mix(0.75, None))
+
+    sides = [("crop, resize, flip", partial(views, 0)), ("MixUp", mixup)]
+    sides += [(f"the same, {n} layers of RandAugment", partial(views, n)) for n in (1, 2)]
+    spent: dict[str, list[float]] = {name: [] for name, _ in sides}
+    for i in range(rounds):
+        for name, side in sides[i % len(sides) :] + sides[: i % len(sides)]:
+            spent[name].append(1e3 * cpu_seconds(side) / num_images)
+    print("\n224 px from decoded 500x375 photographs, CPU-milliseconds an image")
+    for name, values in spent.items():
+        print("  {:36s} {:6.3f}  [{:.3f}, {:.3f}]".format(name, *interval(values)))
+
+
 def cached_small(rounds: int) -> None:
     """64-pixel icons whose decoded pixels are cached: crop, resize, flip, alone and through the whole pipeline."""
     icons = [photograph(i, 72, 72) for i in range(512)]
@@ -192,6 +218,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     compare_jpeg(given.rounds, given.images)
+    augmented(given.rounds, given.images)
     cached_small(given.rounds)
 
 

@@ -40,7 +40,7 @@ def refused(vitline):
         assert "Traceback" not in err
         assert err.startswith("error: ")
         assert err.count("\n") == 1
-        assert len(err) < 400
+        assert len(err) < 450
         return err
 
     return call
