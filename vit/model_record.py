@@ -13,6 +13,8 @@ SCHEMA_VERSION = 2
 """1: classes, image contract and card lie beside `config.json`. 2: with the weights, in a folder named by their content."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 CLASSES, CONTRACT, CARD = "classes.json", "image_contract.json", "card.md"
+PUBLISHING = "publishing.json"
+"""Lies beside weights whose publication has begun; deleted once it is committed."""
 ANEW = "delete the folder of the model and publish it again"  # what is published is never replaced
 
 
@@ -43,6 +45,16 @@ class ModelProvenance(TypedDict, total=False):
     class_map_digest: str
     converted_from: str
     family: str
+
+
+class PublishingMark(TypedDict):
+    """`publishing.json` beside weights that no `config.json` names yet."""
+
+    schema_version: int
+    at: float
+    """When the publication began, in Unix seconds."""
+    run_key: str | None
+    """The run that the model is of, if any."""
 
 
 class ModelRecord(TypedDict):

@@ -27,6 +27,7 @@ from infra.records import UnreadableRecord
 from infra.storage import PreconditionFailed, Store, json_bytes, open_store
 from vit.input.augment import evaluation_pixels
 from vit.input.image_contract import ImageContract
+from vit.model_card import card
 from vit.model_names import find_published, is_location
 from vit.model_record import (
     ANEW,
@@ -34,18 +35,20 @@ from vit.model_record import (
     CLASSES,
     CONFIG,
     CONTRACT,
+    PUBLISHING,
     SCHEMA_VERSION,
     WEIGHTS,
     ModelCheck,
     ModelProvenance,
     ModelRecord,
+    PublishingMark,
     file_key,
     published_record,
     read_classes,
     read_contract,
 )
 from vit.models.build import build_network, network_with
-from vit.models.config import NetworkConfig, TransformerConfig, ViTConfig, network_config
+from vit.models.config import NetworkConfig, TransformerConfig, network_config
 from vit.models.limits import check_limits
 from vit.models.network import Network
 from vit.models.pos_embed import resample_positions
@@ -111,9 +114,10 @@ def publish(
     """Publishes `<name>/<version>/` and returns its URI. A version that is published already stays as it is.
 
     All files lie in a folder that is named after their content; `config.json`, which names it, is created last, if it is
-    absent. So a writer that was suspended meanwhile changes no byte that the published model is read from. `check_claim` is
-    called before both, and raises where another attempt may publish instead. Raises ValueError for another image contract or
-    other classes than those that are published, and for a network that they do not fit.
+    absent. Until then `publishing.json` lies beside them, so that garbage collection knows what a killed process has left.
+    A writer that was suspended meanwhile changes no byte that the published model is read from. `check_claim` is called
+    before the first write and before the commit, and raises where another attempt may publish instead. Raises ValueError for
+    another image contract or other classes than those that are published, and for a network that they do not fit.
     """
     _check_fit(f"{name}/{version}", network, contract, classes)
     store = models.child(f"{name}/{version}")
@@ -139,18 +143,28 @@ def publish(
     folder = digest_of(content)[:12]
     config["weights"] = f"{folder}/{WEIGHTS}"
     check_claim()
+    mark: PublishingMark = {"schema_version": 1, "at": time.time(), "run_key": provenance.get("run_key")}
+    store.write_json(f"{folder}/{PUBLISHING}", mark)
     config["tensors"] = write_tensors(store, config["weights"], weights)
     config["digest"] = model_digest(config, contract_json, class_list)
-    _create(store, f"{folder}/{CONTRACT}", json_bytes(contract_json))
-    _create(store, f"{folder}/{CLASSES}", json_bytes({"schema_version": SCHEMA_VERSION, "classes": class_list}))
-    _create(store, f"{folder}/{CARD}", card(name, version, config, contract, class_list).encode())
+    texts = {
+        CONTRACT: json_bytes(contract_json),
+        CLASSES: json_bytes({"schema_version": SCHEMA_VERSION, "classes": class_list}),
+        CARD: card(name, version, config, contract, class_list).encode(),
+    }
+    _create_each(store, folder, texts)
     check_claim()
     if not _create(store, CONFIG, json_bytes(config)):
         theirs = published_record(store)
-        if file_key(theirs, WEIGHTS) != config["weights"]:
-            for key in store.list(f"{folder}/"):
-                store.delete(key)
+        mine = file_key(theirs, WEIGHTS) == config["weights"]
+        for key in [f"{folder}/{PUBLISHING}"] if mine else store.list(f"{folder}/"):
+            store.delete(key)
         return _kept(store, theirs, files)
+    if {WEIGHTS, *texts} - {key.rpartition("/")[2] for key in store.list(f"{folder}/")}:
+        # This process was suspended before its commit for so long that garbage collection took the files.
+        write_tensors(store, config["weights"], weights)
+        _create_each(store, folder, texts)
+    store.delete(f"{folder}/{PUBLISHING}")
     return store.uri
 
 
@@ -166,6 +180,11 @@ def _check_fit(title: str, network: Network, contract: ImageContract, classes: S
             f"{title}: the image contract resizes to {contract.evaluation.image_size_px} px, but the network "
             f"takes {network.config.image_size_px} px. Use the same size for both."
         )
+
+
+def _create_each(store: Store, folder: str, texts: Mapping[str, bytes]) -> None:
+    for name, data in texts.items():
+        _create(store, f"{folder}/{name}", data)
 
 
 def _create(store: Store, key: str, data: bytes) -> bool:
@@ -346,51 +365,6 @@ def adapt(source: Network, config: NetworkConfig, num_classes: int, head_bias_in
     assert set(missing) == set(HEAD), missing
     assert not unexpected, unexpected
     return network
-
-
-def elsewhere(config: NetworkConfig) -> str:
-    """The formats that a model of this config can be exported to, with the call that loads each."""
-    forms = ["`onnx`, `torch-export`, `mlflow`"]
-    plain = not isinstance(config, TransformerConfig) or (
-        not config.pre_logits and config.pos_embed != "relative" and config.pos_embed_at == "stem"
-    )
-    if plain and config.architecture in ("vit", "bit"):
-        forms.append('`timm`, loaded by `timm.create_model("local-dir:out", pretrained=True)`')
-    if plain and isinstance(config, ViTConfig) and config.pool == "token":
-        forms.append('`huggingface`, loaded by `ViTForImageClassification.from_pretrained("out")`')
-    return "; ".join(forms)
-
-
-def card(name: str, version: str, config: ModelRecord, contract: ImageContract, classes: Sequence[str]) -> str:
-    """The text of the model card: what the model is, what it was made from, and how to use it."""
-    model, provenance = config["model"], config["provenance"]
-    parameters = sum(int(np.prod(p["shape"])) for p in config["tensors"])
-    made = "\n".join(f"- {key.replace('_', ' ')}: `{value}`" for key, value in provenance.items() if key != "mixture")
-    for each in provenance.get("mixture", ()):
-        made += (
-            f"\n- corpus: `{each['corpus']}`, {100 * each['share']:.4g} % of the examples, digest `{each['digest']}`"
-        )
-    return f"""# {name} {version}
-
-{network_config(model).summary}; {parameters:,} parameters, {len(classes):,} classes.
-Digest `{config["digest"]}`.
-
-## Made from
-{made}
-
-## Use
-```python
-from vit.published import load_model
-
-model = load_model("{name}/{version}")
-print(model.predict(["picture.jpg"]))
-```
-Images go through `image_contract.json`: RGB, resized to {contract.evaluation.image_size_px} px \
-({contract.evaluation.eval_resize}, antialias {"on" if contract.evaluation.antialias else "off"}), \
-values from {contract.low:g} to {contract.high:g}.
-
-Elsewhere: `vitline model convert {name}/{version} out --to ...` writes {elsewhere(network_config(model))}.
-"""
 
 
 def file_bytes(path: Path, policy: DecodePolicy) -> bytes:

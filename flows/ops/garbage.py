@@ -20,6 +20,7 @@ from infra.records import UnreadableRecord, reading
 from infra.runs.claims import Claim, read_claim
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
 from infra.storage import Keys, Store, open_store
+from vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
 from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints
 
 FOLDERS = (
@@ -27,6 +28,8 @@ FOLDERS = (
     "scores", "sources", "tracking", "trials",
 )  # fmt: skip
 """The folders of vitline below a root (docs/design.md, "Store layout"). What lies beside them belongs to others."""
+# The folder of one publication of a model (docs/design.md, "Published models").
+_PUBLICATION = re.compile(r"models/([^/]+/[^/]+)/([0-9a-f]{12})/([^/]+)")
 # `vitline ops doctor` names its test objects by Unix time in nanoseconds.
 PROBE = re.compile(r"^doctor/(?:.*-)?(\d{19})(?:-.*)?$")
 READERS = 16
@@ -93,6 +96,7 @@ def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterato
     yield from trials(root, runs, ages, kept)
     yield from preparations(root, ages, kept)
     yield from features(root, ages, kept)
+    yield from publications(root, ages, kept)
     probes = [key for key in root.list("doctor/") if (m := PROBE.match(key)) and int(m[1]) / 1e9 < ages.finished_before]
     if probes:
         yield Heap("doctor/", "test objects of a doctor that was killed", root, probes, listed_first=False)
@@ -285,3 +289,60 @@ def features(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
             # The files that mark the features as complete are deleted first.
             garbage = [*complete, *sorted({*keys} - {*complete})]
             yield Heap(name, f"features of {deleted}, which was deleted", folder, garbage)
+
+
+def publications(root: Store, ages: Ages, kept: Kept) -> Iterator[Heap]:
+    """Weights of publications that were begun before then and never committed, where their run has been silent since. Of a
+    committed one, what its killed writer left beside it. Those of older versions have no marker and stay."""
+    models: dict[str, dict[str, Keys]] = {}
+    there = dict.fromkeys(root.list("models/"))
+    for match in filter(None, map(_PUBLICATION.fullmatch, there)):
+        models.setdefault(match[1], {}).setdefault(match[2], []).append(match[3])
+    for model, folders in models.items():
+        marked = any(PUBLISHING in names for names in folders.values())
+        if len(folders) == 1 and not marked and f"models/{model}/{CONFIG}" in there:
+            continue  # what nearly every model is: no record needs to be read
+        for folder, names in folders.items():
+            try:
+                heap = publication(root, model, folder, names, ages)
+            except UnreadableRecord as odd:
+                kept(f"model {model}/{folder}", odd)
+                continue
+            if heap is not None:
+                yield heap
+
+
+def publication(root: Store, model: str, folder: str, names: Sequence[str], ages: Ages) -> Heap | None:
+    """What is garbage in one folder of a model. Raises UnreadableRecord where that cannot be known."""
+    place, subject = root.child(f"models/{model}"), f"model {model}/{folder}"
+    committed = named_weights(place) == f"{folder}/{WEIGHTS}"
+    if PUBLISHING not in names:
+        if committed:
+            return None
+        why = "are named by no config.json, and no publishing.json says since when. Delete the folder if no other vitline writes it."
+        raise UnreadableRecord(f"The weights in {place.uri_of(folder)} {why}")
+    with reading(place.uri_of(f"{folder}/{PUBLISHING}")):
+        mark = place.read_json(f"{folder}/{PUBLISHING}")
+        begun, run_key = float(mark["at"]), mark.get("run_key")
+        claim = read_claim(root.child(f"runs/{run_key}")) if run_key else None
+    if max(begun, claim.heartbeat if claim else 0.0) >= ages.finished_before:
+        return None
+    problem = f"its publication was begun {utc(begun)} and never committed"
+    # The marker goes last: it tells the next collection that the rest is garbage.
+    garbage = [f"{folder}/{name}" for name in [*(name for name in names if name != PUBLISHING), PUBLISHING]]
+    if committed:
+        problem, garbage = "its writer was killed right after the commit", garbage[-1:]
+    return Heap(subject, problem, place, garbage, partial(publication_life, root, place, folder, run_key))
+
+
+def named_weights(model: Store) -> str | None:
+    """Key of the weights that the `config.json` of a model names; None if there is none."""
+    with reading(model.uri_of(CONFIG)):
+        return file_key(published_record(model), WEIGHTS) if model.exists(CONFIG) else None
+
+
+def publication_life(root: Store, model: Store, folder: str, run_key: str | None) -> object:
+    """Changes when a publication begins anew or is committed, and while its run lives."""
+    claim = read_claim(root.child(f"runs/{run_key}")) if run_key else None
+    mark = model.read_json_or_none(f"{folder}/{PUBLISHING}")
+    return named_weights(model), mark, claim and [claim.attempt, claim.counter]

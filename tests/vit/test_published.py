@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+import time
 from functools import partialmethod
 from pathlib import Path
 
@@ -228,6 +229,48 @@ def test_attempt_that_wakes_after_its_successor_published_changes_nothing(networ
         assert len(found) == 5
         assert {key: store.read(key) for key in store.list()} == found
         assert load_model(uri).provenance == {"steps": 2}
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def test_publication_that_is_killed_before_its_commit_is_marked_as_such(network, root, monkeypatch):
+    models, before = open_store(root).child("models"), time.time()
+    real = type(models).create
+
+    def killed(self, key, data):
+        if key == "config.json":
+            raise Killed
+        return real(self, key, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(models), "create", killed)
+        with pytest.raises(Killed):
+            publish(models, "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"})
+    (marker,) = [key for key in models.list() if key.endswith("/publishing.json")]
+    assert models.read_json(marker)["run_key"] == "birds-0a"
+    assert before <= models.read_json(marker)["at"] <= time.time()
+    uri = publish(models, "birds", "1", network, CONTRACT, CLASSES, {"run_key": "birds-0a"})
+    assert not [key for key in models.list() if key.endswith("/publishing.json")]
+    assert load_model(uri).provenance == {"run_key": "birds-0a"}
+
+
+def test_weights_that_were_collected_before_the_commit_are_written_again(network, root, monkeypatch):
+    """As from a process that was suspended for weeks between its last look at the claim and its commit."""
+    models = open_store(root).child("models")
+    real = type(models).create
+
+    def collected(self, key, data):
+        if key == "config.json":
+            for left in self.list():
+                self.delete(left)
+        return real(self, key, data)
+
+    monkeypatch.setattr(type(models), "create", collected)
+    uri = publish(models, "birds", "1", network, CONTRACT, CLASSES, {})
+    assert load_model(uri).classes == tuple(CLASSES)
+    assert len(open_store(uri).list()) == 5
 
 
 def test_attempt_that_lost_its_claim_publishes_nothing(network, root):
