@@ -73,19 +73,25 @@ def collect_garbage(
 
 
 def treat(heap: Heap, request: CollectGarbageRequest, due: float, now: float, sign: str) -> str:
-    """Deletes a heap, if it is due, and says what was done."""
-    what = f"{len(heap.keys)} objects"
+    """Deletes or merges a heap, if it is due, and says what was done."""
+    what, done = f"{len(heap.keys)} objects", "merged" if heap.merge else "deleted"
     if named(heap, request.keep):
         return "kept: `keep` names it"
     if request.dry_run:
-        return f"would be: deleted, {what}"
+        return f"would be: {done}, {what}"
     if due > now:
         return f"listed; deleted after {utc(due)} if it is still garbage, {what}"
     if signed(heap) != sign:
         return "kept: it has changed meanwhile"
-    for key in heap.keys:
+    try:
+        keys = heap.merge() if heap.merge else heap.keys
+    except UnreadableRecord as odd:
+        return f"kept: {odd}"
+    except PreconditionFailed:
+        return "kept: it has changed meanwhile"
+    for key in keys:
         heap.store.delete(key)
-    return f"deleted, {what}"
+    return f"{done}, {what}"
 
 
 def named(heap: Heap, names: Iterable[str]) -> bool:

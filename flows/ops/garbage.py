@@ -1,4 +1,4 @@
-"""What is garbage below a root: objects that no reader needs, once their own record shows that they are old.
+"""What is garbage below a root: objects that no reader needs, once their own record shows that they are old, and journals to merge.
 
 Never garbage: objects of an attempt that may still be alive, checkpoints that a run could resume from (within `unfinished_days`),
 published models and corpora, what an unfinished evaluation may still read, and claims, whose numbers count attempts.
@@ -16,9 +16,11 @@ from data_prep.records import WORK
 from data_prep.shard_format import MANIFEST_KEY, load_manifest
 from flows.console import utc
 from flows.stages.heartbeat import PREFIX, beats
+from flows.to_mlflow.outbox import entries
 from infra.records import UnreadableRecord, reading
 from infra.runs.claims import Claim, read_claim
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
+from infra.runs.segments import journal_keys, merge_journal
 from infra.storage import Keys, Store, open_store
 from vit.model_record import CONFIG, PUBLISHING, WEIGHTS, file_key, published_record
 from vit.training.checkpoint_names import find_checkpoints, kept_checkpoints
@@ -59,6 +61,8 @@ class Heap(NamedTuple):
     """Changes, before something needs the garbage again: it is compared with that of the listing."""
     listed_first: bool = True
     """Whether people get to see it before it is deleted; False for what nobody could want to keep."""
+    merge: Callable[[], Keys] | None = None
+    """Keeps in another object what the keys hold, and returns those to delete. Raises UnreadableRecord where it cannot."""
 
 
 class SeenRun(NamedTuple):
@@ -70,6 +74,8 @@ class SeenRun(NamedTuple):
     state: RunStateRecord | None
     checkpoints: Keys
     """The keys below its `checkpoints/`."""
+    journal: Keys
+    """The objects of its journal."""
 
     @property
     def finished_at(self) -> float | None:
@@ -93,6 +99,7 @@ def heaps(root: Store, keep_checkpoints: int, ages: Ages, kept: Kept) -> Iterato
     """All garbage of a root but the unfinished writes."""
     runs = read_runs(root, kept)
     yield from checkpoints(runs, keep_checkpoints, ages, kept)
+    yield from journals(root, runs, ages)
     yield from trials(root, runs, ages, kept)
     yield from preparations(root, ages, kept)
     yield from features(root, ages, kept)
@@ -110,16 +117,16 @@ def read_runs(root: Store, kept: Kept) -> list[SeenRun]:
     """Every run, from one listing; runs whose records cannot be read are left out."""
     found: dict[str, Keys] = {}
     for key in root.list("runs/"):
-        parts = key.split("/")
+        parts = key.split("/", 2)
         if len(parts) > 2:
-            keys = found.setdefault(parts[1], [])
-            if len(parts) > 4 and parts[2] == "checkpoints":
-                keys.append("/".join(parts[2:]))
+            found.setdefault(parts[1], []).append(parts[2])
 
     def read(run_key: str) -> SeenRun | UnreadableRecord:
         run = root.child(f"runs/{run_key}")
+        keys = found[run_key]
+        saved = [key for key in keys if key.startswith("checkpoints/") and key.count("/") > 1]
         try:
-            return SeenRun(run_key, run, read_claim(run), read_state(run), found[run_key])
+            return SeenRun(run_key, run, read_claim(run), read_state(run), saved, journal_keys(keys))
         except UnreadableRecord as odd:
             return odd
 
@@ -155,6 +162,28 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
             garbage.sort(key=lambda key: (not key.endswith("/manifest.json"), key))
             problem += f"; newest {len(kept)} checkpoints are kept" if run.finished_at is not None else ""
             yield Heap(f"run {run.key}", problem, run.store, garbage, run.life)
+
+
+def journals(root: Store, runs: Iterable[SeenRun], ages: Ages) -> Iterator[Heap]:
+    """The sealed segments of runs that finished before then, or never finished and have long been silent, and of which MLflow
+    lacks nothing: they are merged into one object, from which everybody reads the same records. So nobody needs to object."""
+    unsent = {entry.key for entry in entries(root) if entry.kind == "run"}
+    for run in runs:
+        finished = run.finished_at is not None
+        before = ages.finished_before if finished else ages.unfinished_before
+        if len(run.journal) > 1 and run.key not in unsent and 0.0 < run.last_life < before:
+            problem = (
+                f"{'finished' if finished else 'silent since'} {utc(run.last_life)}: its journal becomes one object"
+            )
+            merge = partial(_merged, run.store)
+            yield Heap(f"journal of {run.key}", problem, run.store, run.journal, run.life, False, merge)
+
+
+def _merged(run: Store) -> Keys:
+    try:
+        return merge_journal(run)
+    except ValueError as odd:
+        raise UnreadableRecord(str(odd)) from odd
 
 
 def trials(root: Store, runs: Sequence[SeenRun], ages: Ages, kept: Kept) -> Iterator[Heap]:

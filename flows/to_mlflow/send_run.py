@@ -19,7 +19,7 @@ from flows.to_mlflow.stage_snapshots import pipeline_snapshot, stage_snapshot
 from infra.config import digest_of
 from infra.mlflow.tracking import DataUse, Model, Point, TrackedRun, Tracking, thinned
 from infra.mlflow.tracking_ids import RUN, TrackingIds, child_ids_key, pipeline_ids_key
-from infra.runs.journal import Segment, list_segments, read_segments
+from infra.runs.segments import Segment, list_segments, read_segments
 from infra.storage import Store
 
 Outcome = Literal["sent", "unchanged", "absent", "deleted"]
@@ -84,7 +84,7 @@ class Sender:
             return "deleted"
         segments, digest = list_segments(store), digest_of([snapshot.digest, parent and parent.run_id])[:16]
         curves = self._curves_of(key, run, store, segments, snapshot.total_steps)
-        fresh = [s for s in segments if s.number >= curves.done.get(journal_name(s), 0)]
+        fresh = [s for s in segments if s.number >= curves.done.get(s.journal, 0)]
         if not fresh and shipped(run).get("view") == digest:
             return "unchanged"
         self.tracking.put_tags(run, snapshot.tags | ({"mlflow.parentRunId": parent.run_id} if parent else {}))
@@ -196,7 +196,7 @@ class Sender:
         curves = self._curves.get(key)
         if curves is None or (curves.run_id, curves.done) != (run.run_id, done):
             curves = self._curves[key] = Curves(run.run_id, done)
-            sent = [s for s in segments if s.number < done.get(journal_name(s), 0)]
+            sent = [s for s in segments if s.number < done.get(s.journal, 0)]
             for first in range(0, len(sent), _SEGMENTS_A_TIME):
                 choose_points(store, sent[first : first + _SEGMENTS_A_TIME], curves, total_steps)
         return curves
@@ -208,7 +208,7 @@ class Sender:
             part = fresh[first : first + _SEGMENTS_A_TIME]
             points = choose_points(store, part, curves, total_steps)
             self.tracking.put_points(run, points)
-            curves.done = curves.done | {journal_name(s): s.number + 1 for s in part}
+            curves.done = curves.done | {s.journal: s.number + 1 for s in part}
             self.tracking.put_tags(run, {SHIPPED: json.dumps({"segments": curves.done}, sort_keys=True)})
 
     def _models(self, makers: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -280,10 +280,6 @@ def choose_points(store: Store, segments: list[Segment], curves: Curves, total_s
                 curves.known.add((record.key, record.step))
                 points.append(Point(record.key, record.value, record.step, record.timestamp_ms))
     return thinned(points, curves.seen, total_steps)
-
-
-def journal_name(segment: Segment) -> str:
-    return f"a{segment.attempt}/{segment.writer}".rstrip("/")
 
 
 def shipped(run: TrackedRun) -> ShippedNote:

@@ -28,7 +28,7 @@ from flows.to_mlflow.outbox import Kind
 from flows.to_mlflow.send_run import Sender
 from infra.mlflow.tracking import Tracking
 from infra.redact import log_to_stderr
-from infra.runs.journal import list_segments
+from infra.runs.segments import list_segments
 from infra.settings import Settings, secret_values
 from infra.storage import Store, open_store
 

@@ -22,8 +22,8 @@ from flows.to_mlflow.run_snapshot import (
     stored_manifest,
 )
 from infra.config import canonical_json, digest_of, flatten
-from infra.runs.journal import list_segments, read_segments
 from infra.runs.run_state import NO_STATE, RunStateRecord, read_state
+from infra.runs.segments import list_segments, read_segments
 from infra.storage import Store, json_bytes, open_store
 from vit.corpora.training_corpora import MixtureRecord
 from vit.model_record import CARD, CONFIG, file_key, model_record, published_record, read_contract

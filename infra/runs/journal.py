@@ -11,44 +11,16 @@ computes the dropped records again.
 import json
 import logging
 import math
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
 
 from infra.runs.claims import ClaimLost
+from infra.runs.segments import JournalRecord, Segment, list_segments, read_segments
 from infra.storage import PreconditionFailed, Store
 
 log = logging.getLogger(__name__)
-
-_SEGMENT = re.compile(r"journal/a(\d+)/(?:([a-z0-9-]+)/)?segment-(\d+)\.jsonl")
-_DECODER, _START = json.JSONDecoder(), '{"seq": '
-_READERS = 16  # each segment costs a round trip, and three days of 30 s segments are 8,640 small objects
-
-
-class JournalRecord(NamedTuple):
-    """One value of one metric. `seq` counts all records of its writer; `value` may be nan or infinite."""
-
-    seq: int
-    key: str
-    value: float
-    step: int
-    timestamp_ms: int
-
-
-class Segment(NamedTuple):
-    """A sealed segment: in the order of these fields a run is read. `writer` is "" for rank 0."""
-
-    attempt: int
-    writer: str
-    number: int
-
-    @property
-    def key(self) -> str:
-        return f"{_folder(self.attempt, self.writer)}/segment-{self.number:06d}.jsonl"
 
 
 class Journal:
@@ -121,14 +93,14 @@ class Journal:
 
     def _publish(self, records: Sequence[JournalRecord]) -> None:
         while records:
-            key = Segment(self._attempt, self._writer, self._next_segment).key
+            segment = Segment(self._attempt, self._writer, self._next_segment)
             try:
-                self._run.create(key, b"".join(map(_line, records)))
+                self._run.create(segment.key, b"".join(map(_line, records)))
                 records = []
             except PreconditionFailed:
                 # The segment exists: from an earlier try whose reply was lost, or from a replaced worker of this attempt
                 # that still ran. What was sealed first stays; the rest goes into the next segment.
-                there = {(record.key, record.step) for record in _parse(self._run, key)}
+                there = {(record.key, record.step) for record in read_segments(self._run, [segment])[0]}
                 records = [record for record in records if (record.key, record.step) not in there]
                 # Or a later attempt has closed this journal: then the claim is lost, and nothing is written after it.
                 self._check_claim()
@@ -141,18 +113,6 @@ def read_journal(run: Store) -> list[JournalRecord]:
     for _, record in _records_of(run, list_segments(run)):
         first.setdefault((record.key, record.step), record)
     return list(first.values())
-
-
-def list_segments(run: Store) -> list[Segment]:
-    """The sealed segments of a run, in reading order."""
-    found = map(_SEGMENT.fullmatch, run.list("journal/a"))
-    return sorted(Segment(int(match[1]), match[2] or "", int(match[3])) for match in found if match)
-
-
-def read_segments(run: Store, segments: Sequence[Segment]) -> list[list[JournalRecord]]:
-    """The records of each segment. Raises ValueError naming a segment that is invalid."""
-    with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda segment: list(_parse(run, segment.key)), segments))
 
 
 def _close_earlier(run: Store, attempt: int, writer: str) -> dict[Segment, list[JournalRecord]]:
@@ -171,7 +131,7 @@ def _close_earlier(run: Store, attempt: int, writer: str) -> dict[Segment, list[
                 run.create(last.key, b"")
                 found[last] = []
             except PreconditionFailed:
-                found[last] = list(_parse(run, last.key))
+                found[last] = read_segments(run, [last])[0]
     return found
 
 
@@ -179,46 +139,6 @@ def _records_of(run: Store, segments: Sequence[Segment]) -> Iterator[tuple[Segme
     for segment, records in zip(segments, read_segments(run, segments), strict=True):
         for record in records:
             yield segment, record
-
-
-def _folder(attempt: int, writer: str) -> str:
-    return f"journal/a{attempt}/{writer}" if writer else f"journal/a{attempt}"
-
-
-def _parse(run: Store, key: str) -> Iterator[JournalRecord]:
-    """The records of a segment. One that a full disk cut short, under an early version, is left out with a warning."""
-    num_cut = 0
-    try:
-        for line in run.read(key).splitlines():
-            for fields in _objects(line.decode()):
-                if fields is None:
-                    num_cut += 1
-                else:
-                    known = {name: fields[name] for name in JournalRecord._fields}  # a newer version may write more
-                    yield JournalRecord(**{**known, "value": float(known["value"])})
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{run.uri_of(key)} is not a valid journal segment: {error!r}. Move it away and retry."
-        ) from error
-    if num_cut:
-        log.warning(
-            "%s holds %d record%s cut short by a full disk: left out", run.uri_of(key), num_cut, "s"[: num_cut > 1]
-        )
-
-
-def _objects(line: str) -> Iterator[dict[str, Any] | None]:
-    """The JSON objects of a line, which is one. None stands for a record that was cut short; the next one follows it at once."""
-    at = 0
-    while at < len(line):
-        try:
-            fields, at = _DECODER.raw_decode(line, at)
-        except json.JSONDecodeError:
-            following = line.find(_START, at + 1)
-            end = following if following > 0 else len(line)
-            if not _START.startswith(line[at:end][: len(_START)]):
-                raise
-            at, fields = end, None
-        yield fields
 
 
 def _line(record: JournalRecord) -> bytes:

@@ -72,7 +72,9 @@ def store_year(num_runs: int) -> None:
         root, number, start = Path(folder) / "store", 0, real_time() - 7 * WEEKS * DAY_S
         settings = Settings(root=str(root), mlflow_tracking_uri=None)
         engines = Engines(settings, None, Terminal(), Shipper(settings, Path(folder)))  # type: ignore[arg-type]
-        print("| week | runs | objects | MB | checkpoints | list, s | collection, s |\n|---|---|---|---|---|---|---|")
+        print(
+            "| week | runs | objects | of journals | MB | checkpoints | list, s | collection, s |\n|---|---|---|---|---|---|---|---|"
+        )
         for week in range(1, WEEKS + 1):
             for _ in range(num_runs * week // WEEKS - number):
                 number += 1
@@ -83,10 +85,9 @@ def store_year(num_runs: int) -> None:
                 files = [path for path in root.rglob("*") if path.is_file()]
                 sizes, list_s = sum(path.stat().st_size for path in files) / 1e6, timed(lambda: list_runs(str(root)))[0]
                 manifests = sum(path.name == "manifest.json" for path in files)
-                print(
-                    f"| {week} | {number:,} | {len(files):,} | {sizes:.1f} | {manifests:,} | {list_s:.2f} | {collect_s:.2f} |",
-                    flush=True,
-                )
+                journals = sum("journal" in path.parts for path in files)
+                counts = f"{number:,} | {len(files):,} | {journals:,} | {sizes:.1f} | {manifests:,}"
+                print(f"| {week} | {counts} | {list_s:.2f} | {collect_s:.2f} |", flush=True)
         time.time = real_time
 
 

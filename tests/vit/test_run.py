@@ -14,8 +14,9 @@ from data_prep.decode import ImageRejected, decode
 from flows.catalog import find_corpus
 from infra.config import replace
 from infra.runs.claims import ClaimLost, take_claim
-from infra.runs.journal import list_segments, read_journal
+from infra.runs.journal import read_journal
 from infra.runs.run_state import read_state, request_stop
+from infra.runs.segments import list_segments
 from infra.runs.stopping import StopPoller
 from infra.storage import open_store
 from vit.config import TrainConfig

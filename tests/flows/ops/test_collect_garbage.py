@@ -1,5 +1,6 @@
 """What collect-garbage deletes, and above all what it keeps."""
 
+import json
 import os
 import re
 import time
@@ -17,9 +18,11 @@ from flows.ops import garbage
 from flows.ops.collect_garbage import DAY_S, FOLDERS, collect_garbage
 from flows.requests.forms import CollectGarbageRequest
 from flows.stages.engines import Engines, Terminal
+from flows.to_mlflow import outbox
 from flows.to_mlflow.shipper import Shipper
 from infra.config import replace
 from infra.runs.claims import take_claim
+from infra.runs.journal import read_journal
 from infra.runs.run_state import write_state
 from infra.settings import Settings
 from infra.storage import open_store
@@ -493,3 +496,46 @@ def test_weights_that_nothing_calls_garbage_are_named_and_stay(root, collect, od
     assert finding.subject.startswith("model birds/1")
     assert finding.action == "kept: nothing says that it is garbage"
     assert model.list() == before
+
+
+def sealed(run, segments=3):
+    """A journal of some segments; what a reader finds in it."""
+    for number in range(segments):
+        record = {"seq": number, "key": "train/loss", "value": 1.0, "step": number, "timestamp_ms": 5}
+        run.write(f"journal/a1/segment-{number:06d}.jsonl", json.dumps(record).encode())
+    return read_journal(run)
+
+
+def test_journals_of_runs_that_ended_become_one_object(root, collect):
+    old = {"a-0123456789ab": ("finished", WEEKS), "b-0123456789ab": ("preempted", MONTHS)}
+    runs = {key: checkpointed(root, key, *end) for key, end in old.items()}
+    kept = {
+        "c-0123456789ab": checkpointed(root, "c-0123456789ab", ago=DAY_S),
+        "d-0123456789ab": checkpointed(root, "d-0123456789ab", "running", WEEKS),
+        "e-0123456789ab": checkpointed(root, "e-0123456789ab", "failed", 80 * DAY_S),
+        "f-0123456789ab": checkpointed(root, "f-0123456789ab", attempts=2),
+        "g-0123456789ab": checkpointed(root, "g-0123456789ab"),  # MLflow lacks something of it
+    }
+    outbox.put(open_store(root), outbox.OutboxEntry("run", "g-0123456789ab"))
+    before = {key: sealed(run) for key, run in (runs | kept).items()}
+    sealed(checkpointed(root, "h-0123456789ab"), segments=1)
+    done = {finding.subject: finding.action for finding in collect(keep_checkpoints=9, notice_days=6.5)}
+    journals = {subject: action for subject, action in done.items() if subject.startswith("journal")}
+    assert journals == dict.fromkeys((f"journal of {key}" for key in old), "merged, 3 objects")
+    for key, run in runs.items():
+        assert run.list("journal/") == ["journal/merged-000000.jsonl"]
+        assert read_journal(run) == before[key]
+    for key, run in kept.items():
+        assert len(run.list("journal/")) == 3
+        assert read_journal(run) == before[key]
+    assert not [finding for finding in collect(keep_checkpoints=9) if finding.subject.startswith("journal")]
+
+
+def test_journal_with_an_invalid_segment_is_named_and_stays(root, collect):
+    run = checkpointed(root, "birds-0123456789ab")
+    sealed(run)
+    run.write("journal/a1/segment-000001.jsonl", b"[")
+    before = run.list("journal/")
+    action = actions(collect())["journal of birds-0123456789ab"]
+    assert "journal/a1/segment-000001.jsonl is not a valid journal segment" in action
+    assert run.list("journal/") == before

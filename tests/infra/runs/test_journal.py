@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from infra.runs.claims import ClaimHolder, ClaimLost, take_claim
-from infra.runs.journal import Journal, list_segments, read_journal
+from infra.runs.journal import Journal, read_journal
+from infra.runs.segments import list_segments
 from infra.storage import open_store
 from infra.stores.memory_store import MemoryStore
 
