@@ -39,6 +39,11 @@ class AllowedRoots:
         return os.path.realpath(real) if os.path.islink(real) else real
 
 
+def location(base: str, key: str) -> str:
+    """The URI of an object in the store `base`, which may be a whole disk or bucket."""
+    return f"{base.removesuffix('/')}/{key}"
+
+
 def _is_local(uri: str) -> bool:
     return uri.startswith("file://")
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pydantic import Field, JsonValue, NonNegativeInt
 
 from data_prep.config import CorpusRecipe
+from data_prep.corpora.allowed_roots import AllowedRoots
 from data_prep.labels.classes import ClassInfo
 from data_prep.parquet_files import read_parquet
 from data_prep.splits import DrawnSplit
@@ -121,6 +122,10 @@ class RawCorpus(ABC):
         raise NotImplementedError(
             f"{type(self).__name__} has no `lists_ids`: its ids are known only after reading its images"
         )
+
+    def allowed_roots(self) -> AllowedRoots | None:
+        """Where examples may lie, if others may name any place, and `fingerprint` does not cover which places are refused."""
+        return None
 
     def declared_classes(self) -> tuple[str, ...]:
         """Labels that are classes whether an example has them or not. Empty: the labels of the examples are the classes."""

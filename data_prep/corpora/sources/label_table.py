@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import JsonValue
 
 from data_prep.config import CorpusRecipe, LabelTable
-from data_prep.corpora.allowed_roots import AllowedRoots
+from data_prep.corpora.allowed_roots import AllowedRoots, location
 from data_prep.corpora.files.parquet_rows import PARQUET_ENDINGS, ParquetRows, Refusal, cell_text, cell_value, cells
 from data_prep.corpora.files.text_rows import DELIMITERS, TextRows, keys_of, parsed_line, parsed_row
 from data_prep.corpora.raw import Part, RawCorpus, RawExample, SplitRule, WorkFolder, table_of
@@ -83,7 +83,8 @@ class LabelTableCorpus(RawCorpus):
 
     def examples(self, part: Part, work: WorkFolder) -> Iterator[RawExample]:
         where = cast(dict[str, Any], part.where)
-        rows = _Rows(self._source, self._recipe, self._files.store, where["key"], frozenset(where["present"]))
+        store, present = self._files.store, frozenset(where["present"])
+        rows = _Rows(self._source, self._recipe, store, where["key"], present, self.allowed_roots())
         try:
             if "damaged" in where:
                 raise Refusal(*where["damaged"])
@@ -96,6 +97,9 @@ class LabelTableCorpus(RawCorpus):
 
     def listed(self, part: Part, work: WorkFolder) -> pa.Table:
         return table_of(self.examples(part, work))
+
+    def allowed_roots(self) -> AllowedRoots:
+        return AllowedRoots([_images_of(self._source, self._files.store), *self._source.allowed_roots])
 
     def _tables(self) -> Iterator[Listed]:
         first = None
@@ -223,6 +227,11 @@ class LabelTableCorpus(RawCorpus):
                     yield _word(parsed_row(data, _kind(key), columns).get(column))
 
 
+def _images_of(source: LabelTable, store: Store) -> str:
+    """Where relative locations of the tables in a store lead."""
+    return open_store(source.images).uri if source.images else store.uri
+
+
 def _kind(key: str) -> str:
     return next(kind for kind, endings in _KINDS.items() if key.lower().endswith(endings))
 
@@ -235,11 +244,16 @@ class _Rows:
     """Converts rows of one table to examples."""
 
     def __init__(
-        self, source: LabelTable, recipe: CorpusRecipe, store: Store, key: str, present: frozenset[str]
+        self,
+        source: LabelTable,
+        recipe: CorpusRecipe,
+        store: Store,
+        key: str,
+        present: frozenset[str],
+        allowed: AllowedRoots,
     ) -> None:
         self._source, self._store, self._key, self._rule = source, store, key, SplitRule(recipe, present)
-        self._images = open_store(source.images).uri if source.images else store.uri
-        self._allowed = AllowedRoots([self._images, *source.allowed_roots])
+        self._images, self._allowed = _images_of(source, store), allowed
         self._id = plain_text(key)
         self._mapped = frozenset(load_class_map(recipe.class_map).source_ids if recipe.class_map else ())
 
@@ -328,7 +342,7 @@ class _Rows:
 
     def _check_allowed(self, base: str, key: str) -> None:
         """Raises Refusal for a location outside of the allowed roots."""
-        uri = f"{base.removesuffix('/')}/{key}"
+        uri = location(base, key)
         if self._allowed.allows(uri):
             return
         if self._allowed.names(uri):
