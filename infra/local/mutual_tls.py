@@ -1,7 +1,6 @@
 """Keys and certificates with which the parts of one service know each other on 127.0.0.1 (mutual TLS)."""
 
 import ipaddress
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,6 +9,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+
+from infra.local.paths import write_private
 
 _VALID = timedelta(days=36_500)  # they are made anew at each start
 
@@ -31,9 +32,11 @@ def make_certificates(folder: Path) -> tuple[Path, Path, Path]:
         .sign(authority, hashes.SHA256())
     )
     return (
-        _write(folder / "authority.pem", signer.public_bytes(Encoding.PEM)),
-        _write(folder / "part.pem", signed.public_bytes(Encoding.PEM)),
-        _write(folder / "part.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())),
+        write_private(folder / "authority.pem", signer.public_bytes(Encoding.PEM).decode()),
+        write_private(folder / "part.pem", signed.public_bytes(Encoding.PEM).decode()),
+        write_private(
+            folder / "part.key", key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        ),
     )
 
 
@@ -53,10 +56,3 @@ def _certificate(name: str, key: ec.EllipticCurvePublicKey, kind: x509.BasicCons
 
 def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _write(path: Path, data: bytes) -> Path:
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(data)
-    return path

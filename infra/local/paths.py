@@ -1,5 +1,7 @@
-"""The folders of this machine for logs and downloads."""
+"""The folders of this machine for logs and downloads; folders and files that only their user can read."""
 
+import os
+import tempfile
 from pathlib import Path
 
 from infra.settings import Settings
@@ -28,6 +30,19 @@ def download_dir(settings: Settings) -> Path:
 def make_private(path: Path) -> Path:
     """Makes a folder that only its user can read, or makes an existing one so."""
     _made(path).chmod(0o700)
+    return path
+
+
+def write_private(path: Path, text: str) -> Path:
+    """Writes a file that only its user can read. Readers see the old text or the new one; a full disk leaves no part of it."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # of mode 0600
+    try:
+        with open(descriptor, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
     return path
 
 

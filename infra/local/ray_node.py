@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypedDict
 
+from infra.local.paths import write_private
 from infra.local.processes import (
     KILLED_S,
     TERMINATED_S,
@@ -283,14 +284,8 @@ class RayHead:
 
 
 def make_token(path: Path) -> None:
-    """Writes a new secret token for Ray, readable by its owner only. A full disk leaves no part of one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.touch(mode=0o600)
-        temporary.write_text(secrets.token_hex(32))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Writes a new secret token for Ray, readable by its owner only."""
+    write_private(path, secrets.token_hex(32))
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], head: RayHead, over: Callable[[], bool]) -> str:

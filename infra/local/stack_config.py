@@ -8,7 +8,6 @@
 import contextlib
 import importlib.util
 import json
-import os
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from pydantic import Field
 
 from infra.config import FrozenConfig
+from infra.local.paths import write_private
 from infra.local.processes import free_ports, is_free, short_base
 from infra.local.ray_node import make_token
 from infra.settings import NO_TELEMETRY, Settings, inherited_environment
@@ -186,7 +186,7 @@ def settle(directory: Path, wanted: Mapping[str, int], root: str | None = None) 
     if config.artifacts_in_store and config.store_root.startswith("s3://") and not _has_boto3():
         raise RuntimeError("MLflow keeps its artifacts in the store and needs boto3 for that. Next: make install.")
     _make_secrets(config)
-    write_whole(directory / "place.json", config.model_dump_json(indent=1, exclude={"directory"}))
+    write_private(directory / "place.json", config.model_dump_json(indent=1, exclude={"directory"}))
     return config, notes
 
 
@@ -238,16 +238,6 @@ def weed() -> Path | None:
     return path if path.exists() else None
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file so that readers see the old text or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _has_boto3() -> bool:
     return importlib.util.find_spec("boto3") is not None
 
@@ -285,23 +275,18 @@ def _others(twin: int) -> Iterator[int]:
 def _make_secrets(config: StackConfig) -> None:
     if config.object_store:
         keys = {"AWS_ACCESS_KEY_ID": secrets.token_hex(10), "AWS_SECRET_ACCESS_KEY": secrets.token_hex(20)}
-        _keep_secret(config.directory / "credentials.json", json.dumps(keys))
-    _keep_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
+        keep_secret(config.directory / "credentials.json", json.dumps(keys))
+    keep_secret(config.login, f"vitline:{secrets.token_hex(16)}\n")
     with contextlib.suppress(FileNotFoundError):
         if config.ray_token.read_text():
             return
     make_token(config.ray_token)
 
 
-def _keep_secret(path: Path, text: str) -> None:
+def keep_secret(path: Path, text: str) -> None:
     """Writes a new secret, unless there is one."""
-    if path.exists():
-        return
-    temporary = path.with_name(f".{path.name}")
-    temporary.unlink(missing_ok=True)
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    if not path.exists():
+        write_private(path, text)
 
 
 def refuse_unknown(names: Sequence[str]) -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 import psutil
 
 from infra.config import FrozenConfig, replace
+from infra.local.paths import write_private
 from infra.local.processes import birth_of, find_process
-from infra.local.stack_config import write_whole
 
 
 class Service(FrozenConfig):
@@ -68,7 +68,7 @@ def write_processes(directory: Path, processes: Sequence[psutil.Process]) -> Non
     with contextlib.suppress(OSError):
         if path.read_text() == text:
             return
-    write_whole(path, text)
+    write_private(path, text)
 
 
 def read_processes(directory: Path) -> set[psutil.Process]:

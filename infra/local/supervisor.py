@@ -21,6 +21,7 @@ from pathlib import Path
 
 import psutil
 
+from infra.local.paths import write_private
 from infra.local.processes import (
     adopt_orphans,
     birth_of,
@@ -35,7 +36,7 @@ from infra.local.processes import (
 )
 from infra.local.service_logs import open_private, shorten
 from infra.local.services import Program, programs
-from infra.local.stack_config import MARK, StackConfig, load_stack_config, write_whole
+from infra.local.stack_config import MARK, StackConfig, load_stack_config
 from infra.local.state import Service, StackState, restart_request, write_processes
 from infra.plain_text import last_words
 
@@ -333,7 +334,7 @@ class Supervisor:
                 services=services,
                 env=self.config.open_environment(),
             )
-            write_whole(self.config.directory / "stack.json", state.model_dump_json(indent=1))
+            write_private(self.config.directory / "stack.json", state.model_dump_json(indent=1))
             self._recorded = services
         if time.monotonic() - self._recorded_at >= _RECORD_EVERY_S or now:
             self._recorded_at = time.monotonic()

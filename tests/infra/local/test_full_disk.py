@@ -1,20 +1,41 @@
 """A full disk leaves no half of a file that a stack reads at its next start."""
 
+import stat
 from types import SimpleNamespace
 
 import pytest
 
 from infra.local import seaweed
+from infra.local.mutual_tls import make_certificates
 from infra.local.ray_node import make_token
+from infra.local.stack_config import keep_secret
 
 
-def test_token_that_does_not_fit_on_the_disk_is_not_used_in_part(tmp_path, full_disk):
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: make_token(folder / "ray-token"),
+        lambda folder: make_certificates(folder),
+        lambda folder: keep_secret(folder / "login", f"vitline:{'5' * 32}"),
+    ],
+)
+def test_secret_that_does_not_fit_on_the_disk_is_not_used_in_part(tmp_path, full_disk, make):
     with full_disk(20), pytest.raises(OSError, match="File too large"):
-        make_token(tmp_path / "token")
+        make(tmp_path)
     assert not list(tmp_path.iterdir())
-    make_token(tmp_path / "token")
-    assert len((tmp_path / "token").read_text()) == 64
-    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    make(tmp_path)
+    files = [*tmp_path.iterdir()]
+    assert files
+    assert all(path.stat().st_size > 20 for path in files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_secret_takes_the_place_of_a_file_that_others_could_read(tmp_path):
+    (tmp_path / "ray-token").write_text("old")
+    (tmp_path / "ray-token").chmod(0o644)
+    make_token(tmp_path / "ray-token")
+    assert [path.name for path in tmp_path.iterdir()] == ["ray-token"]
+    assert stat.S_IMODE((tmp_path / "ray-token").stat().st_mode) == 0o600
 
 
 def test_stored_sentinel_that_does_not_fit_on_the_disk_is_stored_again(tmp_path, full_disk, monkeypatch):
