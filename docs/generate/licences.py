@@ -8,7 +8,7 @@ python -m docs.generate.licences
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -94,24 +94,25 @@ def needed() -> dict[str, Distribution]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [lines for name, lines in project["optional-dependencies"].items() if name not in NOT_PRODUCT]
-    waiting = [found for lines in (project["dependencies"], *extras) for found in _applying(lines, "")]
+    waiting = [found for lines in (project["dependencies"], *extras) for found in applying(lines, "")]
     packages: dict[str, Distribution] = {}
     asked, pins = {(project["name"], "")}, pinned()
     while waiting:
-        name, extra = waiting.pop()
+        found, extra = waiting.pop()
+        name = canonicalize_name(found.name)
         if name == project["name"] or (name, extra) in asked:
             continue
         asked.add((name, extra))
         packages[name] = _installed(name, pins)
-        waiting += _applying(packages[name].requires or [], extra)
+        waiting += applying(packages[name].requires or [], extra)
     return dict(sorted(packages.items()))
 
 
-def _applying(lines: Iterable[str], extra: str) -> Iterator[tuple[str, str]]:
-    """Name and extra of each requirement that applies where `extra` is asked for; the extra is empty for the package alone."""
+def applying(lines: Iterable[str], extra: str, system: Mapping[str, str] = SYSTEM) -> Iterator[tuple[Requirement, str]]:
+    """Each requirement that applies where `extra` is asked for, with each of its extras; empty for the package alone."""
     for found in map(Requirement, lines):
-        if found.marker is None or found.marker.evaluate({**SYSTEM, "extra": extra}):
-            yield from ((canonicalize_name(found.name), wanted) for wanted in ("", *found.extras))
+        if found.marker is None or found.marker.evaluate({**system, "extra": extra}):
+            yield from ((found, wanted) for wanted in ("", *found.extras))
 
 
 def _installed(name: str, pins: dict[str, str]) -> Distribution:
