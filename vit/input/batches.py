@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from vit.input.augment import eval_pixels, train_draws, train_pixels
 from vit.input.augmentations.mixing import Mix, draw_mix, mix_lane, partners
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache, Label
-from vit.input.load_queue import NOW, Load, LoadQueue
+from vit.input.load_queue import NOW, Load, LoadQueue, most_loads
 from vit.input.mapped_labels import MappedLabels
 from vit.input.mixture import Mixture
 from vit.input.order import Ints, Order, RowGroups
@@ -23,8 +24,7 @@ from vit.input.prefetch import Prefetcher, Work
 from vit.input.read_shards import Example, LaneReader, RowGroup, SplitReader
 from vit.input.schedule import Schedule, Share
 
-_FILE_THREADS, _STORE_THREADS = 2, 32
-"""Loads of row groups at a time, at most: from a disk, and from a store that answers over a network."""
+T = TypeVar("T")
 _EXAMPLES_PER_TASK = 16
 _PREFETCH = 2
 """Steps (training) or batches (evaluation) that are finished ahead of the consumer."""
@@ -88,7 +88,11 @@ ONE_PROCESS = Loading()
 
 
 def _loads(*corpora: Store) -> LoadQueue:
-    return LoadQueue(_STORE_THREADS if any(corpus.reads_wait for corpus in corpora) else _FILE_THREADS)
+    return LoadQueue(most_loads(any(corpus.reads_wait for corpus in corpora)))
+
+
+def _prefetched(work: Iterator[Work[T]], threads: int, loads: LoadQueue, on_close: Callable[[], None]) -> Prefetcher[T]:
+    return Prefetcher(work, threads=threads, depth=_PREFETCH, on_close=on_close, store_waited_s=lambda: loads.waited_s)
 
 
 @dataclass(frozen=True)
@@ -205,7 +209,7 @@ def eval_batches(
         reader.close()
 
     work = _eval_work(reader, assembly, loads, rank, world_size)
-    return Prefetcher(work, threads=loading.threads, depth=_PREFETCH, on_close=close)
+    return _prefetched(work, loading.threads, loads, close)
 
 
 def row_batches(
@@ -238,7 +242,7 @@ def row_batches(
                 batch, places = assembly.batch(part, [view] * len(part), start)
                 yield assembly.tasks(places), batch
 
-    return Prefetcher(work(), threads=threads, depth=_PREFETCH, on_close=close)
+    return _prefetched(work(), threads, loads, close)
 
 
 def _train(
@@ -279,7 +283,7 @@ def _train(
             else:
                 yield assembly.tasks(places), batches
 
-    return Prefetcher(work(), threads=loading.threads, depth=_PREFETCH, on_close=close)
+    return _prefetched(work(), loading.threads, loads, close)
 
 
 def _gather(lanes: Sequence[LaneReader], share: Share) -> list[Example]:
@@ -325,7 +329,7 @@ def _rows_in_order(
                 loads.put(ahead[wanted], NOW)
         for used in [g for g in ahead if g < group]:
             del ahead[used]
-        loaded, in_group = ahead[group].result(loads.patience_s), row - int(groups.first_row(np.array(group)))
+        loaded, in_group = loads.wait_for(ahead[group]), row - int(groups.first_row(np.array(group)))
         yield Example(reader, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())
 
 

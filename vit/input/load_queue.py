@@ -17,8 +17,13 @@ T = TypeVar("T")
 NOW, SOON, AHEAD = 0, 1, 2
 """Urgencies: a batch waits for the load; the open block needs it; the next block will need it."""
 
-
+_FILE_THREADS, _STORE_THREADS = 2, 32
 _LEAST_PATIENCE_S, _PATIENCE_LOADS = 1.0, 5.0
+
+
+def most_loads(reads_wait: bool) -> int:
+    """How many row groups are loaded at a time, at most: from a disk, or from a store that answers over a network."""
+    return _STORE_THREADS if reads_wait else _FILE_THREADS
 
 
 class Load(Generic[T]):
@@ -78,6 +83,10 @@ class LoadQueue:
         self._unfinished = 0  # loads that are queued or run by a thread
         self._lock = threading.Lock()
         self._seconds: deque[float] = deque(maxlen=64)
+        self._waited: tuple[float, float | None] = (
+            0.0,
+            None,
+        )  # seconds of waits that ended, and when the present one began
 
     @property
     def num_threads(self) -> int:
@@ -89,6 +98,21 @@ class LoadQueue:
         """Seconds after which a load counts as stuck: several times the usual ones."""
         usual = statistics.median(self._seconds) if self._seconds else 0.0
         return max(_LEAST_PATIENCE_S, _PATIENCE_LOADS * usual)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that were spent in `wait_for`, in total and until now."""
+        ended_s, began = self._waited
+        return ended_s + (0.0 if began is None else time.perf_counter() - began)
+
+    def wait_for(self, load: Load[T]) -> T:
+        """Returns or raises what a load did. Called by one thread."""
+        ended_s, began = self._waited[0], time.perf_counter()
+        self._waited = (ended_s, began)
+        try:
+            return load.result(self.patience_s)
+        finally:
+            self._waited = (ended_s + time.perf_counter() - began, None)
 
     def put(self, load: Load[Any], urgency: int) -> None:
         """Queues a load unless it has started. Queueing it again with more urgency moves it forward."""

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -19,29 +19,73 @@ Work = tuple[Sequence[Callable[[], None]], T]
 _POLL_S = 0.1
 
 
+class Waits(NamedTuple):
+    """Seconds that a consumer has waited for items, by what they waited for."""
+
+    store_s: float = 0.0
+    """The store: data that is not there yet."""
+    decode_s: float = 0.0
+    """The tasks of the item: decoding and augmentation."""
+    hand_over_s: float = 0.0
+    """All else: planning which examples come next, labels, memory for the pixels."""
+
+    @property
+    def total_s(self) -> float:
+        return sum(self)
+
+    def since(self, earlier: "Waits") -> "Waits":
+        return Waits(*(now - then for now, then in zip(self, earlier, strict=True)))
+
+
+class Effort(NamedTuple):
+    """What the items have cost so far, in seconds."""
+
+    tasks_s: float = 0.0
+    """From the start to the end of each task, added up over all threads."""
+    tasks_cpu_s: float = 0.0
+    """CPU time of the tasks."""
+    planner_cpu_s: float = 0.0
+    """CPU time of the thread in which `work` runs."""
+
+
 class Prefetcher(Iterator[T], Generic[T]):
     """Iterates the items that `work` yields, each after its tasks have run. At most `depth` items are queued.
 
     `work` runs in its own thread. An exception of `work` or of a task is raised at the item it belongs to and ends the
     iteration. `close`, the end of the iteration and garbage collection stop the threads; then `on_close` is called.
+    `store_waited_s()` tells for how many seconds `work` has waited for the store until now.
     """
 
     def __init__(
-        self, work: Iterator[Work[T]], *, threads: int, depth: int, on_close: Callable[[], None] = lambda: None
+        self,
+        work: Iterator[Work[T]],
+        *,
+        threads: int,
+        depth: int,
+        on_close: Callable[[], None] = lambda: None,
+        store_waited_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.wait_s = 0.0
-        """Seconds that the consumer has spent waiting in `next`, in total."""
+        self.waits = Waits()
+        """Seconds that the consumer has spent waiting in `next`."""
+        self._store_waited_s = store_waited_s
         self._shared = _Shared[T](queue=Queue(maxsize=depth), pool=_single_threaded_pool(threads), on_close=on_close)
         self._planner = threading.Thread(target=_plan, args=(work, self._shared), name="input-planner", daemon=True)
         self._finalizer = weakref.finalize(self, _stop, self._shared)
         self._planner.start()
 
+    @property
+    def effort(self) -> Effort:
+        """What the items have cost so far, those that the consumer has not taken yet included."""
+        return self._shared.effort
+
     def __next__(self) -> T:
         if not self._finalizer.alive:
             raise StopIteration
-        started = time.perf_counter()
+        began, store_s = time.perf_counter(), self._store_waited_s()
         try:
             item, futures, error = self._shared.queue.get()
+            planned = time.perf_counter()
+            store_s = min(self._store_waited_s() - store_s, planned - began)
             for future in futures:
                 future.result()
             if error is not None:
@@ -49,8 +93,12 @@ class Prefetcher(Iterator[T], Generic[T]):
         except BaseException:  # KeyboardInterrupt too: the threads must not outlive the loop
             self.close()
             raise
-        finally:
-            self.wait_s += time.perf_counter() - started
+        before = self.waits
+        self.waits = Waits(
+            before.store_s + store_s,
+            before.decode_s + time.perf_counter() - planned,
+            before.hand_over_s + planned - began - store_s,
+        )
         if item is None:
             self.close()
             raise StopIteration
@@ -76,12 +124,33 @@ class _Shared(Generic[T]):
     pool: ThreadPoolExecutor
     on_close: Callable[[], None]
     stopped: threading.Event = field(default_factory=threading.Event)
+    effort: Effort = field(default_factory=Effort)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def submit(self, task: Callable[[], None]) -> Future[None]:
+        return self.pool.submit(self._run, task)
+
+    def spend(self, tasks_s: float, tasks_cpu_s: float, planner_cpu_s: float) -> None:
+        with self.lock:
+            spent = self.effort
+            self.effort = Effort(
+                spent.tasks_s + tasks_s, spent.tasks_cpu_s + tasks_cpu_s, spent.planner_cpu_s + planner_cpu_s
+            )
+
+    def _run(self, task: Callable[[], None]) -> None:
+        began, cpu_s = time.perf_counter(), time.thread_time()
+        task()
+        self.spend(time.perf_counter() - began, time.thread_time() - cpu_s, 0.0)
 
 
 def _plan(work: Iterator[Work[T]], shared: _Shared[T]) -> None:
+    cpu_s = time.thread_time()
     try:
         for tasks, item in work:
-            if not _put(shared, item, [shared.pool.submit(task) for task in tasks], None):
+            futures, before = [shared.submit(task) for task in tasks], cpu_s
+            cpu_s = time.thread_time()
+            shared.spend(0.0, 0.0, cpu_s - before)
+            if not _put(shared, item, futures, None):
                 return
         _put(shared, None, [], None)
     except BaseException as error:  # raised at the consumer

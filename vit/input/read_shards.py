@@ -181,7 +181,7 @@ class LaneReader:
         for lane in opened:
             self._open[lane].load_groups(self._loads, SOON)
         for i, load in missing:
-            loaded, row, in_group = load.result(self._loads.patience_s), int(rows.row[i]), int(rows.row_in_group[i])
+            loaded, row, in_group = self._loads.wait_for(load), int(rows.row[i]), int(rows.row_in_group[i])
             self._mean_bytes += (loaded.num_bytes - self._mean_bytes) * (0.1 if self._mean_bytes else 1.0)
             examples[i] = Example(self._split, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())
         self._read_ahead()

@@ -87,6 +87,34 @@ def test_tasks_use_one_torch_thread_and_other_threads_are_unchanged():
         torch.set_num_threads(before)
 
 
+def nothing():
+    pass
+
+
+@pytest.mark.parametrize("slow", ["store", "decode", "hand_over"])
+def test_waits_are_counted_by_what_is_waited_for(slow):
+    loads = LoadQueue(1)
+
+    def pause(of):
+        time.sleep(0.03 if of == slow else 0.0)
+
+    def work():
+        for i in range(4):
+            loads.wait_for(Load(partial(pause, "store")))
+            pause("hand_over")
+            yield [partial(pause, "decode"), nothing], i
+
+    with Prefetcher(work(), threads=1, depth=1, store_waited_s=lambda: loads.waited_s) as items:
+        assert list(items) == [0, 1, 2, 3]
+        waited = items.waits._asdict()
+        assert max(waited, key=waited.get) == f"{slow}_s"
+        assert min(waited.values()) >= 0
+        assert sum(waited.values()) == pytest.approx(items.waits.total_s)
+        assert (items.effort.tasks_s > 4 * 0.03) == (slow == "decode")
+        assert items.effort.tasks_cpu_s < 0.03  # a task that sleeps computes nothing
+    loads.close()
+
+
 def test_urgent_loads_run_first_and_once():
     gate, order = threading.Event(), []
     loads = LoadQueue(1)
