@@ -212,3 +212,36 @@ def data_views(
 
     config = requested_training(settings(root).root, name, recipe, set_ or [])
     write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
+
+
+@app.command("bench")
+def data_bench(
+    name: Corpus,
+    recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
+    gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = "H200",
+    mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.5,
+    images_per_s: Annotated[
+        float | None,
+        typer.Option(
+            "--images-per-s",
+            help="What one GPU eats where that is known, as from `throughput/images_per_s` of a run; in place of GPU and MFU.",
+        ),
+    ] = None,
+    workers: Annotated[int, typer.Option(help="Workers (GPUs) of one node; measured at once, in a process each.")] = 1,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="Seconds of reading alone, and as many of the whole way.")
+    ] = 10.0,
+    set_: Set = None,
+    root: Root = None,
+    json: Json = False,
+) -> None:
+    """Measure on this machine how many images per second the loader of a training feeds from the store, against what a GPU eats;
+    where the time goes, and what to change. The first epoch is measured: decoded images are not cached.
+
+    Example: `vitline data bench birds --recipe vit-b16-i21k --gpu H200 --workers 8`
+    """
+    from flows.commands.training import requested_training
+    from flows.reports.input_bench import show_bench
+
+    config = requested_training(settings(root).root, name, recipe, set_ or [])
+    show_bench(config, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

@@ -79,7 +79,7 @@ class LoadQueue:
         self._queue: PriorityQueue[tuple[int, int, weakref.ref[Load[Any]] | None]] = PriorityQueue()
         self._count = itertools.count()
         self._closed = False
-        self._max_threads, self._threads = max_threads, list[threading.Thread]()
+        self.max_threads, self._threads = max_threads, list[threading.Thread]()
         self._unfinished = 0  # loads that are queued or run by a thread
         self._lock = threading.Lock()
         self._seconds: deque[float] = deque(maxlen=64)
@@ -121,7 +121,7 @@ class LoadQueue:
         self._queue.put((urgency, next(self._count), weakref.ref(load)))
         with self._lock:
             self._unfinished += 1
-            if len(self._threads) < min(self._unfinished, self._max_threads) and not self._closed:
+            if len(self._threads) < min(self._unfinished, self.max_threads) and not self._closed:
                 name = f"row-group-loader-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()

@@ -1,0 +1,172 @@
+"""`vitline data bench`: what the loader feeds to a node from its store, beside what the GPUs of the node eat, and what to change."""
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from data_prep.shard_format import load_manifest
+from flows import console
+from infra.html.page import num_bytes, short
+from infra.storage import open_store
+from vit.config import TrainConfig
+from vit.input.load_queue import most_loads
+from vit.input.order import Order
+from vit.input.plan import plan_order
+from vit.models.flops import forward_flops
+from vit.speed.input_speed import node_speed
+from vit.speed.input_verdict import STAGES, InputVerdict, Setting
+from vit.training.device_peak import named_peak
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one GPU needs."""
+
+    gpu: str | None
+    """None where the rate was given."""
+    mfu: float | None
+    images_per_s: float
+    origin: str
+
+
+def demand_of(config: TrainConfig, num_classes: int, *, gpu: str, mfu: float, images_per_s: float | None) -> Demand:
+    """The images per second of `recipe` on one GPU: as given, else the peak of the GPU times `mfu` over the operations of training on
+    one image. Raises ValueError for a GPU whose peak is not known, and for a rate or share that is none."""
+    if images_per_s is not None:
+        if not 0 < images_per_s < float("inf"):
+            raise ValueError(f"--images-per-s {images_per_s:g} must be more than 0.")
+        return Demand(None, None, images_per_s, "as given")
+    if not 0 < mfu <= 1:
+        raise ValueError(
+            f"--mfu {mfu:g} must be more than 0 and at most 1, the share of the GPU's peak that training reaches."
+        )
+    peak, flops = named_peak(gpu, config.recipe.precision), forward_flops(config.recipe.model, num_classes)
+    origin = f"{short(peak, 'FLOP/s')} in {config.recipe.precision} x {mfu:g} over 3 x {short(flops, 'FLOP')}"
+    return Demand(gpu, mfu, peak * mfu / (3 * flops), origin)
+
+
+def show_bench(
+    config: TrainConfig,
+    *,
+    gpu: str,
+    mfu: float,
+    images_per_s: float | None,
+    workers: int,
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Measures and prints. Raises ValueError before anything is measured for what does not fit together."""
+    store = open_store(config.corpus)
+    manifest = load_manifest(store)
+    needed = demand_of(config, manifest.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
+    if not 1 <= workers <= config.execution.num_workers:
+        raise ValueError(
+            f"--workers {workers} of a node must be 1 to execution.num_workers={config.execution.num_workers}, the workers of the whole "
+            "training. Give fewer, or add --set execution.num_workers=N."
+        )
+    row_group_bytes = manifest.mean_row_group_bytes(config.split)
+    order = Order.of(manifest, config.split, config.recipe.input, config.recipe.seed)
+    plan = plan_order(order, world_size=config.execution.num_workers, mean_row_group_bytes=row_group_bytes)
+    setting = Setting(
+        cores=len(os.sched_getaffinity(0)),
+        threads=config.execution.decode_threads,
+        loads_at_a_time=most_loads(store.reads_wait),
+        rows_per_group=manifest.split(config.split).rows_per_row_group,
+        read_ahead_bytes=config.execution.read_ahead_bytes,
+        open_bytes=plan.open_memory_bytes,
+        split_bytes=row_group_bytes * order.groups.num_groups,
+        can_cache=store.reads_wait and config.execution.shard_cache_dir is None,
+    )
+    with console.progress(f"reading and decoding {manifest.name} for {2 * seconds:.0f} s, {_workers(workers)} at once"):
+        verdict = InputVerdict(node_speed(config, workers, seconds), setting, needed.images_per_s)
+    name = f"{manifest.name}/{manifest.version}"
+    if as_json:
+        console.emit(_as_json(name, config, needed, verdict))
+        return
+    what = (
+        f"{config.recipe.model.summary}, {needed.gpu} at {needed.mfu:.0%} of its peak"
+        if needed.mfu
+        else config.recipe.model.summary
+    )
+    title = f"{name}, {config.split}, at {store.uri}: {what}"
+    console.table(title, ["stage", "images/s", "of the need", "measured"], _rows(verdict, needed), right=(1, 2))
+    for line in _lines(verdict):
+        console.print_result(line)
+
+
+def _workers(number: int) -> str:
+    return "1 worker" if number == 1 else f"{number} workers"
+
+
+def _rows(verdict: InputVerdict, needed: Demand) -> list[list[str]]:
+    setting, first = verdict.setting, verdict.speeds[0]
+    read, alone = first.read, verdict.alone()
+    group_bytes = read.bytes_per_image * setting.rows_per_group
+    measured = {
+        "store": f"answers after {_ms(read.answer_s)}; {setting.loads_at_a_time} row groups at a time in each worker",
+        "network": f"{num_bytes(alone['network'] * read.bytes_per_image)}/s; a row group of {num_bytes(group_bytes)} alone takes "
+        f"{_ms(read.load_s)}",
+        "decode": f"{_ms(first.decode_cpu_s_per_image)} of CPU an image, threads a worker: {setting.threads}, cores: {setting.cores}",
+        "hand-over": f"{_ms(first.hand_over_cpu_s_per_image)} of CPU an image in the one thread that plans",
+    }
+    node = needed.images_per_s * verdict.workers
+
+    def row(name: str, rate: float, text: str) -> list[str]:
+        return [name, f"{rate:,.0f}", f"{rate / node:.2f} x", text]
+
+    return [
+        *(row(f"{stage} alone", alone[stage], measured[stage]) for stage in STAGES),
+        row(
+            "the whole way",
+            verdict.images_per_s,
+            f"{verdict.images_per_core_s:,.0f} images/s a core; first batch after {first.first_batch_s:.1f} s",
+        ),
+        [
+            f"needed by {_gpus_of(verdict)}",
+            f"{node:,.0f}",
+            "",
+            f"{needed.origin}; {num_bytes(verdict.bytes_per_s)}/s of the store",
+        ],
+    ]
+
+
+def _gpus_of(verdict: InputVerdict) -> str:
+    return "1 GPU" if verdict.workers == 1 else f"{verdict.workers} GPUs"
+
+
+def _lines(verdict: InputVerdict) -> list[str]:
+    shares = ", ".join(f"{stage} {share:.0%}" for stage, share in verdict.shares().items())
+    changes = [f"  {change}" for change in verdict.changes()]
+    return [
+        verdict.sentence(),
+        f"Where the time goes, if batches are taken at once: {shares}.",
+        *(["To change:", *changes] if changes else []),
+    ]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _as_json(name: str, config: TrainConfig, needed: Demand, verdict: InputVerdict) -> dict[str, Any]:
+    return {
+        "corpus": name,
+        "split": config.split,
+        "needed_by_gpu": asdict(needed),
+        "needed_bytes_per_s": verdict.bytes_per_s,
+        "workers": [
+            {"rank": rank, **asdict(speed), "waits": speed.waits._asdict()} for rank, speed in enumerate(verdict.speeds)
+        ],
+        "setting": asdict(verdict.setting),
+        "images_per_s": verdict.images_per_s,
+        "images_per_core_s": verdict.images_per_core_s,
+        "alone_images_per_s": verdict.alone(),
+        "shares_of_waits": verdict.shares(),
+        "fraction_of_need": verdict.fraction,
+        "keeps_up": verdict.fraction >= 1,
+        "limit": verdict.limit,
+        "cores_needed": verdict.cores_needed,
+        "loads_needed": verdict.loads_needed,
+        "verdict": verdict.sentence(),
+        "changes": list(verdict.changes()),
+    }

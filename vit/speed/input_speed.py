@@ -1,0 +1,205 @@
+"""How fast the loader of a training feeds one node from its store, and how fast each stage of it could be.
+
+The workers of the node are measured at once, in a process each, with the parts and settings that the training uses. The consumer
+takes every batch at once, as a GPU without end would. Decoded pixels are not cached, as in a first epoch.
+"""
+
+import multiprocessing
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
+from statistics import median
+
+from data_prep.shard_format import Manifest, load_manifest
+from infra.storage import Store, open_store
+from vit.config import TrainConfig
+from vit.input.batches import Loading, train_batches
+from vit.input.decoded_cache import DecodedCache
+from vit.input.load_queue import AHEAD, Load, LoadQueue, most_loads
+from vit.input.order import Order, RowGroups
+from vit.input.prefetch import Waits
+from vit.input.read_shards import RowGroup, SplitReader
+
+_ANSWERS, _LOADS_ALONE, _MOST_GROUPS = 5, 3, 10_000
+_START_S = 300.0
+"""Seconds in which all processes of a node must have started, and read their first batch."""
+
+
+@dataclass(frozen=True)
+class ReadSpeed:
+    """Row groups that are only read, by one worker."""
+
+    answer_s: float
+    """Median seconds of a read of one byte."""
+    load_s: float
+    """Median seconds of one row group that is read alone."""
+    images_per_s: float
+    """With as many row groups at a time as the loader reads at most."""
+    bytes_per_image: float
+
+
+@dataclass(frozen=True)
+class WorkerSpeed:
+    """What one worker was measured to do."""
+
+    images_per_s: float
+    """From the store to batches of uint8 pixels."""
+    first_batch_s: float
+    cpu_s_per_image: float
+    """CPU time of the whole process."""
+    decode_s_per_image: float
+    """Seconds of one thread that decodes and augments; waits for a core or for Python's interpreter lock are in it."""
+    decode_cpu_s_per_image: float
+    """Its CPU time."""
+    hand_over_cpu_s_per_image: float
+    """CPU time of the one thread that plans the batches."""
+    waits: Waits
+    """What the consumer waited for."""
+    read: ReadSpeed
+
+
+def node_speed(config: TrainConfig, workers: int, seconds: float) -> list[WorkerSpeed]:
+    """Measures the first `workers` of the `execution.num_workers` of a training, for `seconds` each of reading and of the whole
+    way. Raises what the loader raises for a corpus that it cannot read."""
+    if workers == 1:
+        return [worker_speed(config, 0, seconds)]
+    spawn = multiprocessing.get_context("spawn")
+    barrier = spawn.Barrier(workers, timeout=_START_S)
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=_join, initargs=(barrier,)) as pool:
+        started = [pool.submit(_one_of_many, config, rank, seconds) for rank in range(workers)]
+        errors = [error for error in (future.exception() for future in started) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error  # that of the process that failed; the others only waited for it
+        return [future.result() for future in started]
+
+
+def worker_speed(
+    config: TrainConfig, rank: int, seconds: float, together: Callable[[], object] = lambda: None
+) -> WorkerSpeed:
+    """Measures one worker. `together()` returns once all workers of the node have come to the same point."""
+    corpus, execution, recipe = open_store(config.corpus), config.execution, config.recipe
+    manifest = load_manifest(corpus)
+    loading = Loading(
+        rank,
+        execution.num_workers,
+        threads=execution.decode_threads,
+        read_ahead_bytes=execution.read_ahead_bytes,
+        shard_cache_dir=execution.shard_cache_dir,
+        shard_cache_bytes=execution.shard_cache_bytes,
+    )
+    together()
+    read = read_speed(corpus, manifest, config, loading, seconds)
+    together()
+    began = time.perf_counter()
+    with train_batches(
+        corpus,
+        manifest,
+        config.split,
+        recipe.input,
+        seed=recipe.seed,
+        micro_batch_size=execution.micro_batch_size,
+        mask_bad=True,
+        loading=loading,
+    ) as batches:
+        next(batches)
+        first_batch_s = time.perf_counter() - began
+        together()
+        began, cpu_s, waits, effort, images = time.perf_counter(), time.process_time(), batches.waits, batches.effort, 0
+        while not images or time.perf_counter() - began < seconds:
+            images += sum(batch.num_examples for batch in next(batches))
+        wall_s, cpu_s, spent = time.perf_counter() - began, time.process_time() - cpu_s, batches.effort
+        return WorkerSpeed(
+            images_per_s=images / wall_s,
+            first_batch_s=first_batch_s,
+            cpu_s_per_image=cpu_s / images,
+            decode_s_per_image=(spent.tasks_s - effort.tasks_s) / images,
+            decode_cpu_s_per_image=(spent.tasks_cpu_s - effort.tasks_cpu_s) / images,
+            hand_over_cpu_s_per_image=(spent.planner_cpu_s - effort.planner_cpu_s) / images,
+            waits=batches.waits.since(waits),
+            read=read,
+        )
+
+
+def read_speed(corpus: Store, manifest: Manifest, config: TrainConfig, loading: Loading, seconds: float) -> ReadSpeed:
+    """Reads row groups of one worker: a few one by one, then as many at a time as the loader does at most."""
+    answers = [_seconds(lambda: corpus.read("manifest.json", 0, 1)) for _ in range(1 + _ANSWERS)]
+    reader = SplitReader(corpus, manifest, config.split, DecodedCache(0), shard_cache=loading.shard_cache())
+    groups = _row_groups(manifest, config, loading.rank)
+    loads = LoadQueue(most_loads(corpus.reads_wait))
+    try:
+        alone = []
+        for group in groups[:_LOADS_ALONE]:
+            reader.load(_neighbour(reader, group))  # also reads the footer of the shard, which is kept
+            alone.append(_seconds(partial(reader.load, group)))
+        images_per_s, bytes_per_image = _read_many(reader, groups[_LOADS_ALONE:] or groups, loads, seconds)
+    finally:
+        loads.close()
+        reader.close()
+    return ReadSpeed(median(answers[1:]), median(alone), images_per_s, bytes_per_image)
+
+
+def _read_many(reader: SplitReader, groups: Sequence[int], loads: LoadQueue, seconds: float) -> tuple[float, float]:
+    """Images per second, and mean bytes of an image. Counts from when the first loads are done, which also read footers."""
+    under_way = deque[Load[RowGroup]]()
+    began, images, num_bytes, ended = time.perf_counter(), 0, 0, 0
+    for group in cycle(groups):
+        load = Load(partial(reader.load, group))
+        under_way.append(load)
+        loads.put(load, AHEAD)
+        if len(under_way) < 2 * loads.max_threads:
+            continue
+        loaded = under_way.popleft().result(loads.patience_s)
+        ended += 1
+        if ended <= loads.max_threads:
+            began = time.perf_counter()
+            continue
+        images, num_bytes = images + len(loaded.labels), num_bytes + loaded.num_bytes
+        if time.perf_counter() - began >= seconds:
+            break
+    return images / (time.perf_counter() - began), num_bytes / images
+
+
+def _row_groups(manifest: Manifest, config: TrainConfig, rank: int) -> list[int]:
+    """Row groups of one rank in the first epoch, the last first: the whole way begins with others."""
+    order = Order.of(manifest, config.split, config.recipe.input, config.recipe.seed)
+    lanes, groups, block = range(rank, order.num_lanes, config.execution.num_workers), list[int](), 0
+    while len(groups) < _MOST_GROUPS:
+        of_block = [group for lane in lanes for group in order.block_groups(0, lane, block).tolist()]
+        if not of_block:
+            break
+        groups, block = groups + of_block, block + 1
+    return groups[::-1]
+
+
+def _neighbour(reader: SplitReader, group: int) -> int:
+    """Another row group of the same shard, if there is one."""
+    place, split = reader.info.place(group), reader.info
+    near = [n for n in (group + 1, group - 1) if 0 <= n < RowGroups.of(split).num_groups]
+    return next((n for n in near if split.place(n).key == place.key), group)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+_barrier: threading.Barrier
+
+
+def _join(barrier: threading.Barrier) -> None:
+    global _barrier
+    _barrier = barrier
+
+
+def _one_of_many(config: TrainConfig, rank: int, seconds: float) -> WorkerSpeed:
+    try:
+        return worker_speed(config, rank, seconds, _barrier.wait)
+    except BaseException:
+        _barrier.abort()  # the others must not wait for this one
+        raise
