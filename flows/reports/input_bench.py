@@ -1,48 +1,20 @@
 """`vitline data bench`: what the loader feeds to a node from its store, beside what the GPUs of the node eat, and what to change."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from data_prep.shard_format import load_manifest
 from flows import console
-from infra.html.page import num_bytes, short
+from infra.html.page import num_bytes
 from infra.storage import open_store
 from vit.config import TrainConfig
 from vit.input.load_queue import most_loads
 from vit.input.order import Order
 from vit.input.plan import plan_order
-from vit.models.flops import forward_flops
+from vit.speed.demand import Demand, demand_of
 from vit.speed.input_speed import node_speed
 from vit.speed.input_verdict import STAGES, InputVerdict, Setting
-from vit.training.device_peak import named_peak
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What one GPU needs."""
-
-    gpu: str | None
-    """None where the rate was given."""
-    mfu: float | None
-    images_per_s: float
-    origin: str
-
-
-def demand_of(config: TrainConfig, num_classes: int, *, gpu: str, mfu: float, images_per_s: float | None) -> Demand:
-    """The images per second of `recipe` on one GPU: as given, else the peak of the GPU times `mfu` over the operations of training on
-    one image. Raises ValueError for a GPU whose peak is not known, and for a rate or share that is none."""
-    if images_per_s is not None:
-        if not 0 < images_per_s < float("inf"):
-            raise ValueError(f"--images-per-s {images_per_s:g} must be more than 0.")
-        return Demand(None, None, images_per_s, "as given")
-    if not 0 < mfu <= 1:
-        raise ValueError(
-            f"--mfu {mfu:g} must be more than 0 and at most 1, the share of the GPU's peak that training reaches."
-        )
-    peak, flops = named_peak(gpu, config.recipe.precision), forward_flops(config.recipe.model, num_classes)
-    origin = f"{short(peak, 'FLOP/s')} in {config.recipe.precision} x {mfu:g} over 3 x {short(flops, 'FLOP')}"
-    return Demand(gpu, mfu, peak * mfu / (3 * flops), origin)
 
 
 def show_bench(
@@ -58,7 +30,7 @@ def show_bench(
     """Measures and prints. Raises ValueError before anything is measured for what does not fit together."""
     store = open_store(config.corpus)
     manifest = load_manifest(store)
-    needed = demand_of(config, manifest.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
+    needed = demand_of(config.recipe, manifest.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
     if not 1 <= workers <= config.execution.num_workers:
         raise ValueError(
             f"--workers {workers} of a node must be 1 to execution.num_workers={config.execution.num_workers}, the workers of the whole "

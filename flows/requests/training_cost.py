@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+from infra.html.page import num_bytes
 from vit.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -14,6 +15,9 @@ DEVICES = {
     "cuda": "cuda: a GPU for each worker; waits for GPUs",
     "cpu": "cpu",
 }
+
+GPUS_PER_NODE = 8
+"""Most GPUs of one machine for which a plan counts."""
 
 
 class TrainingCorpus(TypedDict):
@@ -56,6 +60,10 @@ class TrainingCost(TypedDict):
     micro_batches_per_step: int
     reading: dict[str, Any]
     """The fields of `vit.input.plan.OrderPlan`."""
+    loading: str
+    """What a worker reads ahead, and in how many threads it reads and decodes."""
+    bandwidth: str
+    """What the store must send so that no GPU waits."""
     mixture: NotRequired[dict[str, MixedCorpusCost]]
     """The corpora of a mixture by name."""
 
@@ -92,6 +100,12 @@ def training_cost(config: TrainConfig) -> TrainingCost:
             recipe.input.global_batch_size / config.execution.num_workers / config.execution.micro_batch_size
         ),
         "reading": reading,
+        "loading": loading_text(
+            config,
+            reads_wait=any(part.store.reads_wait for part in corpora.parts),
+            open_bytes=reading["open_memory_bytes"],
+        ),
+        "bandwidth": bandwidth_text(config, corpora.num_classes, _bytes_per_image(config.split, corpora)),
     }
     if corpora.classes is not None:
         cost["mixture"] = {
@@ -133,3 +147,49 @@ def _reading(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
     return {
         name: together.get(name, max)(getattr(plan, name) for plan in plans) for name in plans[0].__dataclass_fields__
     }
+
+
+def _bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
+    """Stored bytes of a mean example, the corpora weighted by their shares."""
+    return sum(
+        share * part.manifest.mean_row_group_bytes(split) / part.manifest.split(split).rows_per_row_group
+        for part, share in zip(corpora.parts, corpora.shares, strict=True)
+    )
+
+
+def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> str:
+    """How a worker loads: memory of what it reads ahead, and threads, with the origin of each."""
+    from vit.input.load_queue import most_loads
+
+    execution = config.execution
+
+    def origin(field: str) -> str:
+        is_default = getattr(execution, field) == type(execution).model_fields[field].default
+        return f"execution.{field}, {'its default' if is_default else 'as the recipe or --set has it'}"
+
+    ahead = execution.read_ahead_bytes
+    enough = (
+        f"a steady stream needs {num_bytes(open_bytes)}"
+        if ahead >= open_bytes
+        else f"less than the {num_bytes(open_bytes)} of a steady stream"
+    )
+    return (
+        f"a worker reads {num_bytes(ahead)} ahead at most ({origin('read_ahead_bytes')}; {enough}), in as many threads as it needs up to "
+        f"{most_loads(reads_wait)} ({'a remote store' if reads_wait else 'files'}), and decodes in {execution.decode_threads} "
+        f"({origin('decode_threads')})"
+    )
+
+
+def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float) -> str:
+    """Bytes per second of a node of up to eight GPUs, each at the rate of `demand_of`. On CPUs arithmetic is the limit."""
+    from vit.speed.demand import demand_of
+
+    if config.execution.device == "cpu":
+        return f"{num_bytes(bytes_per_image)} an image"
+    need, gpus = demand_of(config.recipe, num_classes), min(config.execution.num_workers, GPUS_PER_NODE)
+    rate = need.images_per_s * gpus
+    node = "with 1 GPU" if gpus == 1 else f"of {gpus} GPUs"
+    return (
+        f"{num_bytes(rate * bytes_per_image)}/s for a node {node}: {rate:,.0f} images/s, each {need.gpu} at {need.mfu:.0%} of its "
+        "peak; `vitline data bench` measures it"
+    )

@@ -1,24 +1,10 @@
 """Peak FLOP/s of a device, for model FLOPs utilisation (MFU)."""
 
-import re
 import time
-from typing import Literal
 
 import torch
 
-from infra.names import there_are
-
-Precision = Literal["float32", "bfloat16"]
-# Peak FLOP/s without sparsity as the vendors publish them: (bfloat16, float32 with TF32 off).
-GPU_PEAKS: dict[str, tuple[float, float]] = {
-    "H200": (989e12, 67e12),
-    "H100 PCIe": (756e12, 51e12),
-    "H100": (989e12, 67e12),
-    "A100": (312e12, 19.5e12),
-    "L40S": (362e12, 91.6e12),
-    "L4": (121e12, 30.3e12),
-    "V100": (125e12, 15.7e12),
-}
+from vit.training.gpu_peaks import Precision, peak_of
 
 
 def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None, str]:
@@ -31,20 +17,7 @@ def peak_flops(device: torch.device, precision: Precision) -> tuple[float | None
 
 def maker_peak(device: torch.device, precision: Precision) -> float | None:
     """FLOP/s of a known GPU by its vendor; None for any other device."""
-    return _peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
-
-
-def named_peak(gpu: str, precision: Precision) -> float:
-    """FLOP/s of a GPU by its name. Raises ValueError listing the known ones."""
-    peak = _peak_of(gpu, precision)
-    if peak is None:
-        raise ValueError(f"The peak of the GPU {gpu!r} is not known; {there_are(gpu, GPU_PEAKS)}")
-    return peak
-
-
-def _peak_of(name: str, precision: Precision) -> float | None:
-    peaks = next((peaks for key, peaks in GPU_PEAKS.items() if re.search(rf"\b{key}\b", name, re.IGNORECASE)), None)
-    return None if peaks is None else peaks[precision == "float32"]
+    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
 
 
 def measured_peak(precision: Precision) -> float:

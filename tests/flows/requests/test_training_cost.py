@@ -1,0 +1,31 @@
+"""What a plan says about loading: memory, threads and their origin, and the bytes that the store must send."""
+
+from flows.requests.training_cost import bandwidth_text, loading_text
+from infra.config import replace
+
+
+def test_loading_names_each_setting_and_its_origin(train_config):
+    config = train_config("plan", decode_threads=3)
+    assert loading_text(config, reads_wait=True, open_bytes=10**9) == (
+        "a worker reads 2.15 GB ahead at most (execution.read_ahead_bytes, its default; a steady stream needs 1 GB), in as many "
+        "threads as it needs up to 32 (a remote store), and decodes in 3 (execution.decode_threads, as the recipe or --set has it)"
+    )
+    little = replace(config, **{"execution.read_ahead_bytes": 10**6})
+    text = loading_text(little, reads_wait=False, open_bytes=10**9)
+    assert (
+        "1 MB ahead at most (execution.read_ahead_bytes, as the recipe or --set has it; less than the 1 GB of a" in text
+    )
+    assert "up to 2 (files)" in text
+
+
+def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):
+    config = train_config("plan", workers=2)
+    # Multiply-adds: stem 4 x 192 x 32; in 2 blocks 5 x 8,192 of projections and 2 x 25 x 32 of attention; head 32 x 10.
+    macs = 24_576 + 2 * (40_960 + 1600) + 320
+    rate = 2 * 0.5 * 67e12 / (3 * 2 * macs)
+    text = bandwidth_text(config, num_classes=10, bytes_per_image=1000)
+    assert text == (
+        f"{rate / 1e6:.3g} GB/s for a node of 2 GPUs: {rate:,.0f} images/s, each H200 at 50% of its peak; `vitline data bench` "
+        "measures it"
+    )
+    assert bandwidth_text(replace(config, **{"execution.device": "cpu"}), 10, 1000) == "1 kB an image"
