@@ -187,6 +187,7 @@ class TrainingRun:
                 hooks=[Hook(execution.save_every_steps, save, before_stop=True)],
                 stop_requested=stop_requested,
                 bad=bad,
+                input_waits=lambda: loaded.waits,
             )
         saver.wait()
         return outcome

@@ -22,6 +22,8 @@ class RunProgress(TypedDict, total=False):
     loss: float | None
     devices: str
     """The devices that train."""
+    input_wait: str
+    """How much of its time a training waits for data, and why; empty where it is little."""
     refused: int
     """Examples that a preparation refused."""
     running: list[str]

@@ -276,5 +276,9 @@ def test_progress_is_shown_as_one_line():
     now = {"step": 120, "total_steps": 1200, "images_per_s": 640.4, "loss": 2.3061, "remaining_s": 70}
     assert line("pretrain", now, 3) == "pretrain: 120/1,200 steps, 640 images/s, loss 2.306, 1:10 left"
     assert "waiting for the job to start (0:03)" in line("pretrain", None, 3)
+    slow = line(
+        "pretrain", {"step": 1, "total_steps": 9, "input_wait": "waits 43 % of the time for data: decoding is slow"}, 3
+    )
+    assert slow == "pretrain: 1/9 steps, waits 43 % of the time for data: decoding is slow"
     now = {"step": 3, "total_steps": 9, "unit": "parts (examine)", "bytes_per_s": 12_345_678, "refused": 2}
     assert line("prepare", now, 3) == "prepare: 3/9 parts (examine), 12.3 MB/s, 2 refused"

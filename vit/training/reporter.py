@@ -14,6 +14,7 @@ from infra.runs.journal import Journal
 from infra.runs.progress import RunProgress, write_progress
 from infra.storage import Store
 from infra.system_metrics import SystemSampler
+from vit.training.input_waits import wait_reason
 from vit.training.train import Metrics
 from vit.training.world import World
 
@@ -47,6 +48,7 @@ class Reporter:
         self.written: RunProgress | None = None
         self.writing: Future[None] | None = None
         self.lost = False
+        self.noted = ""
 
     def __enter__(self) -> "Reporter":
         return self
@@ -61,6 +63,7 @@ class Reporter:
         if self.journal is None:
             return
         self.journal.record(metrics, step)
+        self._note_waits(step, wait_reason(metrics))
         now = time.monotonic()
         if self.first_step is None:
             self.first_step, self.started = step, now
@@ -73,10 +76,18 @@ class Reporter:
                 "loss": loss if math.isfinite(loss) else None,  # JSON has no NaN; the journal keeps it
                 "images_per_s": metrics["throughput/images_per_s"],
                 "devices": self.devices,
+                "input_wait": wait_reason(metrics),
                 "remaining_s": (self.total_steps - step) * (now - self.started) / done if done else None,
             }
             if self.writing is None or self.writing.done():
                 self.writing = self.thread.submit(self._write_progress)
+
+    def _note_waits(self, step: int, reason: str) -> None:
+        """Logs for what the training waits, once for each reason. The first report is left out, because the first batch takes longer."""
+        what = reason.partition(": ")[2]
+        if what and what != self.noted and self.first_step is not None:
+            self.noted = what
+            log.warning("step=%d: training %s; `vitline data bench` says what to change", step, reason)
 
     def _write_progress(self) -> None:
         progress = self.latest

@@ -17,11 +17,13 @@ from infra.runs.run_state import RunState
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.input.batches import Batch
 from vit.input.keyed import derive_key
+from vit.input.prefetch import Waits
 from vit.models.build import build_network
 from vit.models.flops import forward_flops
 from vit.models.network import Network
 from vit.training.bad_examples import BadExamples
 from vit.training.device_peak import maker_peak
+from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
 from vit.training.world import World
@@ -199,11 +201,13 @@ def train(
     hooks: Sequence[Hook] = (),
     stop_requested: Callable[[], RunState | None] = lambda: None,
     bad: BadExamples | None = None,
+    input_waits: Callable[[], Waits] = Waits,
 ) -> RunState:
     """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled; failed if
     `bad` has counted too many bad examples, at once and without the hooks.
 
-    `batches` yields this rank's micro-batches of each step after `state.step`. Every rank calls `report(step, metrics)`
+    `batches` yields this rank's micro-batches of each step after `state.step`, and `input_waits()` tells for what it has waited so
+    far. Every rank calls `report(step, metrics)`
     with the same numbers: the training metrics every `log_every_steps`, and each skipped step. After every step rank 0
     calls `stop_requested`, which must return immediately, and all ranks follow its answer. Then the due hooks run, in
     the order given. Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not,
@@ -211,7 +215,7 @@ def train(
     """
     network = wrap(state.model, execution, world)
     bad = bad or BadExamples()
-    clock, nonfinite, total = Clock(), 0, recipe.total_steps
+    clock, nonfinite, total, waits = Clock(), 0, recipe.total_steps, input_waits()
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
         micro_batches = clock.measured("data_wait", lambda: next(batches))
@@ -225,9 +229,10 @@ def train(
         stop, num_bad = exchanged(stop_requested, bad.name(micro_batches), world)
         bad.add(num_bad, recipe.input.global_batch_size)
         if due(state.step, every=execution.log_every_steps, total=total):
-            measured = measure(state.step, result, recipe, world, clock, ideal_s)
+            measured = measure(state.step, result, recipe, world, clock, ideal_s, input_waits().since(waits))
             report(state.step, measured | {"input/bad_examples": float(bad.count)})
             clock.restart()
+            waits = input_waits()
         if bad.too_many:
             return "failed"
         if stop == "cancelled" and execution.on_cancel == "discard":
@@ -261,12 +266,18 @@ def ideal_seconds(model: Network, recipe: TrainRecipe, device: torch.device) -> 
 
 
 def measure(
-    step: int, result: StepResult, recipe: TrainRecipe, world: World, clock: Clock, ideal_s: float | None
+    step: int,
+    result: StepResult,
+    recipe: TrainRecipe,
+    world: World,
+    clock: Clock,
+    ideal_s: float | None,
+    waits: Waits,
 ) -> dict[str, float]:
     """The metrics of one step over all ranks, by one all-reduce."""
     counts = [float(result.loss_sum), float(result.correct), float(result.num_valid)]
-    local = [*counts, clock.spent["data_wait"], sum(clock.spent.values())]
-    loss, correct, valid, waited, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
+    local = [*counts, clock.spent["data_wait"], waits.store_s, waits.decode_s, sum(clock.spent.values())]
+    loss, correct, valid, waited, store, decode, elapsed = world.sum(torch.tensor(local, dtype=torch.float64)).tolist()
     valid = valid or math.nan  # a step of bad examples only has no loss
     batch = recipe.input.global_batch_size
     images_per_s = batch * clock.steps * world.size / elapsed
@@ -278,7 +289,7 @@ def measure(
         "optim/lr": lr_at(step, recipe.optim, recipe.total_steps),
         "optim/grad_norm": result.grad_norm,
         "progress/images_seen": float(step * batch),
-        "time/data_wait_fraction": waited / elapsed,
+        **wait_fractions(waited, store, decode, elapsed),
         "throughput/images_per_s": images_per_s,
     }
 

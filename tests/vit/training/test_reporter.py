@@ -8,6 +8,7 @@ import pytest
 from infra.runs.claims import ClaimLost
 from infra.runs.journal import Journal, read_journal
 from infra.storage import open_store
+from vit.training.input_waits import wait_fractions, wait_reason
 from vit.training.reporter import Reporter, close_quietly
 
 
@@ -44,3 +45,22 @@ def test_what_an_attempt_without_its_claim_does_not_write_is_said_once_in_plain_
         (None, "the last system metrics of this machine are not written: attempt 1 lost the claim"),
     ]
     assert run.list() == []
+
+
+def test_the_reason_of_waits_is_logged_once_and_stands_in_the_progress(caplog, monkeypatch):
+    monkeypatch.setattr("vit.training.reporter.PROGRESS_EVERY_S", -1.0)
+    run = open_store(f"memory://{uuid.uuid4().hex}")
+    loss = {"train/loss": 0.1, "throughput/images_per_s": 1.0}
+    with Reporter(run, 1, total_steps=9, active=True) as reporter:
+        for step, (store, decode) in enumerate(
+            [(0.5, 0.0), (0.1, 0.33), (0.1, 0.34), (0.05, 0.0), (0.4, 0.1)], start=1
+        ):
+            reporter.record(step, loss | wait_fractions(store + decode, store, decode, 1.0))
+    first = "waits 43 % of the time for data: decoding is slow"
+    last = "waits 50 % of the time for data: the store is slow"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"step=2: training {first}; `vitline data bench` says what to change",
+        f"step=5: training {last}; `vitline data bench` says what to change",
+    ]
+    assert run.read_json("progress.json")["input_wait"] == last
+    assert wait_reason(wait_fractions(0.05, 0.05, 0.0, 1.0)) == ""

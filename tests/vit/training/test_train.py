@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 from infra.config import replace
 from vit.config import ExecutionConfig
+from vit.input.prefetch import Waits
 from vit.training.checkpoint import load_state_tensors, state_tensors
 from vit.training.train import Hook, forward, initial_state, train, train_step
 from vit.training.world import World
@@ -196,3 +198,30 @@ def test_images_are_normalised_to_minus_one_and_one():
     pixels = torch.tensor([0, 255, 51], dtype=torch.uint8).expand(1, 2, 2, 3)
     forward(lambda x: seen.append(x) or x, pixels, "float32", CPU.device)
     assert seen[0][0, :, 0, 0].tolist() == pytest.approx([-1.0, 1.0, -0.6])
+
+
+def test_waits_for_data_are_reported_by_what_is_waited_for(tiny_recipe, make_batch):
+    """At each step the input says that it has waited 1 ms for the store and 3 ms for decoding; the loop has waited longer."""
+    recipe, reports, asked = replace(tiny_recipe, total_steps=4), [], []
+
+    def batches():
+        for step in range(4):
+            time.sleep(0.006)
+            asked.append(step)
+            yield [make_batch(step)]
+
+    train(
+        initial_state(recipe, NUM_CLASSES, CPU.device),
+        batches(),
+        recipe,
+        ExecutionConfig(log_every_steps=2),
+        CPU,
+        report=lambda step, metrics: reports.append(metrics),
+        input_waits=lambda: Waits(store_s=0.001 * len(asked), decode_s=0.003 * len(asked)),
+    )
+    assert len(reports) == 2
+    for metrics in reports:
+        store, decode, rest = (metrics[f"time/{part}_wait_fraction"] for part in ("store", "decode", "hand_over"))
+        assert decode == pytest.approx(3 * store)
+        assert rest > 0
+        assert store + decode + rest == pytest.approx(metrics["time/data_wait_fraction"])
