@@ -59,6 +59,7 @@ class Proxy(ThreadingHTTPServer):
 
     `range_faults` befall the next reads of a range, as in caches that fetch whole objects with credentials of their own:
     "ignored" answers the whole object, "other" another range than the one asked for, "garbled" that range with other bytes.
+    Each request waits for `latency_s` before it is passed on, beside the others.
     """
 
     daemon_threads = True
@@ -69,7 +70,7 @@ class Proxy(ThreadingHTTPServer):
         self.credentials = session.get_credentials()
         self.trusted = ssl.create_default_context(cafile=session.get_config_variable("ca_bundle"))
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.every, self.down, self.lock = 0, False, threading.Lock()
+        self.every, self.down, self.lock, self.latency_s = 0, False, threading.Lock(), 0.0
         self.range_faults: Iterator[str] = iter(())
         self.count, self.faults = itertools.count(1), itertools.cycle(FAULTS)
         self.suffered: Counter[str] = Counter()
@@ -113,6 +114,7 @@ class PassOn(BaseHTTPRequestHandler):
 
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        time.sleep(self.server.latency_s)
         fault = self.server.fault()
         if fault == "reset":
             return self.reset()
