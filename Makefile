@@ -37,7 +37,7 @@ test-stack:  ## the tests that use the local stack or start servers of their own
 	@$(PYTHON) infra/local/install.py dev
 	$(BESIDE) stack-fast servers-fast
 
-test-slow:  ## kills, long runs and long fuzzing
+test-slow:  ## kills, migrations of databases, long runs and long fuzzing
 	@$(PYTHON) infra/local/install.py dev
 	$(BESIDE) stack-slow servers-slow
 

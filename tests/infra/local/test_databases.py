@@ -117,6 +117,7 @@ def up(directory, package, said):
     )
 
 
+@pytest.mark.slow
 def test_an_older_database_is_migrated_and_kept_as_it_was(stack_folder, package):
     path, said = database_file(stack_folder, package), []
     before, old_names = revision(path), set()
@@ -156,6 +157,7 @@ def test_a_newer_database_is_refused_and_not_changed(stack_folder, package):
     assert (find_stack(stack_folder), path.read_bytes()) == (None, before)
 
 
+@pytest.mark.slow
 def test_a_migration_that_fails_changes_nothing(stack_folder, package):
     path, said = database_file(stack_folder, package), []
     before = revision(path)
@@ -173,6 +175,7 @@ def test_a_migration_that_fails_changes_nothing(stack_folder, package):
     assert (revision(path), ask(path, ROWS[package]), files(path)) == (before, "kept", {path.name})
 
 
+@pytest.mark.slow
 def test_a_killed_migration_is_done_again(stack_folder, package):
     path = database_file(stack_folder, package)
     before = revision(path)
@@ -278,6 +281,7 @@ def test_a_database_that_has_become_empty_becomes_small(tmp_path):
     assert len(said) == 1
 
 
+@pytest.mark.slow
 def test_a_database_stays_as_it_is_where_it_cannot_be_made_smaller(tmp_path, full_disk):
     path, said = grown(tmp_path, kept=5, deleted=75), []
     with full_disk(1_000_000):

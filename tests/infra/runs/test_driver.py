@@ -215,6 +215,7 @@ HANGS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [", workers_write_state=True", ", ends_when_stopped=False"])
 def test_a_job_that_hangs_ends_soon_after_the_deadline_of_its_flow(run, started, monkeypatch, options):
     """Its flow process may have died: nobody else ends the job."""
