@@ -42,9 +42,9 @@ def added(default: Any, **constraints: Any) -> Any:
 
 
 def tree_of(value: Any) -> Any:
-    """A config as nested dicts, with every field by its present name, also those that a dump leaves out."""
+    """A config as nested dicts, with every field by its present name, also those that a dump leaves out or that are kept unread."""
     if isinstance(value, BaseModel):
-        return {name: tree_of(getattr(value, name)) for name in type(value).model_fields}
+        return {name: tree_of(getattr(value, name)) for name in type(value).model_fields} | (value.model_extra or {})
     if isinstance(value, Mapping):
         return {key: tree_of(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -210,7 +210,7 @@ def data_views(
     from flows.commands.training import requested_training
     from flows.reports.views import write_views
 
-    config = requested_training(settings(root).root, name, recipe, set_ or [])
+    config = requested_training(settings(root).root, [name], recipe, set_ or [])
     write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
 
 
@@ -243,5 +243,5 @@ def data_bench(
     from flows.commands.training import requested_training
     from flows.reports.input_bench import show_bench
 
-    config = requested_training(settings(root).root, name, recipe, set_ or [])
+    config = requested_training(settings(root).root, [name], recipe, set_ or [])
     show_bench(config, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from vit.input.augment import train_draws, train_pixels
 from vit.input.augmentations.mixing import draw_mix, mix_lane
-from vit.input.batches import Loading, Source, mixture_batches, train_batches
+from vit.input.batches import Loading, Source, source_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.order import Order
 
@@ -117,13 +117,13 @@ def test_several_labels_and_sources_are_mixed(corpus_maker, tmp_path):
     """Lanes of all sources with one number belong to one rank, so the partner may come from another source."""
     lists = [[i % 5, (i + 2) % 5] for i in range(30)]
     corpora = [corpus_maker(tmp_path / name, segments=(30,), digest=name, labels=lists) for name in ("a", "bb")]
-    sources = [Source(c.store, c.manifest, "train", 1.0, (0, 1, 2, 3, 4)) for c in corpora]
+    sources = [Source(c.store, c.manifest, "train") for c in corpora]
     config = InputConfig(global_batch_size=12, num_lanes=3, shuffle_window=2, augment=AUGMENT)
     found = []
     for micro, workers in ((12, 1), (5, 1), (12, 3)):
         of_ranks = [
-            mixture_batches(
-                sources, config, num_classes=5, block_slots=6, seed=SEED, micro_batch_size=micro, num_steps=4,
+            source_batches(
+                sources, config, seed=SEED, micro_batch_size=micro, num_steps=4,
                 loading=Loading(rank=rank, world_size=workers),
             )
             for rank in range(workers)
