@@ -70,6 +70,7 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
 SMALL = {"image_size_px": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -185,6 +186,7 @@ def test_the_score_of_a_run_is_never_one_of_fewer_images(start, train_config, re
         TrainingRun(run, attempt, World()).execute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on_cancel", "kept"), [("checkpoint", 1), ("discard", 0)])
 def test_stop_request_affects_its_own_attempt_only(start, train_config, on_cancel, kept):
     run, attempt = start(train_config("stopped", on_cancel=on_cancel))

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_prep.config import CorpusConfig
+from data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig
 from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader
 from infra.storage import open_store
+
+MIN_ROW_GROUPS = 4
+"""By default a small corpus has a row group per row, which costs most of the time of a test that reads all of them."""
 
 
 @pytest.fixture
@@ -52,7 +55,9 @@ def prepared(tmp_path, task_source):
 
     def prepare_task(task, folder):
         root = str(tmp_path / "prepared")
-        (manifest,) = prepare([CorpusConfig(name=task, source=task_source(task=task, path=str(folder)))], root)
+        recipe = CorpusRecipe(sharding=ShardingConfig(min_row_groups=MIN_ROW_GROUPS))
+        source = task_source(task=task, path=str(folder))
+        (manifest,) = prepare([CorpusConfig(name=task, source=source, recipe=recipe)], root)
         corpus = open_store(f"{root}/corpora/{manifest.name}/{manifest.version}")
         label, rows = "label" if manifest.single_label else "labels", {}
         for split in manifest.splits:

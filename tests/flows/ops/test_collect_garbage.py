@@ -139,6 +139,7 @@ def test_a_dry_run_is_the_default_and_deletes_nothing(root, collect):
     assert store.list() == before
 
 
+@pytest.mark.slow
 def test_work_files_of_published_corpora_are_deleted_and_the_corpus_stays_intact(root, collect):
     (manifest,) = prepare([presets.digits()], root)
     store = open_store(root)

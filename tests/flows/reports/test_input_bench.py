@@ -41,6 +41,7 @@ def test_what_a_node_feeds_and_what_it_needs(vitline, digits_root):
     assert any(change.startswith("cores: ") for change in shown["changes"])
 
 
+@pytest.mark.slow
 def test_the_workers_of_a_node_are_measured_at_once_and_the_first_error_counts(train_config, tmp_path):
     config = train_config("pair", workers=2)
     speeds = node_speed(config, 2, 0.1)

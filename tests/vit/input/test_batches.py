@@ -121,6 +121,7 @@ def test_a_rank_without_rows_yields_padding(corpus_maker, tmp_path):
     assert [0, 0] in counts[0] + counts[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "most", "sizes"),
     [(1, 32, [12]), (1, 11, [6, 6]), (1, 5, [4, 4, 4]), (3, 32, [4]), (6, 32, [2]), (5, 3, [2, 2])],

@@ -262,6 +262,7 @@ def resume_as_rank(rank, run_uri, recipe, meta, meet, answers):
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, tiny_recipe):
     run = open_store(str(tmp_path / "store"))
     commit(run, trained(2), meta, world_size=2)

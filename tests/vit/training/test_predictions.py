@@ -105,6 +105,7 @@ def stored_predictions(trained) -> Predictions:
     return Predictions.from_parquet(trials.read(result.files[0]))
 
 
+@pytest.mark.slow
 def test_predictions_of_a_trial_contain_every_row_once_and_give_its_score(trained, digits):
     _, trial, result = trained
     predictions = stored_predictions(trained)

@@ -17,6 +17,8 @@ from data_prep.shards.verify_shards import verify_corpus
 from infra.storage import open_store
 from vit.vtab.tasks import VTAB_TASKS, find_task_splits
 
+from ..conftest import MIN_ROW_GROUPS
+
 NUM_TEST = 40
 
 
@@ -67,13 +69,14 @@ def test_rows_are_in_tfds_order_and_vtab_1k_is_the_first_rows(cifar, prepared, m
     key = order[0]
     pixels = records["train"][key, 2:].reshape(3, 32, 32).transpose(1, 2, 0)
     assert rows["train"][0] == (f"train/{key}", records["train"][key, 1], lossless_png(pixels))
-    assert manifest.splits["train800"].rows_per_row_group == 800 // 256  # set by the smallest training split
+    assert manifest.splits["train800"].rows_per_row_group == 800 // MIN_ROW_GROUPS  # set by the smallest training split
     assert (manifest.num_classes, manifest.counts.num_accepted) == (100, len(ids) + NUM_TEST)
     assert find_task_splits(manifest.splits, "here").joined == "train800val200"
     assert not verify_corpus(corpus).problems
     assert "consists of the first 800 of train + the first 200 of val" in corpus.read("report.html").decode()
 
 
+@pytest.mark.slow
 def test_an_archive_of_class_folders_keeps_its_bytes_and_lists_classes_by_name(tmp_path, set_splits, mini, prepared):
     set_splits("eurosat", mini.one_split(1200))
     eurosat(tmp_path / "EuroSAT.zip", mini)
@@ -113,6 +116,7 @@ def test_an_incomplete_benchmark_is_not_published(tmp_path, set_splits, mini, pr
         prepared("eurosat", tmp_path)
 
 
+@pytest.mark.slow
 def test_adding_a_benchmark_to_a_corpus_is_refused(cifar, prepared, tmp_path):
     manifest, *_ = prepared("cifar100", cifar[0])
     there = f"{manifest.name}/{manifest.version}"
