@@ -16,9 +16,6 @@ from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader
 from infra.storage import open_store
 
-MIN_ROW_GROUPS = 4
-"""By default a small corpus has a row group per row, which costs most of the time of a test that reads all of them."""
-
 
 @pytest.fixture
 def read():
@@ -53,9 +50,10 @@ def prepared(tmp_path, task_source):
     """prepared(task, folder): manifest, store, and (example id, label, image) of every split in order; a list of labels if an
     image may have several. `task_source` is that of the folder of the test: `Vtab` or `Transfer`."""
 
-    def prepare_task(task, folder):
+    def prepare_task(task, folder, min_row_groups=4):
+        # By default a small corpus has a row group per row, which costs most of the time of a test that reads all of them.
         root = str(tmp_path / "prepared")
-        recipe = CorpusRecipe(sharding=ShardingConfig(min_row_groups=MIN_ROW_GROUPS))
+        recipe = CorpusRecipe(sharding=ShardingConfig(min_row_groups=min_row_groups))
         source = task_source(task=task, path=str(folder))
         (manifest,) = prepare([CorpusConfig(name=task, source=source, recipe=recipe)], root)
         corpus = open_store(f"{root}/corpora/{manifest.name}/{manifest.version}")

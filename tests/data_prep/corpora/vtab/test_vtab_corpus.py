@@ -17,8 +17,6 @@ from data_prep.shards.verify_shards import verify_corpus
 from infra.storage import open_store
 from vit.vtab.tasks import VTAB_TASKS, find_task_splits
 
-from ..conftest import MIN_ROW_GROUPS
-
 NUM_TEST = 40
 
 
@@ -55,7 +53,7 @@ def eurosat(path, mini, count=1200):
 
 def test_rows_are_in_tfds_order_and_vtab_1k_is_the_first_rows(cifar, prepared, mini):
     folder, records = cifar
-    manifest, corpus, rows = prepared("cifar100", folder)
+    manifest, corpus, rows = prepared("cifar100", folder, min_row_groups=256)
     order = tfds_order("train", range(len(records["train"])))
     ids = [f"train/{key}" for key in order]
     found = {split: [row[0] for row in part] for split, part in rows.items()}
@@ -69,7 +67,7 @@ def test_rows_are_in_tfds_order_and_vtab_1k_is_the_first_rows(cifar, prepared, m
     key = order[0]
     pixels = records["train"][key, 2:].reshape(3, 32, 32).transpose(1, 2, 0)
     assert rows["train"][0] == (f"train/{key}", records["train"][key, 1], lossless_png(pixels))
-    assert manifest.splits["train800"].rows_per_row_group == 800 // MIN_ROW_GROUPS  # set by the smallest training split
+    assert manifest.splits["train800"].rows_per_row_group == 800 // 256  # set by the smallest training split
     assert (manifest.num_classes, manifest.counts.num_accepted) == (100, len(ids) + NUM_TEST)
     assert find_task_splits(manifest.splits, "here").joined == "train800val200"
     assert not verify_corpus(corpus).problems
