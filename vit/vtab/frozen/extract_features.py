@@ -11,6 +11,7 @@ from torch import Tensor
 
 from data_prep.shard_format import load_manifest
 from infra.config import digest_of
+from infra.runs.watchdog import note_progress
 from infra.storage import open_store
 from vit.input.batches import Batch, row_batches
 from vit.input.image_contract import ImageContract
@@ -112,6 +113,7 @@ def part_features(
     started, cpu_started = time.perf_counter(), time.process_time()
     values, labels, num_labels, left = [], [], [], num_rows
     for batch in batches:
+        note_progress()
         values.append(network.features(network_input(batch.images, contract, device)))
         several = batch.labels.ndim == 2
         labels.append(batch.labels.nonzero()[:, 1] if several else batch.labels)
