@@ -208,7 +208,8 @@ def pipeline_costs(
         return [1e6 * cpu_seconds(lambda: list(islice(batches, 32))) * world_size / (32 * 64) for _ in range(rounds)]
 
 
-def icon_corpus(folder: Path, icons: Sequence[np.ndarray], rows_per_group: int = 8):
+def icon_corpus(folder: Path, icons: Sequence[np.ndarray | bytes], rows_per_group: int = 8):
+    """A corpus of images, which are written as PNG, or of image files as they are."""
     num_rows, store = len(icons), open_store(folder)
     segment = SegmentInfo(split="train", name="s000", num_rows=num_rows, num_shards=1)
     split = SplitInfo(
@@ -233,8 +234,9 @@ def icon_corpus(folder: Path, icons: Sequence[np.ndarray], rows_per_group: int =
     )
     rows = []
     for i, icon in enumerate(icons):
-        buffer = io.BytesIO()
-        Image.fromarray(icon).save(buffer, "PNG")
+        buffer = io.BytesIO(icon if isinstance(icon, bytes) else b"")
+        if not isinstance(icon, bytes):
+            Image.fromarray(icon).save(buffer, "PNG")
         hashes = dict.fromkeys(("sha256", "pixel_sha256", "phash", "phash_mirror"), b"")
         rows.append(
             hashes
