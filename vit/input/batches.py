@@ -12,10 +12,11 @@ from torch import Tensor
 
 from data_prep.shard_format import Manifest
 from infra.storage import DiskCache, Store, disk_cache
-from vit.input.augment import eval_pixels, train_draws, train_pixels
+from vit.input.augment import eval_pixels, train_draws
 from vit.input.augmentations.mixing import Mix, draw_mix, mix_lane, partners
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache, Label
+from vit.input.decoding.native_view import TrainingView
 from vit.input.load_queue import NOW, Load, LoadQueue, most_loads
 from vit.input.mapped_labels import MappedLabels
 from vit.input.mixture import Mixture
@@ -266,7 +267,7 @@ def _train(
         augment, size = assembly.augment, assembly.size
         for share in shares:
             draws = train_draws(seed, share.rows.epoch, share.rows.row, augment.randaugment_layers).tolist()
-            views = [partial(train_pixels, draws=d, config=augment) for d in draws]
+            views = [TrainingView(d, augment) for d in draws]
             examples = _gather(lanes, share)
             mixed_in = [examples[i] for i in partners(share.rows.lane).tolist()] if augment.mixes else None
             batches: list[Batch] = []
@@ -411,6 +412,8 @@ class _Assembly:
 def _fill(places: Sequence[_Place], mask_bad: bool) -> None:
     for place in places:
         batch, i = place.batch, place.index
+        if _written_natively(place):
+            continue
         try:
             pixels = place.example.decoded()
         except ValueError as error:
@@ -421,6 +424,13 @@ def _fill(places: Sequence[_Place], mask_bad: bool) -> None:
             batch.bad.append((i, f"{place.example.split.where(place.example.row)}: {error.__cause__}"))
         else:
             place.view(pixels, out=batch.images[i])
+
+
+def _written_natively(place: _Place) -> bool:
+    view, example = place.view, place.example
+    if not isinstance(view, TrainingView) or example.encoded is None or not example.split.cache.is_full:
+        return False
+    return view.write_natively(example.encoded, example.split.policy, place.batch.images[place.index])
 
 
 def _fill_and_mix(lanes: Sequence[Sequence[_Place]], mix: Mix, mask_bad: bool) -> None:

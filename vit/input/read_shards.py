@@ -70,9 +70,9 @@ class SplitReader:
         shard_cache: DiskCache | None = None,
     ) -> None:
         self.corpus, self.name, self.info, self.cache = corpus, split, manifest.split(split), cache
-        self._policy: DecodePolicy = manifest.decode_policy
+        self.policy: DecodePolicy = manifest.decode_policy
         renumbered = [digest_of(labels.label_map)] if labels and labels.drops else []
-        self.cache_key = digest_of([self.info.digest, self._policy, *renumbered])
+        self.cache_key = digest_of([self.info.digest, self.policy, *renumbered])
         self._map, self._kept = labels, labels.kept if labels else None
         self.groups = self._kept.groups if self._kept else RowGroups.of(self.info)
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
@@ -97,7 +97,7 @@ class SplitReader:
     def decode(self, row: int, encoded: bytes) -> np.ndarray:
         """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming shard and row if decoding fails."""
         try:
-            return decode(encoded, self._policy)
+            return decode(encoded, self.policy)
         except ValueError as error:
             raise ValueError(f"{self.where(row)} cannot be decoded: {error}. {_ADVICE}") from error
 
