@@ -188,6 +188,7 @@ class TrainingRun:
                 stop_requested=stop_requested,
                 bad=bad,
                 input_waits=lambda: loaded.waits,
+                input_ready=lambda: loaded.is_ready,
             )
         saver.wait()
         return outcome
