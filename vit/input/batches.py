@@ -192,23 +192,39 @@ def source_batches(
     """
     cache, shard_cache = loading.cache(), loading.shard_cache()
     readers = [SplitReader(s.corpus, s.manifest, s.split, cache, s.labels, shard_cache) for s in sources]
-    orders = [Order.of(s.manifest, s.split, config, seed, r.groups) for s, r in zip(sources, readers, strict=True)]
-    mixture = None
-    if len(sources) > 1:
-        mixture = Mixture([s.weight for s in sources], seed=seed, global_batch_size=config.global_batch_size)
-    schedule = Schedule(
-        orders, mixture, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size
+    schedule = order_of_training(
+        sources, config, seed, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size
     )
     classes = sources[0].labels or sources[0].manifest
     assembly = _Assembly(config.augment, schedule.micro_batch_size, classes.single_label, mask_bad)
     return _train(
-        list(zip(readers, orders, strict=True)),
+        list(zip(readers, schedule.orders, strict=True)),
         schedule.shares(start_step, num_steps),
         assembly,
         global_batch_size=config.global_batch_size,
         seed=seed,
         loading=loading,
     )
+
+
+def order_of_training(
+    sources: Sequence[Source],
+    config: InputConfig,
+    seed: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    most_examples: int,
+) -> Schedule:
+    """Which examples a rank trains on, in micro-batches of at most `most_examples`. Raises like `source_batches`."""
+    orders = []
+    for source in sources:
+        kept = source.labels.kept if source.labels else None
+        orders.append(Order.of(source.manifest, source.split, config, seed, kept.groups if kept else None))
+    mixture = None
+    if len(sources) > 1:
+        mixture = Mixture([s.weight for s in sources], seed=seed, global_batch_size=config.global_batch_size)
+    return Schedule(orders, mixture, rank=rank, world_size=world_size, most_examples=most_examples)
 
 
 def eval_batches(
