@@ -65,6 +65,7 @@ class Proxy(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # of a loader many connect at once; those that find no room are late by a second and more
 
     def __init__(self, behind: str, region: str, session: Session) -> None:
         super().__init__(("127.0.0.1", 0), PassOn)
