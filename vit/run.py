@@ -19,8 +19,9 @@ from infra.runs.stopping import StopPoller
 from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
 from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
+from vit.corpora.training_sources import sources_of
 from vit.devices import devices_text
-from vit.input.batches import Batch, Loading, Source, eval_batches, source_batches
+from vit.input.batches import Batch, Loading, eval_batches, source_batches
 from vit.input.image_contract import ImageContract
 from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
@@ -188,14 +189,15 @@ class TrainingRun:
                 stop_requested=stop_requested,
                 bad=bad,
                 input_waits=lambda: loaded.waits,
+                input_ready=lambda: loaded.is_ready,
             )
         saver.wait()
         return outcome
 
     def _train_batches(self, start_step: int) -> Prefetcher[list[Batch]]:
-        execution, split = self.config.execution, self.config.split
+        execution = self.config.execution
         return source_batches(
-            [Source(p.store, p.manifest, split, p.weight, p.labels(split)) for p in self.corpora.parts],
+            sources_of(self.corpora, self.config.split),
             self.recipe.input,
             seed=self.recipe.seed,
             micro_batch_size=execution.micro_batch_size,

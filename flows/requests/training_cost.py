@@ -77,7 +77,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
     from vit.models.flops import forward_flops
 
     recipe, corpora = config.recipe, open_corpora(config)
-    reading = _reading(config, corpora)
+    reading = reading_plan(config, corpora)
     rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size
     flops = forward_flops(recipe.model, corpora.num_classes)
@@ -123,7 +123,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
     return cost
 
 
-def _reading(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
+def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
     """The fields of `OrderPlan`: of several corpora the memory of all, the fewest proposed lanes, else the worst of each."""
     from vit.input.mixture import Mixture
     from vit.input.plan import plan_order

@@ -52,10 +52,14 @@ class DistantStore(FileStore):
         return super().read(key, start, end)
 
 
-def write_corpus(store: Store, num_rows: int) -> Manifest:
-    """A corpus of one small picture again and again."""
+def small_picture() -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.full((16, 16, 3), 128, np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write_corpus(store: Store, num_rows: int, picture: bytes) -> Manifest:
+    """A corpus of one picture again and again."""
     per_shard = ROWS * GROUPS_PER_SHARD
     segment = SegmentInfo(split="train", name="s000", num_rows=num_rows, num_shards=num_rows // per_shard)
     split = SplitInfo(
@@ -80,7 +84,7 @@ def write_corpus(store: Store, num_rows: int) -> Manifest:
     )
     schema = manifest.arrow_schema()
     row = {
-        "image": {"bytes": buffer.getvalue(), "path": ""},
+        "image": {"bytes": picture, "path": ""},
         "labels": [1],
         "label": 1,
         "example_id": "a",
@@ -121,7 +125,7 @@ def main() -> None:
     given = parser.parse_args()
     DistantStore.latency_s = given.latency_ms / 1e3
     with tempfile.TemporaryDirectory() as folder:
-        manifest = write_corpus(FileStore.at(f"file://{folder}"), LANES * WINDOW * ROWS * given.blocks)
+        manifest = write_corpus(FileStore.at(f"file://{folder}"), LANES * WINDOW * ROWS * given.blocks, small_picture())
         first, further = waits(DistantStore.at(f"file://{folder}"), manifest, given.images_per_s)
     step_s = BATCH / RANKS / given.images_per_s
     gaps = [step_s + wait for wait in further]

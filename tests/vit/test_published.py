@@ -118,7 +118,7 @@ def test_prediction_gets_the_same_input_as_training_and_evaluation(published):
     image = noise(3, (16, 16))  # nothing to resize: the pixels are those of the file
     pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.uint8).copy())[None]
     with torch.inference_mode():
-        expected = forward(model.network, pixels, "float32", torch.device("cpu")).softmax(-1)[0]
+        expected = forward(model.network, pixels, "float32").softmax(-1)[0]
     answer = dict(model.predict([image])[0])
     assert [answer[name] for name in CLASSES] == expected.tolist()
 

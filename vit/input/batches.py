@@ -32,13 +32,47 @@ _PREFETCH = 2
 
 
 @dataclass(frozen=True)
+class SeveralLabels:
+    """Labels of n images that may have any number each, as class ids with weights, in m columns. Padding has weight 0. Rows of all
+    classes are made of them where they are needed, on the device."""
+
+    ids: Tensor
+    """int64 (n, m)."""
+    weights: Tensor
+    """float32 (n, m)."""
+
+    @classmethod
+    def of(cls, labels: Sequence[Label], num_rows: int) -> "SeveralLabels":
+        """The labels of the first rows; further rows are padding. A class without a weight has weight 1."""
+        several = [([label], None) if isinstance(label, int) else label for label in labels]
+        sizes = np.array([len(ids) for ids, _ in several], dtype=np.int64)
+        row = np.repeat(np.arange(len(several)), sizes)
+        column = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        ids = np.zeros((num_rows, sizes.max(initial=0)), dtype=np.int64)
+        weights = np.zeros(ids.shape, dtype=np.float32)
+        ids[row, column] = [i for of_image, _ in several for i in of_image]
+        weights[row, column] = [w for of_image, given in several for w in given or [1.0] * len(of_image)]
+        return cls(torch.from_numpy(ids), torch.from_numpy(weights))
+
+    def dense(self, num_classes: int) -> Tensor:
+        """float32 (n, num_classes): the weight of each class. Of a class that an image has twice, which a class map may cause, the
+        larger."""
+        rows = torch.zeros(len(self.ids), num_classes, device=self.ids.device)
+        return rows.scatter_reduce_(1, self.ids, self.weights, "amax")
+
+
+Labels = Tensor | SeveralLabels
+"""int64 (n,) class ids where every image has one label."""
+
+
+@dataclass(frozen=True)
 class Batch:
     """A micro-batch of n images. The last `n - num_examples` are padding: black images of class 0, masked by `valid`."""
 
     images: Tensor
-    """uint8 (n, size, size, 3), RGB; the consumer normalises them to [-1, 1] on the device."""
-    labels: Tensor
-    """int64 (n,) class ids, or float32 (n, num_classes) class weights where an image may have several labels."""
+    """uint8 (n, size, size, 3), RGB; the network normalises them to [-1, 1] on the device."""
+    labels: Labels
+    """int64 (n,) class ids, or `SeveralLabels` where an image may have several. Padding has class 0, or none."""
     valid: Tensor
     """bool (n,)."""
     first_slot: int
@@ -47,7 +81,7 @@ class Batch:
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index, text) of the bad examples of a training, in any order; the text names shard, row and reason. Their images are
     black, and `valid` masks them."""
-    partner_labels: Tensor | None = None
+    partner_labels: Labels | None = None
     """Labels, like `labels`, of the examples that MixUp or CutMix has mixed in; None where the recipe mixes none."""
     own_share: Tensor | None = None
     """float32 (n,), with `partner_labels`: share of `labels` in the target, 1 where an image was not mixed. The rest is of
@@ -159,24 +193,39 @@ def source_batches(
     """
     cache, shard_cache = loading.cache(), loading.shard_cache()
     readers = [SplitReader(s.corpus, s.manifest, s.split, cache, s.labels, shard_cache) for s in sources]
-    orders = [Order.of(s.manifest, s.split, config, seed, r.groups) for s, r in zip(sources, readers, strict=True)]
-    mixture = None
-    if len(sources) > 1:
-        mixture = Mixture([s.weight for s in sources], seed=seed, global_batch_size=config.global_batch_size)
-    schedule = Schedule(
-        orders, mixture, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size
+    schedule = order_of_training(
+        sources, config, seed, rank=loading.rank, world_size=loading.world_size, most_examples=micro_batch_size
     )
     classes = sources[0].labels or sources[0].manifest
-    num_classes = None if classes.single_label else classes.num_classes
-    assembly = _Assembly(config.augment, schedule.micro_batch_size, num_classes, mask_bad)
+    assembly = _Assembly(config.augment, schedule.micro_batch_size, classes.single_label, mask_bad)
     return _train(
-        list(zip(readers, orders, strict=True)),
+        list(zip(readers, schedule.orders, strict=True)),
         schedule.shares(start_step, num_steps),
         assembly,
         global_batch_size=config.global_batch_size,
         seed=seed,
         loading=loading,
     )
+
+
+def order_of_training(
+    sources: Sequence[Source],
+    config: InputConfig,
+    seed: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    most_examples: int,
+) -> Schedule:
+    """Which examples a rank trains on, in micro-batches of at most `most_examples`. Raises like `source_batches`."""
+    orders = []
+    for source in sources:
+        kept = source.labels.kept if source.labels else None
+        orders.append(Order.of(source.manifest, source.split, config, seed, kept.groups if kept else None))
+    mixture = None
+    if len(sources) > 1:
+        mixture = Mixture([s.weight for s in sources], seed=seed, global_batch_size=config.global_batch_size)
+    return Schedule(orders, mixture, rank=rank, world_size=world_size, most_examples=most_examples)
 
 
 def eval_batches(
@@ -202,7 +251,7 @@ def eval_batches(
         )
     reader = SplitReader(corpus, manifest, split, loading.cache(), labels, loading.shard_cache())
     of_split = labels or manifest
-    assembly = _Assembly(augment, batch_size, None if of_split.single_label else of_split.num_classes)
+    assembly = _Assembly(augment, batch_size, of_split.single_label)
     loads = _loads(corpus)
 
     def close() -> None:
@@ -239,7 +288,7 @@ def row_batches(
             examples = _rows_in_order(reader, groups, loads, rows.start, rows.stop)
             for start in range(rows.start, rows.stop, batch_size):
                 part = list(islice(examples, batch_size))
-                assembly = _Assembly(augment, len(part), None if manifest.single_label else manifest.num_classes)
+                assembly = _Assembly(augment, len(part), manifest.single_label)
                 batch, places = assembly.batch(part, [view] * len(part), start)
                 yield assembly.tasks(places), batch
 
@@ -346,11 +395,11 @@ class _Place:
 
 @dataclass(frozen=True)
 class _Assembly:
-    """Makes micro-batches of one size. `num_classes` is None for class ids, else the width of multi-hot labels."""
+    """Makes micro-batches of one size."""
 
     augment: AugmentConfig
     size: int
-    num_classes: int | None
+    single_label: bool
     mask_bad: bool = False
     """Whether an example that cannot be decoded is masked instead of raising."""
 
@@ -394,19 +443,12 @@ class _Assembly:
                 waiting = []
         return tasks
 
-    def _labels(self, labels: Sequence[Label]) -> Tensor:
-        if self.num_classes is None:
-            classes = torch.zeros(self.size, dtype=torch.int64)
-            classes[: len(labels)] = torch.tensor(labels, dtype=torch.int64)
-            return classes
-        multi_hot = torch.zeros(self.size, self.num_classes)
-        classes_of = [([label], None) if isinstance(label, int) else label for label in labels]
-        row = np.repeat(np.arange(len(labels)), [len(ids) for ids, _ in classes_of])
-        ids = np.array([i for ids, _ in classes_of for i in ids], dtype=np.int64)
-        weights = [w for ids, given in classes_of for w in given or [1.0] * len(ids)]
-        # The largest, because a class map may name a class twice.
-        np.maximum.at(multi_hot.numpy(), (row, ids), np.array(weights, dtype=np.float32))
-        return multi_hot
+    def _labels(self, labels: Sequence[Label]) -> Labels:
+        if not self.single_label:
+            return SeveralLabels.of(labels, self.size)
+        classes = torch.zeros(self.size, dtype=torch.int64)
+        classes[: len(labels)] = torch.tensor(labels, dtype=torch.int64)
+        return classes
 
 
 def _fill(places: Sequence[_Place], mask_bad: bool) -> None:

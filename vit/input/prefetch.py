@@ -78,6 +78,13 @@ class Prefetcher(Iterator[T], Generic[T]):
         """What the items have cost so far, those that the consumer has not taken yet included."""
         return self._shared.effort
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `next` would return an item without a wait. Asked by the thread that calls `next`."""
+        with self._shared.queue.mutex:
+            first = self._shared.queue.queue[0] if self._shared.queue.queue else None
+        return first is not None and first[0] is not None and all(future.done() for future in first[1])
+
     def __next__(self) -> T:
         if not self._finalizer.alive:
             raise StopIteration

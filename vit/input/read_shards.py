@@ -86,8 +86,7 @@ class SplitReader:
     def load(self, row_group: int) -> RowGroup:
         """Reads a row group. Raises ShardError naming the shard if it differs from the manifest."""
         columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
-        stored = row_group if self._kept is None else int(self._kept.row_groups[row_group])
-        table = self._reader.row_group(stored, columns=columns)
+        table = self._reader.row_group(self._stored(row_group), columns=columns)
         images, labels = _one_array(table.column("image")).field("bytes"), self._labels(table)
         if self._kept is not None and self._map is not None:
             here = kept_indices(labels, self._map.label_map)
@@ -122,8 +121,16 @@ class SplitReader:
         uri = segment_store(self.corpus, place.segment).uri_of(place.key)
         return f"{uri}, example {number} of those kept in row group {stored} of split {self.name!r}"
 
+    def shard_key(self, row_group: int) -> str:
+        """The shard that holds a row group."""
+        return self.info.place(self._stored(row_group)).key
+
     def close(self) -> None:
         self._reader.close()
+
+    def _stored(self, row_group: int) -> int:
+        """The number of a row group among all of the split."""
+        return row_group if self._kept is None else int(self._kept.row_groups[row_group])
 
     def _labels(self, table: pa.Table) -> list[Label]:
         if self._single_label:
