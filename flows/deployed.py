@@ -243,7 +243,9 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
     from flows.requests.training_cost import training_cost
 
     cost = training_cost(config)  # raises for lanes, workers or a batch that do not fit the corpus
-    engines.observer.say(f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs")
+    engines.observer.say(
+        f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
+    )
     spec, result = train_model(config, engines)
     state = result.state
     fields: Mapping[str, object] = state

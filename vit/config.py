@@ -3,6 +3,7 @@
 Imports neither torch nor Ray, so forms, plans and flows can validate a config on any machine.
 """
 
+from math import log
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -10,6 +11,19 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from infra.config import FrozenConfig, digest_of, renamed
 from vit.input.config import InputConfig
 from vit.models.config import AnyNetworkConfig, ViTConfig
+
+Loss = Literal["softmax", "sigmoid"]
+
+
+def loss_for(*, single_label: bool) -> Loss:
+    """The loss that suits a corpus: softmax for one label per image, sigmoid for several."""
+    return "softmax" if single_label else "sigmoid"
+
+
+def head_bias_for(loss: Loss, num_classes: int) -> float:
+    """The initial bias of a new head: 0 for softmax. For sigmoid every class starts as likely as one of `num_classes` is by chance
+    (-10 for the 21k classes of the paper), so that the first gradients do not only push all classes down."""
+    return 0.0 if loss == "softmax" else -round(log(max(1, num_classes - 1)), 2)
 
 
 class OptimConfig(FrozenConfig):
@@ -60,7 +74,7 @@ class TrainRecipe(FrozenConfig):
     """Reading order, batch size and augmentation."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
-    loss: Literal["softmax", "sigmoid"] = "softmax"
+    loss: Loss = "softmax"
     """Softmax cross-entropy, or sigmoid cross-entropy summed over classes (for several labels per image)."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread evenly over all classes."""
