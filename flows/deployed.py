@@ -249,7 +249,11 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
     spec, result = train_model(config, engines)
     state = result.state
     fields: Mapping[str, object] = state
-    rows = [[field, str(fields[field])] for field in ("step", "images_seen", "val_top1", "model") if field in fields]
+    rows = [
+        [field, str(fields[field])]
+        for field in ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
+        if field in fields
+    ]
     show(engines, "model", spec.run_key, ["", " "], rows)
     score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
     return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"

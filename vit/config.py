@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, digest_of, renamed
+from infra.config import FrozenConfig, added, digest_of, renamed
 from vit.input.config import InputConfig
 from vit.models.config import AnyNetworkConfig, ViTConfig
 
@@ -130,6 +130,9 @@ class ExecutionConfig(FrozenConfig):
     """Steps between two reports of metrics."""
     save_every_steps: PositiveInt = 1_000
     """Steps between two checkpoints."""
+    evaluate_every_steps: NonNegativeInt = added(0)
+    """Steps between two scores of the validation split during the training, on all workers; they change nothing in the training. 0:
+    only at its end."""
     keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep."""
     inspect_images: NonNegativeInt = 64
@@ -199,7 +202,7 @@ class TrainConfig(FrozenConfig):
     split: str = "train"
     """Split to train on."""
     val_split: str | None = "val"
-    """Split that is scored once at the end, in all corpora that have it; None scores nothing."""
+    """Split that is scored at the end, and every `execution.evaluate_every_steps`, in all corpora that have it; None scores nothing."""
     init_model: str | None = None
     """URI of the published model to start from; None starts from random weights."""
     recipe: TrainRecipe
