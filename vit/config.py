@@ -135,6 +135,9 @@ class ExecutionConfig(FrozenConfig):
     only at its end."""
     keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep."""
+    keep_every_images: PositiveInt | None = added(None)
+    """Besides the newest, keep for ever the first regular checkpoint after each so many images seen, such as 100000000. None: only
+    the newest."""
     inspect_images: NonNegativeInt = 64
     """Number of validation images in the attention figures after pre-training; 0 draws no figures."""
     max_nonfinite_steps: NonNegativeInt = 5

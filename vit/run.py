@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -30,6 +30,7 @@ from vit.published import adapt, load_model, publish
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
+from vit.training.checkpoint_names import lasts
 from vit.training.evaluate import Evaluation, evaluate
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
@@ -160,6 +161,12 @@ class TrainingRun:
             rank=self.world.rank,
             world_size=self.world.size,
             keep=execution.keep_checkpoints,
+            lasts=partial(
+                lasts,
+                save_every_steps=execution.save_every_steps,
+                global_batch_size=self.recipe.input.global_batch_size,
+                keep_every_images=execution.keep_every_images,
+            ),
             check_claim=self.claim.check,
             before_commit=reporter.seal,
             progress=self.watchdog.progress,

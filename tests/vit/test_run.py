@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+import uuid
 import zlib
 
 import pytest
@@ -177,6 +178,22 @@ def test_several_labels_per_image_are_scored_by_their_mean_average_precision(sta
     assert found[60] == read_state(run)["val_mean_average_precision"]
     assert found[10] < found[60] <= 1
     assert "mAP" in run.read_json("progress.json")["validation"]
+
+
+def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, monkeypatch):
+    keeping = {"save_every_steps": 3, "keep_checkpoints": 1, "keep_every_images": 100}  # of 16 a step
+    config, kept = train_config("lasting", **keeping), []
+    for stop_at in (None, 8):  # 8 is the first step after 100 images, but no regular one
+        run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
+        if stop_at:
+            asked = itertools.count(1)  # once a step
+            with monkeypatch.context() as patch:
+                patch.setattr(StopPoller, "asked", lambda watch, asked=asked: "preempted" if next(asked) == 8 else None)
+                assert TrainingRun(run, attempt, World()).execute() == "preempted"
+            run, attempt = start(config, run)
+        assert TrainingRun(run, attempt, World()).execute() == "finished"
+        kept.append([int(prefix.split("-")[1]) for prefix in list_checkpoints(run)])
+    assert kept == [[20, 15, 9]] * 2  # after 100 and 200 images; 300 are reached after the last regular one
 
 
 @pytest.fixture
