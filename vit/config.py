@@ -23,7 +23,8 @@ def loss_for(*, single_label: bool) -> Loss:
 def head_bias_for(loss: Loss, num_classes: int) -> float:
     """The initial bias of a new head: 0 for softmax. For sigmoid every class starts as likely as one of `num_classes` is by chance
     (-10 for the 21k classes of the paper), so that the first gradients do not only push all classes down."""
-    return 0.0 if loss == "softmax" else -round(log(max(1, num_classes - 1)), 2)
+    # A chance of 1/2, of two classes, is -0.0 without the sum, which has another digest than 0.0.
+    return 0.0 if loss == "softmax" else 0.0 - round(log(max(1, num_classes - 1)), 2)
 
 
 class OptimConfig(FrozenConfig):

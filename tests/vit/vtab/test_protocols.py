@@ -48,6 +48,7 @@ def test_tasks_with_several_labels_are_trained_with_the_sigmoid_loss(protocol):
     one, several = settings(protocol), settings(protocol, single_label=False)
     assert {(r.loss, r.model.head_bias_init) for r in one} == {("softmax", 0.0)}
     assert {(r.loss, r.model.head_bias_init) for r in several} == {("sigmoid", -3.83)}  # 1 / (1 + e^3.83) is 1 / 47
+    assert str(settings(protocol, single_label=False, num_classes=2)[0].model.head_bias_init) == "0.0"  # not -0.0
     of_21k = settings(protocol, single_label=False, num_classes=21_843)[0].model
     assert of_21k.head_bias_init == pytest.approx(-10.0, abs=0.01)  # that of the paper's pre-training
 
