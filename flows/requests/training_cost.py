@@ -5,7 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
-from vit.config import TrainConfig
+from vit.config import Loss, TrainConfig
 
 if TYPE_CHECKING:
     from vit.corpora.training_corpora import TrainingCorpora
@@ -53,6 +53,8 @@ class TrainingCost(TypedDict):
     images: int
     """Images to train on, counting repeats."""
     epochs: float
+    loss: str
+    """The loss, and the labels of the corpus."""
     forward_gflop_per_image: float
     training_exaflop: float
     workers: int
@@ -92,6 +94,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "steps": recipe.total_steps,
         "images": images,
         "epochs": images / sum(rows),
+        "loss": loss_text(recipe.loss, single_label=corpora.single_label),
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
@@ -121,6 +124,10 @@ def training_cost(config: TrainConfig) -> TrainingCost:
             for part, share, num_rows in zip(corpora.parts, corpora.shares, rows, strict=True)
         }
     return cost
+
+
+def loss_text(loss: Loss, *, single_label: bool) -> str:
+    return f"{loss}, for {'one label' if single_label else 'several labels'} per image"
 
 
 def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:

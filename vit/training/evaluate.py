@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vit.input.batches import Batch, SeveralLabels
 from vit.models.network import Network
+from vit.training.average_precision import AveragePrecision
 from vit.training.loss import LOSSES, num_correct, targets_of
 from vit.training.predictions import Predictions
 from vit.training.to_device.device_batches import DeviceBatches
@@ -26,6 +27,8 @@ class Evaluation:
     num_examples: int
     majority_fraction: float
     """Share of the majority class: the score of always predicting it."""
+    mean_average_precision: float | None = None
+    """Mean over classes, where examples may have several labels; None for one label, or where it was not requested."""
 
 
 @torch.inference_mode()
@@ -38,11 +41,13 @@ def evaluate(
     precision: str = "float32",
     world: World | None = None,
     note: Callable[[Predictions], None] | None = None,
+    average_precision: bool = False,
 ) -> Evaluation:
     """Scores `network`, which is on the device of `world`, on a split. Each rank passes the batches of its share, in memory; the
-    result is over all ranks.
+    result is over all ranks. The network stays as it was.
 
-    `note` is called with the predictions of each batch of this rank, without padding. Raises RuntimeError unless the
+    `note` is called with the predictions of each batch of this rank, without padding. `average_precision` asks for the mean
+    average precision where labels are several, whose scores are kept until the end. Raises RuntimeError unless the
     ranks together saw `num_examples` examples.
     """
     world = world or World()
@@ -51,11 +56,14 @@ def evaluate(
     # On the device until the end, so that the host need not wait for it in every batch.
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     per_class = torch.zeros(network.num_classes, dtype=torch.float64, device=world.device)
+    ranked = AveragePrecision() if average_precision else None
     for (batch,) in DeviceBatches(([each] for each in batches), world.device):
         logits, targets = forward(network, batch.images, precision), targets_of(batch.labels, network.num_classes)
         losses, valid = LOSSES[loss](logits, targets), batch.valid
         sums += torch.stack([num_correct(logits, batch.labels, valid), (losses * valid).sum(), valid.sum()]).double()
         per_class += (targets * valid[:, None]).sum(dim=0).double()
+        if ranked is not None and isinstance(batch.labels, SeveralLabels):
+            ranked.add(logits[: batch.num_valid], targets[: batch.num_valid])
         if note is not None:
             note(_predictions(batch, logits, losses, loss))
     network.train(was_training)
@@ -66,7 +74,8 @@ def evaluate(
             f"{int(seen):,} examples were evaluated, but the split has {num_examples:,}. "
             "The score is not reported. Run `vitline data verify` on the corpus."
         )
-    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen)
+    mean = ranked.mean(world, network.num_classes) if ranked is not None else None
+    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen, mean)
 
 
 def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tensor, " B"], loss: str) -> Predictions:

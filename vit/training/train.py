@@ -187,8 +187,12 @@ class Hook:
     action: Callable[[TrainState], None]
     before_stop: bool = False
     """Run it also before the loop stops early, unless the stop discards the work."""
+    unless_stopping: bool = False
+    """Leave it out where the loop stops early: it takes long, and can be made up for on resuming."""
 
     def is_due(self, step: int, total: int, stopping: bool) -> bool:
+        if stopping and self.unless_stopping:
+            return False
         return due(step, every=self.every_steps, total=total) or (stopping and self.before_stop)
 
 

@@ -128,7 +128,7 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
             f"{str(trial.model_digest)[:12]}. The model was replaced; evaluate again."
         )
     torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
-    network = adapt(source.network, trial.recipe.model, num_classes)
+    network = adapt(source.network, trial.recipe.model, num_classes, trial.recipe.model.head_bias_init)
     return with_optimizer(network.to(world.device).train(), trial.recipe)
 
 
