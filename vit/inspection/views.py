@@ -81,7 +81,7 @@ def collect_views(
     try:
         steps = order_of_training(parts, recipe.input, seed, world_size=1, most_examples=batch)
         num_shown = min(examples, sum(part.num_rows(split) for part in corpora.parts))
-        shown: list[Example] = []
+        shown = list[Shown]()
         for share in steps.shares(0, -(-num_shown // batch)):
             rows = zip(share.source.tolist(), share.rows.row.tolist(), strict=True)
             shown += [
