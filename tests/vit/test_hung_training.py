@@ -20,12 +20,12 @@ RANK = """
 import ctypes, os, sys, threading
 import torch._dynamo  # by the first optimizer; takes seconds on a busy machine
 from infra.storage import open_store
-from vit.input import batches
+from vit.input.decoding import training
 from vit.run import TrainingRun
 from vit.training.checkpoint import list_checkpoints
 from vit.training.world import World
 
-run, gather = open_store(sys.argv[1]), batches._gather
+run, gather = open_store(sys.argv[1]), training._gather
 lock = threading.Lock()
 lock.acquire()
 
@@ -40,7 +40,7 @@ def hanging(*args):
         globals()[sys.argv[2]]()
     return gather(*args)
 
-batches._gather = hanging
+training._gather = hanging
 TrainingRun(run, 1, World()).execute()
 """
 
