@@ -13,6 +13,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +54,8 @@ class DistantStore(FileStore):
         return super().read(key, start, end)
 
 
-def write_corpus(store: Store, num_rows: int) -> Manifest:
-    """A corpus of one small picture again and again."""
+def write_corpus(store: Store, num_rows: int, pictures: Sequence[bytes] = ()) -> Manifest:
+    """A corpus of these pictures, or of one small one, again and again."""
     buffer = io.BytesIO()
     Image.fromarray(np.full((16, 16, 3), 128, np.uint8)).save(buffer, "JPEG")
     per_shard = ROWS * GROUPS_PER_SHARD
@@ -80,14 +82,15 @@ def write_corpus(store: Store, num_rows: int) -> Manifest:
     )
     schema = manifest.arrow_schema()
     row = {
-        "image": {"bytes": buffer.getvalue(), "path": ""},
         "labels": [1],
         "label": 1,
         "example_id": "a",
         "source": "a",
     }
     row |= {"width_px": 16, "height_px": 16} | {f.name: b"a" for f in schema if pa.types.is_binary(f.type)}
-    table = pa.Table.from_pylist([row] * per_shard, schema=schema)
+    images = [{"bytes": picture, "path": ""} for picture in pictures or [buffer.getvalue()]]
+    rows = [row | {"image": image} for image in islice(cycle(images), per_shard)]
+    table = pa.Table.from_pylist(rows, schema=schema)
     for shard in range(segment.num_shards):
         with store.writer(shard_key("train", "s000", shard, segment.num_shards)) as file:
             pq.write_table(table, file, row_group_size=ROWS, write_page_checksum=True, compression="none")

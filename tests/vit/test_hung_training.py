@@ -17,10 +17,10 @@ from vit.training.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RANK = """
-import ctypes, os, sys, threading
+import ctypes, os, signal, sys, threading
 import torch._dynamo  # by the first optimizer; takes seconds on a busy machine
 from infra.storage import open_store
-from vit.input.decoding import training
+from vit.input.decoding import processes, training
 from vit.run import TrainingRun
 from vit.training.checkpoint import list_checkpoints
 from vit.training.world import World
@@ -40,7 +40,16 @@ def hanging(*args):
         globals()[sys.argv[2]]()
     return gather(*args)
 
-training._gather = hanging
+def stops_a_decoding_process(decoding, batches):
+    if list_checkpoints(run):
+        os.kill(decoding.pids[1], signal.SIGSTOP)
+    return collect(decoding, batches)
+
+if sys.argv[2] == "stops_a_decoding_process":
+    collect = processes.DecodingProcesses.collect
+    processes.DecodingProcesses.collect = stops_a_decoding_process
+else:
+    training._gather = hanging
 TrainingRun(run, 1, World()).execute()
 """
 
@@ -77,6 +86,23 @@ def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, cla
     assert TrainingRun(run, 1, World()).execute() == "finished"
     assert any("-from-step-" in key for key in run.list("starts/"))
     assert steps_of(run) == list(range(1, 61))
+
+
+def test_a_decoding_process_that_stands_still_is_no_progress_and_ends_with_the_training(
+    train_config, claimed, processes
+):
+    run, _ = claimed(train_config("stopped", steps=60, progress_timeout_s=15.0, decode_processes=2))
+    command = [sys.executable, "-c", RANK, run.uri, "stops_a_decoding_process"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    (error,) = [run.read_json(key) for key in run.list("errors/")]
+    assert error["error"].startswith("no progress for 15 s")
+    assert "in collect" in run.read(error["stacks"]).decode()
+    assert processes("vit.input.decoding") == []
+
+    assert TrainingRun(run, 1, World()).execute() == "finished"
+    assert steps_of(run) == list(range(1, 61))
+    assert processes("vit.input.decoding") == []
 
 
 def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(

@@ -29,7 +29,16 @@ from vit.input.order import RowGroups
 from vit.input.prefetch import Prefetcher, Work
 from vit.input.read_shards import Example, RowGroup, SplitReader
 
-__all__ = ["ONE_PROCESS", "Batch", "Loading", "Source", "eval_batches", "row_batches", "source_batches", "train_batches"]
+__all__ = [
+    "ONE_PROCESS",
+    "Batch",
+    "Loading",
+    "Source",
+    "eval_batches",
+    "row_batches",
+    "source_batches",
+    "train_batches",
+]
 
 
 def train_batches(
@@ -81,9 +90,7 @@ def source_batches(
     Every corpus has its exact share (`Mixture`) and follows its own order, epoch after epoch. Labels are class ids if all
     corpora are single-label. Raises ValueError naming the corpus that does not fit lanes and batch.
     """
-    asked = TrainingRequest(
-        tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_bad, loading
-    )
+    asked = TrainingRequest(tuple(sources), config, seed, micro_batch_size, start_step, num_steps, mask_bad, loading)
     return decoded_in_processes(asked) if loading.processes else TrainingInput(asked).prefetched()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from infra.settings import inherited_environment
@@ -175,7 +176,8 @@ def _send(link: Link, message: object, descriptors: Sequence[int]) -> None:
 
 def _start(others: socket.socket) -> Running:
     """A fresh interpreter at the other end, in a process group of its own, so that Ctrl-C reaches this process only."""
-    path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
+    # First where this code is, so that the others find the same.
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *(folder or os.getcwd() for folder in sys.path)])
     # With more threads than its own, libraries of numerics would compete with the other processes.
     environment = inherited_environment((), PYTHONPATH=path, OMP_NUM_THREADS="1")
     return subprocess.Popen(

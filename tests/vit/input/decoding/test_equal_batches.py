@@ -164,7 +164,9 @@ def test_a_consumer_that_drops_batches_needs_few_slots(corpora, monkeypatch):
         assert sum(batch.num_examples for step in batches for batch in step) == 60 * 12
         assert batches.effort.tasks_cpu_s > 0
         assert batches.waits.total_s > 0
-    assert len(taken) <= 7  # two that are queued, those of both loops, one that the planner holds and one that it begins
+    assert (
+        len(taken) <= 7
+    )  # two that are queued, those of both loops, one that the planner holds and one that it begins
 
 
 def test_waits_are_divided_like_those_of_the_processes():
