@@ -99,7 +99,7 @@ class ExecutionConfig(FrozenConfig):
     micro_batch_size: PositiveInt = 64
     """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
     decode_threads: PositiveInt = 1
-    """Threads per worker that decode and augment images, those of all its decoding processes together."""
+    """Threads per worker that decode and augment images, those of all its input processes together."""
     decode_processes: NonNegativeInt | Literal["auto"] = "auto"
     """Processes per worker in which these threads decode the batches of a training, because those of one process wait for Python's
     interpreter lock; 0 for the worker's own. `auto`: one for every four threads, where there are more than four. `vitline data bench`

@@ -85,7 +85,7 @@ def _rows(verdict: InputVerdict, needed: Demand) -> list[list[str]]:
         "network": f"{num_bytes(alone['network'] * read.bytes_per_image)}/s; a row group of {num_bytes(group_bytes)} alone takes "
         f"{_ms(read.load_s)}",
         "decode": f"{_ms(first.decode_cpu_s_per_image)} of CPU an image, threads a worker: {setting.threads} in "
-        f"{setting.processes or 'no'} decoding processes, cores: {setting.cores}",
+        f"{setting.processes or 'no'} input processes, cores: {setting.cores}",
         "hand-over": f"{_ms(first.hand_over_cpu_s_per_image)} of CPU an image in the thread that plans",
     }
     node = needed.images_per_s * verdict.workers

@@ -192,7 +192,7 @@ def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> s
 def _processes(number: int) -> str:
     if number == 0:
         return "its own process"
-    return "1 decoding process" if number == 1 else f"{number} decoding processes"
+    return "1 input process" if number == 1 else f"{number} input processes"
 
 
 def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float) -> str:

@@ -53,13 +53,13 @@ class WorkerSpeed:
     """From the store to batches of uint8 pixels."""
     first_batch_s: float
     cpu_s_per_image: float
-    """CPU time of the worker, its decoding processes included."""
+    """CPU time of the worker, its input processes included."""
     decode_s_per_image: float
     """Seconds of one thread that decodes and augments; waits for a core or for Python's interpreter lock are in it."""
     decode_cpu_s_per_image: float
     """Its CPU time."""
     hand_over_cpu_s_per_image: float
-    """CPU time of the thread that plans the batches, or of those of all decoding processes."""
+    """CPU time of the thread that plans the batches, or of those of all input processes."""
     waits: Waits
     """What the consumer waited for."""
     read: ReadSpeed
@@ -134,7 +134,7 @@ def worker_speed(
 
 
 def _cpu_s(batches: Prefetcher[Any]) -> float:
-    """CPU time of this process and its decoding processes."""
+    """CPU time of this process and its input processes."""
     return time.process_time() + batches.processes_cpu_s
 
 

@@ -25,9 +25,9 @@ class Setting:
     threads: int
     """`execution.decode_threads`, of each worker."""
     processes: int
-    """Decoding processes of each worker; 0 for its own."""
+    """Input processes of each worker; 0 for its own."""
     lanes: int
-    """Lanes of each worker, and so the most decoding processes that it can have."""
+    """Lanes of each worker, and so the most input processes that it can have."""
     loads_at_a_time: int
     """Row groups that a worker loads at a time, at most."""
     rows_per_group: int

@@ -28,11 +28,11 @@ def test_auto_means_a_process_for_every_four_threads_and_a_number_itself(train_c
         return loading_text(config, reads_wait=False, open_bytes=10**9)
 
     assert "of its own process (" in text(decode_threads=4)
-    assert "of 3 decoding processes (execution.decode_processes, its default; one for every 4 threads)" in text(
+    assert "of 3 input processes (execution.decode_processes, its default; one for every 4 threads)" in text(
         decode_threads=12
     )
-    assert "of 2 decoding processes (" in text(decode_threads=12, lanes=2)
-    assert "of 1 decoding process (execution.decode_processes, as the recipe or --set has it)" in text(
+    assert "of 2 input processes (" in text(decode_threads=12, lanes=2)
+    assert "of 1 input process (execution.decode_processes, as the recipe or --set has it)" in text(
         decode_processes=1
     )
     assert "of its own process (" in text(decode_threads=12, decode_processes=0)

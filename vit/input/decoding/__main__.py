@@ -1,4 +1,4 @@
-"""Starts a decoding process. What it receives must not be of this module's types, whose name is `__main__` here."""
+"""Starts an input process. What it receives must not be of this module's types, whose name is `__main__` here."""
 
 from vit.input.decoding.process import main
 

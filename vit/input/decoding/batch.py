@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 class Batch:
     """A micro-batch of n images. The last `n - num_examples` are padding: black images of class 0, masked by `valid`.
 
-    The tensors of a batch of decoding processes lie in one piece of memory, which is used again once all of them are gone.
+    The tensors of a batch of input processes lie in one piece of memory, which is used again once all of them are gone.
     """
 
     images: Tensor

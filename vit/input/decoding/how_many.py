@@ -5,7 +5,7 @@ from typing import Literal
 
 THREADS_PER_PROCESS = 4
 """More threads than these wait for one interpreter's lock: of the time that an image takes, the lock is held for about a fourth
-(tests/benchmarks/README.md, "Decoding processes")."""
+(tests/benchmarks/README.md, "Input processes")."""
 
 
 def decode_processes(asked: int | Literal["auto"], *, threads: int, lanes: int, in_memory: bool = False) -> int:

@@ -1,4 +1,4 @@
-"""A decoding process: decodes a part of the lanes of its rank, and writes into batches that lie in shared memory.
+"""An input process: decodes a part of the lanes of its rank, and writes into batches that lie in shared memory.
 
 It is started as a fresh interpreter, never forked, because a fork of a process with threads may deadlock and copies memory page by
 page. It reads the shards itself. The first message it gets is a `Task` with the memory of its counters; each further one has
@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class Task:
-    """What a decoding process is to do. The resources of `asked` are its own."""
+    """What an input process is to do. The resources of `asked` are its own."""
 
     asked: TrainingRequest
     part: Part
@@ -49,7 +49,7 @@ class Filled(NamedTuple):
 
 
 class Counters:
-    """What all decoding processes have waited for and spent, in shared memory of float64 (processes, columns)."""
+    """What all input processes have waited for and spent, in shared memory of float64 (processes, columns)."""
 
     COLUMNS = len(Waits._fields) + len(Effort._fields) + 1
 

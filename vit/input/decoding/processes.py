@@ -1,4 +1,4 @@
-"""The training's side of decoding processes: it gives them memory for the batches of each step, and waits until it is filled.
+"""The training's side of input processes: it gives them memory for the batches of each step, and waits until it is filled.
 
 Rank r of W has the lanes l with l mod W = r; of these, process p of P has those with (l // W) mod P = p. So every row group is read
 by one process, and no image passes through this one.
@@ -33,7 +33,7 @@ def decoded_in_processes(asked: TrainingRequest) -> Prefetcher[list[Batch]]:
     Iteration also raises RuntimeError naming a process that has ended. All have ended when the iterator is closed.
     """
     _check(asked)
-    inputs, processes = TrainingInput(asked), DecodingProcesses(asked)
+    inputs, processes = TrainingInput(asked), InputProcesses(asked)
 
     def work() -> Iterator[Work[list[Batch]]]:
         # In this thread, because to the kernel it is the parent of the processes, and they are killed when it ends.
@@ -60,7 +60,7 @@ def _check(asked: TrainingRequest) -> None:
             f"{loading.world_size} workers has: a process decodes whole lanes. Set fewer, or more lanes."
         )
     if loading.shared_cache is not None:
-        raise ValueError("shared_cache lies in this process, so decoding processes cannot use it. Set processes=0.")
+        raise ValueError("shared_cache lies in this process, so input processes cannot use it. Set processes=0.")
     if local := [s.corpus.uri for s in asked.sources if s.corpus.uri.startswith("memory://")]:
         raise ValueError(f"{local[0]} exists in this process only, so others cannot decode it. Set decode_processes=0.")
 
@@ -74,8 +74,8 @@ class Running(Protocol):
     def wait(self, timeout: float | None = None) -> int: ...
 
 
-class DecodingProcesses:
-    """The decoding processes of one iterator."""
+class InputProcesses:
+    """The input processes of one iterator."""
 
     def __init__(self, asked: TrainingRequest) -> None:
         self._asked = asked
@@ -163,7 +163,7 @@ class DecodingProcesses:
         if code == -signal.SIGKILL:
             how += ", as the kernel does where memory is lacking (--set execution.decode_processes lowers their number)"
         return RuntimeError(
-            f"Decoding process {number + 1} of {len(self._running)} (pid {self._running[number].pid}) ended {how}. Batches cannot go on "
+            f"Input process {number + 1} of {len(self._running)} (pid {self._running[number].pid}) ended {how}. Batches cannot go on "
             "without it; a restart of the workers resumes from the newest checkpoint."
         )
 

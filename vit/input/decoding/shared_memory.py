@@ -1,4 +1,4 @@
-"""Memory that decoding processes share with the training, and the socket over which they speak.
+"""Memory that input processes share with the training, and the socket over which they speak.
 
 The memory has no name (memfd_create): each process gets it as a file descriptor over the socket. So the kernel frees it when the
 last process that has it ends, however it ends, and it does not depend on the size of /dev/shm, which containers keep small.

@@ -1,6 +1,6 @@
 """The batches of a training: rows from the order, examples from the lanes, pixels from tasks.
 
-A decoding process runs the same code as the threads of the training, for a part of the lanes of its rank.
+An input process runs the same code as the threads of the training, for a part of the lanes of its rank.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ class Loading:
     rank: int = 0
     world_size: int = 1
     threads: int = 1
-    """Threads that decode and augment, those of all decoding processes together."""
+    """Threads that decode and augment, those of all input processes together."""
     processes: int = 0
     """Processes in which they decode the batches of a training; 0 for this process. Evaluation always decodes in this one."""
     decoded_cache_bytes: int = 0
@@ -58,7 +58,7 @@ class Loading:
         return disk_cache(self.shard_cache_dir, self.shard_cache_bytes) if self.shard_cache_dir else None
 
     def of_process(self, number: int) -> "Loading":
-        """The resources of one of the decoding processes."""
+        """The resources of one of the input processes."""
         more = number < self.threads % self.processes
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""Decoding processes as threads: the code of both sides, without the seconds that an interpreter takes to start."""
+"""Input processes as threads: the code of both sides, without the seconds that an interpreter takes to start."""
 
 import os
 import socket

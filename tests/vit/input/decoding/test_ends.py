@@ -1,4 +1,4 @@
-"""Decoding processes as they are: equal batches, and nothing left of them however an iteration or its process ends."""
+"""Input processes as they are: equal batches, and nothing left of them however an iteration or its process ends."""
 
 import gc
 import os
@@ -45,7 +45,7 @@ def _target(descriptor):
 
 
 def children():
-    """Decoding processes of this process that are alive."""
+    """Input processes of this process that are alive."""
     found = psutil.Process().children(recursive=True)
     return [p for p in found if "vit.input.decoding" in p.cmdline() and p.status() != psutil.STATUS_ZOMBIE]
 
@@ -98,7 +98,7 @@ def test_a_killed_process_is_an_error_that_names_it(tiny):
     next(batches)
     victim = children()[1]
     victim.kill()
-    with pytest.raises(RuntimeError, match=rf"Decoding process [12] of 2 \(pid {victim.pid}\) ended by SIGKILL"):
+    with pytest.raises(RuntimeError, match=rf"Input process [12] of 2 \(pid {victim.pid}\) ended by SIGKILL"):
         for _ in batches:
             pass
     assert children() == []

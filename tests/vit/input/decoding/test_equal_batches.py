@@ -1,4 +1,4 @@
-"""Batches are equal bit for bit, whatever the number of decoding processes. The processes are threads here."""
+"""Batches are equal bit for bit, whatever the number of input processes. The processes are threads here."""
 
 from dataclasses import fields, replace
 from itertools import chain

@@ -1,4 +1,4 @@
-"""Threads against decoding processes, on one machine. Command: python tests/benchmarks/decoding_processes.py [--rounds 7]
+"""Threads against input processes, on one machine. Command: python tests/benchmarks/input_processes.py [--rounds 7]
 
 1. Hand-over alone: processes that have their pixels already copy them into the batches of rank 0 of 8 (B = 4,096, 224 px). CPU time of
    the training process, which is at least as much as it holds Python's interpreter lock, and images/s taken without a pause.
@@ -43,7 +43,7 @@ MICRO_BATCH = 128
 
 
 def copy_pixels(descriptor: int) -> None:
-    """A decoding process without decoding."""
+    """An input process without decoding."""
     link = Link(socket.socket(fileno=descriptor))
     task, _ = link.receive()
     shape = TrainingInput(task.asked).shape
@@ -149,25 +149,27 @@ def compare(corpus: Store, manifest: Manifest, rounds: int, steps: int) -> None:
         found = {}
         for number in (0, cores)[:: 1 if i % 2 else -1]:
             with batches(number) as side:  # one at a time, because one that is not measured goes on for a while
-                taken(side, 6)
+                taken(side, 4)
+                apart_s = side.processes_cpu_s
                 with counted_releases() as spent:
                     images, wall_s, cpu_s = taken(side, steps)
-            found[number] = (images / wall_s, 1e3 * cpu_s / images, 1e3 * (cpu_s - sum(spent)) / images)
-        (rate, cpu, held), (rate_apart, cpu_apart, _) = found[0], found[cores]
-        rows.append((cpu, held, cpu_apart, held / cpu_apart, rate_apart / rate))
+                apart_s = side.processes_cpu_s - apart_s
+            all_s = (cpu_s, cpu_s - sum(spent), cpu_s + apart_s)
+            found[number] = (images / wall_s, *(1e3 * seconds / images for seconds in all_s))
+        (rate, cpu, held, _), (rate_apart, cpu_here, _, cpu_apart) = found[0], found[cores]
+        rows.append((cpu, held, cpu_here, held / cpu_here, cpu_apart / cpu, rate_apart / rate))
         print(
-            f"  round {i + 1:2d}: threads {rate:6.0f} images/s, {cpu:.3f} CPU-ms, {held:.3f} with the lock; ",
-            end="",
-        )
-        print(
-            f"processes {rate_apart:6.0f} images/s, {cpu_apart:.4f} CPU-ms in this process; {rate_apart / rate:.2f} x"
+            f"  round {i + 1:2d}: threads {rate:4.0f} images/s, {cpu:.3f} CPU-ms, {held:.3f} with the lock; processes "
+            f"{rate_apart:4.0f} images/s, {cpu_apart:.3f} CPU-ms, {cpu_here:.4f} in this process; load {os.getloadavg()[0]:.1f}",
+            flush=True,
         )
     names = (
         "threads: CPU-ms an image",
         "  of it with the lock",
         "processes: CPU-ms here",
         "ratio with the lock",
-        "ratio images/s",
+        "ratio of all CPU",
+        "ratio of images/s",
     )
     for name, column in zip(names, zip(*rows, strict=True), strict=True):
         print("  {:26s} {:8.4g}  [{:.4g}, {:.4g}]".format(name, *interval(column)))
