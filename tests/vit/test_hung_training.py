@@ -88,9 +88,7 @@ def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, cla
     assert steps_of(run) == list(range(1, 61))
 
 
-def test_an_input_process_that_stands_still_is_no_progress_and_ends_with_the_training(
-    train_config, claimed, processes
-):
+def test_an_input_process_that_stands_still_is_no_progress_and_ends_with_the_training(train_config, claimed, processes):
     run, _ = claimed(train_config("stopped", steps=60, progress_timeout_s=30.0, decode_processes=2))
     command = [sys.executable, "-c", RANK, run.uri, "stops_an_input_process"]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True)

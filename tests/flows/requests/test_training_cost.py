@@ -32,9 +32,7 @@ def test_auto_means_a_process_for_every_four_threads_and_a_number_itself(train_c
         decode_threads=12
     )
     assert "of 2 input processes (" in text(decode_threads=12, lanes=2)
-    assert "of 1 input process (execution.decode_processes, as the recipe or --set has it)" in text(
-        decode_processes=1
-    )
+    assert "of 1 input process (execution.decode_processes, as the recipe or --set has it)" in text(decode_processes=1)
     assert "of its own process (" in text(decode_threads=12, decode_processes=0)
     with pytest.raises(
         ValueError, match=r"execution.decode_processes=5 must be at most 2, the lanes of each of 2 workers"
