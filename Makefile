@@ -2,17 +2,19 @@
 PYTHON ?= python3
 SHELL := bash
 BIN := .venv/bin
+# Compiled modules are kept, whatever the caller's shell says: each of the many processes of a stack would compile them again.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest
 # Two processes. Threads of both would wait for each other at every barrier.
 BY_FILE := -n 2 --dist loadfile
-test test-stack test-slow test-servers test-portable stack-fast stack-slow servers-fast servers-slow: export OMP_NUM_THREADS := 1
+test test-stack test-slow test-rest test-portable stack-fast stack-slow servers-fast servers-slow slow: export OMP_NUM_THREADS := 1
 # The tests that compute with networks; what else there is has no kernels to choose.
 COMPUTES := $(addprefix tests/vit/,test_published.py test_run.py convert inspection models training vtab)
 test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
-.PHONY: stack-fast stack-slow servers-fast servers-slow
-.PHONY: demo up down install test test-stack test-slow test-servers test-portable lint docs licences clean
+.PHONY: stack-fast stack-slow servers-fast servers-slow slow
+.PHONY: demo up down install test test-stack test-slow test-rest test-portable lint docs licences clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -26,7 +28,7 @@ down:  ## ends them all; what was stored stays
 install:  ## .venv with what the product and the demo need
 	@$(PYTHON) infra/local/install.py local
 
-test:  ## the fast tests, which need no server
+test:  ## the fast tests: none needs a server or takes seconds
 	@$(PYTHON) infra/local/install.py dev
 	@$(PYTEST) $(BY_FILE) -m "not slow and not stack and not servers"
 
@@ -37,24 +39,25 @@ test-stack:  ## the tests that use the local stack or start servers of their own
 	@$(PYTHON) infra/local/install.py dev
 	$(BESIDE) stack-fast servers-fast
 
-test-slow:  ## kills, migrations of databases, long runs and long fuzzing
+test-slow:  ## what takes seconds: kills, whole preparations, exports, migrations of databases, long fuzzing
 	@$(PYTHON) infra/local/install.py dev
-	$(BESIDE) stack-slow servers-slow
+	$(BESIDE) stack-slow servers-slow slow
 
-test-servers:  ## both
+test-rest:  ## both: all that `make test` leaves out
 	@$(PYTHON) infra/local/install.py dev
-	$(BESIDE) stack-slow stack-fast servers-slow servers-fast
+	$(BESIDE) stack-slow slow stack-fast servers-slow servers-fast
 
 stack-fast: CHOSEN := stack and not slow
 stack-slow: CHOSEN := stack and slow
 servers-fast: CHOSEN := servers and not stack and not slow
-servers-slow: CHOSEN := slow and not stack
-stack-fast stack-slow servers-fast servers-slow:
+servers-slow: CHOSEN := servers and slow and not stack
+slow: CHOSEN := slow and not stack and not servers
+stack-fast stack-slow servers-fast servers-slow slow:
 	@mkdir -p build && set -o pipefail && $(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15 2>&1 | tee build/$@.log
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
 	@$(PYTHON) infra/local/install.py dev
-	@$(PYTEST) $(BY_FILE) --other-rounding -m "not slow and not stack and not servers" $(COMPUTES)
+	@$(PYTEST) $(BY_FILE) --other-rounding -m "not stack and not servers" $(COMPUTES)
 
 lint:  ## style and types
 	@$(PYTHON) infra/local/install.py dev

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.TiffImagePlugin import TiffImageFile
 from pydantic import Field, PositiveInt
 
-from infra.config import FrozenConfig
+from infra.config import FrozenConfig, added
 
 DecodeReason = Literal[
     "empty",
@@ -69,6 +69,9 @@ class DecodePolicy(FrozenConfig):
     """Largest file size in bytes."""
     max_pixels: Annotated[int, Field(gt=0, le=_PILLOW_PIXEL_CEILING)] = 89_000_000
     """Largest width x height, checked in the header before anything is decoded, so a decompression bomb costs nothing."""
+    max_jpeg2000_pixels: PositiveInt | None = added(None)
+    """The same for JPEG 2000, of which even a picture of one colour, in a file of 2 kB, takes many times as long per pixel as a
+    JPEG, in each epoch. None: `max_pixels`. A limit of time would depend on the machine, and so would the corpus."""
     min_side_px: PositiveInt = 1
     """Smallest allowed width and height."""
     max_side_px: PositiveInt = 65_535
@@ -123,6 +126,14 @@ def decode_image(data: bytes, policy: DecodePolicy | None = None) -> DecodedImag
             if decoded is not None:
                 return decoded
     return _decode_with_pillow(data, policy)
+
+
+def is_common_jpeg(data: bytes, policy: DecodePolicy) -> bool:
+    """Whether a file is a JPEG of one scan without EXIF, of no more bytes than the policy allows: what a faster decoder may try first."""
+    if not 0 < len(data) <= policy.max_bytes or data[:3] != b"\xff\xd8\xff" or "JPEG" not in policy.formats:
+        return False
+    header = _read_jpeg_header(data)
+    return header.single_scan and not header.exif
 
 
 DEFAULT_POLICY = DecodePolicy()
@@ -183,7 +194,7 @@ def _decode_plain_jpeg(data: bytes, policy: DecodePolicy) -> DecodedImage | None
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    check_size(width, height, policy)
+    check_size(width, height, policy, "JPEG")
     if colorspace not in ("RGB", "YCbCr", "Gray"):
         return None
     try:
@@ -221,7 +232,7 @@ def _decode_with_pillow(data: bytes, policy: DecodePolicy) -> DecodedImage:
     try:
         with Image.open(io.BytesIO(data), formats=_available(policy.formats)) as image:
             file_format, mode = "JPEG" if image.format == "MPO" else image.format or "", image.mode
-            check_size(image.width, image.height, policy)
+            check_size(image.width, image.height, policy, file_format)
             if policy.animation == "reject" and image.format != "MPO" and getattr(image, "is_animated", False):
                 raise ImageRejected("refused_by_policy", f"{getattr(image, 'n_frames', 'several')} frames")
             return DecodedImage(np.array(_upright(image, policy)), file_format, mode)
@@ -322,10 +333,13 @@ def _available(formats: tuple[Format, ...]) -> tuple[str, ...]:
     return tuple(name for name in formats if name in Image.OPEN)
 
 
-def check_size(width: int, height: int, policy: DecodePolicy) -> None:
+def check_size(width: int, height: int, policy: DecodePolicy, file_format: str) -> None:
+    """Raises ImageRejected for a size in pixels that the policy does not accept."""
     size, short, long = f"{width} x {height} pixels", min(width, height), max(width, height)
     if width * height > policy.max_pixels:
         raise ImageRejected("too_many_pixels", f"{size}, limit {policy.max_pixels:,}")
+    if file_format == "JPEG2000" and width * height > (policy.max_jpeg2000_pixels or policy.max_pixels):
+        raise ImageRejected("too_many_pixels", f"{size} of JPEG 2000, limit {policy.max_jpeg2000_pixels:,}")
     if short < policy.min_side_px:
         raise ImageRejected("side_too_small", f"{size}, smallest side allowed {policy.min_side_px}")
     if long > policy.max_side_px:

@@ -6,6 +6,7 @@ The run's config.json is a PrepareSpec. Several corpora share one Ray Data execu
 seconds. Work that a killed attempt had finished is reused: records of examined chunks, and whole shards.
 """
 
+import contextlib
 import logging
 import pickle
 import time
@@ -45,6 +46,7 @@ from data_prep.small_work import is_small
 from infra.config import FrozenConfig
 from infra.runs.driver import Ending, driver_main, run_attempt
 from infra.runs.stopping import StopPoller, handlers_kept
+from infra.runs.task_watch import TaskWatch
 from infra.storage import Store, open_store
 
 log = logging.getLogger(__name__)
@@ -54,6 +56,7 @@ R = TypeVar("R")
 _MOST_THREADS = 16
 _LEAST_SHARE = 0.1  # of the chunks: from fewer than this share the time of all of them is not extrapolated
 _MAX_BLOCKS = 4096  # per execution; with more tasks, several share a block
+_WATCHED = (ChunkTask, ShardTask)  # the tasks that say what they have done while they run
 
 
 @dataclass
@@ -278,11 +281,11 @@ def _run(executor: Executor, work: Callable[[T], R], tasks: Sequence[T]) -> Iter
     return executor(work, tasks) if tasks else iter(())
 
 
-def ray_data(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
+def ray_data(work: Callable[[T], R], tasks: Sequence[T], /, watch: TaskWatch | None = None) -> Iterator[R]:
     """An executor: one Ray Data execution, one CPU per task, results in the order in which they finish.
 
-    Ray must be initialised. Ray repeats the tasks of workers that die. Raises RuntimeError with the message of the first
-    task that fails with an error of its own.
+    Ray must be initialised. Ray repeats the tasks of workers that die; `watch` ends those that hang. Raises RuntimeError with
+    the message of the first task that fails with an error of its own.
     """
     import ray.data
 
@@ -295,17 +298,19 @@ def ray_data(work: Callable[[T], R], tasks: Sequence[T], /) -> Iterator[R]:
     context.execution_options.preserve_order = False
     rows = [{"task": pickle.dumps(task)} for task in tasks]
     dataset = ray.data.from_items(rows, override_num_blocks=min(len(rows), _MAX_BLOCKS))
-    for row in dataset.map(partial(_run_task, work=work), num_cpus=1).iter_rows():
+    for row in dataset.map(partial(_run_task, work=work, watch=watch), num_cpus=1).iter_rows():
         result, error = pickle.loads(row["result"]), row["error"]
         if error:
             raise RuntimeError(error)
         yield result
 
 
-def _run_task(row: dict[str, Any], work: Callable[[Any], Any]) -> dict[str, Any]:
+def _run_task(row: dict[str, Any], work: Callable[[Any], Any], watch: TaskWatch | None = None) -> dict[str, Any]:
+    task = pickle.loads(row["task"])
     # Return our errors as values: Ray Data would wrap an exception in pages of traceback.
     try:
-        return {"result": pickle.dumps(work(pickle.loads(row["task"]))), "error": ""}
+        with watch.over(task.title) if watch and isinstance(task, _WATCHED) else contextlib.nullcontext():
+            return {"result": pickle.dumps(work(task)), "error": ""}
     except (ValueError, RuntimeError, OSError) as error:
         return {"result": pickle.dumps(None), "error": f"{type(error).__name__}: {error}"}
 
@@ -334,8 +339,11 @@ def drive(run: Store, attempt: int) -> int:
 
     def work(_: StopPoller) -> Ending:
         small = spec.small if spec.small is not None else _is_small(spec)
-        executor = Threads(most=_MOST_THREADS) if small else _started_ray()
-        corpora = prepare(spec.requests, spec.root, executor, spec.take)
+        watch = TaskWatch(run.uri, attempt)
+        # On Ray, this process may wait for CPUs as long as other jobs take: its tasks are watched instead.
+        with watch.over("prepare") if small else contextlib.nullcontext():
+            executor = Threads(most=_MOST_THREADS) if small else _started_ray(watch)
+            corpora = prepare(spec.requests, spec.root, executor, spec.take)
         return "finished", {"corpora": {m.name: {"version": m.version, "digest": m.digest} for m in corpora}}
 
     return run_attempt(run, attempt, work, expected=(ValueError, RuntimeError, OSError))
@@ -348,13 +356,13 @@ def _is_small(spec: PrepareSpec) -> bool:
     return is_small(missing, root, one_machine=False)
 
 
-def _started_ray() -> Executor:
+def _started_ray(watch: TaskWatch) -> Executor:
     import ray
 
     with handlers_kept():
         ray.init(logging_level=logging.WARNING, ignore_reinit_error=True)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
-    return ray_data
+    return partial(ray_data, watch=watch)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import NotRequired, Protocol, TypedDict
 
 from data_prep.records import WORK
 from infra.runs.progress import RunProgress
+from infra.runs.watchdog import note_progress
 from infra.storage import Store
 
 PROGRESS_KEY = f"{WORK}/progress.json"
@@ -64,6 +65,7 @@ class Progress:
         self.refused += refused
         self._images += images
         self._bytes += num_bytes
+        note_progress()
         if self._done >= self._total or time.monotonic() - self._written >= _WRITE_EVERY_S:
             self.write()
 

@@ -20,6 +20,7 @@ from data_prep.decode import DecodeReason
 from data_prep.parquet_files import read_parquet
 from data_prep.partitions import read_partition, write_partitions
 from infra.config import FrozenConfig
+from infra.runs.watchdog import note_progress
 from infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -104,6 +105,7 @@ class Chunks:
         num_chunks = num_bytes = num_examples = 0
         known, batch = True, []
         for part in parts:
+            note_progress()
             batch.append(part.model_dump_json())
             num_chunks, num_bytes = num_chunks + 1, num_bytes + part.num_bytes
             num_examples, known = num_examples + part.num_examples, known and part.num_examples > 0

@@ -10,7 +10,7 @@ import typer
 
 from flows import console
 from flows.commands import chaos_commands, data_commands, model_commands, stack_commands, vtab_commands
-from flows.commands.command_line import Json, Root, Set, cell, settings, show_one, show_rows
+from flows.commands.command_line import ClassMap, Json, Root, Set, cell, settings, show_one, show_rows
 
 app = typer.Typer(
     name="vitline",
@@ -112,13 +112,6 @@ Corpora = Annotated[
     typer.Option(
         help="Corpus to train on: NAME, NAME/VERSION or URI. Repeat it for a mixture, with weights: `--corpus birds --corpus "
         "city=0.5`; a weight that is not given is 1."
-    ),
-]
-ClassMap = Annotated[
-    str | None,
-    typer.Option(
-        help="Classes of a mixture: names (classes of one name are one class; the default), prefixed (all apart, as CORPUS/CLASS), "
-        "or the path or URI of a table with the columns corpus, class, mixture_class."
     ),
 ]
 

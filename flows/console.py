@@ -121,6 +121,8 @@ def line(title: str, p: "RunProgress | None", elapsed_s: float) -> str:
         parts.append(f"{p['bytes_per_s'] / 1e6:,.1f} MB/s")
     if (loss := p.get("loss")) is not None:
         parts.append(f"loss {loss:.3f}")
+    if p.get("validation"):
+        parts.append(p["validation"])
     if p.get("devices"):
         parts.append(f"on {p['devices']}")
     if p.get("input_wait"):

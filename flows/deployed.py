@@ -243,11 +243,17 @@ def run_training(config: TrainConfig, engines: Engines) -> str:
     from flows.requests.training_cost import training_cost
 
     cost = training_cost(config)  # raises for lanes, workers or a batch that do not fit the corpus
-    engines.observer.say(f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs")
+    engines.observer.say(
+        f"{cost['images']:,} images in {cost['steps']:,} steps, {cost['epochs']:.1f} epochs; {cost['loss']}"
+    )
     spec, result = train_model(config, engines)
     state = result.state
     fields: Mapping[str, object] = state
-    rows = [[field, str(fields[field])] for field in ("step", "images_seen", "val_top1", "model") if field in fields]
+    rows = [
+        [field, str(fields[field])]
+        for field in ("step", "images_seen", "val_top1", "val_mean_average_precision", "model")
+        if field in fields
+    ]
     show(engines, "model", spec.run_key, ["", " "], rows)
     score = f", val {percent(state['val_top1'])}" if "val_top1" in state else ""
     return f"{state['model']}{score}{' (trained before)' if result.reused else ''}"

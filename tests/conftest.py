@@ -116,6 +116,34 @@ def two_corpora(tmp_path_factory) -> str:
     return root
 
 
+@pytest.fixture(scope="session")
+def tagged(tmp_path_factory):
+    """The store of a corpus with several labels per image: which of red, green, blue and grey a noisy image shows. 64 train images,
+    24 val, 24 test."""
+    import numpy as np
+    from PIL import Image
+
+    from data_prep.config import CorpusConfig, LabelTable
+    from data_prep.find_corpus import corpus_store
+    from data_prep.prepare import prepare
+    from infra.storage import open_store
+
+    folder, rng = tmp_path_factory.mktemp("tagged"), np.random.default_rng(0)
+    rows = ["image,labels,split"]
+    for split, count in {"train": 64, "val": 24, "test": 24}.items():
+        for i in range(count):
+            shown = (rng.random(3) < 0.5) * 128
+            pixels = (rng.integers(0, 128, (8, 8, 3)) + shown).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / f"{split}{i}.png")
+            tags = [name for name, on in zip(("red", "green", "blue"), shown, strict=True) if on] or ["grey"]
+            rows.append(f"{split}{i}.png,{' '.join(tags)},{split}")
+    (folder / "tags.csv").write_text("\n".join(rows))
+    source = LabelTable(path=str(folder / "tags.csv"), label_separator=" ", split_column="split")
+    request, root = CorpusConfig(name="tagged", source=source), str(folder / "store")
+    prepare([request], root)
+    return corpus_store(open_store(root), request)
+
+
 @pytest.fixture
 def train_config(digits):
     """train_config(name, workers, steps): a network that takes milliseconds a step, with dropout and decay."""

@@ -21,6 +21,7 @@ def requires_of(name, pins):
     return package.requires or []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("python", ["3.11.0", "3.11.99", "3.12.0", "3.13.0", "3.13.99"])
 def test_every_package_that_a_supported_python_needs_is_pinned(python):
     project, pins = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"], pinned()

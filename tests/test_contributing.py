@@ -51,6 +51,7 @@ def python(changed: Path, code: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_example_source_prepares_a_corpus(changed):
     pictures = changed / "pictures"
     pictures.mkdir()
@@ -84,6 +85,7 @@ assert "vit-paper-short" in get_args(FinetuningName)
     assert python(changed, code) == "3000 (500,)\n"
 
 
+@pytest.mark.slow
 def test_example_flow_has_a_deployment_with_its_form(changed):
     code = """
 from flows import deployed

@@ -24,6 +24,7 @@ def test_old_name_refers_to_the_moved_object(old):
     assert getattr(importlib.import_module(old), name) is getattr(importlib.import_module(new), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", ["data_prep.prepare", "vit.ray_train", "vit.ray_workers", "flows.worker", "flows.ship_left", "flows.cli"]
 )

@@ -120,6 +120,7 @@ def folder_with_a_model(tmp_path, store_with_a_corpus) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "code"), blocks("python"))
 def test_python_blocks_of_the_documentation_run(name, code, folder_with_a_model):
     prefixes = ("VITLINE_", "AWS_", "RAY_", "MLFLOW_", "PREFECT_")

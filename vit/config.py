@@ -3,13 +3,28 @@
 Imports neither torch nor Ray, so forms, plans and flows can validate a config on any machine.
 """
 
+from math import log
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from infra.config import FrozenConfig, digest_of, renamed
+from infra.config import FrozenConfig, added, digest_of, renamed
 from vit.input.config import InputConfig
 from vit.models.config import AnyNetworkConfig, ViTConfig
+
+Loss = Literal["softmax", "sigmoid"]
+
+
+def loss_for(*, single_label: bool) -> Loss:
+    """The loss that suits a corpus: softmax for one label per image, sigmoid for several."""
+    return "softmax" if single_label else "sigmoid"
+
+
+def head_bias_for(loss: Loss, num_classes: int) -> float:
+    """The initial bias of a new head: 0 for softmax. For sigmoid every class starts as likely as one of `num_classes` is by chance
+    (-10 for the 21k classes of the paper), so that the first gradients do not only push all classes down."""
+    # A chance of 1/2, of two classes, is -0.0 without the sum, which has another digest than 0.0.
+    return 0.0 if loss == "softmax" else 0.0 - round(log(max(1, num_classes - 1)), 2)
 
 
 class OptimConfig(FrozenConfig):
@@ -60,7 +75,7 @@ class TrainRecipe(FrozenConfig):
     """Reading order, batch size and augmentation."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
-    loss: Literal["softmax", "sigmoid"] = "softmax"
+    loss: Loss = "softmax"
     """Softmax cross-entropy, or sigmoid cross-entropy summed over classes (for several labels per image)."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread evenly over all classes."""
@@ -100,10 +115,10 @@ class ExecutionConfig(FrozenConfig):
     """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
     decode_threads: PositiveInt = 1
     """Threads per worker that decode and augment images, those of all its input processes together."""
-    decode_processes: NonNegativeInt | Literal["auto"] = "auto"
+    decode_processes: NonNegativeInt | Literal["auto"] = 0
     """Processes per worker in which these threads decode the batches of a training, because those of one process wait for Python's
     interpreter lock; 0 for the worker's own. `auto`: one for every four threads, where there are more than four. `vitline data bench`
-    measures what they feed."""
+    measures what they feed, and advises a number where threads wait for the lock."""
     decoded_cache_bytes: NonNegativeInt = 256 * 2**20
     """Memory per worker that caches decoded images, in bytes; speeds up small corpora."""
     read_ahead_bytes: NonNegativeInt = 2**31
@@ -120,8 +135,14 @@ class ExecutionConfig(FrozenConfig):
     """Steps between two reports of metrics."""
     save_every_steps: PositiveInt = 1_000
     """Steps between two checkpoints."""
+    evaluate_every_steps: NonNegativeInt = added(0)
+    """Steps between two scores of the validation split during the training, on all workers; they change nothing in the training. 0:
+    only at its end."""
     keep_checkpoints: PositiveInt = 2
     """Number of newest checkpoints to keep."""
+    keep_every_images: PositiveInt | None = added(None)
+    """Besides the newest, keep for ever the first regular checkpoint after each so many images seen, such as 100000000. None: only
+    the newest."""
     inspect_images: NonNegativeInt = 64
     """Number of validation images in the attention figures after pre-training; 0 draws no figures."""
     max_nonfinite_steps: NonNegativeInt = 5
@@ -189,7 +210,7 @@ class TrainConfig(FrozenConfig):
     split: str = "train"
     """Split to train on."""
     val_split: str | None = "val"
-    """Split that is scored once at the end, in all corpora that have it; None scores nothing."""
+    """Split that is scored at the end, and every `execution.evaluate_every_steps`, in all corpora that have it; None scores nothing."""
     init_model: str | None = None
     """URI of the published model to start from; None starts from random weights."""
     recipe: TrainRecipe

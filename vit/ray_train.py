@@ -6,15 +6,19 @@ Ray Train receives neither checkpoints nor metrics. A restarted worker group fin
 the outcome is `state.json`, which determines the exit code of the driver.
 """
 
+import contextlib
 import logging
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from infra.ray_jobs import ONE_TRAINING
 from infra.redact import cleaned
 from infra.runs.claims import ClaimLost
 from infra.runs.driver import Ending, driver_main, run_attempt
+from infra.runs.run_state import request_stop
 from infra.runs.stopping import StopPoller, handlers_kept
 from infra.settings import Settings
 from infra.storage import Store, open_store
@@ -29,6 +33,7 @@ log = logging.getLogger(__name__)
 BACKENDS = {True: "nccl", False: "gloo"}
 """Backend of torch.distributed, by whether workers have GPUs."""
 COLLECTIVE_MARGIN_S = 120
+DRAIN_LOOK_S = 5.0
 DEFAULT_COLLECTIVE_TIMEOUT_S = 1800  # that of Ray Train
 UNUSED_CALLBACKS = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
@@ -183,6 +188,47 @@ def resources() -> str:
     )
 
 
+@contextlib.contextmanager
+def drain_followed(run: Store, attempt: int) -> Iterator[None]:
+    """Meanwhile, Ray's notice that it drains the node of this worker becomes a stop request: the training writes a checkpoint
+    while it can, and the next attempt starts on another node. Ray itself would lose what was done since the last checkpoint."""
+    if Settings().one_node_ray:
+        yield
+        return
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(DRAIN_LOOK_S):
+            with contextlib.suppress(Exception):  # Ray or the store did not answer; the next look tries again
+                if node_drains():
+                    request_stop(run, "preempted", by="Ray, which drains a node of this training", attempt=attempt)
+                    return
+
+    thread = threading.Thread(target=watch, name="drain-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def node_drains() -> bool:
+    """Whether the cluster is going to take the node of this process away, as a cloud does with spot machines."""
+    from ray._private.state import state
+
+    # Ray Train's public function for this is a barrier over all ranks. If this one is missing, a drain is the loss of a node.
+    ask = getattr(state, "get_draining_nodes", dict)
+    return node_id() in ask()
+
+
+def node_id() -> str:
+    """Ray's name of the node that this process runs on."""
+    import ray
+
+    return str(ray.get_runtime_context().get_node_id())
+
+
 def train_worker(job: dict[str, Any]) -> None:
     """The training function of each worker. After the loss of a worker, Ray calls it again in a new group."""
     from ray.train import get_context
@@ -190,7 +236,8 @@ def train_worker(job: dict[str, Any]) -> None:
     run, context = open_store(job["run"]), get_context()
     try:
         world = World.current(context.get_node_rank(), context.get_local_rank(), job["device"])
-        TrainingRun(run, job["attempt"], world).execute()
+        with drain_followed(run, job["attempt"]):
+            TrainingRun(run, job["attempt"], world).execute()
     except ClaimLost:
         raise
     except Exception as error:

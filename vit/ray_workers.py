@@ -7,6 +7,7 @@ import logging
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +16,9 @@ from infra.runs.claims import ClaimHolder
 from infra.runs.driver import Ending, driver_main, run_attempt
 from infra.runs.progress import RunProgress, write_progress
 from infra.runs.stopping import StopPoller, handlers_kept
+from infra.runs.task_watch import PROGRESS_TIMEOUT_S, TaskWatch
 from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
-from vit.config import ExecutionConfig
 from vit.ray_train import declared_resources
 from vit.vtab.evaluate import (
     EvaluationSpec,
@@ -41,7 +42,6 @@ from vit.vtab.trained.trials import Trial
 
 log = logging.getLogger(__name__)
 MAX_RETRIES = 3
-PROGRESS_TIMEOUT_S = ExecutionConfig().progress_timeout_s
 
 
 def drive(run: Store, attempt: int) -> int:
@@ -50,7 +50,7 @@ def drive(run: Store, attempt: int) -> int:
 
     def work(stop: StopPoller) -> Ending:
         frozen = isinstance(spec.protocol, Probe)
-        on_ray = (features_on_ray, probe_trials_on_ray)
+        on_ray = (partial(features_on_ray, watch=TaskWatch(run.uri, attempt)), probe_trials_on_ray)
         check_claim = ClaimHolder(run, attempt).check
         sweep = None if frozen else Sweep(run, attempt, spec, stop, check_claim)
         scores = sweep.execute() if sweep else frozen_scores(run, spec, stop, *on_ray, check_claim)
@@ -173,11 +173,11 @@ def crashed(run: Store, attempt: int, trial_key: str) -> str:
     return f"the process of trial {trial_key} ended {MAX_RETRIES + 1} times without a result; {why}"
 
 
-def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[FeaturePart]:
+def features_on_ray(root: str, parts: Sequence[FeaturePart], watch: TaskWatch) -> Iterator[FeaturePart]:
     """Computes feature parts with one Ray Data execution and yields each part once it is stored.
 
     The work runs in actors that keep their model loaded, each with one GPU, or one CPU where there are no GPUs. Raises
-    RuntimeError with the worker's message if a part cannot be computed.
+    RuntimeError with the worker's message if a part cannot be computed. `watch` ends workers that hang; Ray starts them again.
     """
     import ray.data
 
@@ -192,7 +192,7 @@ def features_on_ray(root: str, parts: Sequence[FeaturePart]) -> Iterator[Feature
     context.print_on_execution_start = False
     # Otherwise Ray holds back what an actor yields until a block is full: here, until a whole work chunk is done.
     context.target_max_block_size = 1
-    rows = [{"chunk": pickle.dumps((root, threads, chunk))} for chunk in work_chunks(parts, workers)]
+    rows = [{"chunk": pickle.dumps((root, threads, chunk, watch))} for chunk in work_chunks(parts, workers)]
     results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         FeatureWorker,
         batch_size=1,
@@ -215,11 +215,15 @@ class FeatureWorker:
         self._extractor: Extractor | None = None
 
     def __call__(self, batch: pa.Table) -> Iterator[pa.Table]:
-        root, threads, chunk = pickle.loads(batch.column("chunk")[0].as_py())
+        root, threads, chunk, watch = pickle.loads(batch.column("chunk")[0].as_py())
         self._extractor = self._extractor or Extractor(root, threads)
         # An expected error is returned as a value: Ray Data would wrap an exception in pages of traceback.
         try:
-            for part in self._extractor.ensure(chunk):
+            parts = self._extractor.ensure(chunk)
+            for planned in chunk:
+                # Between two parts Ray may hold this process back for as long as it likes.
+                with watch.over(f"features-{planned.source.folder.rpartition('/')[2]}-{planned.key.replace('/', '-')}"):
+                    part = next(parts)
                 yield pa.table({"result": [pickle.dumps((part, ""))]})
         except (ValueError, RuntimeError, OSError) as error:
             yield pa.table({"result": [pickle.dumps((None, f"{type(error).__name__}: {error}"))]})

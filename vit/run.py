@@ -8,7 +8,7 @@ import platform
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 
@@ -19,8 +19,9 @@ from infra.runs.stopping import StopPoller
 from infra.runs.watchdog import Watchdog
 from infra.storage import Store, open_store
 from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_corpora
+from vit.corpora.training_sources import sources_of
 from vit.devices import devices_text
-from vit.input.batches import Batch, Loading, Source, eval_batches, source_batches
+from vit.input.batches import Batch, Loading, eval_batches, source_batches
 from vit.input.decoding.how_many import decode_processes
 from vit.input.image_contract import ImageContract
 from vit.input.prefetch import Prefetcher
@@ -31,7 +32,8 @@ from vit.published import adapt, load_model, publish
 from vit.run_spec import MIXTURE_KEY, RunSpec, StartRecord, WorkerError
 from vit.training.bad_examples import BadExamples
 from vit.training.checkpoint import CannotResume, CheckpointSaver, RunIdentity, list_checkpoints, resume
-from vit.training.evaluate import evaluate
+from vit.training.checkpoint_names import lasts
+from vit.training.evaluate import Evaluation, evaluate
 from vit.training.reporter import Reporter, system_metrics
 from vit.training.train import Hook, TrainState, initial_state, torch_seed, train, with_optimizer
 from vit.training.world import World
@@ -161,6 +163,12 @@ class TrainingRun:
             rank=self.world.rank,
             world_size=self.world.size,
             keep=execution.keep_checkpoints,
+            lasts=partial(
+                lasts,
+                save_every_steps=execution.save_every_steps,
+                global_batch_size=self.recipe.input.global_batch_size,
+                keep_every_images=execution.keep_every_images,
+            ),
             check_claim=self.claim.check,
             before_commit=reporter.seal,
             progress=self.watchdog.progress,
@@ -185,18 +193,19 @@ class TrainingRun:
                 execution,
                 self.world,
                 report=reporter.record,
-                hooks=[Hook(execution.save_every_steps, save, before_stop=True)],
+                hooks=[Hook(execution.save_every_steps, save, before_stop=True), *self._validation(state, reporter)],
                 stop_requested=stop_requested,
                 bad=bad,
                 input_waits=lambda: loaded.waits,
+                input_ready=lambda: loaded.is_ready,
             )
         saver.wait()
         return outcome
 
     def _train_batches(self, start_step: int) -> Prefetcher[list[Batch]]:
-        execution, split = self.config.execution, self.config.split
+        execution = self.config.execution
         return source_batches(
-            [Source(p.store, p.manifest, split, p.weight, p.labels(split)) for p in self.corpora.parts],
+            sources_of(self.corpora, self.config.split),
             self.recipe.input,
             seed=self.recipe.seed,
             micro_batch_size=execution.micro_batch_size,
@@ -222,11 +231,42 @@ class TrainingRun:
             part.store, part.manifest, split, augment, batch_size=batch_size, loading=loading, labels=labels
         )
 
+    def _validation(self, state: TrainState, reporter: Reporter) -> list[Hook]:
+        """Scores the validation split every `execution.evaluate_every_steps`. At the last step `_score` does.
+
+        A run that resumes at such a step scores it first: it may have been stopped between the checkpoint and the score.
+        """
+        every = self.config.execution.evaluate_every_steps
+        if not every:
+            return []
+
+        def score(state: TrainState) -> None:
+            if 0 < state.step < self.recipe.total_steps:
+                self._evaluate(state.evaluation_model(), state.step, reporter)
+
+        if state.step % every == 0:
+            score(state)
+        return [Hook(every, score, unless_stopping=True)]
+
     def _score(self, network: Network, step: int, reporter: Reporter) -> StateDetail:
-        """Scores the validation splits of all corpora together, on all ranks; empty if there is none."""
+        """The scores of the validation split for the state of the run; empty if there is none."""
+        score = self._evaluate(network, step, reporter)
+        if score is None:
+            return {}
+        detail: StateDetail = {
+            "val_top1": score.top1,
+            "val_examples": score.num_examples,
+            "val_majority_fraction": score.majority_fraction,
+        }
+        if score.mean_average_precision is not None:
+            detail["val_mean_average_precision"] = score.mean_average_precision
+        return detail
+
+    def _evaluate(self, network: Network, step: int, reporter: Reporter) -> Evaluation | None:
+        """Scores the validation splits of all corpora together, on all ranks, and records it; None if there is none."""
         split = self.config.val_split
         if split is None or not (parts := self.corpora.with_split(split)):
-            return {}
+            return None
 
         def batches() -> Iterator[Batch]:
             for part in parts:
@@ -240,13 +280,13 @@ class TrainingRun:
             loss=self.recipe.loss,
             precision=self.recipe.precision,
             world=self.world,
+            average_precision=not self.corpora.single_label,
         )
-        reporter.record(step, {"val/top1": score.top1, "val/loss": score.loss})
-        return {
-            "val_top1": score.top1,
-            "val_examples": score.num_examples,
-            "val_majority_fraction": score.majority_fraction,
-        }
+        metrics = {"val/top1": score.top1, "val/loss": score.loss}
+        if score.mean_average_precision is not None:
+            metrics["val/mean_average_precision"] = score.mean_average_precision
+        reporter.record(step, metrics)
+        return score
 
     def _publish(self, network: Network, state: TrainState) -> StateDetail:
         """Publishes the model and draws the figures of the run."""

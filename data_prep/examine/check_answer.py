@@ -32,7 +32,7 @@ def check_decoded(
         raise ValueError(f"format {claimed[:20]!r} for a file that starts as {header.format or 'none that is known'}")
     size = f"{width_px:,} x {height_px:,} pixels"
     try:
-        check_size(width_px, height_px, policy)
+        check_size(width_px, height_px, policy, claimed)
     except ImageRejected as refused:
         raise ValueError(f"{size}, which the policy refuses: {refused.reason}") from refused
     # A photograph may be stored turned by 90 degrees.

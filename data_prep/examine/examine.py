@@ -20,6 +20,7 @@ from data_prep.images import Examined
 from data_prep.records import DENIED, RECORD_SCHEMA, REQUEST_KEY, Chunks, Listing
 from data_prep.splits import hashed_split, order_key, unit_key
 from infra.config import FrozenConfig
+from infra.runs.watchdog import note_progress
 from infra.storage import Store, StoreRefused, open_store
 
 _READ_THREADS = 8
@@ -44,6 +45,11 @@ class ChunkTask(FrozenConfig):
     chunk: int
     any_merged: bool = False
     """Whether examples of the corpus repeat others and are skipped; they may be in other chunks."""
+
+    @property
+    def title(self) -> str:
+        """Names the task in messages and files."""
+        return f"examine-{self.corpus.split('/')[-2]}-{self.chunk}"
 
 
 class ChunkDone(FrozenConfig):
@@ -117,6 +123,7 @@ class _Records:
         self.num_examples = self.num_refused = self.num_bytes = self.num_denied = 0
 
     def add(self, row: Record) -> None:
+        note_progress()
         self.num_examples += 1
         self.num_refused += row["reason"] is not None
         self.num_bytes += row.get("num_bytes") or 0

@@ -20,6 +20,7 @@ from data_prep.shard_format import SCHEMA_VERSION, ListedShard, ShardError, Shar
 from data_prep.shards.content_digest import table_content_digest
 from data_prep.shards.verify_shards import ShardSpec
 from infra.config import FrozenConfig
+from infra.runs.watchdog import note_progress
 from infra.storage import Store, open_store
 
 _READ_THREADS = 8
@@ -40,6 +41,11 @@ class ShardTask(FrozenConfig):
     pieces: tuple[tuple[int, int, int], ...]
     """(bucket, start, stop): rows of the planned files, in this order."""
     origin: str
+
+    @property
+    def title(self) -> str:
+        """Names the task in messages and files."""
+        return f"write-{self.spec.corpus_name}-{self.spec.key.replace('/', '-')}"
 
 
 class ShardInfo(FrozenConfig):
@@ -107,6 +113,7 @@ def write_shard(task: ShardTask, planned: pa.Table, digest: str) -> ShardInfo:
         with shard_writer(sink, task.spec.arrow_schema(), mean_bytes) as writer:
             for table in _tables(planned, task):
                 writer.write_table(table, row_group_size=task.spec.rows_per_row_group)
+                note_progress()
             writer.add_key_value_metadata(_identity(task.spec, digest, sink.num_bytes).as_metadata())
     info = ShardInfo(
         corpus=corpus.uri,

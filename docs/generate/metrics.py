@@ -20,8 +20,10 @@ METRICS = {
         "train/loss": "Mean loss of the examples of one step. With MixUp and CutMix it cannot reach 0: the targets are shares.",
         "train/top1": "Fraction of the examples of one step whose highest logit is one of their labels. Not logged "
         "with MixUp or CutMix, where an image shows two.",
-        "val/loss": "Mean loss over the held-out split, at the end of the training.",
-        "val/top1": "Top-1 accuracy over the held-out split, at the end of the training.",
+        "val/loss": "Mean loss over the held-out split, every `execution.evaluate_every_steps` and at the end of the training.",
+        "val/top1": "Top-1 accuracy over the held-out split, at the same steps; with several labels per image any of them counts.",
+        "val/mean_average_precision": "Mean over classes of the average precision over the held-out split, at the same steps; only "
+        "with several labels per image.",
         "optim/lr": "Learning rate of the step.",
         "optim/grad_norm": "Global gradient norm before clipping.",
         "guard/nonfinite_steps": "Consecutive steps that were skipped because their gradient was not finite.",

@@ -28,6 +28,7 @@ from infra.stores import s3_store
 FAULTS = ("503", "reset", "reply lost", "reply cut", "slow")
 LINGER = (1, 13, struct.pack("ii", 1, 0))  # SOL_SOCKET, SO_LINGER
 _SILENCE_S = 60.0
+_SLOW_BYTES_S = 5.0
 # Headers of one connection, and those that signing sets.
 _NOT_PASSED_ON = {
     "accept-encoding", "authorization", "connection", "content-length", "expect", "host", "x-amz-date", "x-amz-security-token",
@@ -59,10 +60,12 @@ class Proxy(ThreadingHTTPServer):
 
     `range_faults` befall the next reads of a range, as in caches that fetch whole objects with credentials of their own:
     "ignored" answers the whole object, "other" another range than the one asked for, "garbled" that range with other bytes.
-    Each request waits for `latency_s` before it is passed on, beside the others.
+    Each request waits for `latency_s` before it is passed on, beside the others. A fault that is not among FAULTS is "slow bytes": the
+    second half of the body comes `_SLOW_BYTES_S` later.
     """
 
     daemon_threads = True
+    request_queue_size = 128  # of a loader many connect at once; those that find no room are late by a second and more
 
     def __init__(self, behind: str, region: str, session: Session) -> None:
         super().__init__(("127.0.0.1", 0), PassOn)
@@ -133,15 +136,22 @@ class PassOn(BaseHTTPRequestHandler):
         }
         if self.command == "HEAD":
             kept["Content-Length"] = next((v for n, v in given if n.lower() == "content-length"), "0")
-        self.answer(status, kept, data, cut=fault == "reply cut")
+        self.answer(
+            status, kept, data, cut=fault == "reply cut", pause_s=_SLOW_BYTES_S if fault == "slow bytes" else 0.0
+        )
 
-    def answer(self, status: int, headers: Mapping[str, str], data: bytes, cut: bool = False) -> None:
+    def answer(
+        self, status: int, headers: Mapping[str, str], data: bytes, cut: bool = False, pause_s: float = 0.0
+    ) -> None:
         self.send_response(status)
         for name, value in ({"Content-Length": str(len(data))} | dict(headers)).items():
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(data[: len(data) // 2] if cut else data)
+            half = len(data) // 2
+            self.wfile.write(data[:half])
+            time.sleep(pause_s)
+            self.wfile.write(b"" if cut else data[half:])
         if cut:
             self.wfile.flush()
             self.reset()

@@ -6,6 +6,7 @@ python -m flows.chaos.ray_driver --run URI --attempt N
 import itertools
 import os
 import signal
+import time
 from typing import Any
 from unittest.mock import patch
 
@@ -15,8 +16,9 @@ from infra.runs.stopping import StopPoller
 from infra.storage import Store, open_store
 from vit import ray_train
 
-FAULT = "chaos.json"
+FAULT, REACHED = "chaos.json", "chaos-reached.json"
 AT = 12
+WAIT_S = 600.0
 
 
 def train_worker(job: dict[str, Any]) -> None:
@@ -30,12 +32,23 @@ def train_worker(job: dict[str, Any]) -> None:
         if next(steps) == AT:
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
-            request_stop(run, fault, by="chaos", attempt=job["attempt"])
-            poller.read()
+            if fault == "wait":
+                wait(run, poller)
+            else:
+                request_stop(run, fault, by="chaos", attempt=job["attempt"])
+                poller.read()
         return asked(poller)
 
     with patch.object(StopPoller, "asked", suffering):
         ray_train.train_worker(job)
+
+
+def wait(run: Store, poller: StopPoller) -> None:
+    """Says which node this process is on, for the scenario to harm it, and waits for a stop request."""
+    run.write_json(REACHED, {"pid": os.getpid(), "node": ray_train.node_id()})
+    until = time.monotonic() + WAIT_S
+    while poller.asked() is None and time.monotonic() < until:
+        time.sleep(0.1)
 
 
 def drive(run: Store, attempt: int) -> int:

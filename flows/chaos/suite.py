@@ -13,8 +13,16 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import NamedTuple
 
-from flows.chaos import checkpoint_faults, claim_faults, cluster_faults, data_faults, process_faults, store_faults
 from flows.chaos.bench import Bench
+from flows.chaos.faults import (
+    checkpoint_faults,
+    claim_faults,
+    cluster_faults,
+    data_faults,
+    node_faults,
+    process_faults,
+    store_faults,
+)
 from flows.chaos.scenario import Result, Scenario
 from flows.console import utc
 from infra.names import there_are
@@ -29,6 +37,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     data_faults,
     store_faults,
     cluster_faults,
+    node_faults,
 )
 SCENARIOS: dict[str, Scenario] = {
     each.name: each for family in FAMILIES for each in vars(family).values() if isinstance(each, Scenario)

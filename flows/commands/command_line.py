@@ -15,6 +15,13 @@ Root = Annotated[
     typer.Option("--root", help="Root of corpora, runs and models: a path or URI. Default: $VITLINE_ROOT."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+ClassMap = Annotated[
+    str | None,
+    typer.Option(
+        help="Classes of a mixture: names (classes of one name are one class; the default), prefixed (all apart, as CORPUS/CLASS), "
+        "or the path or URI of a table with the columns corpus, class, mixture_class."
+    ),
+]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a field: `--set recipe.optim.peak_lr=3e-4`. Repeatable.")
 ]

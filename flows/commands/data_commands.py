@@ -5,13 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.commands.command_line import Json, Root, Set, settings, show_one, show_rows
+from flows.commands.command_line import ClassMap, Json, Root, Set, settings, show_one, show_rows
 from flows.requests.choices import SourceKind
 
 app = typer.Typer(
     help="Corpora: prepare, show, verify, compare, make subsets.", no_args_is_help=True, rich_markup_mode=None
 )
 Corpus = Annotated[str, typer.Argument(help="NAME, NAME/VERSION or URI")]
+Corpora = Annotated[
+    list[str],
+    typer.Argument(
+        help="NAME, NAME/VERSION or URI; several for a mixture, with weights: birds=3 city=1", metavar="NAME..."
+    ),
+]
 _SUFFIXES = {"": 1, "k": 1_000, "m": 1_000_000, "g": 1_000_000_000}
 
 
@@ -192,9 +198,10 @@ def data_shuffle_report(
 
 @app.command("views")
 def data_views(
-    name: Corpus,
+    names: Corpora,
     recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
     out: Annotated[Path, typer.Option(help="The HTML page to write.")] = Path("views.html"),
+    class_map: ClassMap = None,
     set_: Set = None,
     examples: Annotated[int, typer.Option(min=1, max=100, help="Examples to show.")] = 6,
     views: Annotated[int, typer.Option(min=1, max=20, help="Training views of each example.")] = 3,
@@ -210,13 +217,13 @@ def data_views(
     from flows.commands.training import requested_training
     from flows.reports.views import write_views
 
-    config = requested_training(settings(root).root, [name], recipe, set_ or [])
+    config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
     write_views(config, recipe, out, examples=examples, views=views, mixed=mixed, as_json=json)
 
 
 @app.command("bench")
 def data_bench(
-    name: Corpus,
+    names: Corpora,
     recipe: Annotated[str, typer.Option(help="Recipe of the training; `vitline pretrain recipes` lists them.")],
     gpu: Annotated[str, typer.Option(help="The GPU to feed: `H200`, `A100`, ...")] = "H200",
     mfu: Annotated[float, typer.Option(help="Share of the GPU's peak FLOP/s that the training reaches.")] = 0.5,
@@ -231,6 +238,7 @@ def data_bench(
     seconds: Annotated[
         float, typer.Option(min=0.1, help="Seconds of reading alone, and as many of the whole way.")
     ] = 10.0,
+    class_map: ClassMap = None,
     set_: Set = None,
     root: Root = None,
     json: Json = False,
@@ -243,5 +251,5 @@ def data_bench(
     from flows.commands.training import requested_training
     from flows.reports.input_bench import show_bench
 
-    config = requested_training(settings(root).root, [name], recipe, set_ or [])
+    config = requested_training(settings(root).root, names, recipe, set_ or [], class_map)
     show_bench(config, gpu=gpu, mfu=mfu, images_per_s=images_per_s, workers=workers, seconds=seconds, as_json=json)

@@ -77,7 +77,17 @@ def plan_and_show(
     console.print_result(_sentence(total, rate, measured=tflops is None))
 
 
-_COLUMNS = ["task", "init", "seed", "trainings", "finished", "images to train on", "to evaluate", "device hours"]
+_COLUMNS = [
+    "task",
+    "init",
+    "seed",
+    "trainings",
+    "finished",
+    "images to train on",
+    "to evaluate",
+    "device hours",
+    "loss",
+]
 
 
 def _cells(tasks: Sequence[TaskCost], hours: Sequence[float]) -> list[list[str]]:
@@ -91,6 +101,7 @@ def _cells(tasks: Sequence[TaskCost], hours: Sequence[float]) -> list[list[str]]
             f"{t.trained_images:,}",
             f"{t.scored_images:,}",
             f"{h:.2f}",
+            t.loss,
         ]
         for t, h in zip(tasks, hours, strict=True)
     ]

@@ -142,7 +142,7 @@ def read_runs(root: Store, kept: Kept) -> list[SeenRun]:
 
 def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -> Iterator[Heap]:
     """Of finished runs all checkpoints but the newest, and those whose save was interrupted; of runs that never finished and
-    have long been silent, all. One that is marked as damaged is kept only where too few others are there."""
+    have long been silent, all. One that is marked as damaged is kept only where too few others are there, a lasting one always."""
     for run in runs:
         number, problem = keep, ""
         if run.finished_at is not None and run.last_life < ages.finished_before:
@@ -152,7 +152,8 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
             problem = f"{state}, without a sign of life since {utc(run.last_life)}: the same request would start anew"
         if not problem:
             continue
-        kept, unknown = kept_checkpoints(run.checkpoints, number), find_checkpoints(run.checkpoints).unknown
+        kept, found = kept_checkpoints(run.checkpoints, number), find_checkpoints(run.checkpoints)
+        unknown, lasting = found.unknown, {name.prefix for name in found.lasting}
         for prefix in unknown:
             why = "has a name that this version of vitline does not give. Use the version that wrote it."
             kept_as(f"run {run.key}", UnreadableRecord(f"{run.store.uri_of(prefix)} {why}"))
@@ -160,7 +161,8 @@ def checkpoints(runs: Iterable[SeenRun], keep: int, ages: Ages, kept_as: Kept) -
         if garbage:
             # Manifests are deleted first, so that no reader ever sees half a checkpoint.
             garbage.sort(key=lambda key: (not key.endswith("/manifest.json"), key))
-            problem += f"; newest {len(kept)} checkpoints are kept" if run.finished_at is not None else ""
+            problem += f"; newest {len(kept - lasting)} checkpoints are kept" if run.finished_at is not None else ""
+            problem += f"; {len(lasting)} lasting checkpoints are kept" if lasting else ""
             yield Heap(f"run {run.key}", problem, run.store, garbage, run.life)
 
 

@@ -4,15 +4,13 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from data_prep.shard_format import load_manifest
 from flows import console
+from flows.requests.training_cost import reading_plan
 from infra.html.page import num_bytes
-from infra.storage import open_store
 from vit.config import TrainConfig
+from vit.corpora.training_corpora import open_corpora
 from vit.input.decoding.how_many import decode_processes
 from vit.input.load_queue import most_loads
-from vit.input.order import Order
-from vit.input.plan import plan_order
 from vit.speed.demand import Demand, demand_of
 from vit.speed.input_speed import node_speed
 from vit.speed.input_verdict import STAGES, InputVerdict, Setting
@@ -29,17 +27,19 @@ def show_bench(
     as_json: bool,
 ) -> None:
     """Measures and prints. Raises ValueError before anything is measured for what does not fit together."""
-    store = open_store(config.corpus)
-    manifest = load_manifest(store)
-    needed = demand_of(config.recipe, manifest.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
+    corpora, split = open_corpora(config), config.split
+    needed = demand_of(config.recipe, corpora.num_classes, gpu=gpu, mfu=mfu, images_per_s=images_per_s)
     if not 1 <= workers <= config.execution.num_workers:
         raise ValueError(
             f"--workers {workers} of a node must be 1 to execution.num_workers={config.execution.num_workers}, the workers of the whole "
             "training. Give fewer, or add --set execution.num_workers=N."
         )
-    row_group_bytes = manifest.mean_row_group_bytes(config.split)
-    order = Order.of(manifest, config.split, config.recipe.input, config.recipe.seed)
-    plan = plan_order(order, world_size=config.execution.num_workers, mean_row_group_bytes=row_group_bytes)
+    plan, sizes = reading_plan(config, corpora), [part.manifest.mean_row_group_bytes(split) for part in corpora.parts]
+    orders = [part.order(split, config.recipe.input, config.recipe.seed) for part in corpora.parts]
+    groups_per_row = sum(
+        share * order.groups.num_groups / order.num_rows for share, order in zip(corpora.shares, orders, strict=True)
+    )
+    reads_wait = any(part.store.reads_wait for part in corpora.parts)
     lanes = config.recipe.input.num_lanes // config.execution.num_workers
     setting = Setting(
         cores=len(os.sched_getaffinity(0)),
@@ -48,16 +48,16 @@ def show_bench(
             config.execution.decode_processes, threads=config.execution.decode_threads, lanes=lanes
         ),
         lanes=lanes,
-        loads_at_a_time=most_loads(store.reads_wait),
-        rows_per_group=manifest.split(config.split).rows_per_row_group,
+        loads_at_a_time=most_loads(reads_wait),
+        rows_per_group=max(1, round(1 / groups_per_row)),
         read_ahead_bytes=config.execution.read_ahead_bytes,
-        open_bytes=plan.open_memory_bytes,
-        split_bytes=row_group_bytes * order.groups.num_groups,
-        can_cache=store.reads_wait and config.execution.shard_cache_dir is None,
+        open_bytes=plan["open_memory_bytes"],
+        split_bytes=sum(size * order.groups.num_groups for size, order in zip(sizes, orders, strict=True)),
+        can_cache=reads_wait and config.execution.shard_cache_dir is None,
     )
-    with console.progress(f"reading and decoding {manifest.name} for {2 * seconds:.0f} s, {_workers(workers)} at once"):
+    name = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)
+    with console.progress(f"reading and decoding {name} for {2 * seconds:.0f} s, {_workers(workers)} at once"):
         verdict = InputVerdict(node_speed(config, workers, seconds), setting, needed.images_per_s)
-    name = f"{manifest.name}/{manifest.version}"
     if as_json:
         console.emit(_as_json(name, config, needed, verdict))
         return
@@ -66,7 +66,7 @@ def show_bench(
         if needed.mfu
         else config.recipe.model.summary
     )
-    title = f"{name}, {config.split}, at {store.uri}: {what}"
+    title = f"{name}, {split}, at {' and '.join(part.store.uri for part in corpora.parts)}: {what}"
     console.table(title, ["stage", "images/s", "of the need", "measured"], _rows(verdict, needed), right=(1, 2))
     for line in _lines(verdict):
         console.print_result(line)

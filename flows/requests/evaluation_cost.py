@@ -37,6 +37,8 @@ class TaskCost:
     flop: float
     """Operations still to be done: three forward passes for a trained image, one for an evaluated one."""
     network: AnyNetworkConfig
+    loss: str = ""
+    """The loss of the trainings; empty for a probe."""
     average: bool = False
     """Whether averaged weights are kept, too."""
 
@@ -82,6 +84,7 @@ def sweep_cost(root: Store, task_sweep: TaskSweep) -> TaskCost:
         scored_images=evaluated,
         flop=forward_flops(recipe.model, task_sweep.num_classes) * (3 * trained + evaluated),
         network=recipe.model,
+        loss=recipe.loss,
         average=recipe.average_decay is not None,
     )
 

@@ -5,10 +5,10 @@ from typing import Any
 from data_prep.shard_format import Manifest, load_manifest
 from flows.catalog import find_corpus, find_model
 from flows.requests.forms import FinetuneRequest
-from flows.requests.training_draft import training_name, with_steps
+from flows.requests.training_draft import check_loss, training_name, with_steps
 from infra.config import replace
 from infra.storage import Store, open_store
-from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, head_bias_for, loss_for
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.plan import propose_num_lanes
 from vit.model_record import published_record, read_contract
@@ -19,7 +19,7 @@ from vit.vtab.tasks import TaskSplits
 
 
 def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
-    """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1)."""
+    """The config of a fine-tuning by the paper's rules (arXiv:2010.11929, B.1.1); the loss is that of the labels of the corpus."""
     from vit.input.image_contract import ImageContract
 
     model = find_model(root, request.model)
@@ -43,7 +43,9 @@ def resolve_finetune(root: str, request: FinetuneRequest) -> TrainConfig:
             num_workers=request.num_workers or 1, save_every_steps=max(1, recipe.total_steps // 4)
         ),
     )
-    return replace(config, **request.overrides)
+    config = replace(config, **request.overrides)
+    check_loss(config, store.uri, manifest)
+    return config
 
 
 def _finetune_recipe(
@@ -51,7 +53,8 @@ def _finetune_recipe(
 ) -> TrainRecipe:
     """The recipe without a protocol: steps as requested, images as in the model's own evaluation."""
     size, batch, steps = request.image_size_px, request.global_batch_size or 512, request.steps or 500
-    network = network_config(architecture.for_transfer(size))
+    loss = loss_for(single_label=manifest.single_label)
+    network = network_config(architecture.for_transfer(size, head_bias_for(loss, manifest.num_classes)))
     lanes = propose_num_lanes(
         manifest.split("train"),
         global_batch_size=batch,
@@ -63,6 +66,7 @@ def _finetune_recipe(
         model=network,
         input=InputConfig(global_batch_size=batch, num_lanes=lanes, augment=augment),
         optim=OptimConfig(optimizer="sgd", peak_lr=request.peak_lr or 0.03, warmup_steps=min(500, steps // 5)),
+        loss=loss,
         total_steps=steps,
         seed=request.seed,
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 from data_prep.shard_format import Manifest, load_manifest
 from flows.catalog import find_corpus
 from flows.requests.forms import PretrainRequest
-from flows.requests.training_draft import draft_training, training_name
+from flows.requests.training_draft import check_loss, draft_training, training_name
 from infra.config import replace
 from vit.config import MixedCorpus, MixtureConfig, TrainConfig
 from vit.corpora.mixture_classes import NAMES, PREFIXED
@@ -30,7 +30,7 @@ def resolve_pretrain(root: str, request: PretrainRequest) -> TrainConfig:
 
 def on_corpus(config: TrainConfig, uri: str, manifest: Manifest) -> TrainConfig:
     """The config with its corpus; refuses a loss that does not suit the labels."""
-    _check_loss(config, uri, manifest)
+    check_loss(config, uri, manifest)
     val = config.val_split if config.val_split in manifest.splits else None
     return replace(config, corpus=uri, val_split=val)
 
@@ -45,20 +45,12 @@ def _on_mixture(root: str, request: PretrainRequest, first: str, manifest: Manif
         *(MixedCorpus(corpus=s.uri, weight=e.weight) for s, e in zip(further, request.mix_with, strict=True)),
     ]
     for each, of in zip(weighted, manifests, strict=True):
-        _check_loss(config, each.corpus, of)
+        check_loss(config, each.corpus, of)
     val = config.val_split if any(config.val_split in each.splits for each in manifests) else None
     mixture = MixtureConfig(corpora=tuple(weighted), class_map=_absolute(request.class_map))
     config = replace(config, corpus=first, mixture=mixture.model_dump(), val_split=val)
     open_corpora(config)  # raises for classes that do not fit together
     return config
-
-
-def _check_loss(config: TrainConfig, uri: str, manifest: Manifest) -> None:
-    if config.recipe.loss == "softmax" and not manifest.single_label:
-        raise ValueError(
-            f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "
-            'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'
-        )
 
 
 def _together(manifests: list[Manifest]) -> str:

@@ -5,7 +5,7 @@ from math import ceil
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from infra.html.page import num_bytes
-from vit.config import TrainConfig
+from vit.config import Loss, TrainConfig
 
 if TYPE_CHECKING:
     from vit.corpora.training_corpora import TrainingCorpora
@@ -53,6 +53,8 @@ class TrainingCost(TypedDict):
     images: int
     """Images to train on, counting repeats."""
     epochs: float
+    loss: str
+    """The loss, and the labels of the corpus."""
     forward_gflop_per_image: float
     training_exaflop: float
     workers: int
@@ -77,7 +79,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
     from vit.models.flops import forward_flops
 
     recipe, corpora = config.recipe, open_corpora(config)
-    reading = _reading(config, corpora)
+    reading = reading_plan(config, corpora)
     rows = [part.num_rows(config.split) for part in corpora.parts]
     images = recipe.total_steps * recipe.input.global_batch_size
     flops = forward_flops(recipe.model, corpora.num_classes)
@@ -92,6 +94,7 @@ def training_cost(config: TrainConfig) -> TrainingCost:
         "steps": recipe.total_steps,
         "images": images,
         "epochs": images / sum(rows),
+        "loss": loss_text(recipe.loss, single_label=corpora.single_label),
         "forward_gflop_per_image": flops / 1e9,
         "training_exaflop": 3 * flops * images / 1e18,
         "workers": config.execution.num_workers,
@@ -123,7 +126,11 @@ def training_cost(config: TrainConfig) -> TrainingCost:
     return cost
 
 
-def _reading(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
+def loss_text(loss: Loss, *, single_label: bool) -> str:
+    return f"{loss}, for {'one label' if single_label else 'several labels'} per image"
+
+
+def reading_plan(config: TrainConfig, corpora: "TrainingCorpora") -> dict[str, Any]:
     """The fields of `OrderPlan`: of several corpora the memory of all, the fewest proposed lanes, else the worst of each."""
     from vit.input.mixture import Mixture
     from vit.input.plan import plan_order

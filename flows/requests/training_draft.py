@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from data_prep.shard_format import Manifest
 from flows.requests.forms import PipelineRequest, PretrainRequest
 from flows.requests.overrides import refuse_form_fields
 from infra.config import replace
@@ -38,6 +39,15 @@ def with_steps(recipe: TrainRecipe, steps: int) -> dict[str, Any]:
     """The changes for another number of steps: warmup is shortened in proportion, and never lengthened."""
     warmup = min(recipe.optim.warmup_steps, recipe.optim.warmup_steps * steps // recipe.total_steps)
     return {"total_steps": steps, "optim.warmup_steps": warmup}
+
+
+def check_loss(config: TrainConfig, uri: str, manifest: Manifest) -> None:
+    """Refuses a loss that does not suit the labels of a corpus."""
+    if config.recipe.loss == "softmax" and not manifest.single_label:
+        raise ValueError(
+            f"{uri} has several labels per image, but the training {config.name!r} uses a softmax loss. "
+            'Set the override {"recipe.loss": "sigmoid"} (`--set recipe.loss=sigmoid`).'
+        )
 
 
 def training_name(corpus: str, what: str) -> str:

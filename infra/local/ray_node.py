@@ -93,7 +93,7 @@ class LocalRay:
         self._log_dir.mkdir(parents=True, exist_ok=True)
         arguments = ["--log-dir", str(self._log_dir), "--object-store-bytes", str(self._object_store_bytes)]
         arguments += ["--parent", str(os.getpid())]
-        arguments += ["--num-cpus", str(self._num_cpus)] if self._num_cpus else []
+        arguments += ["--num-cpus", str(self._num_cpus)] if self._num_cpus is not None else []
         with open(self._log_dir / _SUPERVISOR_LOG, "wb") as log:
             self._supervisor = subprocess.Popen(
                 [sys.executable, "-P", "-m", "infra.local.ray_node", *arguments],
@@ -231,7 +231,7 @@ class RayHead:
             "object-store-memory": self.object_store_bytes,
             "resources": json.dumps({ONE_TRAINING: 1}),
         }
-        if self.num_cpus:
+        if self.num_cpus is not None:
             options["num-cpus"] = self.num_cpus
         command = [sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         return [

@@ -20,6 +20,8 @@ class RunProgress(TypedDict, total=False):
     remaining_s: float | None
     """Seconds to the end; None if the speed is not known yet."""
     loss: float | None
+    validation: str
+    """The newest scores of the validation split, and their step; missing before the first."""
     devices: str
     """The devices that train."""
     input_wait: str

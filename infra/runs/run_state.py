@@ -57,6 +57,7 @@ class StateDetail(TypedDict, total=False):
     images_seen: int
     """Images that the network was trained on, counting repeats."""
     val_top1: float
+    val_mean_average_precision: float
     val_examples: int
     val_majority_fraction: float
     model: str

@@ -57,6 +57,8 @@ class Watchdog:
             stack.callback(faulthandler.unregister, STACKS_SIGNAL)
             self._child = self._start(stacks.name, self._timeout_s)
             stack.callback(self._end, self._child)
+            _OPEN.append(self)
+            stack.callback(_OPEN.remove, self)
             self._resources = stack.pop_all()
         return self
 
@@ -113,5 +115,13 @@ class Watchdog:
             child.stdin.close()
 
 
+def note_progress() -> None:
+    """Something was done: the watchdogs that are open in this process learn it. For code that is called by those who watch and by
+    others. Never waits; any thread may call it."""
+    for watchdog in tuple(_OPEN):
+        watchdog.progress()
+
+
+_OPEN: Final = list[Watchdog]()
 UNWATCHED: Final = Watchdog("", 0, None, who="nobody")
 """Stands in where nobody waits for a process."""

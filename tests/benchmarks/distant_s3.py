@@ -2,21 +2,38 @@
 neither shares an interpreter with what is measured."""
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from flows.chaos.faulty_proxy import proxy_before
 from infra.local.stack import stack_environment, start_stack, stop_stack
 from infra.settings import changed_environment
 
 
+class DistantProxy:
+    """A proxy in a process of its own."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self.url: str = pipe.recv()
+
+    def change(self, **attributes: Any) -> dict[str, int]:
+        """Sets attributes of the `Proxy`, such as `latency_s`, `every` and `faults`. Faults are given as a tuple. Returns how many requests
+        suffered each fault until now."""
+        self._pipe.send(attributes)
+        suffered: dict[str, int] = self._pipe.recv()
+        return suffered
+
+
 @contextlib.contextmanager
-def distant_s3(latency_s: float) -> Iterator[str]:
-    """The root of an empty store; this process reaches it through the proxy, in stores that it opens from now on."""
+def distant_s3(latency_s: float) -> Iterator[tuple[str, DistantProxy]]:
+    """The root of an empty store, and the proxy, through which this process reaches it in stores that it opens from now on."""
     with tempfile.TemporaryDirectory(prefix="vl-b-") as folder:
         directory = Path(folder) / "stack"
         try:
@@ -25,32 +42,34 @@ def distant_s3(latency_s: float) -> Iterator[str]:
             credentials = {name: value for name, value in env.items() if name.startswith("AWS_")}
             with (
                 changed_environment(**credentials),
-                proxy_process(latency_s) as url,
-                changed_environment(AWS_ENDPOINT_URL=url, AWS_ENDPOINT_URL_S3=url),
+                proxy_process() as proxy,
+                changed_environment(AWS_ENDPOINT_URL=proxy.url, AWS_ENDPOINT_URL_S3=proxy.url),
             ):
-                yield env["VITLINE_ROOT"]
+                proxy.change(latency_s=latency_s)
+                yield env["VITLINE_ROOT"], proxy
         finally:
             stop_stack(directory)
 
 
 @contextlib.contextmanager
-def proxy_process(latency_s: float) -> Iterator[str]:
-    """The address of a proxy, in a process of its own, before the S3 service of this environment."""
+def proxy_process() -> Iterator[DistantProxy]:
+    """A proxy before the S3 service of this environment."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(latency_s, there), daemon=True)
+    process = context.Process(target=serve, args=(there,), daemon=True)
     process.start()
     there.close()
     try:
-        yield here.recv()
+        yield DistantProxy(here)
     finally:
         here.close()
         process.join()
 
 
-def serve(latency_s: float, pipe: Connection) -> None:
-    with proxy_before(os.environ["AWS_ENDPOINT_URL"]) as proxy:
-        proxy.latency_s = latency_s
+def serve(pipe: Connection) -> None:
+    with proxy_before(os.environ["AWS_ENDPOINT_URL"]) as proxy, contextlib.suppress(EOFError):
         pipe.send(proxy.url)
-        with contextlib.suppress(EOFError):
-            pipe.recv()  # until the other end is closed
+        while True:  # until the other end is closed
+            for name, value in pipe.recv().items():
+                setattr(proxy, name, itertools.cycle(value) if name == "faults" else value)
+            pipe.send(dict(proxy.suffered))

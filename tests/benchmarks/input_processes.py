@@ -24,7 +24,7 @@ from typing import Any
 import simplejpeg
 import torch
 from input import interval, jpeg, photograph
-from steady_stream import BATCH, LANES, RANKS, WINDOW, write_corpus
+from steady_stream import BATCH, LANES, RANKS, WINDOW, small_picture, write_corpus
 
 from data_prep.shard_format import Manifest
 from infra.settings import inherited_environment
@@ -189,10 +189,10 @@ def main() -> None:
         return
     print(f"load {os.getloadavg()[0]:.1f}")
     with tempfile.TemporaryDirectory() as folder:
-        shape = write_corpus(FileStore.at(f"file://{folder}/shape"), LANES * WINDOW * 64)
+        shape = write_corpus(FileStore.at(f"file://{folder}/shape"), LANES * WINDOW * 64, small_picture())
         hand_over(open_store(f"{folder}/shape"), shape, given.rounds, 10 * given.steps)
         pictures = [jpeg(photograph(i)) for i in range(64)]
-        photographs = write_corpus(FileStore.at(f"file://{folder}/photographs"), 2048, pictures)
+        photographs = write_corpus(FileStore.at(f"file://{folder}/photographs"), 2048, *pictures)
         compare(open_store(f"{folder}/photographs"), photographs, given.rounds, given.steps)
     print(f"load {os.getloadavg()[0]:.1f}")
 

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -54,10 +53,14 @@ class DistantStore(FileStore):
         return super().read(key, start, end)
 
 
-def write_corpus(store: Store, num_rows: int, pictures: Sequence[bytes] = ()) -> Manifest:
-    """A corpus of these pictures, or of one small one, again and again."""
+def small_picture() -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(np.full((16, 16, 3), 128, np.uint8)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def write_corpus(store: Store, num_rows: int, *pictures: bytes) -> Manifest:
+    """A corpus of these pictures again and again."""
     per_shard = ROWS * GROUPS_PER_SHARD
     segment = SegmentInfo(split="train", name="s000", num_rows=num_rows, num_shards=num_rows // per_shard)
     split = SplitInfo(
@@ -88,7 +91,7 @@ def write_corpus(store: Store, num_rows: int, pictures: Sequence[bytes] = ()) ->
         "source": "a",
     }
     row |= {"width_px": 16, "height_px": 16} | {f.name: b"a" for f in schema if pa.types.is_binary(f.type)}
-    images = [{"bytes": picture, "path": ""} for picture in pictures or [buffer.getvalue()]]
+    images = [{"bytes": picture, "path": ""} for picture in pictures]
     rows = [row | {"image": image} for image in islice(cycle(images), per_shard)]
     table = pa.Table.from_pylist(rows, schema=schema)
     for shard in range(segment.num_shards):
@@ -124,7 +127,7 @@ def main() -> None:
     given = parser.parse_args()
     DistantStore.latency_s = given.latency_ms / 1e3
     with tempfile.TemporaryDirectory() as folder:
-        manifest = write_corpus(FileStore.at(f"file://{folder}"), LANES * WINDOW * ROWS * given.blocks)
+        manifest = write_corpus(FileStore.at(f"file://{folder}"), LANES * WINDOW * ROWS * given.blocks, small_picture())
         first, further = waits(DistantStore.at(f"file://{folder}"), manifest, given.images_per_s)
     step_s = BATCH / RANKS / given.images_per_s
     gaps = [step_s + wait for wait in further]

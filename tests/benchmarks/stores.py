@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--reads", type=int, default=128)
     parser.add_argument("--writes", type=int, default=10)
     given = parser.parse_args()
-    with distant_s3(given.latency_ms / 1e3) as root, ThreadPoolExecutor(IN_FLIGHT) as pool:
+    with distant_s3(given.latency_ms / 1e3) as (root, _), ThreadPoolExecutor(IN_FLIGHT) as pool:
         clients = Clients(f"{root}/bench")
         clients.check_refusals()
         keys, data = [f"object-{i}" for i in range(NUM_OBJECTS)], os.urandom(OBJECT_BYTES)

@@ -54,6 +54,7 @@ def table(tmp_path, picture):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("duplicates", ["drop", "keep"])
 def test_copies_do_not_change_splits(table, memory_root, duplicates):
     alone = splits_of(table(lambda i: 0, duplicates), f"{memory_root}-alone")

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from data_prep.decode import DecodePolicy, ImageRejected, decode, decode_image
+from infra.config import digest_of
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -382,6 +383,22 @@ def test_scans_of_previews_and_of_what_follows_do_not_count(jpeg):
     others = b"\xff\xda\0\x02" * 500
     comment = b"\xff\xfe" + (len(others) + 2).to_bytes(2) + others
     np.testing.assert_array_equal(decode(jpeg[:2] + comment + jpeg[2:] + others), decode(jpeg))
+
+
+def test_jpeg_2000_may_have_a_limit_of_its_own_that_no_other_format_knows():
+    picture = Image.new("RGB", (30, 20))
+    slow, png = encoded(picture, "JPEG2000"), encoded(picture, "PNG")
+    with pytest.raises(ImageRejected, match=r"30 x 20 pixels of JPEG 2000, limit 599") as caught:
+        decode(slow, DecodePolicy(max_jpeg2000_pixels=599))
+    assert caught.value.reason == "too_many_pixels"
+    assert decode(slow, DecodePolicy(max_jpeg2000_pixels=600)).shape == (20, 30, 3)
+    assert decode(png, DecodePolicy(max_jpeg2000_pixels=599)).shape == (20, 30, 3)
+    assert decode(slow).shape == (20, 30, 3)
+
+
+def test_policies_without_the_limit_for_jpeg_2000_keep_their_digest():
+    assert "max_jpeg2000_pixels" not in DecodePolicy().model_dump(mode="json")
+    assert digest_of(DecodePolicy()) != digest_of(DecodePolicy(max_jpeg2000_pixels=1_000_000))
 
 
 def test_refusals_by_limits_name_the_value_and_the_limit(jpeg):

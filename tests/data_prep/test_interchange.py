@@ -84,6 +84,7 @@ def rows_by_split(corpus):
     return rows
 
 
+@pytest.mark.slow
 def test_load_dataset_reads_a_corpus_folder_with_its_class_names(
     fill_folder, prepared, request_for, tmp_path, load_dataset
 ):

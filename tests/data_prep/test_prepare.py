@@ -66,6 +66,7 @@ def add_bad_files(folder, picture):
     return {name: reason for name, (_, reason) in bad.items()} | {"dog/gone.jpg": "unreadable"}
 
 
+@pytest.mark.slow
 def test_every_file_is_in_one_shard_or_refused_with_its_reason(folder, picture, prepared, memory_root):
     reasons = add_bad_files(folder, picture)
     (folder / "cat/odd name ü.JPEG").write_bytes(picture(3, kind="PNG"))
@@ -98,6 +99,7 @@ def in_reverse_order(work, tasks):
     return iter([work(task) for task in reversed(tasks)])
 
 
+@pytest.mark.slow
 def test_the_digest_does_not_depend_on_chunks_buckets_parallelism_or_store(folder, request_for, memory_root, tmp_path):
     digests, files = set(), set()
     for root, chunk, sort_bytes, executor in (
@@ -417,6 +419,7 @@ def test_progress_and_report_are_written_to_the_store(folder, picture, prepared,
         assert outside not in report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("left_over", "known"), [(1, False), (20, True)])
 def test_the_time_of_examining_is_not_extrapolated_from_few_chunks(folder, request_for, memory_root, left_over, known):
     request = request_for(folder, examples_per_chunk=1)

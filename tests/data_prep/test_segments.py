@@ -60,6 +60,7 @@ def test_adding_a_segment_leaves_the_old_segments_unchanged(base, grown):
     assert verify_corpus(grown).problems == {}
 
 
+@pytest.mark.slow
 def test_subsets_of_two_versions_with_equal_digests_are_distinct(base, request_for, tmp_path, memory_root):
     request = request_for(tmp_path / "first")
     request = replace(request, **{"recipe.decode.exif_orientation": "ignore"})
@@ -76,6 +77,7 @@ def test_subsets_of_two_versions_with_equal_digests_are_distinct(base, request_f
     assert verify_corpus(open_store(f"{memory_root}/corpora/folder/{subsets_of_both[1].version}")).problems == {}
 
 
+@pytest.mark.slow
 def test_adding_the_same_images_twice_is_refused(base, request_for, tmp_path, memory_root):
     request = replace(request_for(tmp_path / "first"), add_to="folder")
     with pytest.raises(ValueError, match=r"'.*\.jpg' and others are in the corpus already"):
@@ -84,6 +86,7 @@ def test_adding_the_same_images_twice_is_refused(base, request_for, tmp_path, me
         prepare([replace(request, recipe=replace(request.recipe, order_seed=1))], memory_root)
 
 
+@pytest.mark.slow
 def test_subset_is_the_first_rows_with_its_own_digest_and_no_copied_shard(base, grown, memory_root):
     for corpus in (base, grown):
         whole = ids_of(corpus, "train")

@@ -157,6 +157,7 @@ def test_a_restart_writes_a_finished_shard_again_if_it_is_not_the_planned_one(co
         assert load_manifest(corpus).digest == manifest.digest
 
 
+@pytest.mark.slow
 def test_shards_of_an_older_version_are_read_and_their_sizes_compared(older):
     first, second, *_ = keys_of(older)
     one, two = older.read(first), older.read(second)
@@ -170,6 +171,7 @@ def test_shards_of_an_older_version_are_read_and_their_sizes_compared(older):
     read_all(older)
 
 
+@pytest.mark.slow
 def test_added_segments_and_subsets_of_an_older_corpus_say_which_shards_state_an_identity(
     older, fill_folder, request_for, memory_root, tmp_path
 ):
@@ -197,6 +199,7 @@ def test_added_segments_and_subsets_of_an_older_corpus_say_which_shards_state_an
         read_all(older)
 
 
+@pytest.mark.slow
 def test_a_restart_keeps_shards_of_an_older_version_and_says_so(older, request_of_folder, memory_root):
     lost = {keys_of(older)[0], *keys_of(older, "test")}
     before = {key: older.read(key) for split in ("train", "val", "test") for key in keys_of(older, split)}

@@ -56,6 +56,7 @@ print(json.dumps([output.getvalue(), sorted(sys.modules)]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "not_loaded"),
     [

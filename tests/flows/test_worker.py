@@ -59,6 +59,7 @@ asyncio.run(serve(Worker()))
 """
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_closes_its_connections_itself():
     """`prefect worker start` cancels its tasks at once, and a flow process that is connected makes Python log a traceback."""
     process = subprocess.Popen(

@@ -158,7 +158,8 @@ def run_keys(root: str, folder: Path) -> dict[str, str]:
     plan = resolve_evaluate(root, evaluation)
     trainings = {
         "pretrain": resolve_pretrain(root, forms.PretrainRequest(corpus="birds", recipe="emoji")),
-        "finetune": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="rows")),
+        "finetune": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="vtab-dtd")),
+        "finetune, several labels": resolve_finetune(root, forms.FinetuneRequest(model="birds", corpus="rows")),
     }
     return {
         "prepare": preparation_key(asked[:1], stores, root),

@@ -118,7 +118,7 @@ def test_prediction_gets_the_same_input_as_training_and_evaluation(published):
     image = noise(3, (16, 16))  # nothing to resize: the pixels are those of the file
     pixels = torch.from_numpy(np.asarray(Image.open(io.BytesIO(image)), dtype=np.uint8).copy())[None]
     with torch.inference_mode():
-        expected = forward(model.network, pixels, "float32", torch.device("cpu")).softmax(-1)[0]
+        expected = forward(model.network, pixels, "float32").softmax(-1)[0]
     answer = dict(model.predict([image])[0])
     assert [answer[name] for name in CLASSES] == expected.tolist()
 
@@ -436,6 +436,7 @@ def test_adapting_to_another_network_is_refused_by_field(network, field, value):
         adapt(network, replace(CONFIG, **{field: value}), num_classes=2)
 
 
+@pytest.mark.slow
 def test_model_is_loaded_without_ray_and_without_settings(published, tmp_path):
     (tmp_path / "cat.png").write_bytes(noise(0, (30, 20)))
     script = f"""
@@ -455,6 +456,7 @@ assert not {{"sklearn", "prefect", "mlflow", "fsspec.implementations.local"}} & 
     assert done.stdout.strip() in CLASSES
 
 
+@pytest.mark.slow
 def test_prediction_needs_only_the_base_install_and_torch(published):
     """Three lines of Python, without Ray, MLflow, Prefect, S3 or a plotting library."""
     absent = ("ray", "mlflow", "prefect", "s3fs", "boto3", "matplotlib", "timm", "transformers", "sklearn", "scipy")

@@ -1,6 +1,13 @@
 """How the driver sets up Ray Train. Whole runs are in `tests/end_to_end/`."""
 
-from vit.ray_train import UNUSED_CALLBACKS, trainer_class
+import threading
+
+import pytest
+
+from infra.runs.run_state import read_stop
+from infra.storage import open_store
+from vit import ray_train
+from vit.ray_train import UNUSED_CALLBACKS, drain_followed, trainer_class
 
 
 def test_trainer_omits_only_unused_callbacks():
@@ -10,3 +17,51 @@ def test_trainer_omits_only_unused_callbacks():
         return {type(each).__name__ for each in trainer(print)._create_default_callbacks()}
 
     assert callbacks(TorchTrainer) - callbacks(trainer_class()) == UNUSED_CALLBACKS
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """looks(answers): Ray answers so, one look after the other, whether it drains the node; an event says that it was the last."""
+
+    def answering(answers):
+        left, asked = iter(answers), threading.Event()
+
+        def drains():
+            answer = next(left, None)
+            if answer is None:
+                asked.set()
+                return False
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(ray_train, "DRAIN_LOOK_S", 0.001)
+        monkeypatch.setattr(ray_train, "node_drains", drains)
+        return asked
+
+    return answering
+
+
+def test_a_training_on_a_node_that_is_drained_is_asked_to_stop_once_ray_says_so(looks, tmp_path):
+    run = open_store(tmp_path)
+    looks([False, RuntimeError("Ray does not answer"), True])
+    with drain_followed(run, 3):
+        (watch,) = (thread for thread in threading.enumerate() if thread.name == "drain-watch")
+        watch.join()
+    stop = read_stop(run)
+    assert (stop["reason"], stop["attempt"]) == ("preempted", 3)
+    assert "drains a node" in stop["by"]
+
+
+def test_a_training_on_a_node_that_stays_is_not_asked_to_stop(looks, tmp_path):
+    asked = looks([False, False])
+    with drain_followed(open_store(tmp_path), 3):
+        assert asked.wait(60)
+    assert read_stop(open_store(tmp_path)) is None
+
+
+def test_on_a_ray_of_one_node_nobody_looks_for_drains(looks, tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLINE_ONE_NODE_RAY", "1")
+    looks([True])
+    with drain_followed(open_store(tmp_path), 3):
+        assert not [thread for thread in threading.enumerate() if thread.name == "drain-watch"]

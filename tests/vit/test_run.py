@@ -4,6 +4,7 @@ import itertools
 import math
 import threading
 import time
+import uuid
 import zlib
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
 SMALL = {"image_size_px": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -130,6 +132,71 @@ def test_preempted_run_resumes_bit_for_bit_in_another_attempt(start, train_confi
     assert load_model(read_state(run)["model"]).digest == load_model(read_state(whole)["model"]).digest
 
 
+def validation(run):
+    """{(name, step): value} of the scores on held-out images."""
+    return {(r.key, r.step): r.value for r in read_journal(run) if r.key.startswith("val/")}
+
+
+@pytest.mark.parametrize("pool", ["token", "map"])
+def test_scores_during_a_training_change_nothing_in_it(start, train_config, pool):
+    averaged = {"recipe.average_decay": 0.9, "recipe.model.pool": pool}
+    plain, attempt = start(replace(train_config("plain"), **averaged))
+    TrainingRun(plain, attempt, World()).execute()
+    scored, attempt = start(replace(train_config("scored", evaluate_every_steps=3), **averaged))
+    TrainingRun(scored, attempt, World()).execute()
+    assert losses(scored) == losses(plain)
+    assert load_model(read_state(scored)["model"]).digest == load_model(read_state(plain)["model"]).digest
+    found = validation(scored)
+    assert sorted({step for _, step in found}) == [3, 6, 9, 12, 15, 18, 20]
+    assert {key for key, _ in found} == {"val/loss", "val/top1"}
+    assert found["val/loss", 20] == validation(plain)["val/loss", 20]
+    assert scored.read_json("progress.json")["validation"].startswith("val loss ")
+
+
+def test_a_run_that_stops_where_it_would_be_scored_is_scored_on_resuming(start, train_config, monkeypatch):
+    whole, attempt = start(train_config("whole", evaluate_every_steps=4))
+    TrainingRun(whole, attempt, World()).execute()
+    config = train_config("parts", evaluate_every_steps=4)
+    run, attempt = start(config)
+    asked = itertools.count(1)  # once a step
+    with monkeypatch.context() as patch:
+        patch.setattr(StopPoller, "asked", lambda watch: "preempted" if next(asked) == 8 else None)
+        assert TrainingRun(run, attempt, World()).execute() == "preempted"
+    assert max(step for _, step in validation(run)) == 4
+    run, attempt = start(config, run)
+    assert TrainingRun(run, attempt, World()).execute() == "finished"
+    assert validation(run) == validation(whole)
+    assert losses(run) == losses(whole)
+
+
+def test_several_labels_per_image_are_scored_by_their_mean_average_precision(start, train_config, tagged):
+    changes = {"recipe.loss": "sigmoid", "recipe.input.num_lanes": 1, "recipe.input.augment.flip": False}
+    config = replace(train_config("tags", evaluate_every_steps=10, steps=60), corpus=tagged.uri, **changes)
+    run, attempt = start(config)
+    TrainingRun(run, attempt, World()).execute()
+    found = {step: value for (key, step), value in validation(run).items() if key == "val/mean_average_precision"}
+    assert list(found) == [10, 20, 30, 40, 50, 60]
+    assert found[60] == read_state(run)["val_mean_average_precision"]
+    assert found[10] < found[60] <= 1
+    assert "mAP" in run.read_json("progress.json")["validation"]
+
+
+def test_a_resumed_run_keeps_the_same_lasting_checkpoints(start, train_config, monkeypatch):
+    keeping = {"save_every_steps": 3, "keep_checkpoints": 1, "keep_every_images": 100}  # of 16 a step
+    config, kept = train_config("lasting", **keeping), []
+    for stop_at in (None, 8):  # 8 is the first step after 100 images, but no regular one
+        run, attempt = start(config, open_store(f"memory://{uuid.uuid4().hex}/runs/r"))
+        if stop_at:
+            asked = itertools.count(1)  # once a step
+            with monkeypatch.context() as patch:
+                patch.setattr(StopPoller, "asked", lambda watch, asked=asked: "preempted" if next(asked) == 8 else None)
+                assert TrainingRun(run, attempt, World()).execute() == "preempted"
+            run, attempt = start(config, run)
+        assert TrainingRun(run, attempt, World()).execute() == "finished"
+        kept.append([int(prefix.split("-")[1]) for prefix in list_checkpoints(run)])
+    assert kept == [[20, 15, 9]] * 2  # after 100 and 200 images; 300 are reached after the last regular one
+
+
 @pytest.fixture
 def refuse(monkeypatch):
     """refuse(share): the decoder refuses this share of all images, as one of another version may do."""
@@ -185,6 +252,7 @@ def test_the_score_of_a_run_is_never_one_of_fewer_images(start, train_config, re
         TrainingRun(run, attempt, World()).execute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on_cancel", "kept"), [("checkpoint", 1), ("discard", 0)])
 def test_stop_request_affects_its_own_attempt_only(start, train_config, on_cancel, kept):
     run, attempt = start(train_config("stopped", on_cancel=on_cancel))

@@ -58,6 +58,7 @@ def test_waits_in_weeks_of_training_do_not_add_up(run):
         wait_for_room(starts, 60)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_checkpoint_waits_until_there_is_room(run):
     save_checkpoint(run, 50)
     starts = starts_of(run)

@@ -44,6 +44,11 @@ def train_pixels(image: np.ndarray, draws: Sequence[float], config: AugmentConfi
         view = _eval_view(image, config)
     # torch has a kernel that mirrors uint8 pixels; reversing a numpy axis takes longer than the resize.
     out.copy_((view.flip(3) if is_flipped(draws, config) else view)[0].permute(1, 2, 0))
+    apply_operations(out, draws, config)
+
+
+def apply_operations(out: Tensor, draws: Sequence[float], config: AugmentConfig) -> None:
+    """Applies RandAugment to a training view that has been cropped, resized and mirrored, if the config has it."""
     if operations := train_operations(draws, config):
         out.copy_(torch.from_numpy(rand_augment(out.numpy(), operations)))
 

@@ -14,6 +14,7 @@ from vit.input.decoded_cache import DecodedCache
 from vit.input.decoding.batch import Batch, BatchShape, blank_batch
 from vit.input.decoding.fill import filling_tasks, place_examples
 from vit.input.decoding.processes import decoded_in_processes
+from vit.input.decoding.several_labels import Labels, SeveralLabels
 from vit.input.decoding.training import (
     ONE_PROCESS,
     PREFETCH,
@@ -22,6 +23,7 @@ from vit.input.decoding.training import (
     TrainingInput,
     TrainingRequest,
     loads_from,
+    order_of_training,
 )
 from vit.input.load_queue import NOW, Load, LoadQueue
 from vit.input.mapped_labels import MappedLabels
@@ -32,9 +34,12 @@ from vit.input.read_shards import Example, RowGroup, SplitReader
 __all__ = [
     "ONE_PROCESS",
     "Batch",
+    "Labels",
     "Loading",
+    "SeveralLabels",
     "Source",
     "eval_batches",
+    "order_of_training",
     "row_batches",
     "source_batches",
     "train_batches",
@@ -117,7 +122,7 @@ def eval_batches(
         )
     reader = SplitReader(corpus, manifest, split, loading.cache(), labels, loading.shard_cache())
     of_split = labels or manifest
-    shape = BatchShape(batch_size, augment.image_size_px, None if of_split.single_label else of_split.num_classes)
+    shape = BatchShape(batch_size, augment.image_size_px, of_split.single_label)
     loads = loads_from(corpus)
 
     def work() -> Iterator[Work[Batch]]:
@@ -148,14 +153,13 @@ def row_batches(
     A batch ends at the end of its range and is then smaller; nothing is padded. Raises like `train_batches`.
     """
     reader, loads = SplitReader(corpus, manifest, split, DecodedCache(0)), loads_from(corpus)
-    num_classes = None if manifest.single_label else manifest.num_classes
 
     def work() -> Iterator[Work[Batch]]:
         for rows in ranges:
             examples = _rows_in_order(reader, reader.groups, loads, rows.start, rows.stop)
             for start in range(rows.start, rows.stop, batch_size):
                 part = list(islice(examples, batch_size))
-                shape = BatchShape(len(part), augment.image_size_px, num_classes)
+                shape = BatchShape(len(part), augment.image_size_px, manifest.single_label)
                 yield _evaluation_work(part, shape, augment, start)
 
     return _prefetched(work(), threads, loads, reader)
@@ -164,11 +168,11 @@ def row_batches(
 def _evaluation_work(
     examples: Sequence[Example], shape: BatchShape, augment: AugmentConfig, first_row: int
 ) -> Work[Batch]:
-    batch = blank_batch(shape.new(), first_row, len(examples))
-    batch.pad()
+    batches = [blank_batch(shape.new(), first_row, len(examples))]
+    batches[0].pad()
     views = [partial(eval_pixels, config=augment)] * len(examples)
-    places = place_examples([batch], np.arange(len(examples)), examples, views)
-    return filling_tasks(places, mask_bad=False), batch
+    places = place_examples(batches, np.arange(len(examples)), examples, views)
+    return filling_tasks(places, mask_bad=False), batches[0]
 
 
 def _prefetched(work: Iterator[Work[Batch]], threads: int, loads: LoadQueue, reader: SplitReader) -> Prefetcher[Batch]:

@@ -1,6 +1,6 @@
 """Configs of the input: reading order and augmentation. Imports neither torch nor Ray."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -45,10 +45,16 @@ class AugmentConfig(FrozenConfig):
         """True if training images are mixed, so that their targets are shares of labels."""
         return self.mixup_alpha is not None or self.cutmix_alpha is not None
 
+    def resized(self, image_size_px: int) -> dict[str, Any]:
+        """The fields for this resolution. Sizes before a crop keep their ratio to it: 448 for 384 become 597 for 512."""
+        before_crop = ("train_resize_px", "eval_resize_px")
+        ratios = {name: (getattr(self, name) or 0) / self.image_size_px for name in before_crop}
+        return {"image_size_px": image_size_px} | {name: round(image_size_px * r) or None for name, r in ratios.items()}
+
     def for_transfer(self, image_size_px: int) -> Self:
         """For fine-tuning at this resolution: without RandAugment, MixUp and CutMix, which AugReg does without, too."""
         off = dict.fromkeys(("randaugment_magnitude", "mixup_alpha", "cutmix_alpha"))
-        return replace(self, image_size_px=image_size_px, randaugment_layers=0, **off)
+        return replace(self, randaugment_layers=0, **off, **self.resized(image_size_px))
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -27,6 +27,8 @@ class DecodedCache:
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._num_bytes = 0
+        self.is_full = budget_bytes == 0
+        """Whether an example has not fit: from then on, it is not worth decoding a whole image to cache it."""
         self._splits: dict[str, dict[int, CachedExample]] = {}
         self._lock = threading.Lock()
 
@@ -44,6 +46,10 @@ class DecodedCache:
         """Caches an example if the budget allows."""
         rows = self.split(key)
         with self._lock:
-            if row not in rows and self._num_bytes + example.pixels.nbytes <= self._budget_bytes:
-                rows[row] = example
-                self._num_bytes += example.pixels.nbytes
+            if row in rows:
+                return
+            if self._num_bytes + example.pixels.nbytes > self._budget_bytes:
+                self.is_full = True
+                return
+            rows[row] = example
+            self._num_bytes += example.pixels.nbytes

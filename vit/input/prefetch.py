@@ -119,6 +119,13 @@ class Prefetcher(Iterator[T], Generic[T]):
         """CPU time of the processes that work for this iterator, beside that of this process."""
         return 0.0 if self._processes is None else self._processes.cpu_s
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether `next` would return an item without a wait. Asked by the thread that calls `next`."""
+        with self._shared.queue.mutex:
+            first = self._shared.queue.queue[0] if self._shared.queue.queue else None
+        return first is not None and first[0] is not None and all(future.done() for future in first[1])
+
     def __next__(self) -> T:
         if not self._finalizer.alive:
             raise StopIteration

@@ -70,9 +70,9 @@ class SplitReader:
         shard_cache: DiskCache | None = None,
     ) -> None:
         self.corpus, self.name, self.info, self.cache = corpus, split, manifest.split(split), cache
-        self._policy: DecodePolicy = manifest.decode_policy
+        self.policy: DecodePolicy = manifest.decode_policy
         renumbered = [digest_of(labels.label_map)] if labels and labels.drops else []
-        self.cache_key = digest_of([self.info.digest, self._policy, *renumbered])
+        self.cache_key = digest_of([self.info.digest, self.policy, *renumbered])
         self._map, self._kept = labels, labels.kept if labels else None
         self.groups = self._kept.groups if self._kept else RowGroups.of(self.info)
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
@@ -86,8 +86,7 @@ class SplitReader:
     def load(self, row_group: int) -> RowGroup:
         """Reads a row group. Raises ShardError naming the shard if it differs from the manifest."""
         columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
-        stored = row_group if self._kept is None else int(self._kept.row_groups[row_group])
-        table = self._reader.row_group(stored, columns=columns)
+        table = self._reader.row_group(self._stored(row_group), columns=columns)
         images, labels = _one_array(table.column("image")).field("bytes"), self._labels(table)
         if self._kept is not None and self._map is not None:
             here = kept_indices(labels, self._map.label_map)
@@ -97,7 +96,7 @@ class SplitReader:
     def decode(self, row: int, encoded: bytes) -> np.ndarray:
         """Pixels (height, width, 3) uint8 of a row. Raises ValueError naming shard and row if decoding fails."""
         try:
-            return decode(encoded, self._policy)
+            return decode(encoded, self.policy)
         except ValueError as error:
             raise ValueError(f"{self.where(row)} cannot be decoded: {error}. {_ADVICE}") from error
 
@@ -122,8 +121,16 @@ class SplitReader:
         uri = segment_store(self.corpus, place.segment).uri_of(place.key)
         return f"{uri}, example {number} of those kept in row group {stored} of split {self.name!r}"
 
+    def shard_key(self, row_group: int) -> str:
+        """The shard that holds a row group."""
+        return self.info.place(self._stored(row_group)).key
+
     def close(self) -> None:
         self._reader.close()
+
+    def _stored(self, row_group: int) -> int:
+        """The number of a row group among all of the split."""
+        return row_group if self._kept is None else int(self._kept.row_groups[row_group])
 
     def _labels(self, table: pa.Table) -> list[Label]:
         if self._single_label:

@@ -53,7 +53,7 @@ class Schedule:
             raise ValueError(f"rank={rank} must be 0 to world_size - 1 = {world_size - 1}.")
         if most_examples < 1:
             raise ValueError(f"micro_batch_size={most_examples} must be 1 or more.")
-        self._orders, self._mixture = list(orders), mixture
+        self.orders, self._mixture = list(orders), mixture
         self._rank, self._world_size = rank, world_size
         self._batch = orders[0].global_batch_size
         _, _, places = self._places(0, _STEPS_OF_SIZE)
@@ -78,7 +78,7 @@ class Schedule:
         number, num_parts = part or (-1, 1)
         wanted = mine & (places.lane // self._world_size % num_parts == number)
         columns = {f.name: np.empty_like(slots) for f in fields(Rows)}
-        for i, order in enumerate(self._orders):
+        for i, order in enumerate(self.orders):
             here = wanted & (source == i)
             found = order.rows(places.where(here))
             for name, column in columns.items():
@@ -96,7 +96,7 @@ class Schedule:
         slots = np.arange(start_step * self._batch, stop_step * self._batch)
         source, position = (np.zeros_like(slots), slots) if self._mixture is None else self._mixture.locate(slots)
         places = Places(*(np.empty_like(slots) for _ in fields(Places)))
-        for i, order in enumerate(self._orders):
+        for i, order in enumerate(self.orders):
             here = source == i
             found = order.places(position[here])
             for f in fields(Places):

@@ -9,8 +9,7 @@ from infra.storage import Store
 from vit.input.batches import Batch
 from vit.inspection.figures import inspect_network
 from vit.inspection.page import write_inspection
-from vit.models.network import Network
-from vit.training.train import pixels_of
+from vit.models.network import Network, normalised
 
 log = logging.getLogger(__name__)
 FOLDER = "inspection"
@@ -28,7 +27,7 @@ def inspect_run(run: Store, network: Network, batches: Iterable[Batch], num_imag
             if sum(map(len, images)) >= num_images:
                 break
         shown = torch.cat(images)[:num_images]
-        inspection = inspect_network(network, pixels_of(shown, next(network.parameters()).device))
+        inspection = inspect_network(network, normalised(shown.to(next(network.parameters()).device)))
         return [f"{FOLDER}/{key}" for key in write_inspection(run.child(FOLDER), inspection, shown.numpy(), title)]
     except Exception:
         log.warning("the figures of %s could not be drawn", title, exc_info=True)

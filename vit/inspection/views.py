@@ -9,6 +9,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 import torch
@@ -16,11 +17,11 @@ from PIL import Image
 
 from data_prep.decode import ImageRejected
 from data_prep.examine.decode_apart import decode_apart
-from data_prep.shard_format import Manifest, load_class_names
 from infra.config import tree_of
 from infra.html.page import render
-from infra.storage import Store
 from vit.config import TrainRecipe
+from vit.corpora.training_corpora import TrainingCorpora
+from vit.corpora.training_sources import sources_of
 from vit.input.augment import (
     evaluation_pixels,
     inception_crop,
@@ -31,10 +32,11 @@ from vit.input.augment import (
     train_pixels,
 )
 from vit.input.augmentations.mixing import draw_mix, mix_lane, partners
+from vit.input.batches import Source, order_of_training
 from vit.input.config import AugmentConfig
 from vit.input.decoded_cache import DecodedCache, Label
-from vit.input.order import Order, RowGroups
 from vit.input.read_shards import RowGroup, SplitReader
+from vit.input.schedule import Share
 
 _MOST_PX, _SMALL_PX = 320, 96
 _GROUPS_IN_MEMORY = 8
@@ -66,30 +68,30 @@ class Views:
 
 
 def collect_views(
-    corpus: Store, manifest: Manifest, split: str, recipe: TrainRecipe, *, examples: int, views: int, mixed: int
+    corpora: TrainingCorpora, split: str, recipe: TrainRecipe, *, examples: int, views: int, mixed: int
 ) -> Views:
     """The first `examples` of the training, each with `views` training views, and a pair of each of the first `mixed` steps.
 
     Images are decoded in the decoding process. Raises ValueError for an image that cannot be decoded, and if lanes or batch do
     not fit the split.
     """
-    data, augment = recipe.input, recipe.input.augment
-    order = Order(
-        manifest.split(split),
-        corpus_digest=manifest.digest,
-        seed=recipe.seed,
-        global_batch_size=data.global_batch_size,
-        num_lanes=data.num_lanes,
-        shuffle_window=data.shuffle_window,
-    )
-    source = _Source(corpus, manifest, split)
+    augment, seed, batch = recipe.input.augment, recipe.seed, recipe.input.global_batch_size
+    parts = sources_of(corpora, split)
+    sources = [_Source(corpora, part) for part in parts]
     try:
-        rows = order.locate(np.arange(min(examples, order.num_rows))).row.tolist()
-        shown = [_example(source, row, recipe.seed, augment, views) for row in rows]
-        steps = range(mixed if augment.mixes else 0)
-        return Views(shown, [_mixed_pair(source, order, step, recipe.seed, augment) for step in steps])
+        steps = order_of_training(parts, recipe.input, seed, world_size=1, most_examples=batch)
+        num_shown = min(examples, sum(part.num_rows(split) for part in corpora.parts))
+        shown = list[Shown]()
+        for share in steps.shares(0, -(-num_shown // batch)):
+            rows = zip(share.source.tolist(), share.rows.row.tolist(), strict=True)
+            shown += [
+                _example(sources[i], row, seed, augment, views) for i, row in islice(rows, num_shown - len(shown))
+            ]
+        shares = steps.shares(0, mixed if augment.mixes else 0)
+        return Views(shown, [_mixed_pair(sources, share, seed, augment) for share in shares])
     finally:
-        source.close()
+        for source in sources:
+            source.close()
 
 
 def views_html(found: Views, recipe: TrainRecipe, *, title: str, lead: str) -> str:
@@ -115,12 +117,13 @@ def views_html(found: Views, recipe: TrainRecipe, *, title: str, lead: str) -> s
 
 
 class _Source:
-    """Pixels and labels of the rows of a split."""
+    """Pixels and labels of the rows of one corpus."""
 
-    def __init__(self, corpus: Store, manifest: Manifest, split: str) -> None:
-        self._reader = SplitReader(corpus, manifest, split, DecodedCache(0))
-        self._groups, self._policy = RowGroups.of(self._reader.info), manifest.decode_policy
-        self._classes = load_class_names(corpus)
+    def __init__(self, corpora: TrainingCorpora, source: Source) -> None:
+        self._reader = SplitReader(source.corpus, source.manifest, source.split, DecodedCache(0), source.labels)
+        self._groups, self._policy = self._reader.groups, source.manifest.decode_policy
+        self._classes = corpora.class_names()
+        self.name = f"{source.manifest.name}, " if len(corpora.parts) > 1 else ""
         self._load = lru_cache(maxsize=_GROUPS_IN_MEMORY)(self._reader.load)
         self.close = self._reader.close
 
@@ -136,7 +139,7 @@ class _Source:
     def label(self, row: int) -> str:
         """The names of the classes of a row."""
         loaded, at = self._place(row)
-        label: Label = loaded.labels[at]
+        label: Label = self._reader.mapped(loaded.labels[at])
         ids = [label] if isinstance(label, int) else label[0]
         return ", ".join(self._classes[i] for i in ids) or "no label"
 
@@ -152,7 +155,7 @@ def _example(source: _Source, row: int, seed: int, augment: AugmentConfig, views
     shown = [View(image, "original", [f"{width} x {height} px"])]
     shown.append(View(evaluation_pixels(image, augment), "evaluation", [size]))
     shown += [_train_view(image, seed, epoch, row, augment, f"epoch {epoch}") for epoch in range(views)]
-    return Shown(f"{source.label(row)}, row {row:,}", shown)
+    return Shown(f"{source.label(row)}, {source.name}row {row:,}", shown)
 
 
 def _train_view(image: np.ndarray, seed: int, epoch: int, row: int, augment: AugmentConfig, heading: str) -> View:
@@ -176,13 +179,14 @@ def _drawn(image: np.ndarray, draws: Sequence[float], augment: AugmentConfig) ->
     return lines + [f"{each.name} {each.parameters}".strip() for each in train_operations(draws, augment)]
 
 
-def _mixed_pair(source: _Source, order: Order, step: int, seed: int, augment: AugmentConfig) -> Shown:
+def _mixed_pair(sources: Sequence[_Source], share: Share, seed: int, augment: AugmentConfig) -> Shown:
     """An image of a step's batch, the one that is mixed into it, and the result; another position in each step."""
-    rows, own = order.locate(order.slots(step)), step % order.global_batch_size
+    rows, step = share.rows, share.step
+    own = step % len(share.slots)
     other, mix = int(partners(rows.lane)[own]), draw_mix(seed, step, augment)
     views, labels = [], []
     for i, heading in ((own, "image"), (other, "partner")):
-        row = int(rows.row[i])
+        row, source = int(rows.row[i]), sources[int(share.source[i])]
         labels.append(source.label(row))
         drawn = _train_view(source.pixels(row), seed, int(rows.epoch[i]), row, augment, heading)
         views.append(View(drawn.pixels, heading, [labels[-1], *drawn.lines]))

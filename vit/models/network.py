@@ -3,14 +3,18 @@
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from vit.models.config import NetworkConfig
 
 
 class Network(nn.Module):
-    """Images (B, 3, H, W) in [-1, 1] -> one feature vector per image -> logits (B, num_classes)."""
+    """Images -> one feature vector per image -> logits (B, num_classes).
+
+    Images are (B, 3, H, W) in [-1, 1]; for logits also bytes (B, H, W, 3), which are normalised in `forward`: what is compiled, so
+    that the first kernel can read bytes.
+    """
 
     config: NetworkConfig
     num_classes: int
@@ -20,8 +24,9 @@ class Network(nn.Module):
         """The input of the head."""
         raise NotImplementedError
 
-    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
-        logits: Tensor = self.head(self.features(images))
+    def forward(self, images: Float[Tensor, "B 3 H W"] | UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B K"]:
+        pixels = normalised(images) if images.dtype == torch.uint8 else images
+        logits: Tensor = self.head(self.features(pixels))
         return logits
 
     def init_weights(self) -> None:
@@ -32,6 +37,11 @@ class Network(nn.Module):
         """Zero weights as in the paper's code, and the bias of the config, which sets the initial probability of a class."""
         nn.init.zeros_(self.head.weight)
         nn.init.constant_(self.head.bias, self.config.head_bias_init)
+
+
+def normalised(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    """Bytes -> float32 in [-1, 1], channels last in memory."""
+    return images.permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
 def lecun_normal_(weight: Tensor) -> None:

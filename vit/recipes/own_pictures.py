@@ -4,7 +4,7 @@ import re
 from typing import Any, NamedTuple
 
 from data_prep.shard_format import Manifest
-from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe
+from vit.config import ExecutionConfig, OptimConfig, TrainConfig, TrainRecipe, loss_for
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.plan import propose_num_lanes
 from vit.models.config import ViTConfig
@@ -74,7 +74,7 @@ def own_pictures(
             peak_lr=PEAK_LR, warmup_steps=min(max(1, steps // 10), max(0, steps - 1)), weight_decay=WEIGHT_DECAY
         ),
         precision="bfloat16" if num_gpus else "float32",
-        loss="softmax" if manifest.single_label else "sigmoid",
+        loss=loss_for(single_label=manifest.single_label),
         total_steps=steps,
     )
     return TrainConfig(

@@ -13,17 +13,20 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
+from math import inf
 from statistics import median
 from typing import Any
 
-from data_prep.shard_format import Manifest, load_manifest
-from infra.storage import Store, open_store
+import numpy as np
+
 from vit.config import TrainConfig
-from vit.input.batches import Loading, train_batches
+from vit.corpora.training_corpora import open_corpora
+from vit.corpora.training_sources import sources_of
+from vit.input.batches import Loading, Source, order_of_training, source_batches
 from vit.input.decoded_cache import DecodedCache
 from vit.input.decoding.how_many import decode_processes
 from vit.input.load_queue import AHEAD, Load, LoadQueue, most_loads
-from vit.input.order import Order, RowGroups
+from vit.input.order import Order
 from vit.input.prefetch import Prefetcher, Waits
 from vit.input.read_shards import RowGroup, SplitReader
 
@@ -84,8 +87,7 @@ def worker_speed(
     config: TrainConfig, rank: int, seconds: float, together: Callable[[], object] = lambda: None
 ) -> WorkerSpeed:
     """Measures one worker. `together()` returns once all workers of the node have come to the same point."""
-    corpus, execution, recipe = open_store(config.corpus), config.execution, config.recipe
-    manifest = load_manifest(corpus)
+    sources, execution, recipe = sources_of(open_corpora(config), config.split), config.execution, config.recipe
     loading = Loading(
         rank,
         execution.num_workers,
@@ -94,20 +96,18 @@ def worker_speed(
             execution.decode_processes,
             threads=execution.decode_threads,
             lanes=recipe.input.num_lanes // execution.num_workers,
-            in_memory=corpus.uri.startswith("memory://"),
+            in_memory=any(s.corpus.uri.startswith("memory://") for s in sources),
         ),
         read_ahead_bytes=execution.read_ahead_bytes,
         shard_cache_dir=execution.shard_cache_dir,
         shard_cache_bytes=execution.shard_cache_bytes,
     )
     together()
-    read = read_speed(corpus, manifest, config, loading, seconds)
+    read = read_speed(sources, config, loading, seconds)
     together()
     began = time.perf_counter()
-    with train_batches(
-        corpus,
-        manifest,
-        config.split,
+    with source_batches(
+        sources,
         recipe.input,
         seed=recipe.seed,
         micro_batch_size=execution.micro_batch_size,
@@ -138,29 +138,33 @@ def _cpu_s(batches: Prefetcher[Any]) -> float:
     return time.process_time() + batches.processes_cpu_s
 
 
-def read_speed(corpus: Store, manifest: Manifest, config: TrainConfig, loading: Loading, seconds: float) -> ReadSpeed:
+def read_speed(sources: Sequence[Source], config: TrainConfig, loading: Loading, seconds: float) -> ReadSpeed:
     """Reads row groups of one worker: a few one by one, then as many at a time as the loader does at most."""
-    answers = [_seconds(lambda: corpus.read("manifest.json", 0, 1)) for _ in range(1 + _ANSWERS)]
-    reader = SplitReader(corpus, manifest, config.split, DecodedCache(0), shard_cache=loading.shard_cache())
-    groups = _row_groups(manifest, config, loading.rank)
-    loads = LoadQueue(most_loads(corpus.reads_wait))
+    stores = [source.corpus for source in sources]
+    answers = [_seconds(partial(store.read, "manifest.json", 0, 1)) for _ in range(1 + _ANSWERS) for store in stores]
+    readers = [
+        SplitReader(s.corpus, s.manifest, s.split, DecodedCache(0), s.labels, loading.shard_cache()) for s in sources
+    ]
+    groups = [(readers[i], group) for i, group in _row_groups(sources, config, loading.rank)]
+    loads = LoadQueue(most_loads(any(store.reads_wait for store in stores)))
     try:
         alone = []
-        for group in groups[:_LOADS_ALONE]:
+        for reader, group in groups[:_LOADS_ALONE]:
             reader.load(_neighbour(reader, group))  # also reads the footer of the shard, which is kept
             alone.append(_seconds(partial(reader.load, group)))
-        images_per_s, bytes_per_image = _read_many(reader, groups[_LOADS_ALONE:] or groups, loads, seconds)
+        images_per_s, bytes_per_image = _read_many(groups[_LOADS_ALONE:] or groups, loads, seconds)
     finally:
         loads.close()
-        reader.close()
-    return ReadSpeed(median(answers[1:]), median(alone), images_per_s, bytes_per_image)
+        for reader in readers:
+            reader.close()
+    return ReadSpeed(median(answers[len(stores) :]), median(alone), images_per_s, bytes_per_image)
 
 
-def _read_many(reader: SplitReader, groups: Sequence[int], loads: LoadQueue, seconds: float) -> tuple[float, float]:
+def _read_many(groups: Sequence[tuple[SplitReader, int]], loads: LoadQueue, seconds: float) -> tuple[float, float]:
     """Images per second, and mean bytes of an image. Counts from when the first loads are done, which also read footers."""
     under_way = deque[Load[RowGroup]]()
     began, images, num_bytes, ended = time.perf_counter(), 0, 0, 0
-    for group in cycle(groups):
+    for reader, group in cycle(groups):
         load = Load(partial(reader.load, group))
         under_way.append(load)
         loads.put(load, AHEAD)
@@ -177,10 +181,22 @@ def _read_many(reader: SplitReader, groups: Sequence[int], loads: LoadQueue, sec
     return images / (time.perf_counter() - began), num_bytes / images
 
 
-def _row_groups(manifest: Manifest, config: TrainConfig, rank: int) -> list[int]:
-    """Row groups of one rank in the first epoch, the last first: the whole way begins with others."""
-    order = Order.of(manifest, config.split, config.recipe.input, config.recipe.seed)
-    lanes, groups, block = range(rank, order.num_lanes, config.execution.num_workers), list[int](), 0
+def _row_groups(sources: Sequence[Source], config: TrainConfig, rank: int) -> list[tuple[int, int]]:
+    """(source, row group) of one rank in the first epoch, the last first: the whole way begins with others. Of several sources each
+    has its share of the rows, until one ends."""
+    schedule = order_of_training(sources, config.recipe.input, config.recipe.seed, most_examples=1)
+    found, end = list[tuple[float, int, int]](), inf
+    for i, (source, order) in enumerate(zip(sources, schedule.orders, strict=True)):
+        groups = _groups_of_rank(order, range(rank, order.num_lanes, config.execution.num_workers))
+        turns = np.cumsum(order.groups.size(np.array(groups))) / source.weight
+        found += zip(turns.tolist(), [i] * len(groups), groups, strict=True)
+        end = min(end, float(turns[-1]))
+    return [(i, group) for turn, i, group in sorted(found) if turn <= end]
+
+
+def _groups_of_rank(order: Order, lanes: range) -> list[int]:
+    """The row groups of some lanes in the first epoch, the last first, at most about `_MOST_GROUPS`."""
+    groups, block = list[int](), 0
     while len(groups) < _MOST_GROUPS:
         of_block = [group for lane in lanes for group in order.block_groups(0, lane, block).tolist()]
         if not of_block:
@@ -191,9 +207,8 @@ def _row_groups(manifest: Manifest, config: TrainConfig, rank: int) -> list[int]
 
 def _neighbour(reader: SplitReader, group: int) -> int:
     """Another row group of the same shard, if there is one."""
-    place, split = reader.info.place(group), reader.info
-    near = [n for n in (group + 1, group - 1) if 0 <= n < RowGroups.of(split).num_groups]
-    return next((n for n in near if split.place(n).key == place.key), group)
+    near = [n for n in (group + 1, group - 1) if 0 <= n < reader.groups.num_groups]
+    return next((n for n in near if reader.shard_key(n) == reader.shard_key(group)), group)
 
 
 def _seconds(call: Callable[[], object]) -> float:

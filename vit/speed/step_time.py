@@ -1,11 +1,13 @@
 """Estimates how long a training takes on this machine, from a few real steps on random images."""
 
+import itertools
 import time
 
 import torch
 
 from vit.config import ExecutionConfig, TrainRecipe
 from vit.input.batches import Batch
+from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.train import initial_state, train_step, wrap
 from vit.training.world import World
 
@@ -28,10 +30,10 @@ def seconds_per_step(recipe: TrainRecipe, execution: ExecutionConfig, num_classe
         state = initial_state(recipe, num_classes, world.device)
         network = wrap(state.model, execution, world)
         batches = [synthetic_batch(recipe, num_classes, size)] * -(-share // size)
-        times = []
+        on_device, times = DeviceBatches(itertools.repeat(batches), world.device), list[float]()
         for _ in range(TIMED_STEPS + 1):
             start = time.perf_counter()
-            train_step(state, network, batches, recipe, world)
+            train_step(state, network, next(on_device), recipe, world)
             times.append(time.perf_counter() - start)
         return sorted(times[1:])[TIMED_STEPS // 2]
     finally:

@@ -5,6 +5,7 @@
                                   rank-00000-of-00002-<save>.json          name, shape, offsets, sha256 of each piece
                                   manifest.json                            created last, by rank 0
                                   rejected.json                            a mark: a reader found it damaged, and why
+                                  lasting.json                             a mark: it is never deleted
 
 Each rank writes a share of the tensors from reused host buffers, in a thread, and hashes while it writes. That thread runs
 no collective: rank 0 waits for the JSON files of the other ranks in the store. Pickle is never read or written.
@@ -26,6 +27,7 @@ from infra.config import digest_of, flatten
 from infra.storage import PreconditionFailed, Store, json_bytes
 from vit.training.checkpoint_names import (
     FOLDER,
+    LASTING,
     MANIFEST,
     MARK,
     CheckpointName,
@@ -177,7 +179,8 @@ class CheckpointSaver:
 
     Every rank calls `check_claim` before it writes. Before the commit, rank 0 calls it again, then `before_commit` (which
     seals the journal up to the step of the checkpoint), then `check_claim` once more, and before it deletes older files.
-    An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written.
+    An attempt that has lost its claim raises there and writes nothing more. `progress` is called as bytes are written. A step
+    that `lasts` is never deleted.
     """
 
     def __init__(
@@ -188,6 +191,7 @@ class CheckpointSaver:
         rank: int = 0,
         world_size: int = 1,
         keep: int = 2,
+        lasts: Callable[[int], bool] = lambda step: False,
         check_claim: Callable[[], object] = lambda: None,
         before_commit: Callable[[], None] = lambda: None,
         progress: Callable[[], None] = lambda: None,
@@ -195,7 +199,7 @@ class CheckpointSaver:
     ):
         self.run, self.attempt, self.rank, self.world_size, self.keep = run, attempt, rank, world_size, keep
         self.check_claim, self.before_commit, self.peer_timeout_s = check_claim, before_commit, peer_timeout_s
-        self.progress = progress
+        self.progress, self.lasts = progress, lasts
         self.buffers: dict[str, Tensor] = {}
         self.thread: threading.Thread | None = None
         self.error: BaseException | None = None
@@ -258,6 +262,10 @@ class CheckpointSaver:
             self.check_claim()
             self.before_commit()
             self.check_claim()
+            if self.lasts(manifest["step"]):
+                self.run.write_json(
+                    f"{prefix}/{LASTING}", {"schema_version": 1, "images_seen": manifest["images_seen"]}
+                )
             commit(self.run, prefix, {**manifest, "world_size": self.world_size, "files": files})
             self.check_claim()
             prune(self.run, self.keep, newest=prefix)
@@ -492,8 +500,8 @@ def prune(run: Store, keep: int, newest: str) -> None:
     """Deletes all but the newest `keep` checkpoints, and files that killed saves left for steps before `newest`.
 
     Unfinished saves of later attempts stay: an attempt that is suspended here may have a successor when it wakes. Checkpoints
-    that are marked as damaged do not count, and go once `keep` newer ones are there (`kept_checkpoints`). The manifest of a
-    checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
+    that are marked as damaged do not count, and go once `keep` newer ones are there; lasting ones stay (`kept_checkpoints`). The
+    manifest of a checkpoint is deleted first, so that a partly deleted checkpoint is invisible.
     """
     keys = run.list(FOLDER)
     kept, found, last = kept_checkpoints(keys, keep) | {newest}, find_checkpoints(keys), parse_prefix(newest)

@@ -11,6 +11,8 @@ from infra.storage import Store
 
 FOLDER = "checkpoints/"
 MANIFEST, MARK = "manifest.json", "rejected.json"
+LASTING = "lasting.json"
+"""Marks a checkpoint that is never deleted (`execution.keep_every_images`)."""
 _PREFIX = re.compile(r"^checkpoints/step-(\d{9})-a(\d+)(?:-r([1-9]\d*))?$")
 
 
@@ -35,6 +37,8 @@ class Found(NamedTuple):
     """Those that have a manifest."""
     marked: list[CheckpointName]
     """Those that were found to be damaged. Earlier versions of vitline deleted their manifests."""
+    lasting: list[CheckpointName]
+    """Those that are never deleted, while nobody deletes their mark."""
     unknown: list[str]
     """Prefixes of manifests whose names this version of vitline does not give."""
 
@@ -55,7 +59,7 @@ def parse_prefix(prefix: str) -> CheckpointName | None:
 
 def find_checkpoints(keys: Iterable[str]) -> Found:
     """The checkpoints that some keys of a run belong to."""
-    files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: []}
+    files: dict[str, list[CheckpointName]] = {MANIFEST: [], MARK: [], LASTING: []}
     unknown = []
     for key in keys:
         prefix, _, file = key.rpartition("/")
@@ -64,7 +68,10 @@ def find_checkpoints(keys: Iterable[str]) -> Found:
             files[file].append(name)
         elif file == MANIFEST and prefix.startswith(FOLDER):
             unknown.append(prefix)
-    return Found(sorted(files[MANIFEST], reverse=True), sorted(files[MARK], reverse=True), sorted(unknown))
+    committed, marked, lasting = (sorted(files[file], reverse=True) for file in (MANIFEST, MARK, LASTING))
+    return Found(
+        committed, marked, [name for name in lasting if name in committed and name not in marked], sorted(unknown)
+    )
 
 
 def list_checkpoints(run: Store) -> list[str]:
@@ -77,13 +84,22 @@ def newest_step(run: Store) -> int | None:
     return max((name.step for name in find_checkpoints(run.list(FOLDER)).unmarked), default=None)
 
 
+def lasts(step: int, *, save_every_steps: int, global_batch_size: int, keep_every_images: int | None) -> bool:
+    """Whether the checkpoint of a step lasts: of the regular ones the first at or after each multiple of `keep_every_images`. It
+    follows from the step alone, so a resumed run keeps the same ones."""
+    if keep_every_images is None or step % save_every_steps:
+        return False
+    before = step - save_every_steps
+    return step * global_batch_size // keep_every_images > before * global_batch_size // keep_every_images
+
+
 def kept_checkpoints(keys: Iterable[str], keep: int) -> set[str]:
-    """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, and marked ones that are newer
-    than all but these. Where there are fewer, the newest marked ones make up the number."""
+    """Prefixes of the checkpoints to keep: the newest `keep` that are not marked as damaged, marked ones that are newer than all
+    but these, and lasting ones. Where there are fewer, the newest marked ones make up the number."""
     found = find_checkpoints(keys)
     kept = found.unmarked[:keep]
     if len(kept) < keep:
         kept += found.marked[: keep - len(kept)]
     elif kept:
         kept += [name for name in found.marked if name > kept[keep - 1]]
-    return {name.prefix for name in kept}
+    return {name.prefix for name in [*kept, *found.lasting]}

@@ -8,10 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vit.input.batches import Batch
+from vit.input.batches import Batch, SeveralLabels
 from vit.models.network import Network
+from vit.training.average_precision import AveragePrecision
 from vit.training.loss import LOSSES, num_correct, targets_of
 from vit.training.predictions import Predictions
+from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.train import forward
 from vit.training.world import World
 
@@ -25,6 +27,8 @@ class Evaluation:
     num_examples: int
     majority_fraction: float
     """Share of the majority class: the score of always predicting it."""
+    mean_average_precision: float | None = None
+    """Mean over classes, where examples may have several labels; None for one label, or where it was not requested."""
 
 
 @torch.inference_mode()
@@ -37,23 +41,29 @@ def evaluate(
     precision: str = "float32",
     world: World | None = None,
     note: Callable[[Predictions], None] | None = None,
+    average_precision: bool = False,
 ) -> Evaluation:
-    """Scores `network` on a split. Each rank passes the batches of its share; the result is over all ranks.
+    """Scores `network`, which is on the device of `world`, on a split. Each rank passes the batches of its share, in memory; the
+    result is over all ranks. The network stays as it was.
 
-    `note` is called with the predictions of each batch of this rank, without padding. Raises RuntimeError unless the
+    `note` is called with the predictions of each batch of this rank, without padding. `average_precision` asks for the mean
+    average precision where labels are several, whose scores are kept until the end. Raises RuntimeError unless the
     ranks together saw `num_examples` examples.
     """
     world = world or World()
     was_training = network.training
     network.eval()
-    sums = torch.zeros(3, dtype=torch.float64)
-    per_class = torch.zeros(network.num_classes, dtype=torch.float64)
-    for batch in batches:
-        labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
-        logits = forward(network, batch.images, precision, world.device)
-        losses = LOSSES[loss](logits, targets_of(labels, network.num_classes))
-        sums += torch.stack([num_correct(logits, labels, valid), (losses * valid).sum(), valid.sum()]).double().cpu()
-        per_class += (targets_of(labels, network.num_classes) * valid[:, None]).sum(dim=0).double().cpu()
+    # On the device until the end, so that the host need not wait for it in every batch.
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    per_class = torch.zeros(network.num_classes, dtype=torch.float64, device=world.device)
+    ranked = AveragePrecision() if average_precision else None
+    for (batch,) in DeviceBatches(([each] for each in batches), world.device):
+        logits, targets = forward(network, batch.images, precision), targets_of(batch.labels, network.num_classes)
+        losses, valid = LOSSES[loss](logits, targets), batch.valid
+        sums += torch.stack([num_correct(logits, batch.labels, valid), (losses * valid).sum(), valid.sum()]).double()
+        per_class += (targets * valid[:, None]).sum(dim=0).double()
+        if ranked is not None and isinstance(batch.labels, SeveralLabels):
+            ranked.add(logits[: batch.num_valid], targets[: batch.num_valid])
         if note is not None:
             note(_predictions(batch, logits, losses, loss))
     network.train(was_training)
@@ -64,19 +74,23 @@ def evaluate(
             f"{int(seen):,} examples were evaluated, but the split has {num_examples:,}. "
             "The score is not reported. Run `vitline data verify` on the corpus."
         )
-    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen)
+    mean = ranked.mean(world, network.num_classes) if ranked is not None else None
+    return Evaluation(correct / seen, total_loss / seen, int(seen), majority / seen, mean)
 
 
 def _predictions(batch: Batch, logits: Float[Tensor, "B K"], losses: Float[Tensor, " B"], loss: str) -> Predictions:
     """The predictions for the valid examples of a batch of `eval_batches`, which come first in it."""
     n = batch.num_valid
-    scores, labels = logits[:n].float().cpu(), batch.labels[:n]
+    scores = logits[:n].float().cpu()
     probabilities = scores.softmax(dim=-1) if loss == "softmax" else scores.sigmoid()
     # On the device, like `num_correct`, so that both choose the same class among equal logits.
     predicted = logits[:n].argmax(dim=-1).cpu()
-    if labels.ndim == 2:
+    if isinstance(batch.labels, SeveralLabels):
+        labels = batch.labels.dense(logits.shape[1])[:n].cpu()
         hit = labels.gather(1, predicted[:, None])[:, 0] > 0
         labels = torch.where(hit, predicted, labels.argmax(dim=-1))
+    else:
+        labels = batch.labels[:n].cpu()
     return Predictions(
         row=batch.first_slot + np.arange(n),
         label=labels.numpy().astype(np.int32),

@@ -5,10 +5,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from vit.input.batches import Labels, SeveralLabels
 
-def targets_of(labels: Tensor, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:
-    """Class ids (B,) or multi-hot rows (B, K) -> float32 targets (B, K). Smoothing spreads its share over all K classes."""
-    target = F.one_hot(labels, num_classes).float() if labels.ndim == 1 else labels.float()
+
+def targets_of(labels: Labels, num_classes: int, label_smoothing: float = 0.0) -> Float[Tensor, "B K"]:
+    """Class ids -> float32 targets (B, K), scattered where the ids are. Smoothing spreads its share over all K classes."""
+    if isinstance(labels, SeveralLabels):
+        target = labels.dense(num_classes)
+    else:
+        target = torch.zeros(len(labels), num_classes, device=labels.device).scatter_(1, labels[:, None], 1.0)
     return target * (1 - label_smoothing) + label_smoothing / num_classes if label_smoothing else target
 
 
@@ -32,8 +37,14 @@ def sigmoid_cross_entropy(logits: Float[Tensor, "B K"], targets: Float[Tensor, "
 LOSSES = {"softmax": softmax_cross_entropy, "sigmoid": sigmoid_cross_entropy}
 
 
-def num_correct(logits: Float[Tensor, "B K"], labels: Tensor, valid: Tensor) -> Tensor:
+def num_correct(logits: Float[Tensor, "B K"], labels: Labels, valid: Tensor) -> Tensor:
     """Number of valid examples whose top-1 class is one of their labels; 0-d int64 tensor."""
     top1 = logits.argmax(dim=-1)
-    hit = labels == top1 if labels.ndim == 1 else labels.gather(1, top1[:, None])[:, 0] > 0
-    return (hit & valid).sum(dtype=torch.int64)
+    return (hits(labels, top1) & valid).sum(dtype=torch.int64)
+
+
+def hits(labels: Labels, classes: Tensor) -> Tensor:
+    """bool (B,): whether a class is one of the labels of its image."""
+    if isinstance(labels, SeveralLabels):
+        return ((labels.ids == classes[:, None]) & (labels.weights > 0)).any(dim=1)
+    return labels == classes

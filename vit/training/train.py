@@ -26,6 +26,7 @@ from vit.training.device_peak import maker_peak
 from vit.training.input_waits import wait_fractions
 from vit.training.loss import LOSSES, mixed_targets, num_correct, targets_of
 from vit.training.optim import build_optimizer, lr_at, set_lr
+from vit.training.to_device.device_batches import DeviceBatches
 from vit.training.world import World
 
 Metrics = Mapping[str, float]
@@ -82,9 +83,16 @@ class StepResult:
 
 
 def train_step(
-    state: TrainState, network: nn.Module, micro_batches: Sequence[Batch], recipe: TrainRecipe, world: World
+    state: TrainState,
+    network: nn.Module,
+    micro_batches: Sequence[Batch],
+    recipe: TrainRecipe,
+    world: World,
+    queued: Callable[[], None] = lambda: None,
 ) -> StepResult:
-    """One update with the clipped gradient of (sum of example losses / global batch).
+    """One update with the clipped gradient of (sum of example losses / global batch), of micro-batches on the device.
+
+    `queued()` is called when the passes are queued on the device, before the host waits for them.
 
     `network` is `state.model` as `wrap` returns it. Padding is masked, so the split into micro-batches and workers
     changes the result by rounding only. A bad example is masked, too: it has no loss, and each other keeps its weight of
@@ -102,14 +110,14 @@ def train_step(
         with sync:
             if recipe.model.is_stochastic:
                 torch.manual_seed(torch_seed(recipe.seed, "dropout", step, batch.first_slot))
-            labels, valid = batch.labels.to(world.device), batch.valid.to(world.device)
-            logits = forward(network, batch.images, recipe.precision, world.device)
-            targets = batch_targets(batch, recipe, state.model.num_classes, world.device)
-            loss = (LOSSES[recipe.loss](logits, targets) * valid).sum()
+            logits = forward(network, batch.images, recipe.precision)
+            targets = batch_targets(batch, recipe, state.model.num_classes)
+            loss = (LOSSES[recipe.loss](logits, targets) * batch.valid).sum()
             (loss * scale).backward()
         loss_sum += loss.detach()
-        correct += num_correct(logits.detach(), labels, valid)
+        correct += num_correct(logits.detach(), batch.labels, batch.valid)
 
+    queued()
     if world.size > 1 and not overlapped:
         sum_gradients(state.model, world)
     clip = recipe.optim.clip_norm or math.inf
@@ -124,27 +132,21 @@ def train_step(
     return StepResult(loss_sum, correct, sum(b.num_valid for b in micro_batches), grad_norm, applied)
 
 
-def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int, device: torch.device) -> Tensor:
-    """float32 targets (n, K) on the device; shares of two labels where images were mixed."""
-    own = targets_of(batch.labels.to(device), num_classes, recipe.label_smoothing)
+def batch_targets(batch: Batch, recipe: TrainRecipe, num_classes: int) -> Tensor:
+    """float32 targets (n, K); shares of two labels where images were mixed."""
+    own = targets_of(batch.labels, num_classes, recipe.label_smoothing)
     if batch.partner_labels is None or batch.own_share is None:
         return own
-    partner = targets_of(batch.partner_labels.to(device), num_classes, recipe.label_smoothing)
-    return mixed_targets(own, partner, batch.own_share.to(device))
+    partner = targets_of(batch.partner_labels, num_classes, recipe.label_smoothing)
+    return mixed_targets(own, partner, batch.own_share)
 
 
-def forward(network: nn.Module, images: Tensor, precision: str, device: torch.device) -> Tensor:
-    """Logits of uint8 images (n, H, W, 3), which are normalised to [-1, 1] on the device, channels last."""
-    pixels = pixels_of(images, device)
-    autocast = torch.autocast(device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
+def forward(network: nn.Module, images: Tensor, precision: str) -> Tensor:
+    """Logits of uint8 images (n, H, W, 3), which the network normalises to [-1, 1]."""
+    autocast = torch.autocast(images.device.type, torch.bfloat16) if precision == "bfloat16" else nullcontext()
     with autocast:
-        logits: Tensor = network(pixels)
+        logits: Tensor = network(images)
     return logits
-
-
-def pixels_of(images: Tensor, device: torch.device) -> Tensor:
-    """uint8 (n, H, W, 3) -> float32 (n, 3, H, W) in [-1, 1] on the device, channels last in memory."""
-    return images.to(device, non_blocking=True).permute(0, 3, 1, 2).float().div_(127.5).sub_(1.0)
 
 
 @torch.no_grad()
@@ -185,8 +187,12 @@ class Hook:
     action: Callable[[TrainState], None]
     before_stop: bool = False
     """Run it also before the loop stops early, unless the stop discards the work."""
+    unless_stopping: bool = False
+    """Leave it out where the loop stops early: it takes long, and can be made up for on resuming."""
 
     def is_due(self, step: int, total: int, stopping: bool) -> bool:
+        if stopping and self.unless_stopping:
+            return False
         return due(step, every=self.every_steps, total=total) or (stopping and self.before_stop)
 
 
@@ -202,24 +208,27 @@ def train(
     stop_requested: Callable[[], RunState | None] = lambda: None,
     bad: BadExamples | None = None,
     input_waits: Callable[[], Waits] = Waits,
+    input_ready: Callable[[], bool] = lambda: False,
 ) -> RunState:
     """Trains from `state.step` to the last step. Returns finished, diverged, preempted, out_of_time or cancelled; failed if
     `bad` has counted too many bad examples, at once and without the hooks.
 
-    `batches` yields this rank's micro-batches of each step after `state.step`, and `input_waits()` tells for what it has waited so
-    far. Every rank calls `report(step, metrics)`
+    `batches` yields this rank's micro-batches of each step after `state.step`, in memory. `input_waits()` tells for what it has waited
+    so far, and `input_ready()` whether it has the next step. Every rank calls `report(step, metrics)`
     with the same numbers: the training metrics every `log_every_steps`, and each skipped step. After every step rank 0
     calls `stop_requested`, which must return immediately, and all ranks follow its answer. Then the due hooks run, in
     the order given. Evaluation, checkpoints and other periodic work are hooks; only the training metrics are not,
     because the loop measures them.
     """
     network = wrap(state.model, execution, world)
+    on_device = DeviceBatches(batches, world.device, input_ready)
     bad = bad or BadExamples()
     clock, nonfinite, total, waits = Clock(), 0, recipe.total_steps, input_waits()
     ideal_s = ideal_seconds(state.model, recipe, world.device)
     while state.step < total:
-        micro_batches = clock.measured("data_wait", lambda: next(batches))
-        result = clock.measured("step", partial(train_step, state, network, micro_batches, recipe, world))
+        micro_batches = clock.measured("data_wait", lambda: next(on_device))
+        update = partial(train_step, state, network, micro_batches, recipe, world, on_device.copy_ahead)
+        result = clock.measured("step", update)
         clock.steps += 1
         nonfinite = 0 if result.applied else nonfinite + 1
         if not result.applied:

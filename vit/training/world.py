@@ -36,9 +36,9 @@ class World:
         return cls(dist.get_rank(), dist.get_world_size(), device, node_rank, local_rank)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Elementwise sum over all ranks, bit for bit the same on each. Every rank must call it."""
-        values = values.to(self.device)
+        """Elementwise sum over all ranks, bit for bit the same on each. Every rank must call it. One rank waits for no device."""
         if self.size > 1:
+            values = values.to(self.device)
             dist.all_reduce(values)
         return values
 

@@ -177,6 +177,9 @@ class TaskSweep(FrozenConfig):
         model = self.model_digest[:12] if self.model_digest else f"scratch-{digest_of(self.settings[0].model)[:12]}"
         versions = [RESULT_VERSIONS[stage] for stage in ("finetune", "evaluate")]
         depends_on = [self.protocol, self.corpus_digest, self.decode_digest, self.settings[0].model, versions]
+        # Scores of tasks with several labels that were trained with softmax, as earlier versions did, are not taken for these.
+        if (loss := self.settings[0].loss) != "softmax":
+            depends_on.append(loss)
         identity = digest_of(depends_on)[:6]
         return (
             f"scores/{self.task.name}/{self.protocol.name}/{model}-s{self.seed}-{identity}{again(self.repetition)}.json"
@@ -270,6 +273,8 @@ def task_facts(corpus: Store, manifest: Manifest, splits: TaskSplits) -> TaskFac
         num_train=manifest.split(splits.joined).num_rows,
         max_lanes=min(manifest.split(name).num_row_groups for name in (splits.train, splits.joined)),
         mean_area_px=fmean(w * h for w, h in zip(sizes["width_px"], sizes["height_px"], strict=True)),
+        num_classes=manifest.num_classes,
+        single_label=manifest.single_label,
     )
 
 

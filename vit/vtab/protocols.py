@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, Posi
 
 from infra.config import FrozenConfig, digest_of, renamed, replace
 from infra.names import did_you_mean
-from vit.config import OptimConfig, TrainRecipe
+from vit.config import OptimConfig, TrainRecipe, head_bias_for, loss_for
 from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import NetworkConfig, ViTConfig, network_config
 from vit.vtab.probes import PROBES, Probe
@@ -39,6 +39,10 @@ class TaskFacts(FrozenConfig):
     """Number of row groups of the smallest training split, which limits the number of lanes."""
     mean_area_px: float
     """Mean area, in pixels, of the images of the first row group."""
+    num_classes: PositiveInt
+    """Number of classes."""
+    single_label: bool
+    """Whether each image has one label. Several labels are trained with the sigmoid loss."""
 
 
 class LargerTask(FrozenConfig):
@@ -71,7 +75,8 @@ class SmallPictures(FrozenConfig):
 
 
 class Protocol(FrozenConfig):
-    """How a model is fine-tuned: all weights and a new head, by SGD with momentum 0.9 and no weight decay."""
+    """How a model is fine-tuned: all weights and a new head, by SGD with momentum 0.9 and no weight decay. The loss is that of the
+    task: softmax for one label per image, sigmoid for several."""
 
     kind: Literal["finetune"] = "finetune"
     name: str
@@ -133,8 +138,8 @@ class Protocol(FrozenConfig):
                 f"not supported: {self.name} uses MixUp from {self.fewer_than:,} training examples, and {task.name} has "
                 f"{task.num_train:,}. Use protocol vit-paper-transfer instead."
             )
-        augment = self._augment(model, task)
-        network = network_config(model.for_transfer(augment.image_size_px))
+        augment, loss = self._augment(model, task), loss_for(single_label=task.single_label)
+        network = network_config(model.for_transfer(augment.image_size_px, head_bias_for(loss, task.num_classes)))
         data = InputConfig(
             global_batch_size=self.global_batch_size,
             num_lanes=max(n for n in range(1, task.max_lanes + 1) if self._allows_lanes(n)),
@@ -156,6 +161,7 @@ class Protocol(FrozenConfig):
                     milestones=self.milestones,
                     clip_norm=self.clip_norm,
                 ),
+                loss=loss,
                 total_steps=steps,
                 seed=seed,
                 precision=self.precision,
@@ -171,16 +177,12 @@ class Protocol(FrozenConfig):
     def _augment(self, model: NetworkConfig, task: TaskFacts) -> AugmentConfig:
         small, given = self.small_pictures, self.augment
         if small and task.mean_area_px < small.area_px:
-            changes: dict[str, Any] = {
-                "image_size_px": small.image_size_px,
-                "train_resize_px": small.train_resize_px,
-            }
+            changes = given.resized(small.image_size_px) | {"train_resize_px": small.train_resize_px}
         else:
             size = self.image_size_px or model.image_size_px
             if self.whole_patches and isinstance(model, ViTConfig):
                 size = -(-size // model.patch_size_px) * model.patch_size_px
-            ratio = (given.train_resize_px or 0) / given.image_size_px
-            changes = {"image_size_px": size, "train_resize_px": round(size * ratio) or None}
+            changes = given.resized(size)
         excepted = vtab_task(task.name) if self.vtab_exceptions else None
         if excepted and not excepted.crop:
             changes |= {"train_crop": "none", "train_resize_px": None}

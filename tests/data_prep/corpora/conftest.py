@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from data_prep.config import CorpusConfig
+from data_prep.config import CorpusConfig, CorpusRecipe, ShardingConfig
 from data_prep.corpora.raw import Part, WorkFolder
 from data_prep.prepare import prepare
 from data_prep.shard_format import ShardReader
@@ -50,9 +50,12 @@ def prepared(tmp_path, task_source):
     """prepared(task, folder): manifest, store, and (example id, label, image) of every split in order; a list of labels if an
     image may have several. `task_source` is that of the folder of the test: `Vtab` or `Transfer`."""
 
-    def prepare_task(task, folder):
+    def prepare_task(task, folder, min_row_groups=4):
+        # By default a small corpus has a row group per row, which costs most of the time of a test that reads all of them.
         root = str(tmp_path / "prepared")
-        (manifest,) = prepare([CorpusConfig(name=task, source=task_source(task=task, path=str(folder)))], root)
+        recipe = CorpusRecipe(sharding=ShardingConfig(min_row_groups=min_row_groups))
+        source = task_source(task=task, path=str(folder))
+        (manifest,) = prepare([CorpusConfig(name=task, source=source, recipe=recipe)], root)
         corpus = open_store(f"{root}/corpora/{manifest.name}/{manifest.version}")
         label, rows = "label" if manifest.single_label else "labels", {}
         for split in manifest.splits:

@@ -118,6 +118,7 @@ def test_names_beyond_the_limit_of_linked_folders_are_reported(tmp_path):
     assert "links to folders give a/picture.jpg more than 65 names" in refused.refused[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
 @pytest.mark.parametrize("name", ["a/picture.jpg", "a/notes.txt"])
 def test_links_to_one_file_beyond_the_limit_are_reported(kind, name, tmp_path):
@@ -248,6 +249,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SOURCES)
 def test_accepted_and_refused_add_up_to_the_listed_entries(kind, tmp_path, picture, memory_root):
     source, num_entries = SOURCES[kind](tmp_path, picture)

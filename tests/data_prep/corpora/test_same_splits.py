@@ -113,6 +113,7 @@ def splits_and_subset_of(tmp_path):
     return row_counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "named", [("train", "val", "test"), ("train", "test"), ("train", "val"), ("train",)], ids="+".join
 )

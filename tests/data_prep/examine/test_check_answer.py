@@ -47,6 +47,7 @@ def liars(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("liars")
 @pytest.mark.parametrize(
     ("lie", "why"),

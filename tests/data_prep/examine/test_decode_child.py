@@ -175,6 +175,7 @@ def test_file_that_becomes_shorter_is_an_error_with_its_name(tmp_path):
         assert plain(dict(examine.run([(2, picture(2))]))[2]) == decoded_here(picture(2))
 
 
+@pytest.mark.slow
 def test_a_crash_costs_one_image(hostile, sent):
     """Whatever crashes, hangs or deceives the child, all other images keep verdict and position."""
     deaths = {

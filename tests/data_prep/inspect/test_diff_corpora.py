@@ -36,6 +36,7 @@ def changed(folder, picture, tmp_path):
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_at_once", [7, 1000])
 @pytest.mark.parametrize("order_seed", [0, 1])
 def test_added_removed_and_changed_examples_are_found(folder, changed, prepared, memory_root, order_seed, rows_at_once):

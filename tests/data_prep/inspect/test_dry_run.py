@@ -92,6 +92,7 @@ def test_requests_that_would_publish_nothing_are_reported(folder, request_for):
         dry_run(request_for(folder, min_images_per_class=41), CORES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [Budget(), Budget(num_images=32)])
 @pytest.mark.parametrize("recipe", [{"min_images_per_class": 20}, {"val_per_class": 5}, {"class_map": "list"}, {}])
 def test_expected_rows_exclude_what_the_recipe_leaves_out(

@@ -53,6 +53,7 @@ def leaks_of(mixed, val_split="val", compared=None, names=("first", "later")):
     ]
 
 
+@pytest.mark.slow
 def test_an_evaluation_set_that_was_prepared_later_is_compared(mixed):
     assert leaks_of(mixed) == [("first", "later", "test", 1), ("first", "later", "val", 1)]
 

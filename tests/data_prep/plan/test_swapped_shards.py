@@ -72,6 +72,7 @@ def pets_and_web(tmp_path, evaluation="test"):
     return request("pets"), request("web")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluation", ["test", "val"])
 @pytest.mark.parametrize("decontaminate", [False, True])
 def test_leaks_are_not_looked_for_in_a_rewritten_shard(tmp_path, memory_root, evaluation, decontaminate):

@@ -41,6 +41,7 @@ def test_an_intact_corpus_has_no_problem(corpus):
     assert report.num_shards == len([key for key in corpus.list() if "/part-" in key and not key.startswith("_work")])
 
 
+@pytest.mark.slow
 def test_a_flipped_byte_is_found_wherever_it_is(corpus):
     key = train_keys(corpus)[0]
     good = corpus.read(key)

@@ -25,6 +25,7 @@ def digest(text):
     return hashlib.sha256(text.encode()).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["drop", "keep"])
 @given(rows=pictures)
 def test_one_of_each_set_of_equal_images_is_kept_and_splits_share_none(policy, rows):

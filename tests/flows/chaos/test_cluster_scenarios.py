@@ -4,8 +4,8 @@ from unittest.mock import patch
 
 import pytest
 
-from flows.chaos import cluster_faults
 from flows.chaos.bench import Bench, Outcome
+from flows.chaos.faults import cluster_faults, node_faults
 from flows.chaos.scenario import Scenario
 from infra.settings import Settings
 from infra.storage import open_store
@@ -21,7 +21,7 @@ def bench(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "scenario",
-    [each for each in vars(cluster_faults).values() if isinstance(each, Scenario)],
+    [each for family in (cluster_faults, node_faults) for each in vars(family).values() if isinstance(each, Scenario)],
     ids=lambda each: each.name,
 )
 def test_promise_is_kept_on_ray(scenario, bench):
@@ -37,6 +37,14 @@ def test_a_run_that_was_not_restarted_or_differs_breaks_its_promise(tmp_path):
         bench.__dict__["undisturbed"] = Outcome({1: 0.5}, 0.0, "")
         result = cluster_faults.killed_worker.run(bench)
         assert (result.verdict, "other losses" in result.found) == ("broken", True)
+
+
+@pytest.mark.parametrize(("scenario", "found"), [("lost_node", "1 starts"), ("drained_node", "attempt 1 finished")])
+def test_a_run_that_never_left_its_node_breaks_its_promise(scenario, found, tmp_path):
+    bench = Bench(Settings(root=str(tmp_path)), open_store(tmp_path))
+    with patch.object(node_faults, "with_harm", lambda bench, name, harm: bench_of_whole(bench, name)):
+        result = vars(node_faults)[scenario].run(bench)
+    assert (result.verdict, found in result.found) == ("broken", True)
 
 
 def bench_of_whole(bench, name):

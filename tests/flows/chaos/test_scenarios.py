@@ -12,8 +12,8 @@ import pytest
 
 from data_prep import parquet_files, shard_format
 from data_prep.plan import check_refused
-from flows.chaos import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
 from flows.chaos.bench import Bench
+from flows.chaos.faults import checkpoint_faults, claim_faults, data_faults, process_faults, store_faults
 from flows.chaos.scenario import Scenario
 from infra.runs import claims, watching
 from infra.settings import Settings

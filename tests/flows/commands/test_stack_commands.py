@@ -40,6 +40,7 @@ def joined(stack, tmp_path):
     return stack
 
 
+@pytest.mark.slow
 def test_without_a_stack(run):
     assert run("stack", "status")[:2] == (
         1,
@@ -64,6 +65,7 @@ def run_folder(run):
     return json.loads(run("stack", "status", "--json")[1])["directory"]
 
 
+@pytest.mark.slow
 def test_commands_that_would_use_a_stopped_stack_mention_it(run, tmp_path):
     settle(tmp_path / ".vitline" / "stack", {})
     expected = f"the local stack in {tmp_path}/.vitline/stack is down, so its store cannot be read; `vitline stack up` starts it\n"

@@ -90,6 +90,19 @@ def test_finished_runs_keep_their_newest_checkpoints(root, collect):
     assert run.list("checkpoints/") == []
 
 
+@pytest.mark.parametrize("state", ["finished", "preempted"])
+def test_lasting_checkpoints_are_never_collected(root, collect, state):
+    run, lasting = checkpointed(root, "birds-0123456789ab", state), "checkpoints/step-000000010-a1"
+    run.write_json(f"{lasting}/lasting.json", {"images_seen": 160})
+    (finding,) = collect(keep_checkpoints=0, unfinished_days=1)
+    assert "1 lasting checkpoints are kept" in finding.problem
+    assert list_checkpoints(run) == [lasting]
+    assert collect(keep_checkpoints=0, unfinished_days=1) == []
+    run.delete(f"{lasting}/lasting.json")
+    collect(keep_checkpoints=0, unfinished_days=1)
+    assert run.list("checkpoints/") == []
+
+
 def test_checkpoints_marked_as_damaged_do_not_count_as_kept(root, collect):
     run = checkpointed(root, "birds-0123456789ab")
     newest, older = "checkpoints/step-000000020-a10", "checkpoints/step-000000010-a1"
@@ -139,6 +152,7 @@ def test_a_dry_run_is_the_default_and_deletes_nothing(root, collect):
     assert store.list() == before
 
 
+@pytest.mark.slow
 def test_work_files_of_published_corpora_are_deleted_and_the_corpus_stays_intact(root, collect):
     (manifest,) = prepare([presets.digits()], root)
     store = open_store(root)

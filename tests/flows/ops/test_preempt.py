@@ -54,6 +54,7 @@ def test_an_attempt_without_a_heartbeat_is_left_to_reconcile(run, root):
     assert read_stop(run) is None
 
 
+@pytest.mark.slow
 def test_an_attempt_whose_heartbeat_is_old_by_the_clock_but_moves_is_asked_to_stop(run, root, monkeypatch):
     """The clock of its machine is an hour behind."""
     claim(run, silent_s=3600)

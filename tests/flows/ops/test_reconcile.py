@@ -234,6 +234,7 @@ class RealJob(FakeRay):
         return super().stop(job_id, wait_s)
 
 
+@pytest.mark.slow
 def test_a_driver_that_stands_still_is_ended_and_the_next_attempt_can_start(place, monkeypatch):
     """The clocks are left out: what counts is that its counter moved, or stood still, while reconcile watched it."""
     monkeypatch.setattr(module, "FROZEN_S", -HOUR)

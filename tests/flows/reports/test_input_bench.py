@@ -41,6 +41,22 @@ def test_what_a_node_feeds_and_what_it_needs(vitline, digits_root):
     assert any(change.startswith("cores: ") for change in shown["changes"])
 
 
+def test_a_mixture_is_measured_as_it_is_trained_on(vitline, two_corpora, tmp_path):
+    """`owl` of both corpora is one class; trams are dropped, so that of city fewer rows are read than are stored."""
+    table = tmp_path / "classes.csv"
+    rows = ["birds,jay,jay", "birds,owl,owl", "city,bus,bus", "city,owl,owl", "city,tram,"]
+    table.write_text("\n".join(["corpus,class,mixture_class", *rows]))
+    small = ("--set", "recipe.input.global_batch_size=8", "--set", "recipe.input.num_lanes=2")
+    given = ("birds=3", "city=1", "--class-map", str(table), *QUICK, *small, "--root", two_corpora, "--json")
+    code, out, err = vitline("data", "bench", *given)
+    assert code == 0, err
+    shown = json.loads(out)
+    assert [each.partition("/")[0] for each in shown["corpus"].split(" and ")] == ["birds", "city"]
+    assert shown["images_per_s"] > 0
+    assert shown["workers"][0]["read"]["images_per_s"] > 0
+
+
+@pytest.mark.slow
 def test_the_workers_of_a_node_are_measured_at_once_and_the_first_error_counts(train_config, tmp_path):
     config = train_config("pair", workers=2)
     speeds = node_speed(config, 2, 0.1)

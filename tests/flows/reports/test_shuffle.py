@@ -37,6 +37,7 @@ def test_a_prepared_corpus_passes(vitline, digits_root):
     assert shown["class_entropy_bits"]["value"] / shown["class_entropy_bits"]["perfect"] == shown["entropy_fraction"]
 
 
+@pytest.mark.slow
 def test_a_sorted_corpus_is_refused_with_the_window_that_makes_it_pass(vitline, sorted_corpus):
     def report(window):
         chosen = (*INPUT, "--set", f"recipe.input.shuffle_window={window}", "--set", "recipe.loss=sigmoid")

@@ -2,8 +2,17 @@
 
 import pytest
 
+from data_prep.decode import DecodePolicy
 from flows.requests.finetune_config import resolve_finetune
 from flows.requests.forms import FinetuneRequest
+from flows.requests.training_cost import training_cost
+from infra.config import replace
+from infra.storage import open_store
+from vit.input.config import AugmentConfig
+from vit.input.image_contract import ImageContract
+from vit.models.build import build_network
+from vit.models.config import ViTConfig
+from vit.published import publish
 
 
 def test_the_model_must_exist(digits_root):
@@ -51,3 +60,42 @@ def test_fewer_steps_shorten_the_warmup_of_a_protocol_and_overrides_take_precede
     assert plan("vit-paper-transfer", 100, **{"recipe.total_steps": 10, "recipe.optim.warmup_steps": 9}) == (10, 9)
     with pytest.raises(ValueError, match=r"optim\.warmup_steps=100 must be less than total_steps=100"):
         plan("vit-paper-transfer", 100, **{"recipe.optim.warmup_steps": 100})
+
+
+@pytest.mark.parametrize("protocol", [None, "vit-paper"])
+def test_several_labels_per_image_take_the_sigmoid_loss_and_refuse_softmax(tagged, digits_root, tiny, protocol):
+    def config(**overrides):
+        fields = {"model": tiny, "corpus": tagged.uri, "protocol": protocol, "global_batch_size": 8}
+        return resolve_finetune(digits_root, FinetuneRequest(**fields, overrides=overrides))
+
+    chosen = config()
+    assert (chosen.recipe.loss, chosen.recipe.model.head_bias_init) == (
+        "sigmoid",
+        -1.1,
+    )  # a quarter for each of 4 classes
+    assert training_cost(chosen)["loss"] == "sigmoid, for several labels per image"
+    with pytest.raises(
+        ValueError, match=r"several labels per image, but the training 'tagged-finetune' uses a softmax loss"
+    ):
+        config(**{"recipe.loss": "softmax"})
+
+
+@pytest.mark.parametrize(
+    ("own", "at_384"),
+    [
+        ({"eval_resize": "shorter_side", "eval_resize_px": 256}, {"eval_resize_px": 439}),
+        ({"train_crop": "random", "train_resize_px": 256}, {"train_resize_px": 439}),
+    ],
+)
+def test_sizes_before_a_crop_scale_with_the_image_size(digits_root, tmp_path, own, at_384):
+    augment = AugmentConfig(image_size_px=224, **own)
+    network = ViTConfig(image_size_px=224, patch_size_px=32, embed_dim=16, depth=1, num_heads=2, mlp_dim=32)
+    contract = ImageContract(decode=DecodePolicy(), evaluation=augment)
+    model = publish(open_store(str(tmp_path)), "cropped", "1", build_network(network, 2), contract, ["a", "b"], {})
+
+    def finetuned(**fields):
+        request = FinetuneRequest(model=model, corpus="digits", **fields)
+        return resolve_finetune(digits_root, request).recipe.input.augment
+
+    assert finetuned() == augment
+    assert finetuned(image_size_px=384) == replace(augment, image_size_px=384, **at_384)

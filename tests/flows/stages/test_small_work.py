@@ -40,6 +40,7 @@ def request_for(folder):
     return CorpusConfig(name="birds", source=ClassFolders(path=str(folder)))
 
 
+@pytest.mark.slow
 def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, folder, no_ray, tmp_path):
     root = str(tmp_path / "store")
     code, out, err = vitline("data", "prep", "--source", folder, "--name", "birds", "--root", root)
@@ -49,6 +50,7 @@ def test_a_small_corpus_is_prepared_without_ray_with_the_same_digest(vitline, fo
     assert find_corpus(root, "birds").read_json("manifest.json")["digest"] == manifest.digest
 
 
+@pytest.mark.slow
 def test_an_error_of_a_small_source_is_one_sentence(vitline, folder, no_ray, tmp_path):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"no picture")

@@ -279,6 +279,7 @@ def test_the_child_sends_the_rest_and_ends_when_its_parent_is_killed(settings, b
         parent.stdout.close()
 
 
+@pytest.mark.slow
 def test_the_end_of_the_parent_leaves_no_traceback_in_the_log(root, tmp_path):
     settings = Settings(root=root, mlflow_tracking_uri="http://127.0.0.1:9")
     child = start_child(settings, ["--parent", str(os.getpid())], tmp_path / "shipper.log")

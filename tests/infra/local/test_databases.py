@@ -134,6 +134,7 @@ def test_an_older_database_is_migrated_and_kept_as_it_was(stack_folder, package)
         shutil.copyfile(kept, path)
 
 
+@pytest.mark.slow
 def test_a_database_of_this_version_is_left_alone(stack_folder, package):
     path = database_file(stack_folder, package)
     shutil.rmtree(path.parent)

@@ -24,6 +24,7 @@ TIMED_OUT = r"Exception: \x1b[31mThe current node timed out during startup.\x1b[
 WRONG_VALUE = "ValueError: 1 byte is too small."
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("machine", "words", "tries"),
     [("busy", TIMED_OUT, 5), ("quiet", TIMED_OUT, 1), ("busy", WRONG_VALUE, 1)],

@@ -106,6 +106,7 @@ COUNT = (
 )
 
 
+@pytest.mark.slow
 def test_a_log_that_is_written_to_becomes_short_and_loses_no_line(tmp_path):
     log = tmp_path / "prefect.log"
     if not collapses(tmp_path):

@@ -165,6 +165,7 @@ def test_the_process_ends_with_the_code_of_the_state_whatever_handlers_wait(run,
     assert read_state(run)["answer"] == 42
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ", workers_write_state=True"])
 @pytest.mark.parametrize(("reason", "code"), [("preempted", 75), ("cancelled", 143)])
 def test_a_stop_request_ends_the_process_at_once(run, started, options, reason, code):

@@ -78,6 +78,7 @@ BOMBS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_npz_files_are_refused_from_their_headers(bomb, tmp_path):
     entries, message = BOMBS[bomb]
@@ -244,5 +245,6 @@ def test_published_model_that_asks_for_more_than_it_holds_is_refused(tmp_path):
         load_model(store.uri)
 
 
+@pytest.mark.slow
 def test_sizes_within_the_limits_are_built():
     assert build_network(BiTConfig(image_size_px=64, stages=(1, 1, 1, 1, 1)), 2).num_classes == 2

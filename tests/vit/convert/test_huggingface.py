@@ -46,6 +46,7 @@ def images(size, dtype=torch.float32):
     return torch.randn(3, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("names", ["in memory", "in a file"])
 def test_logits_equal_those_of_transformers(case, names, theirs, rel_diff, tmp_path):

@@ -41,6 +41,7 @@ def converted(case, folder, **asked):
     return read_npz(written(folder, entries_of(case)), **asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_the_original_networks(case, tmp_path):
     network, expected = converted(case, tmp_path).network, torch.tensor(CASES[case]["logits"], dtype=torch.float64)

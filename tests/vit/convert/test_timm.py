@@ -77,6 +77,7 @@ def images(network, dtype=torch.float32, count=3, size=None):
     return torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_timm(case, theirs, rel_diff):
     other, args = theirs(case)
@@ -251,6 +252,7 @@ def test_every_architecture_of_timm_is_read_exactly_or_refused(timm):
     assert read > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["ti16", "b8", "h14", "g14", "G14", "so400m14", "r50_b16", "r50_l32", "bit_r152x4"])
 def test_timm_builds_networks_from_written_names_and_arguments(variant, timm):
     args, state = to_timm(meta_network(network_variant(variant), 3).to_empty(device="meta"))

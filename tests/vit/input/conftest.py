@@ -34,8 +34,10 @@ def make_corpus(
     labels=None,
     weights=None,
     undecodable=frozenset(),
+    encoded=None,
 ):
-    """PNG images of many sizes; row i has class i mod 5, or the lists and weights given. `undecodable` rows are no images."""
+    """PNG images of many sizes, or the files given; row i has class i mod 5, or the lists and weights given. `undecodable` rows are no
+    images."""
     store, rng = open_store(str(folder)), np.random.default_rng(len(digest))
     num_rows = sum(segments)
     pixels = [rng.integers(0, 256, (*rng.integers(9, 40, 2), 3), dtype=np.uint8) for _ in range(num_rows)]
@@ -72,6 +74,7 @@ def make_corpus(
             schema = manifest.arrow_schema()
             for i, row in enumerate(rows, start=first):
                 row["image"] |= {"bytes": b"no image"} if i in undecodable else {}
+                row["image"] |= {"bytes": encoded[i]} if encoded else {}
                 row |= {name: f"{name}-{row['example_id']}".encode() for name in _byte_columns(schema)}
             table = pa.Table.from_pylist(rows, schema=schema)
             with store.writer(shard_key("train", info.name, shard, info.num_shards)) as file:

@@ -137,6 +137,6 @@ def test_an_error_of_the_augmentation_is_no_bad_example(tiny, monkeypatch):
     def refuse(image, draws, config, out):
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr("vit.input.decoding.training.train_pixels", refuse)
+    monkeypatch.setattr("vit.input.decoding.native_view.train_pixels", refuse)
     with pytest.raises(ValueError, match="a mistake of ours"):
         list(start(tiny))

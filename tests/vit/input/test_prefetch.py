@@ -87,6 +87,19 @@ def test_tasks_use_one_torch_thread_and_other_threads_are_unchanged():
         torch.set_num_threads(before)
 
 
+def test_an_item_is_ready_once_all_its_tasks_have_run_and_the_end_is_none():
+    release = threading.Event()
+    with Prefetcher(iter([([nothing, release.wait], 0)]), threads=1, depth=2) as items:
+        assert not items.is_ready
+        release.set()
+        give_up = time.monotonic() + 10
+        while not items.is_ready and time.monotonic() < give_up:
+            time.sleep(0.001)
+        assert items.is_ready
+        assert next(items) == 0
+        assert not items.is_ready
+
+
 def nothing():
     pass
 

@@ -117,6 +117,7 @@ def test_seek_reads_open_blocks_only(setting):
     assert set(setting.read) <= {int(g) for lane in range(6) for g in setting.order.block_groups(0, lane, 3)}
 
 
+@pytest.mark.slow
 def test_cached_rows_are_not_read(setting):
     for row in range(240):
         if row // 4 != 17:

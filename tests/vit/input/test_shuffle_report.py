@@ -69,6 +69,7 @@ def test_repeats_are_the_distances_in_the_list_of_all_positions(corpus):
         assert report.median_repeat.low <= 46 <= report.median_repeat.high
 
 
+@pytest.mark.slow
 def test_a_sorted_corpus_is_refused_up_to_the_window_that_it_needs(corpus):
     """6 classes in 24 row groups of 8; two lanes read two classes at a time."""
     columns, order = corpus([i // 32 for i in range(192)], rows_per_group=8)
@@ -88,6 +89,7 @@ def test_no_window_helps_where_lanes_end_early(corpus):
     assert window_needed(lambda window: order(20, 2, window), 1, columns) is None
 
 
+@pytest.mark.slow
 def test_a_true_shuffle_is_seldom_out_of_the_range_of_perfect_ones(corpus):
     """One lane with a window as long as an epoch is a perfect shuffle: 5 % are outside, 2.5 % on either side."""
     columns, order = corpus([i // 24 for i in range(96)])
@@ -117,6 +119,7 @@ def test_a_large_split_is_sampled_and_images_are_never_read(corpus, monkeypatch)
     assert len(read) == report.num_row_groups, "the same rows are read once"
 
 
+@pytest.mark.slow
 def test_a_batch_may_be_larger_than_an_epoch(corpus):
     columns, order = corpus([i % 3 for i in range(12)])
     report = shuffle_report(order(30, 3, 1), columns)

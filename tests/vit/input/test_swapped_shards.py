@@ -145,6 +145,7 @@ def test_a_shard_of_another_version_is_refused_although_it_has_the_same_place(co
     assert_refused(corpus, {first: same_rows}, "is a shard of the corpus animals, but the manifest is that of pets")
 
 
+@pytest.mark.slow
 def test_swapped_shards_of_subsets_and_of_added_segments_are_refused(corpus, request_of, root, tmp_path):
     subset = open_store(f"{corpus.uri.rpartition('/')[0]}/{take(corpus, 30).version}")
     for i in range(40):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from infra.config import replace
+from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus
 from vit.input.batches import train_batches
 from vit.inspection import views as module
 from vit.inspection.views import collect_views, views_html
@@ -24,9 +25,14 @@ def recipe(tiny_recipe):
     return replace(tiny_recipe, **{f"input.augment.{name}": value for name, value in augment.items()})
 
 
+def alone(corpus):
+    part = TrainingCorpus(corpus.store, corpus.manifest, "tiny", single_label=corpus.manifest.single_label)
+    return TrainingCorpora((part,))
+
+
 def test_pairs_and_views_are_those_of_the_batches(corpus, recipe, monkeypatch):
     monkeypatch.setattr(module, "decode_apart", module_decode)
-    found = collect_views(corpus.store, corpus.manifest, "train", recipe, examples=8, views=2, mixed=6)
+    found = collect_views(alone(corpus), "train", recipe, examples=8, views=2, mixed=6)
     given = {"seed": recipe.seed, "micro_batch_size": 8}
     steps = list(train_batches(corpus.store, corpus.manifest, "train", recipe.input, num_steps=6, **given))
     for step, ([batch], shown) in enumerate(zip(steps, found.mixed, strict=True)):
@@ -44,7 +50,7 @@ def test_pairs_and_views_are_those_of_the_batches(corpus, recipe, monkeypatch):
         assert (shown.views[2].pixels == batch.images[i].numpy()).all()
         assert not np.array_equal(shown.views[2].pixels, shown.views[3].pixels)
         assert shown.views[2].lines[0].startswith("crop ")
-        assert not collect_views(corpus.store, corpus.manifest, "train", plain, examples=1, views=1, mixed=3).mixed
+        assert not collect_views(alone(corpus), "train", plain, examples=1, views=1, mixed=3).mixed
 
 
 def module_decode(data, policy):
@@ -54,7 +60,7 @@ def module_decode(data, policy):
 
 
 def test_the_page_escapes_names_and_names_every_setting(corpus, recipe):
-    found = collect_views(corpus.store, corpus.manifest, "train", recipe, examples=2, views=1, mixed=1)
+    found = collect_views(alone(corpus), "train", recipe, examples=2, views=1, mixed=1)
     page = views_html(found, recipe, title="Training views of <i>", lead="seed 0")
     assert "<b>0" not in page
     assert "Training views of &lt;i&gt;" in page
@@ -65,7 +71,7 @@ def test_the_page_escapes_names_and_names_every_setting(corpus, recipe):
 
 def test_an_image_that_cannot_be_decoded_is_named(corpus_of_noise, recipe):
     with pytest.raises(ValueError, match=r"row \d+ of split 'train'\) cannot be decoded: .* lists all such images"):
-        collect_views(corpus_of_noise.store, corpus_of_noise.manifest, "train", recipe, examples=1, views=1, mixed=0)
+        collect_views(alone(corpus_of_noise), "train", recipe, examples=1, views=1, mixed=0)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from vit.models.variant_sizes import NUM_CLASSES, SIZES
 from vit.models.variants import REGISTERED, network_variant
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REGISTERED)
 def test_table_has_the_counted_parameters_and_flops(name):
     config = network_variant(name)

@@ -55,6 +55,7 @@ def assert_equal(loaded, model):
         assert (loaded(images(model, count)) - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_torch_program_equals_the_network_for_any_batch_size(case, tmp_path):
     model = published(case)
@@ -62,6 +63,7 @@ def test_torch_program_equals_the_network_for_any_batch_size(case, tmp_path):
     assert_equal(torch.export.load(path).module(), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_onnx_model_equals_the_network_for_any_batch_size(case, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")

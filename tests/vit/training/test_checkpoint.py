@@ -24,6 +24,7 @@ from vit.training.checkpoint import (
     resume,
     state_tensors,
 )
+from vit.training.checkpoint_names import lasts
 from vit.training.train import initial_state, train_step
 from vit.training.world import World
 
@@ -53,13 +54,14 @@ def trained(tiny_recipe, make_batch):
     return make
 
 
-def commit(run, state, meta, *, attempt=1, world_size=1, keep=5):
+def commit(run, state, meta, *, attempt=1, world_size=1, keep=5, lasts=lambda step: False):
     """Saves as `world_size` ranks do, each with a saver of its own."""
     savers = [
-        CheckpointSaver(run, attempt=attempt, rank=rank, world_size=world_size, keep=keep) for rank in range(world_size)
+        CheckpointSaver(run, attempt=attempt, rank=rank, world_size=world_size, keep=keep, lasts=lasts)
+        for rank in range(world_size)
     ]
     for saver in savers:
-        saver.save(state, {**meta, "save_id": f"s-{state.step}"})
+        saver.save(state, {**meta, "save_id": f"s-{state.step}", "images_seen": 8 * state.step})
     for saver in savers:
         saver.wait()
 
@@ -262,6 +264,7 @@ def resume_as_rank(rank, run_uri, recipe, meta, meet, answers):
     dist.barrier()
 
 
+@pytest.mark.slow
 def test_all_ranks_stop_where_no_checkpoint_is_valid(tmp_path, meta, trained, tiny_recipe):
     run = open_store(str(tmp_path / "store"))
     commit(run, trained(2), meta, world_size=2)
@@ -398,3 +401,37 @@ def test_workers_restarted_within_an_attempt_do_not_commit_older_files(run, meta
     other = trained(1)
     resume(run, other, meta, CPU)
     assert_equal_states(old, other)
+
+
+@pytest.mark.parametrize(
+    ("keep_every_images", "expected"),
+    [
+        (None, []),
+        (80, [10, 20, 30, 40, 50, 60]),
+        (200, [30, 50]),  # 240 images are the first from 200 on, 400 from 400 on
+        (150, [20, 40, 60]),
+        (480, [60]),
+        (1, [10, 20, 30, 40, 50, 60]),
+    ],
+)
+def test_the_first_regular_checkpoint_after_each_number_of_images_lasts(keep_every_images, expected):
+    found = [
+        step
+        for step in range(1, 64)  # preempted runs save at any step
+        if lasts(step, save_every_steps=10, global_batch_size=8, keep_every_images=keep_every_images)
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_lasting_checkpoints_stay_beside_the_newest_unless_they_are_damaged(run, meta, trained, world_size):
+    def save(step):
+        commit(run, trained(step), meta, world_size=world_size, keep=1, lasts=lambda step: step in (1, 3))
+
+    for step in (1, 2, 3, 4):
+        save(step)
+    assert list_checkpoints(run) == [checkpoint_prefix(step, 1) for step in (4, 3, 1)]
+    run.write_json(f"{checkpoint_prefix(3, 1)}/rejected.json", {"reason": "a byte differs"})
+    run.delete(f"{checkpoint_prefix(1, 1)}/lasting.json")
+    save(5)
+    assert {key.rpartition("/")[0] for key in run.list("checkpoints/")} == {checkpoint_prefix(5, 1)}

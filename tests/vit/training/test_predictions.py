@@ -15,9 +15,10 @@ from torch import nn
 from data_prep.shard_format import ShardReader, load_class_names, load_manifest
 from infra.storage import open_store
 from vit.config import OptimConfig, TrainRecipe
-from vit.input.batches import Batch, Loading, eval_batches
+from vit.input.batches import Batch, Loading, SeveralLabels, eval_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.models.config import ViTConfig
+from vit.models.network import normalised
 from vit.training.evaluate import evaluate
 from vit.training.predictions import Predictions
 from vit.vtab.trained import run_trial as running
@@ -58,8 +59,21 @@ class FirstRowNetwork(nn.Module):
 
     num_classes = 4
 
-    def forward(self, pixels):
-        return pixels[:, 0, 0, :]
+    def forward(self, images):
+        return normalised(images)[:, 0, 0, :]
+
+
+class BytesNetwork(nn.Module):
+    """A network of one layer."""
+
+    num_classes = 10
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(192, 10, bias=False)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1).float())
 
 
 def batch(logits, labels, first_slot=0, padding=0) -> Batch:
@@ -68,8 +82,10 @@ def batch(logits, labels, first_slot=0, padding=0) -> Batch:
     images = torch.zeros(n + padding, 4, 4, 3, dtype=torch.uint8)
     images[:n, 0, :, 0] = torch.tensor(logits, dtype=torch.uint8)
     images[n:, 0, 3, 0] = 255
-    labels = torch.tensor(labels)
-    labels = torch.cat([labels, labels.new_zeros(padding, *labels.shape[1:])])
+    if isinstance(labels[0], int):
+        labels = torch.tensor(labels + [0] * padding)
+    else:
+        labels = SeveralLabels.of([(list(of_image), list(of_image.values())) for of_image in labels], n + padding)
     return Batch(images, labels, torch.arange(n + padding) < n, first_slot, n)
 
 
@@ -105,6 +121,7 @@ def stored_predictions(trained) -> Predictions:
     return Predictions.from_parquet(trials.read(result.files[0]))
 
 
+@pytest.mark.slow
 def test_predictions_of_a_trial_contain_every_row_once_and_give_its_score(trained, digits):
     _, trial, result = trained
     predictions = stored_predictions(trained)
@@ -170,7 +187,7 @@ def test_padding_is_left_out_and_rows_are_those_of_the_split():
 def test_label_among_several_is_the_predicted_one_or_that_of_the_largest_weight():
     parts: list[Predictions] = []
     logits_of_class_1 = [[0, 255, 0, 0]] * 4
-    labels = [[1.0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0.25, 0.75], [0, 1, 0, 0]]
+    labels = [{0: 1.0, 1: 1.0}, {0: 1.0, 3: 1.0}, {2: 0.25, 3: 0.75}, {1: 1.0}]
     score = evaluate(FirstRowNetwork(), [batch(logits_of_class_1, labels)], 4, loss="sigmoid", note=parts.append)
     (found,) = parts
     assert found.label.tolist() == [1, 0, 3, 1]
@@ -187,8 +204,7 @@ def test_ranks_together_predict_every_row_once(digits, world_size):
         loading = Loading(rank, world_size)
         view = AugmentConfig(image_size_px=8)
         with eval_batches(digits, manifest, "test", view, batch_size=50, loading=loading) as batches:
-            network = nn.Sequential(nn.Flatten(), nn.Linear(192, 10, bias=False))
-            network.num_classes = 10
+            network = BytesNetwork()
             evaluate(network, batches, share, note=parts.append)
     assert Predictions.joined(parts).row.tolist() == list(range(797))
 

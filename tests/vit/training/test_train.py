@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from infra.config import replace
 from vit.config import ExecutionConfig
 from vit.input.prefetch import Waits
+from vit.models.network import normalised
 from vit.training.checkpoint import load_state_tensors, state_tensors
 from vit.training.train import Hook, forward, initial_state, train, train_step
 from vit.training.world import World
@@ -194,10 +195,17 @@ def test_hooks_run_at_their_interval_at_the_last_step_and_before_a_stop(
 
 
 def test_images_are_normalised_to_minus_one_and_one():
-    seen = []
-    pixels = torch.tensor([0, 255, 51], dtype=torch.uint8).expand(1, 2, 2, 3)
-    forward(lambda x: seen.append(x) or x, pixels, "float32", CPU.device)
-    assert seen[0][0, :, 0, 0].tolist() == pytest.approx([-1.0, 1.0, -0.6])
+    pixels = normalised(torch.tensor([0, 255, 51], dtype=torch.uint8).repeat(1, 2, 2, 1))
+    assert pixels[0, :, 0, 0].tolist() == pytest.approx([-1.0, 1.0, -0.6])
+    assert pixels.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_network_gives_the_same_logits_for_bytes(tiny_recipe, make_batch, precision):
+    """What is compiled takes bytes, so that normalisation can be part of the first kernel."""
+    network = initial_state(tiny_recipe, NUM_CLASSES, CPU.device).model.eval()
+    images = make_batch(0).images
+    assert torch.equal(forward(network, images, precision), forward(network, normalised(images), precision))
 
 
 def test_waits_for_data_are_reported_by_what_is_waited_for(tiny_recipe, make_batch):

@@ -14,6 +14,7 @@ from .train_together import end_by_bad_examples, losses
 WORKER = Path(__file__).with_name("train_together.py")
 
 
+@pytest.mark.slow
 def test_two_workers_have_the_losses_and_the_end_of_one_and_resume_bit_for_bit_without_warnings(tmp_path):
     processes = [
         subprocess.Popen(

@@ -123,6 +123,7 @@ def chosen_lr(task_sweep, *outcomes):
     return task_sweep.final_trial(results).recipe.optim.peak_lr
 
 
+@pytest.mark.slow
 def test_task_sweep_reads_test_once_and_scores_every_image_of_it(spec_of, model, root, digits, scored):
     pretrained, scratch = plan_task_sweeps(spec_of((model, None)))
     score = run_task_sweep(pretrained, root)
@@ -151,6 +152,7 @@ def test_finished_trials_are_not_run_again_and_score_records_do_not_change(spec_
     assert list(evaluate.list_scores(open_store(root))) == [first]
 
 
+@pytest.mark.slow
 def test_repetition_trains_again_and_names_the_record_that_it_replaces(spec_of, root):
     (task_sweep,) = plan_task_sweeps(spec_of())
     first = run_task_sweep(task_sweep, root)
@@ -224,6 +226,7 @@ def test_diverged_setting_is_never_chosen(spec_of):
         chosen_lr(task_sweep, (0.2, True), (0.3, True), (0.1, True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "rate", "reason"),
     [(4, 1e38, "the loss of the trained network is "), (8, 1e30, "the training diverged")],

@@ -8,7 +8,14 @@ from vit.vtab.protocols import Protocol, TaskFacts, over_seeds, protocol_named
 
 
 def facts(**changes) -> TaskFacts:
-    given = {"name": "birds", "num_train": 1000, "max_lanes": 100, "mean_area_px": 500.0 * 375}
+    given = {
+        "name": "birds",
+        "num_train": 1000,
+        "max_lanes": 100,
+        "mean_area_px": 500.0 * 375,
+        "num_classes": 47,
+        "single_label": True,
+    }
     return TaskFacts.model_validate(given | changes)
 
 
@@ -34,6 +41,16 @@ def test_vit_paper_has_one_setting_for_all_tasks_of_vtab():
     assert (augment.flip, augment.antialias, augment.eval_resize) == (True, False, "square")
     assert recipe.model.image_size_px == 384
     assert not recipe.model.pre_logits
+
+
+@pytest.mark.parametrize("protocol", ["small-images", "vit-paper", "vit-paper-transfer", "bit-hyperrule", "vtab-sweep"])
+def test_tasks_with_several_labels_are_trained_with_the_sigmoid_loss(protocol):
+    one, several = settings(protocol), settings(protocol, single_label=False)
+    assert {(r.loss, r.model.head_bias_init) for r in one} == {("softmax", 0.0)}
+    assert {(r.loss, r.model.head_bias_init) for r in several} == {("sigmoid", -3.83)}  # 1 / (1 + e^3.83) is 1 / 47
+    assert str(settings(protocol, single_label=False, num_classes=2)[0].model.head_bias_init) == "0.0"  # not -0.0
+    of_21k = settings(protocol, single_label=False, num_classes=21_843)[0].model
+    assert of_21k.head_bias_init == pytest.approx(-10.0, abs=0.01)  # that of the paper's pre-training
 
 
 def test_vit_paper_v1_and_vtab_sweep_choose_among_four_settings():

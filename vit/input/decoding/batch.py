@@ -7,6 +7,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from vit.input.decoding.several_labels import Labels, SeveralLabels
 from vit.input.schedule import Share
 
 _ALIGNMENT = 64
@@ -21,9 +22,9 @@ class Batch:
     """
 
     images: Tensor
-    """uint8 (n, size, size, 3), RGB; the consumer normalises them to [-1, 1] on the device."""
-    labels: Tensor
-    """int64 (n,) class ids, or float32 (n, num_classes) class weights where an image may have several labels."""
+    """uint8 (n, size, size, 3), RGB; the network normalises them to [-1, 1] on the device."""
+    labels: Labels
+    """int64 (n,) class ids, or `SeveralLabels` where an image may have several. Padding has class 0, or none."""
     valid: Tensor
     """bool (n,)."""
     first_slot: int
@@ -32,7 +33,7 @@ class Batch:
     bad: list[tuple[int, str]] = field(default_factory=list)
     """(index, text) of the bad examples of a training, in any order; the text names shard, row and reason. Their images are
     black, and `valid` masks them."""
-    partner_labels: Tensor | None = None
+    partner_labels: Labels | None = None
     """Labels, like `labels`, of the examples that MixUp or CutMix has mixed in; None where the recipe mixes none."""
     own_share: Tensor | None = None
     """float32 (n,), with `partner_labels`: share of `labels` in the target, 1 where an image was not mixed. The rest is of
@@ -43,25 +44,34 @@ class Batch:
         """Number of examples that can be used: all but padding and bad ones."""
         return self.num_examples - len(self.bad)
 
+    @property
+    def several_labels(self) -> dict[str, SeveralLabels]:
+        """`labels` and `partner_labels` by name, where an image may have several."""
+        named = {"labels": self.labels, "partner_labels": self.partner_labels}
+        return {name: labels for name, labels in named.items() if isinstance(labels, SeveralLabels)}
+
     def pad(self) -> None:
         """Fills what is behind the examples."""
         end = self.num_examples
         self.images[end:] = 0
-        self.labels[end:] = 0
         self.valid[end:] = False
-        if self.partner_labels is not None and self.own_share is not None:
-            self.partner_labels[end:] = 0
+        for labels in (self.labels, self.partner_labels):
+            if isinstance(labels, Tensor):
+                labels[end:] = 0
+        if self.own_share is not None:
             self.own_share[end:] = 1
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """The tensors of the micro-batches of one iteration, all of which have `size` images of `side_px`."""
+    """The tensors of the micro-batches of one iteration, all of which have `size` images of `side_px`.
+
+    `SeveralLabels` are not among them, because their size is known only with the examples.
+    """
 
     size: int
     side_px: int
-    num_classes: int | None
-    """None for class ids, else the width of multi-hot labels."""
+    single_label: bool
     mixes: bool = False
 
     @property
@@ -84,21 +94,28 @@ class BatchShape:
 
     def _tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         n, side = self.size, self.side_px
-        labels = (torch.int64, (n,)) if self.num_classes is None else (torch.float32, (n, self.num_classes))
-        mixed = {"partner_labels": labels, "own_share": (torch.float32, (n,))} if self.mixes else {}
-        return {"images": (torch.uint8, (n, side, side, 3)), "labels": labels, "valid": (torch.bool, (n,)), **mixed}
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "images": (torch.uint8, (n, side, side, 3)),
+            "valid": (torch.bool, (n,)),
+        }
+        if self.mixes:
+            found["own_share"] = (torch.float32, (n,))
+        if self.single_label:
+            found |= {name: (torch.int64, (n,)) for name in ["labels", "partner_labels"][: 1 + self.mixes]}
+        return found
 
 
 def blank_batch(tensors: Mapping[str, Tensor], first_slot: int, num_examples: int) -> Batch:
     """A micro-batch in these tensors. Examples and padding are still to be filled in."""
+    no_labels, own_share = SeveralLabels.of([], len(tensors["valid"])), tensors.get("own_share")
     return Batch(
         tensors["images"],
-        tensors["labels"],
+        tensors.get("labels", no_labels),
         tensors["valid"],
         first_slot,
         num_examples,
-        partner_labels=tensors.get("partner_labels"),
-        own_share=tensors.get("own_share"),
+        partner_labels=None if own_share is None else tensors.get("partner_labels", no_labels),
+        own_share=own_share,
     )
 
 

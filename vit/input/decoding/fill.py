@@ -1,15 +1,15 @@
 """Fills micro-batches: labels at once, pixels by tasks that decode, augment and mix."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from vit.input.augmentations.mixing import Mix, mix_lane
-from vit.input.decoded_cache import Label
 from vit.input.decoding.batch import Batch
+from vit.input.decoding.native_view import TrainingView
+from vit.input.decoding.several_labels import Labels, SeveralLabels
 from vit.input.order import Ints
 from vit.input.read_shards import Example
 
@@ -30,13 +30,13 @@ class Place:
 
 
 def place_examples(
-    batches: Sequence[Batch],
+    batches: list[Batch],
     at: Ints,
     examples: Sequence[Example],
     views: Sequence[View],
     mixed_in: Sequence[Example] | None = None,
 ) -> list[Place]:
-    """Gives the examples their places, and fills in their labels.
+    """Gives the examples their places, and fills in their labels: a batch whose images may have several is replaced by one with them.
 
     `at` counts through the examples of all batches, ascending. `mixed_in` are the partners of the examples.
     """
@@ -46,11 +46,12 @@ def place_examples(
     for number, batch in enumerate(batches):
         here = slice(bounds[number], bounds[number + 1])
         indices = at[here] - number * size
-        _set_labels(batch.labels, indices, examples[here])
+        labels, partner_labels = _filled(batch.labels, indices, examples[here]), batch.partner_labels
         batch.valid.numpy()[indices] = True
-        if mixed_in is not None and batch.partner_labels is not None and batch.own_share is not None:
-            _set_labels(batch.partner_labels, indices, mixed_in[here])
+        if mixed_in is not None and partner_labels is not None and batch.own_share is not None:
+            partner_labels = _filled(partner_labels, indices, mixed_in[here])
             batch.own_share.numpy()[indices] = 1
+        batch = batches[number] = replace(batch, labels=labels, partner_labels=partner_labels)
         places += map(partial(Place, batch), indices.tolist(), examples[here], views[here])
     return places
 
@@ -75,23 +76,19 @@ def mixing_tasks(places: Sequence[Place], lane: Ints, mix: Mix, *, mask_bad: boo
     return tasks
 
 
-def _set_labels(labels: Tensor, indices: Ints, examples: Sequence[Example]) -> None:
-    found: list[Label] = [e.split.mapped(e.label) for e in examples]
-    if labels.dim() == 1:
-        labels.numpy()[indices] = found
-        return
-    multi_hot = labels.numpy()
-    multi_hot[indices] = 0
-    classes_of = [([label], None) if isinstance(label, int) else label for label in found]
-    row = np.repeat(indices, [len(ids) for ids, _ in classes_of])
-    ids = np.array([i for ids, _ in classes_of for i in ids], dtype=np.int64)
-    weights = [w for ids, given in classes_of for w in given or [1.0] * len(ids)]
-    # The largest, because a class map may name a class twice.
-    np.maximum.at(multi_hot, (row, ids), np.array(weights, dtype=np.float32))
+def _filled(labels: Labels, indices: Ints, examples: Sequence[Example]) -> Labels:
+    """Labels of class ids are filled in where they are, several labels are new ones."""
+    found = [e.split.mapped(e.label) for e in examples]
+    if isinstance(labels, SeveralLabels):
+        return SeveralLabels.of(found, len(labels.ids), indices)
+    labels.numpy()[indices] = found
+    return labels
 
 
 def _fill(places: Sequence[Place], mask_bad: bool) -> None:
     for place in places:
+        if _written_natively(place):
+            continue
         batch, i = place.batch, place.index
         try:
             pixels = place.example.decoded()
@@ -103,6 +100,13 @@ def _fill(places: Sequence[Place], mask_bad: bool) -> None:
             batch.bad.append((i, f"{place.example.split.where(place.example.row)}: {error.__cause__}"))
         else:
             place.view(pixels, out=batch.images[i])
+
+
+def _written_natively(place: Place) -> bool:
+    view, example = place.view, place.example
+    if not isinstance(view, TrainingView) or example.encoded is None or not example.split.cache.is_full:
+        return False
+    return view.write_natively(example.encoded, example.split.policy, place.batch.images[place.index])
 
 
 def _fill_and_mix(lanes: Sequence[Sequence[Place]], mix: Mix, mask_bad: bool) -> None:

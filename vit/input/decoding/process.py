@@ -3,7 +3,7 @@
 It is started as a fresh interpreter, never forked, because a fork of a process with threads may deadlock and copies memory page by
 page. It reads the shards itself. The first message it gets is a `Task` with the memory of its counters; each further one has
 the numbers of the slots of the next step's micro-batches, with the memory of those that are new. For every step it
-answers with the bad examples, or with what it raised. It ends with its parent, however that ends.
+answers with the bad examples and several labels, or with what it raised. It ends with its parent, however that ends.
 """
 
 import ctypes
@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vit.input.decoding.several_labels import Arrays
 from vit.input.decoding.shared_memory import Link, mapped
 from vit.input.decoding.training import TrainingInput, TrainingRequest
 from vit.input.prefetch import Effort, Prefetcher, Waits
@@ -46,6 +47,8 @@ class Filled(NamedTuple):
 
     bad: list[list[tuple[int, str]]]
     """For each micro-batch, like `Batch.bad`."""
+    several: list[dict[str, Arrays]]
+    """For each micro-batch, like `Batch.several_labels`: small, and of a size of its own, so they are not in shared memory."""
 
 
 class Counters:
@@ -94,7 +97,8 @@ def serve(link: Link, parent_is_gone: Callable[[], None]) -> None:
         with inputs.prefetched(task.part, slots.next_step) as batches:
             for step in batches:
                 counters.write(number, batches)
-                link.send(Filled([batch.bad for batch in step]))
+                several = [{name: found.arrays() for name, found in b.several_labels.items()} for b in step]
+                link.send(Filled([batch.bad for batch in step], several))
                 del step
     except EOFError:
         return  # the parent has closed the link

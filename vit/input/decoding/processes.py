@@ -15,11 +15,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from infra.settings import inherited_environment
 from vit.input.decoding.batch import Batch
 from vit.input.decoding.process import Counters, Filled, Task
+from vit.input.decoding.several_labels import SeveralLabels
 from vit.input.decoding.shared_memory import Link, Slots, new_memory
 from vit.input.decoding.training import PREFETCH, TrainingInput, TrainingRequest
 from vit.input.prefetch import Effort, Prefetcher, Waits, Work
@@ -128,8 +129,9 @@ class InputProcesses:
             for descriptor in new:
                 os.close(descriptor)
 
-    def collect(self, batches: Sequence[Batch]) -> None:
-        """Waits until all have filled in the next step, whose bad examples are added to the batches."""
+    def collect(self, batches: list[Batch]) -> None:
+        """Waits until all have filled in the next step. Their bad examples, and labels of images that may have several, are added."""
+        answers: list[Filled] = []
         for number, link in enumerate(self._links):
             try:
                 answer, _ = link.receive()
@@ -137,8 +139,14 @@ class InputProcesses:
                 raise self._ended(number) from None
             if not isinstance(answer, Filled):
                 raise answer
-            for batch, bad in zip(batches, answer.bad, strict=True):
-                batch.bad.extend(bad)
+            answers.append(answer)
+        for i, batch in enumerate(batches):
+            for answer in answers:
+                batch.bad.extend(answer.bad[i])
+            several: dict[str, Any] = {
+                name: SeveralLabels.joined([a.several[i][name] for a in answers]) for name in batch.several_labels
+            }
+            batches[i] = replace(batch, **several)
 
     def kill(self) -> None:
         """Ends all at once. Never waits."""

@@ -5,19 +5,19 @@ An input process runs the same code as the threads of the training, for a part o
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from torch import Tensor
 
 from data_prep.shard_format import Manifest
 from infra.storage import DiskCache, Store, disk_cache
-from vit.input.augment import train_draws, train_pixels
+from vit.input.augment import train_draws
 from vit.input.augmentations.mixing import draw_mix, partners
 from vit.input.config import InputConfig
 from vit.input.decoded_cache import DecodedCache
 from vit.input.decoding.batch import Batch, BatchShape, blank_batches
 from vit.input.decoding.fill import filling_tasks, mixing_tasks, place_examples
+from vit.input.decoding.native_view import TrainingView
 from vit.input.load_queue import LoadQueue, most_loads
 from vit.input.mapped_labels import MappedLabels
 from vit.input.mixture import Mixture
@@ -102,6 +102,26 @@ def loads_from(*corpora: Store) -> LoadQueue:
     return LoadQueue(most_loads(any(corpus.reads_wait for corpus in corpora)))
 
 
+def order_of_training(
+    sources: Sequence[Source],
+    config: InputConfig,
+    seed: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    most_examples: int,
+) -> Schedule:
+    """Which examples a rank trains on, in micro-batches of at most `most_examples`. Raises like `source_batches`."""
+    orders = []
+    for source in sources:
+        kept = source.labels.kept if source.labels else None
+        orders.append(Order.of(source.manifest, source.split, config, seed, kept.groups if kept else None))
+    mixture = None
+    if len(sources) > 1:
+        mixture = Mixture([s.weight for s in sources], seed=seed, global_batch_size=config.global_batch_size)
+    return Schedule(orders, mixture, rank=rank, world_size=world_size, most_examples=most_examples)
+
+
 class TrainingInput:
     """What the batches of a training are made from. Raises ValueError if lanes, batch, ranks or class maps do not fit together."""
 
@@ -111,17 +131,10 @@ class TrainingInput:
         self._readers = [
             SplitReader(s.corpus, s.manifest, s.split, cache, s.labels, shard_cache) for s in asked.sources
         ]
-        self._orders = [
-            Order.of(s.manifest, s.split, config, asked.seed, r.groups)
-            for s, r in zip(asked.sources, self._readers, strict=True)
-        ]
-        mixture = None
-        if len(asked.sources) > 1:
-            weights = [s.weight for s in asked.sources]
-            mixture = Mixture(weights, seed=asked.seed, global_batch_size=config.global_batch_size)
-        self._schedule = Schedule(
-            self._orders,
-            mixture,
+        self._schedule = order_of_training(
+            asked.sources,
+            config,
+            asked.seed,
             rank=loading.rank,
             world_size=loading.world_size,
             most_examples=asked.micro_batch_size,
@@ -130,7 +143,7 @@ class TrainingInput:
         self.shape = BatchShape(
             self._schedule.micro_batch_size,
             config.augment.image_size_px,
-            None if classes.single_label else classes.num_classes,
+            classes.single_label,
             config.augment.mixes,
         )
 
@@ -152,7 +165,7 @@ class TrainingInput:
         loading, readers = self._asked.loading, self._readers
         loads = loads_from(*(reader.corpus for reader in readers))
         ahead_bytes = loading.read_ahead_bytes // len(readers)
-        lanes = [LaneReader(r, o, loads, ahead_bytes) for r, o in zip(readers, self._orders, strict=True)]
+        lanes = [LaneReader(r, o, loads, ahead_bytes) for r, o in zip(readers, self._schedule.orders, strict=True)]
 
         def work() -> Iterator[Work[list[Batch]]]:
             for share in self.shares(part):
@@ -176,11 +189,11 @@ class TrainingInput:
     def _new(self, count: int) -> list[dict[str, Tensor]]:
         return [self.shape.new() for _ in range(count)]
 
-    def _tasks(self, share: Share, examples: list[Example], batches: Sequence[Batch]) -> list[Callable[[], None]]:
+    def _tasks(self, share: Share, examples: list[Example], batches: list[Batch]) -> list[Callable[[], None]]:
         """The tasks that fill in the examples of a share; their labels are filled in at once."""
         augment, seed, mask_bad = self._asked.config.augment, self._asked.seed, self._asked.mask_bad
         draws = train_draws(seed, share.rows.epoch, share.rows.row, augment.randaugment_layers).tolist()
-        views = [partial(train_pixels, draws=d, config=augment) for d in draws]
+        views = [TrainingView(d, augment) for d in draws]
         if not augment.mixes:
             return filling_tasks(place_examples(batches, share.at, examples, views), mask_bad=mask_bad)
         mixed_in = [examples[i] for i in partners(share.rows.lane).tolist()]

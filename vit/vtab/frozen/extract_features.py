@@ -11,8 +11,9 @@ from torch import Tensor
 
 from data_prep.shard_format import load_manifest
 from infra.config import digest_of
+from infra.runs.watchdog import note_progress
 from infra.storage import open_store
-from vit.input.batches import Batch, row_batches
+from vit.input.batches import Batch, Labels, SeveralLabels, row_batches
 from vit.input.image_contract import ImageContract
 from vit.models.network import Network
 from vit.published import PublishedModel, load_model
@@ -112,12 +113,11 @@ def part_features(
     started, cpu_started = time.perf_counter(), time.process_time()
     values, labels, num_labels, left = [], [], [], num_rows
     for batch in batches:
+        note_progress()
         values.append(network.features(network_input(batch.images, contract, device)))
-        several = batch.labels.ndim == 2
-        labels.append(batch.labels.nonzero()[:, 1] if several else batch.labels)
-        num_labels.append(
-            (batch.labels > 0).sum(dim=1) if several else torch.ones(len(batch.labels), dtype=torch.int64)
-        )
+        ids, sizes = batch_labels(batch.labels)
+        labels.append(ids)
+        num_labels.append(sizes)
         left -= batch.num_valid
         if left <= 0:
             break
@@ -142,6 +142,14 @@ def check_finite(features: Features, part: FeaturePart) -> None:
             f"{part.split!r} of {part.source.corpus}, and for {len(bad) - 1} more. Its training has probably diverged; "
             "use another model."
         )
+
+
+def batch_labels(labels: Labels) -> tuple[Tensor, Tensor]:
+    """The class ids of all images, ascending in each, and how many each image has."""
+    if not isinstance(labels, SeveralLabels):
+        return labels, torch.ones(len(labels), dtype=torch.int64)
+    dense = labels.dense(int(labels.ids.max()) + 1 if labels.ids.numel() else 1)
+    return dense.nonzero()[:, 1], (dense > 0).sum(dim=1)
 
 
 def network_input(images: Tensor, contract: ImageContract, device: torch.device) -> Float[Tensor, "n 3 H W"]:

@@ -92,7 +92,15 @@ def run_trial(
             threads=execution.decode_threads, shared_cache=decoded_cache(trial, execution.decoded_cache_bytes)
         ),
     ) as batches:
-        outcome = train(state, watchdog.watched(batches), trial.recipe, execution, world, report=report)
+        outcome = train(
+            state,
+            watchdog.watched(batches),
+            trial.recipe,
+            execution,
+            world,
+            report=report,
+            input_ready=lambda: batches.is_ready,
+        )
     unscored = outcome == "diverged" and trial.phase == "final"  # its setting has failed, and test is read once only
     score = (
         Evaluation(0.0, math.nan, 0, 0.0) if unscored else score_split(state, trial, manifest, world, note, watchdog)
@@ -120,7 +128,7 @@ def trial_state(trial: Trial, num_classes: int, world: World) -> TrainState:
             f"{str(trial.model_digest)[:12]}. The model was replaced; evaluate again."
         )
     torch.manual_seed(torch_seed(trial.recipe.seed, "init"))
-    network = adapt(source.network, trial.recipe.model, num_classes)
+    network = adapt(source.network, trial.recipe.model, num_classes, trial.recipe.model.head_bias_init)
     return with_optimizer(network.to(world.device).train(), trial.recipe)
 
 

@@ -68,6 +68,7 @@ def keys_of(name, part):
     return ordered(name, part.split)[part.start : part.stop]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "train800", "val200"),
     [

@@ -78,6 +78,7 @@ def caltech(tmp_path, set_splits, mini):
     return tmp_path, pictures, order, test
 
 
+@pytest.mark.slow
 def test_unpublished_images_are_val_and_the_archive_gives_keys_and_bytes(caltech, prepared, mini):
     folder, pictures, order, test = caltech
     manifest, _, rows = prepared("caltech101", folder)
@@ -108,6 +109,7 @@ def test_the_archive_alone_is_refused_with_both_alternatives(caltech, prepared):
         prepared("caltech101", folder)
 
 
+@pytest.mark.slow
 def test_other_images_or_another_order_are_refused(caltech, prepared, mini):
     folder, pictures, order, test = caltech
     write_archive(folder, pictures, zipfile.ZIP_STORED)
@@ -126,6 +128,7 @@ def test_other_images_or_another_order_are_refused(caltech, prepared, mini):
         prepared("caltech101", folder)
 
 
+@pytest.mark.slow
 def test_incomplete_or_damaged_archive_is_reported_with_its_name(caltech, prepared):
     folder, *_ = caltech
     whole = (folder / "caltech-101.zip").read_bytes()

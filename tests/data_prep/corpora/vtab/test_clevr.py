@@ -87,6 +87,7 @@ def test_images_are_joined_with_their_scenes(clevr, mini, prepared):
     assert (manifest.num_classes, manifest.counts.num_accepted) == (6, len(keys) + NUM_TEST)
 
 
+@pytest.mark.slow
 def test_an_unpacked_folder_gives_the_same_images_as_the_archive(clevr, prepared):
     whole, *_ = prepared("clevr_count", clevr)
     with zipfile.ZipFile(clevr / "CLEVR_v1.0.zip") as archive:

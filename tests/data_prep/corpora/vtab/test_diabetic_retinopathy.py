@@ -68,6 +68,7 @@ def reader(folder):
     return DiabeticRetinopathy(open_store(folder), "diabetic_retinopathy", 1 << 20)
 
 
+@pytest.mark.slow
 def test_splits_are_those_of_the_leaderboards_and_images_are_processed(eyes, retinopathy, prepared):
     folder, levels = retinopathy
     manifest, _, rows = prepared("diabetic_retinopathy", folder)

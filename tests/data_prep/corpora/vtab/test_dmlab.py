@@ -75,6 +75,7 @@ def reader(folder):
     return DmLab(open_store(folder), "dmlab", 1 << 20)
 
 
+@pytest.mark.slow
 def test_frames_keep_their_bytes_and_are_ordered_by_their_names(tmp_path, shards, pictures, mini, prepared):
     write_tar(tmp_path / "dmlab.tar.gz", shards)
     manifest, _, rows = prepared("dmlab", tmp_path)

@@ -51,6 +51,7 @@ def data_of(folder, task="dsprites_location"):
     return open_data(task, open_store(folder), 1 << 20)
 
 
+@pytest.mark.slow
 def test_npz_and_hdf5_give_the_same_rows_from_any_start(tmp_path, set_splits, mini, prepared, monkeypatch):
     set_splits("dsprites", mini.one_split(TOTAL))
     monkeypatch.setattr(dsprites, "_ROWS_PER_PART", 500)

@@ -104,6 +104,7 @@ def test_the_draw_does_not_depend_on_the_version_of_numpy():
     assert (splits["drive_4"], splits["drive_3"]) == ("test", "validation")
 
 
+@pytest.mark.slow
 def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, prepared, mini):
     folder, drives = kitti
     manifest, _, rows = prepared("kitti_distance", folder)
@@ -121,6 +122,7 @@ def test_images_are_split_by_drive_and_labelled_by_the_nearest_vehicle(kitti, pr
     assert prepared("kitti_distance", folder / "unpacked")[0].digest == manifest.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "old", "new", "message"),
     [

@@ -51,6 +51,7 @@ def dtd(tmp_path, set_splits, mini):
     return members, splits
 
 
+@pytest.mark.slow
 def test_dtd_is_split_by_the_lists_of_its_first_fold_and_keeps_bytes(tmp_path, dtd, prepared):
     members, splits = dtd
     pack(tmp_path / "dtd-r1.0.1.tar.gz", members)
@@ -99,6 +100,7 @@ def flowers(tmp_path, set_splits, mini):
     return tmp_path, images
 
 
+@pytest.mark.slow
 def test_flowers_are_numbered_from_one_and_split_by_setid(flowers, prepared, mini):
     folder, images = flowers
     manifest, _, rows = prepared("flowers102", folder)
@@ -135,6 +137,7 @@ def test_flower_classes_have_the_names_of_tfds(flowers):
     assert [*data.class_names()] == [name.rstrip("?") for name in names]
 
 
+@pytest.mark.slow
 def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits, mini, prepared):
     set_splits("pets", mini.train_and_test(NUM_TEST))
     breeds = ["Abyssinian", "american_bulldog", "Bengal"]  # by number; by their letters Bengal would be second
@@ -167,6 +170,7 @@ def test_pets_have_class_numbers_and_names_from_their_files(tmp_path, set_splits
         prepared("pets", tmp_path)
 
 
+@pytest.mark.slow
 def test_resisc45_is_read_from_a_tar_and_its_rar_is_refused_with_a_command(tmp_path, set_splits, mini, prepared):
     set_splits("resisc45", mini.one_split(1200))
     (tmp_path / "NWPU-RESISC45.rar").write_bytes(b"Rar!\x1a\x07\x00")

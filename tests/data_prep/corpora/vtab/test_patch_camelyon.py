@@ -61,6 +61,7 @@ def place_of(folder, examples_per_part=512):
     return WorkFolder(open_store(folder / "root"), open_store(folder / "work"), examples_per_part)
 
 
+@pytest.mark.slow
 def test_keys_use_the_word_valid_and_the_order_uses_validation(pcam, prepared, mini):
     folder, pixels = pcam
     manifest, corpus, rows = prepared("patch_camelyon", folder)

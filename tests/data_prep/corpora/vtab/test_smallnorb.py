@@ -46,6 +46,7 @@ def smallnorb(tmp_path, set_splits, mini):
     return tmp_path, arrays
 
 
+@pytest.mark.slow
 def test_left_images_are_used_and_val_is_the_first_half_of_test(smallnorb, prepared, mini):
     folder, arrays = smallnorb
     manifest, _, rows = prepared("smallnorb_azimuth", folder)

@@ -50,6 +50,7 @@ def sun(tmp_path, set_splits, mini):
     return tmp_path, splits
 
 
+@pytest.mark.slow
 def test_images_are_listed_labelled_by_folder_and_stored_as_jpeg(sun, prepared):
     folder, splits = sun
     manifest, _, rows = prepared("sun397", folder)

@@ -27,6 +27,7 @@ def svhn(tmp_path, set_splits, mini):
     return tmp_path, arrays
 
 
+@pytest.mark.slow
 def test_images_are_the_last_axis_and_ten_is_the_digit_zero(svhn, prepared, mini):
     folder, arrays = svhn
     manifest, _, rows = prepared("svhn", folder)

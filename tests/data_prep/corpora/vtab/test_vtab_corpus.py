@@ -53,7 +53,7 @@ def eurosat(path, mini, count=1200):
 
 def test_rows_are_in_tfds_order_and_vtab_1k_is_the_first_rows(cifar, prepared, mini):
     folder, records = cifar
-    manifest, corpus, rows = prepared("cifar100", folder)
+    manifest, corpus, rows = prepared("cifar100", folder, min_row_groups=256)
     order = tfds_order("train", range(len(records["train"])))
     ids = [f"train/{key}" for key in order]
     found = {split: [row[0] for row in part] for split, part in rows.items()}
@@ -74,6 +74,7 @@ def test_rows_are_in_tfds_order_and_vtab_1k_is_the_first_rows(cifar, prepared, m
     assert "consists of the first 800 of train + the first 200 of val" in corpus.read("report.html").decode()
 
 
+@pytest.mark.slow
 def test_an_archive_of_class_folders_keeps_its_bytes_and_lists_classes_by_name(tmp_path, set_splits, mini, prepared):
     set_splits("eurosat", mini.one_split(1200))
     eurosat(tmp_path / "EuroSAT.zip", mini)
@@ -113,6 +114,7 @@ def test_an_incomplete_benchmark_is_not_published(tmp_path, set_splits, mini, pr
         prepared("eurosat", tmp_path)
 
 
+@pytest.mark.slow
 def test_adding_a_benchmark_to_a_corpus_is_refused(cifar, prepared, tmp_path):
     manifest, *_ = prepared("cifar100", cifar[0])
     there = f"{manifest.name}/{manifest.version}"

@@ -47,6 +47,7 @@ def clevr(tmp_path, set_splits, mini):
     return tmp_path / "clevr/3.1.0", scenes
 
 
+@pytest.mark.slow
 def test_order_and_classes_equal_those_computed_from_keys(clevr, prepared, mini):
     folder, scenes = clevr
     manifest, _, rows = prepared("clevr_count", folder)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from data_prep.shard_format import ShardError
 from infra.storage import open_store
 from infra.stores.disk_cache import disk_cache
-from vit.input.batches import Batch, Loading, Source, source_batches, train_batches
+from vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
 from vit.input.decoding.shared_memory import Slots
@@ -64,6 +64,9 @@ def assert_equal(found, expected):
     for one, other in zip(chain(*found), chain(*expected), strict=True):
         for name in (f.name for f in fields(Batch)):
             mine, theirs = getattr(one, name), getattr(other, name)
+            if isinstance(theirs, SeveralLabels):
+                assert torch.equal(mine.weights, theirs.weights), name
+                mine, theirs = mine.ids, theirs.ids
             if isinstance(theirs, torch.Tensor):
                 assert mine.dtype == theirs.dtype, name
                 assert torch.equal(mine, theirs), name
@@ -73,6 +76,7 @@ def assert_equal(found, expected):
                 assert mine == theirs, name
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_batches_do_not_depend_on_processes(corpora, data):

@@ -51,6 +51,7 @@ def store_features(root, source, manifest):
     return go
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part_rows", [1, 100, 250, 10_000])
 @pytest.mark.parametrize("split", SPLITS)
 def test_parts_of_a_split_contain_each_row_once_and_whole_row_groups(source, manifest, split, part_rows, monkeypatch):

@@ -31,6 +31,7 @@ from ..conftest import ARCHITECTURE, published, reference
 NAMES = ("fewshot", "linear", "knn", "head")
 
 
+@pytest.mark.slow
 def test_every_probe_scores_a_trained_network_above_chance_and_above_an_untrained_one(models, probe_spec, score):
     value = {}
     for name in NAMES:

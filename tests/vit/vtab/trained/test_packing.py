@@ -1,5 +1,6 @@
 """Memory of trials and how many share a GPU: estimates, compared with a measured step."""
 
+import pytest
 import torch
 
 from vit.config import TrainRecipe
@@ -37,6 +38,7 @@ def test_activation_bytes_equal_those_of_a_real_forward_pass():
         )
 
 
+@pytest.mark.slow
 def test_micro_batches_shrink_as_images_and_networks_grow():
     sizes = {
         (v, px): micro_batch_size(network_variant(v, image_size_px=px), "cuda")
@@ -48,6 +50,7 @@ def test_micro_batches_shrink_as_images_and_networks_grow():
     assert micro_batch_size(network_variant("h14", image_size_px=518), "cpu") == 1
 
 
+@pytest.mark.slow
 def test_fewer_trials_share_a_gpu_as_networks_grow():
     def recipe(variant, px):
         config = network_variant(variant, image_size_px=px)

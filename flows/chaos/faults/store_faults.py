@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 from flows.chaos.bench import Bench
-from flows.chaos.checkpoint_faults import stopped
+from flows.chaos.faults.checkpoint_faults import stopped
 from flows.chaos.faulty_proxy import FAULTS, Proxy, proxy_before
 from flows.chaos.promises import NotTried, PromiseBroken, require
 from flows.chaos.scenario import scenario

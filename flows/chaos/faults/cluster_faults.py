@@ -1,12 +1,18 @@
 """Faults of trainings on the Ray cluster of the settings; without one, on a one-node Ray that is started for each scenario."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 from flows.chaos.bench import Bench, Training
 from flows.chaos.promises import PromiseBroken, require
 from flows.chaos.ray_driver import AT, FAULT
 from flows.chaos.scenario import scenario
-from flows.stages.engines import open_engines
+from flows.stages.engines import Engines, open_engines
 from flows.stages.stage import StageFailed, run_stage, run_store
+from infra.runs.progress import RunProgress
 from infra.runs.run_state import NO_STATE, read_state
+from infra.settings import Settings
+from infra.storage import Store
 from vit.run_spec import START_TRY_S, make_spec, read_progress, read_starts
 from vit.training.checkpoint import list_checkpoints
 
@@ -53,25 +59,45 @@ def cancelled_job(bench: Bench) -> str:
     raise PromiseBroken(f"the cancelled training ended as {(read_state(run.run) or NO_STATE)['state']}")
 
 
-def on_cluster(bench: Bench, name: str, fault: str, **execution: object) -> Training:
+def on_cluster(bench: Bench, name: str, fault: str, **execution: str) -> Training:
     """The tiny training as a job of Ray, followed to its end as flows do. MLflow is not told. Raises StageFailed."""
+    with open_engines(settings_of(bench)) as engines:
+        return followed(engines, bench, name, fault, execution=execution)
+
+
+def settings_of(bench: Bench) -> Settings:
+    return bench.settings.model_copy(update={"root": bench.place.uri, "mlflow_tracking_uri": None})
+
+
+def followed(
+    engines: Engines,
+    bench: Bench,
+    name: str,
+    fault: str,
+    look: Callable[[Store], object] = lambda run: None,
+    env: Mapping[str, str] = MappingProxyType({}),
+    execution: Mapping[str, str] = MappingProxyType({}),
+) -> Training:
+    """The tiny training, followed to its end with `engines`; `look(run)` is called every second. Raises StageFailed."""
     config = bench.config(name, None, **execution)
     spec = make_spec(config, bench.place.uri)
     run = run_store(bench.place.uri, spec.run_key)
     run.write_json(FAULT, {"fault": fault})
-    with open_engines(
-        bench.settings.model_copy(update={"root": bench.place.uri, "mlflow_tracking_uri": None})
-    ) as engines:
-        run_stage(
-            engines,
-            run,
-            spec.run_key,
-            "flows.chaos.ray_driver",
-            spec,
-            title=name,
-            progress=lambda: read_progress(run),
-            grace_s=config.execution.grace_s,
-            claim_timeout_s=config.execution.claim_timeout_s,
-            env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TRY_S)},
-        )
+
+    def progress() -> RunProgress | None:
+        look(run)
+        return read_progress(run)
+
+    run_stage(
+        engines,
+        run,
+        spec.run_key,
+        "flows.chaos.ray_driver",
+        spec,
+        title=name,
+        progress=progress,
+        grace_s=config.execution.grace_s,
+        claim_timeout_s=config.execution.claim_timeout_s,
+        env={"RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TRY_S), **env},
+    )
     return Training.of(run, spec.run_key)

@@ -1,0 +1,82 @@
+"""A preparation of which something hangs is killed with the stacks on record, and resumes."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from data_prep.config import CorpusConfig, Digits
+from data_prep.prepare import PrepareSpec, drive
+from infra.runs.claims import take_claim
+from infra.runs.run_state import read_state
+from infra.storage import open_store
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+REQUEST = CorpusConfig(name="digits", source=Digits(digits=(0, 1), num_train=160, num_val=40))
+SMALL = """
+import sys, threading
+from data_prep import prepare
+from infra.runs.task_watch import TaskWatch
+from infra.storage import open_store
+
+def hangs(*args):
+    threading.Event().wait()
+
+if sys.argv[2] == "main thread":
+    prepare._publish = hangs
+else:
+    prepare.examine_chunk = hangs
+prepare.TaskWatch = lambda run, attempt: TaskWatch(run, attempt, 10.0)
+prepare.drive(open_store(sys.argv[1]), 1)
+"""
+ON_RAY = """
+import pickle, sys, threading
+from data_prep import prepare
+from data_prep.examine.examine import ChunkTask
+from infra.runs.task_watch import TaskWatch
+
+def hangs(task):
+    threading.Event().wait()
+
+task = ChunkTask(corpus="file:///root/corpora/digits/1", root="file:///root", chunk=7)
+row = prepare._run_task({"task": pickle.dumps(task)}, hangs, TaskWatch(sys.argv[1], 1, 2.0))
+print(row["error"])
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = open_store(tmp_path / "runs/prepare")
+    take_claim(run, "prepare", job_state=lambda job: "failed", owner="test")
+    return run
+
+
+def ended(run, program, *arguments):
+    return subprocess.run([sys.executable, "-c", program, run.uri, *arguments], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("where", ["main thread", "task"])
+def test_a_small_preparation_that_hangs_is_killed_and_the_next_attempt_finishes_it(run, tmp_path, where):
+    spec = PrepareSpec(run_key="prepare", root=str(tmp_path), requests=(REQUEST,), small=True)
+    run.write_json("config.json", spec.model_dump(mode="json"))
+    done = ended(run, SMALL, where)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    (error,) = [run.read_json(key) for key in run.list("errors/")]
+    assert error["error"].startswith("no progress for 10 s: it is in ")
+    assert "in hangs" in run.read(error["stacks"]).decode()
+    assert read_state(run)["state"] == "running"
+    attempt = take_claim(run, "prepare", job_state=lambda job: "failed", owner="test").attempt
+    assert drive(run, attempt) == 0
+
+
+def test_a_task_on_ray_that_hangs_is_killed_and_after_the_third_time_its_preparation_fails(run):
+    for number in range(2):
+        run.write_json(f"errors/a1-{number}-examine-digits-7.json", {"error": "it hung"})
+    done = ended(run, ON_RAY)
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, ""), done.stderr
+    assert len(run.list("errors/")) == 3
+    done = ended(run, ON_RAY)
+    assert done.returncode == 0, done.stderr
+    assert "RuntimeError: examine-digits-7 hung 3 times; the last error: no progress for 2 s: it is in" in done.stdout
+    assert "hangs" in done.stdout

@@ -1,0 +1,72 @@
+"""Micro-batches on the device of a training: on a GPU through pinned memory, on a stream of copies beside the computation.
+
+Nothing here waits for the device, so that the host can queue the work of the next step while the device computes. On a CPU the
+batches pass through untouched. The path of a GPU has not been run on one; `tests/vit/training/to_device` follows its calls.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vit.input.batches import Batch, SeveralLabels
+
+
+class DeviceBatches(Iterator[Sequence[Batch]]):
+    """The micro-batches of each step, on the device.
+
+    `is_ready()` is true where `batches` has the next step and gives it without a wait.
+    """
+
+    def __init__(
+        self, batches: Iterator[Sequence[Batch]], device: torch.device, is_ready: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._batches, self._device, self._is_ready = batches, device, is_ready
+        self._copies = None if device.type == "cpu" else torch.cuda.Stream(device)
+        self._ahead: Sequence[Batch] | None = None
+
+    def __next__(self) -> Sequence[Batch]:
+        if self._copies is None:
+            return next(self._batches)
+        step, self._ahead = self._ahead or self._copied(self._copies), None
+        computing = torch.cuda.current_stream(self._device)
+        # The device waits, not the host, and for this step only: the copies of later ones have not been queued.
+        computing.wait_stream(self._copies)
+        for batch in step:
+            _mapped(batch, lambda tensor: _used_by(tensor, computing))
+        return step
+
+    def copy_ahead(self) -> None:
+        """Queues the copy of the next step, if it is ready. To be called when the work of a step is queued and before the host
+        waits for its result: then the copy takes place while the device computes.
+        """
+        if self._copies is not None and self._ahead is None and self._is_ready():
+            self._ahead = self._copied(self._copies)
+
+    def _copied(self, copies: "torch.cuda.Stream") -> Sequence[Batch]:
+        step = next(self._batches)
+        with torch.cuda.stream(copies):
+            # Pinned here, and not where pixels are decoded: it costs one copy in memory, and any process may decode. The memory is
+            # used again only after the copy to the device, which torch's allocator of pinned memory sees to.
+            return [
+                _mapped(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True)) for batch in step
+            ]
+
+
+def _mapped(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """The batch with each of its tensors changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, SeveralLabels):
+            return SeveralLabels(change(value.ids), change(value.weights))
+        return change(value) if isinstance(value, Tensor) else value
+
+    return replace(batch, **{each.name: changed(getattr(batch, each.name)) for each in fields(batch)})
+
+
+def _used_by(tensor: Tensor, stream: "torch.cuda.Stream") -> Tensor:
+    """Keeps the memory of a tensor of another stream until this one has done what is queued until its release."""
+    tensor.record_stream(stream)
+    return tensor
