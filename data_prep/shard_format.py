@@ -454,7 +454,8 @@ class ShardReader:
     def _row_group(
         self, location: RowGroupLocation, columns: Sequence[str] | None, cache: DiskCache | None
     ) -> pa.Table:
-        footer = self._kept(location) or self._open(location, cache)
+        # Without the cache, not the kept footer either: another thread may have taken it from the cache meanwhile.
+        footer = (self._kept(location) if cache is self._cache else None) or self._open(location, cache)
         read = _RangeReader(self._store(location), self._listing()[location.key], footer, cache)
         try:
             table = footer.row_group(location.group_in_shard, columns, read)
@@ -504,9 +505,10 @@ class ShardReader:
         if cache and cached is None:
             cache.put(*place, footer.data)
         with self._lock:
-            if self._uri(location) not in self._footers:
-                self._footers[self._uri(location)] = footer
-                self._num_bytes += footer.num_bytes
+            if (earlier := self._footers.pop(self._uri(location), None)) is not None:
+                self._num_bytes -= earlier.num_bytes
+            self._footers[self._uri(location)] = footer
+            self._num_bytes += footer.num_bytes
             while self._num_bytes > self._budget and len(self._footers) > 1:
                 self._num_bytes -= self._footers.popitem(last=False)[1].num_bytes
         return footer

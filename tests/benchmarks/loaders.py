@@ -1,6 +1,6 @@
 """The whole way from shards to batches in memory on two cores, against other loaders. Command: python tests/benchmarks/loaders.py
 
-In an environment of its own, with torch, webdataset, datasets, litdata, mosaicml-streaming, `pip install ./native` and this
+In an environment of its own, with torch, webdataset, datasets, litdata, mosaicml-streaming, `pip install ./vit/native` and this
 folder's project on PYTHONPATH; a peer that is not installed is left out. Each peer reads its own format with two worker
 processes, decodes with Pillow and torchvision's recipe (crop, flip, normalised floats; torchvision itself is not
 needed), and again with our decoder in it, to uint8 as ours. vitline reads Parquet with two threads. Sides take turns; all

@@ -15,11 +15,11 @@ import pytest
 from vit.input.decoding import process, processes
 from vit.input.decoding.shared_memory import Link
 
-SOURCE = Path(__file__).parents[4] / "native" / "vitline_native.c"
+SOURCE = Path(__file__).parents[4] / "vit" / "native" / "vitline_native.c"
 
 
 def build(folder: Path, *flags: str) -> Path:
-    """The extension as `native/setup.py` builds it, with further flags. Skips the test where that is impossible."""
+    """The extension as `vit/native/setup.py` builds it, with further flags. Skips the test where that is impossible."""
     if (compiler := shutil.which(os.environ.get("CC", "cc"))) is None:
         pytest.skip("no C compiler")
     module = folder / "vitline_native.abi3.so"
