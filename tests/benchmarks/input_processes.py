@@ -58,7 +58,7 @@ def copy_pixels(descriptor: int) -> None:
             ]
             for slot in numbers:
                 known[slot]["images"][number::count] = picture[number::count]
-            link.send(Filled([[] for _ in numbers]))
+            link.send(Filled([[] for _ in numbers], [{} for _ in numbers]))
         except EOFError:
             return
 
