@@ -114,7 +114,11 @@ class ExecutionConfig(FrozenConfig):
     micro_batch_size: PositiveInt = 64
     """Most examples per forward pass of one worker. Gradients of several micro-batches are accumulated for a step."""
     decode_threads: PositiveInt = 1
-    """Threads per worker that decode and augment images."""
+    """Threads per worker that decode and augment images, those of all its input processes together."""
+    decode_processes: NonNegativeInt | Literal["auto"] = 0
+    """Processes per worker in which these threads decode the batches of a training, because those of one process wait for Python's
+    interpreter lock; 0 for the worker's own. `auto`: one for every four threads, where there are more than four. `vitline data bench`
+    measures what they feed, and advises a number where threads wait for the lock."""
     decoded_cache_bytes: NonNegativeInt = 256 * 2**20
     """Memory per worker that caches decoded images, in bytes; speeds up small corpora."""
     read_ahead_bytes: NonNegativeInt = 2**31

@@ -22,6 +22,7 @@ from vit.corpora.training_corpora import TrainingCorpora, TrainingCorpus, open_c
 from vit.corpora.training_sources import sources_of
 from vit.devices import devices_text
 from vit.input.batches import Batch, Loading, eval_batches, source_batches
+from vit.input.decoding.how_many import decode_processes
 from vit.input.image_contract import ImageContract
 from vit.input.prefetch import Prefetcher
 from vit.inspection.first_inputs import save_first_inputs
@@ -213,6 +214,12 @@ class TrainingRun:
             mask_bad=True,
             loading=replace(
                 self.loading,
+                processes=decode_processes(
+                    execution.decode_processes,
+                    threads=execution.decode_threads,
+                    lanes=self.recipe.input.num_lanes // self.world.size,
+                    in_memory=any(part.store.uri.startswith("memory://") for part in self.corpora.parts),
+                ),
                 decoded_cache_bytes=execution.decoded_cache_bytes,
                 read_ahead_bytes=execution.read_ahead_bytes,
             ),

@@ -9,6 +9,7 @@ from flows.requests.training_cost import reading_plan
 from infra.html.page import num_bytes
 from vit.config import TrainConfig
 from vit.corpora.training_corpora import open_corpora
+from vit.input.decoding.how_many import decode_processes
 from vit.input.load_queue import most_loads
 from vit.speed.demand import Demand, demand_of
 from vit.speed.input_speed import node_speed
@@ -39,9 +40,14 @@ def show_bench(
         share * order.groups.num_groups / order.num_rows for share, order in zip(corpora.shares, orders, strict=True)
     )
     reads_wait = any(part.store.reads_wait for part in corpora.parts)
+    lanes = config.recipe.input.num_lanes // config.execution.num_workers
     setting = Setting(
         cores=len(os.sched_getaffinity(0)),
         threads=config.execution.decode_threads,
+        processes=decode_processes(
+            config.execution.decode_processes, threads=config.execution.decode_threads, lanes=lanes
+        ),
+        lanes=lanes,
         loads_at_a_time=most_loads(reads_wait),
         rows_per_group=max(1, round(1 / groups_per_row)),
         read_ahead_bytes=config.execution.read_ahead_bytes,
@@ -78,8 +84,9 @@ def _rows(verdict: InputVerdict, needed: Demand) -> list[list[str]]:
         "store": f"answers after {_ms(read.answer_s)}; {setting.loads_at_a_time} row groups at a time in each worker",
         "network": f"{num_bytes(alone['network'] * read.bytes_per_image)}/s; a row group of {num_bytes(group_bytes)} alone takes "
         f"{_ms(read.load_s)}",
-        "decode": f"{_ms(first.decode_cpu_s_per_image)} of CPU an image, threads a worker: {setting.threads}, cores: {setting.cores}",
-        "hand-over": f"{_ms(first.hand_over_cpu_s_per_image)} of CPU an image in the one thread that plans",
+        "decode": f"{_ms(first.decode_cpu_s_per_image)} of CPU an image, threads a worker: {setting.threads} in "
+        f"{setting.processes or 'no'} input processes, cores: {setting.cores}",
+        "hand-over": f"{_ms(first.hand_over_cpu_s_per_image)} of CPU an image in the thread that plans",
     }
     node = needed.images_per_s * verdict.workers
 

@@ -166,14 +166,23 @@ def _bytes_per_image(split: str, corpora: "TrainingCorpora") -> float:
 
 def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> str:
     """How a worker loads: memory of what it reads ahead, and threads, with the origin of each."""
+    from vit.input.decoding.how_many import THREADS_PER_PROCESS, decode_processes
     from vit.input.load_queue import most_loads
 
     execution = config.execution
+    lanes = config.recipe.input.num_lanes // execution.num_workers
+    processes = decode_processes(execution.decode_processes, threads=execution.decode_threads, lanes=lanes)
+    if processes > lanes:
+        raise ValueError(
+            f"execution.decode_processes={processes} must be at most {lanes}, the lanes of each of {execution.num_workers} workers, "
+            f"because a process decodes whole lanes. Set fewer, or more lanes (recipe.input.num_lanes={config.recipe.input.num_lanes})."
+        )
 
     def origin(field: str) -> str:
         is_default = getattr(execution, field) == type(execution).model_fields[field].default
         return f"execution.{field}, {'its default' if is_default else 'as the recipe or --set has it'}"
 
+    why = f"; one for every {THREADS_PER_PROCESS} threads" if execution.decode_processes == "auto" else ""
     ahead = execution.read_ahead_bytes
     enough = (
         f"a steady stream needs {num_bytes(open_bytes)}"
@@ -183,8 +192,14 @@ def loading_text(config: TrainConfig, *, reads_wait: bool, open_bytes: int) -> s
     return (
         f"a worker reads {num_bytes(ahead)} ahead at most ({origin('read_ahead_bytes')}; {enough}), in as many threads as it needs up to "
         f"{most_loads(reads_wait)} ({'a remote store' if reads_wait else 'files'}), and decodes in {execution.decode_threads} "
-        f"({origin('decode_threads')})"
+        f"({origin('decode_threads')}) of {_processes(processes)} ({origin('decode_processes')}{why})"
     )
+
+
+def _processes(number: int) -> str:
+    if number == 0:
+        return "its own process"
+    return "1 input process" if number == 1 else f"{number} input processes"
 
 
 def bandwidth_text(config: TrainConfig, num_classes: int, bytes_per_image: float) -> str:

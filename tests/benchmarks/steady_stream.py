@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,8 @@ def small_picture() -> bytes:
     return buffer.getvalue()
 
 
-def write_corpus(store: Store, num_rows: int, picture: bytes) -> Manifest:
-    """A corpus of one picture again and again."""
+def write_corpus(store: Store, num_rows: int, *pictures: bytes) -> Manifest:
+    """A corpus of these pictures again and again."""
     per_shard = ROWS * GROUPS_PER_SHARD
     segment = SegmentInfo(split="train", name="s000", num_rows=num_rows, num_shards=num_rows // per_shard)
     split = SplitInfo(
@@ -84,14 +85,15 @@ def write_corpus(store: Store, num_rows: int, picture: bytes) -> Manifest:
     )
     schema = manifest.arrow_schema()
     row = {
-        "image": {"bytes": picture, "path": ""},
         "labels": [1],
         "label": 1,
         "example_id": "a",
         "source": "a",
     }
     row |= {"width_px": 16, "height_px": 16} | {f.name: b"a" for f in schema if pa.types.is_binary(f.type)}
-    table = pa.Table.from_pylist([row] * per_shard, schema=schema)
+    images = [{"bytes": picture, "path": ""} for picture in pictures]
+    rows = [row | {"image": image} for image in islice(cycle(images), per_shard)]
+    table = pa.Table.from_pylist(rows, schema=schema)
     for shard in range(segment.num_shards):
         with store.writer(shard_key("train", "s000", shard, segment.num_shards)) as file:
             pq.write_table(table, file, row_group_size=ROWS, write_page_checksum=True, compression="none")

@@ -3,7 +3,9 @@
 import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from infra.runs.claims import take_claim
@@ -17,15 +19,16 @@ from vit.training.world import World
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 RANK = """
-import ctypes, os, sys, threading
+import ctypes, os, select, signal, sys, threading
 import torch._dynamo  # by the first optimizer; takes seconds on a busy machine
+from infra.runs.watchdog import note_progress
 from infra.storage import open_store
-from vit.input import batches
+from vit.input.decoding import processes, training
 from vit.run import TrainingRun
 from vit.training.checkpoint import list_checkpoints
 from vit.training.world import World
 
-run, gather = open_store(sys.argv[1]), batches._gather
+run, gather = open_store(sys.argv[1]), training._gather
 lock = threading.Lock()
 lock.acquire()
 
@@ -40,7 +43,21 @@ def hanging(*args):
         globals()[sys.argv[2]]()
     return gather(*args)
 
-batches._gather = hanging
+def stops_an_input_process(decoding, batches):
+    if list_checkpoints(run):
+        print(*decoding.pids, flush=True)
+        os.kill(decoding.pids[1], signal.SIGSTOP)
+    else:  # on a busy machine interpreters take long to start, which is no hang
+        for link in decoding._links:
+            while not select.select([link._socket], [], [], 1)[0]:
+                note_progress()
+    return collect(decoding, batches)
+
+if sys.argv[2] == "stops_an_input_process":
+    collect = processes.InputProcesses.collect
+    processes.InputProcesses.collect = stops_an_input_process
+else:
+    training._gather = hanging
 TrainingRun(run, 1, World()).execute()
 """
 
@@ -77,6 +94,28 @@ def test_a_hung_training_is_killed_with_its_stacks_and_resumes(train_config, cla
     assert TrainingRun(run, 1, World()).execute() == "finished"
     assert any("-from-step-" in key for key in run.list("starts/"))
     assert steps_of(run) == list(range(1, 61))
+
+
+def test_an_input_process_that_stands_still_is_no_progress_and_ends_with_the_training(train_config, claimed):
+    run, _ = claimed(train_config("stopped", steps=60, progress_timeout_s=15.0, decode_processes=2))
+    command = [sys.executable, "-c", RANK, run.uri, "stops_an_input_process"]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert list_checkpoints(run)
+    (error,) = [run.read_json(key) for key in run.list("errors/")]
+    assert error["error"].startswith("no progress for 15 s")
+    assert "in collect" in run.read(error["stacks"]).decode()
+    pids = {int(pid) for pid in ended.stdout.split()}
+    assert len(pids) == 2
+    while any(map(is_alive, pids)):  # the kernel kills them
+        time.sleep(0.05)
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_ray_train_starts_a_group_again_of_which_one_rank_stands_still(

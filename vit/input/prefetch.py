@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, Full, Queue
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -36,6 +36,15 @@ class Waits(NamedTuple):
     def since(self, earlier: "Waits") -> "Waits":
         return Waits(*(now - then for now, then in zip(self, earlier, strict=True)))
 
+    def plus(self, other: "Waits") -> "Waits":
+        return Waits(*(mine + others for mine, others in zip(self, other, strict=True)))
+
+    def scaled_to(self, total_s: float) -> "Waits":
+        """The same shares of another total; all of it decoding where nothing was waited for."""
+        if self.total_s <= 0:
+            return Waits(decode_s=total_s)
+        return Waits(*(part * total_s / self.total_s for part in self))
+
 
 class Effort(NamedTuple):
     """What the items have cost so far, in seconds."""
@@ -47,13 +56,36 @@ class Effort(NamedTuple):
     planner_cpu_s: float = 0.0
     """CPU time of the thread in which `work` runs."""
 
+    def plus(self, other: "Effort") -> "Effort":
+        return Effort(*(mine + others for mine, others in zip(self, other, strict=True)))
+
+
+class Processes(Protocol):
+    """Processes that do what the tasks wait for."""
+
+    @property
+    def waits(self) -> Waits:
+        """What they have waited for until now, all together."""
+
+    @property
+    def effort(self) -> Effort:
+        """What their work has cost until now."""
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the processes."""
+
+    def kill(self) -> None:
+        """Ends them, whatever they do. Never waits; any thread may call it."""
+
 
 class Prefetcher(Iterator[T], Generic[T]):
     """Iterates the items that `work` yields, each after its tasks have run. At most `depth` items are queued.
 
     `work` runs in its own thread. An exception of `work` or of a task is raised at the item it belongs to and ends the
     iteration. `close`, the end of the iteration and garbage collection stop the threads; then `on_close` is called.
-    `store_waited_s()` tells for how many seconds `work` has waited for the store until now.
+    `store_waited_s()` tells for how many seconds `work` has waited for the store until now. Where the tasks only wait for
+    `processes`, these are killed as soon as the iteration stops, and say what waits for the tasks were waits for.
     """
 
     def __init__(
@@ -64,11 +96,14 @@ class Prefetcher(Iterator[T], Generic[T]):
         depth: int,
         on_close: Callable[[], None] = lambda: None,
         store_waited_s: Callable[[], float] = lambda: 0.0,
+        processes: Processes | None = None,
     ) -> None:
         self.waits = Waits()
         """Seconds that the consumer has spent waiting in `next`."""
         self._store_waited_s = store_waited_s
-        self._shared = _Shared[T](queue=Queue(maxsize=depth), pool=_single_threaded_pool(threads), on_close=on_close)
+        self._processes = processes
+        pool = _single_threaded_pool(threads)
+        self._shared = _Shared[T](Queue(maxsize=depth), pool, on_close, processes)
         self._planner = threading.Thread(target=_plan, args=(work, self._shared), name="input-planner", daemon=True)
         self._finalizer = weakref.finalize(self, _stop, self._shared)
         self._planner.start()
@@ -76,7 +111,13 @@ class Prefetcher(Iterator[T], Generic[T]):
     @property
     def effort(self) -> Effort:
         """What the items have cost so far, those that the consumer has not taken yet included."""
-        return self._shared.effort
+        mine = self._shared.effort
+        return mine if self._processes is None else Effort(0.0, 0.0, mine.planner_cpu_s).plus(self._processes.effort)
+
+    @property
+    def processes_cpu_s(self) -> float:
+        """CPU time of the processes that work for this iterator, beside that of this process."""
+        return 0.0 if self._processes is None else self._processes.cpu_s
 
     @property
     def is_ready(self) -> bool:
@@ -89,6 +130,7 @@ class Prefetcher(Iterator[T], Generic[T]):
         if not self._finalizer.alive:
             raise StopIteration
         began, store_s = time.perf_counter(), self._store_waited_s()
+        elsewhere = self._processes.waits if self._processes else None
         try:
             item, futures, error = self._shared.queue.get()
             planned = time.perf_counter()
@@ -100,12 +142,10 @@ class Prefetcher(Iterator[T], Generic[T]):
         except BaseException:  # KeyboardInterrupt too: the threads must not outlive the loop
             self.close()
             raise
-        before = self.waits
-        self.waits = Waits(
-            before.store_s + store_s,
-            before.decode_s + time.perf_counter() - planned,
-            before.hand_over_s + planned - began - store_s,
-        )
+        for_tasks = Waits(decode_s=time.perf_counter() - planned)
+        if self._processes and elsewhere:
+            for_tasks = self._processes.waits.since(elsewhere).scaled_to(for_tasks.total_s)
+        self.waits = self.waits.plus(Waits(store_s=store_s, hand_over_s=planned - began - store_s)).plus(for_tasks)
         if item is None:
             self.close()
             raise StopIteration
@@ -130,6 +170,7 @@ class _Shared(Generic[T]):
     queue: "Queue[tuple[T | None, list[Future[None]], BaseException | None]]"
     pool: ThreadPoolExecutor
     on_close: Callable[[], None]
+    processes: Processes | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
     effort: Effort = field(default_factory=Effort)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -181,6 +222,8 @@ def _put(shared: _Shared[T], item: T | None, futures: "list[Future[None]]", erro
 def _stop(shared: _Shared[T]) -> None:
     """Stops without waiting, because garbage collection may call this in one of the threads."""
     shared.stopped.set()
+    if shared.processes is not None:
+        shared.processes.kill()
     with suppress(Empty):
         while True:  # make room for a planner that waits in put
             shared.queue.get_nowait()

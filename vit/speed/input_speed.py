@@ -15,6 +15,7 @@ from functools import partial
 from itertools import cycle
 from math import inf
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +24,10 @@ from vit.corpora.training_corpora import open_corpora
 from vit.corpora.training_sources import sources_of
 from vit.input.batches import Loading, Source, order_of_training, source_batches
 from vit.input.decoded_cache import DecodedCache
+from vit.input.decoding.how_many import decode_processes
 from vit.input.load_queue import AHEAD, Load, LoadQueue, most_loads
 from vit.input.order import Order
-from vit.input.prefetch import Waits
+from vit.input.prefetch import Prefetcher, Waits
 from vit.input.read_shards import RowGroup, SplitReader
 
 _ANSWERS, _LOADS_ALONE, _MOST_GROUPS = 5, 3, 10_000
@@ -54,13 +56,13 @@ class WorkerSpeed:
     """From the store to batches of uint8 pixels."""
     first_batch_s: float
     cpu_s_per_image: float
-    """CPU time of the whole process."""
+    """CPU time of the worker, its input processes included."""
     decode_s_per_image: float
     """Seconds of one thread that decodes and augments; waits for a core or for Python's interpreter lock are in it."""
     decode_cpu_s_per_image: float
     """Its CPU time."""
     hand_over_cpu_s_per_image: float
-    """CPU time of the one thread that plans the batches."""
+    """CPU time of the thread that plans the batches, or of those of all input processes."""
     waits: Waits
     """What the consumer waited for."""
     read: ReadSpeed
@@ -90,6 +92,12 @@ def worker_speed(
         rank,
         execution.num_workers,
         threads=execution.decode_threads,
+        processes=decode_processes(
+            execution.decode_processes,
+            threads=execution.decode_threads,
+            lanes=recipe.input.num_lanes // execution.num_workers,
+            in_memory=any(s.corpus.uri.startswith("memory://") for s in sources),
+        ),
         read_ahead_bytes=execution.read_ahead_bytes,
         shard_cache_dir=execution.shard_cache_dir,
         shard_cache_bytes=execution.shard_cache_bytes,
@@ -109,10 +117,10 @@ def worker_speed(
         next(batches)
         first_batch_s = time.perf_counter() - began
         together()
-        began, cpu_s, waits, effort, images = time.perf_counter(), time.process_time(), batches.waits, batches.effort, 0
+        began, cpu_s, waits, effort, images = time.perf_counter(), _cpu_s(batches), batches.waits, batches.effort, 0
         while not images or time.perf_counter() - began < seconds:
             images += sum(batch.num_examples for batch in next(batches))
-        wall_s, cpu_s, spent = time.perf_counter() - began, time.process_time() - cpu_s, batches.effort
+        wall_s, cpu_s, spent = time.perf_counter() - began, _cpu_s(batches) - cpu_s, batches.effort
         return WorkerSpeed(
             images_per_s=images / wall_s,
             first_batch_s=first_batch_s,
@@ -123,6 +131,11 @@ def worker_speed(
             waits=batches.waits.since(waits),
             read=read,
         )
+
+
+def _cpu_s(batches: Prefetcher[Any]) -> float:
+    """CPU time of this process and its input processes."""
+    return time.process_time() + batches.processes_cpu_s
 
 
 def read_speed(sources: Sequence[Source], config: TrainConfig, loading: Loading, seconds: float) -> ReadSpeed:

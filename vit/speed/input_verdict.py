@@ -24,6 +24,10 @@ class Setting:
     cores: int
     threads: int
     """`execution.decode_threads`, of each worker."""
+    processes: int
+    """Input processes of each worker; 0 for its own."""
+    lanes: int
+    """Lanes of each worker, and so the most input processes that it can have."""
     loads_at_a_time: int
     """Row groups that a worker loads at a time, at most."""
     rows_per_group: int
@@ -94,7 +98,7 @@ class InputVerdict:
                 sum(setting.threads / speed.decode_s_per_image for speed in self.speeds),
                 setting.cores * self.images_per_core_s,
             ),
-            "hand-over": sum(1 / speed.hand_over_cpu_s_per_image for speed in self.speeds),
+            "hand-over": sum(max(1, setting.processes) / s.hand_over_cpu_s_per_image for s in self.speeds),
         }
 
     def shares(self) -> dict[Stage, float]:
@@ -135,8 +139,8 @@ class InputVerdict:
             yield from self._more_cores(node)
         if alone["hand-over"] < node:
             yield (
-                f"hand-over: one worker plans {alone['hand-over'] / self.workers:,.0f} images/s at most, whatever its threads; no "
-                "setting changes this"
+                f"hand-over: one worker plans {alone['hand-over'] / self.workers:,.0f} images/s at most in "
+                f"{_processes(setting.processes)}, whatever its threads; raise execution.decode_processes"
             )
         if min(alone["store"], alone["network"]) < node:
             yield from self._more_bytes(node, alone["network"])
@@ -147,10 +151,18 @@ class InputVerdict:
         threads = min(room, ceil(self.needed * each))
         stalled = 1 - each / self._mean("decode_s_per_image")
         if stalled > _STALLED and setting.threads <= room:
+            each_process = self.alone()["decode"] / self.workers / max(1, setting.processes)
+            processes = min(ceil(self.needed / each_process), setting.lanes, max(threads, setting.threads))
             yield (
-                f"interpreter lock: with {setting.threads} threads a worker's decoding waits {stalled:.0%} of the time for Python's "
-                "interpreter lock, or for cores that other programs use; more threads do not help"
+                f"interpreter lock: with {setting.threads} threads in {_processes(setting.processes)} a worker's decoding waits "
+                f"{stalled:.0%} of the time for Python's interpreter lock, or for cores that other programs use; one process decodes "
+                f"{each_process:,.0f} images/s"
             )
+            if processes > max(1, setting.processes):
+                yield (
+                    f"processes: --set execution.decode_processes={processes} --set execution.decode_threads="
+                    f"{max(threads, setting.threads)}, each of which has a lock of its own"
+                )
         elif threads > setting.threads:
             fed = min(threads * self.workers / each, setting.cores * self.images_per_core_s)
             yield f"threads: --set execution.decode_threads={threads}, which can decode {fed:,.0f} images/s on this node"
@@ -182,6 +194,10 @@ class InputVerdict:
     def _mean(self, field: str) -> float:
         """Mean over the workers, each of which loads an equal share."""
         return fmean(getattr(speed, field) for speed in self.speeds)
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number < 2 else f"{number} processes"
 
 
 _STALLED = 0.3

@@ -1,5 +1,7 @@
 """What a plan says about loading: memory, threads and their origin, and the bytes that the store must send."""
 
+import pytest
+
 from flows.requests.training_cost import bandwidth_text, loading_text
 from infra.config import replace
 
@@ -8,7 +10,8 @@ def test_loading_names_each_setting_and_its_origin(train_config):
     config = train_config("plan", decode_threads=3)
     assert loading_text(config, reads_wait=True, open_bytes=10**9) == (
         "a worker reads 2.15 GB ahead at most (execution.read_ahead_bytes, its default; a steady stream needs 1 GB), in as many "
-        "threads as it needs up to 32 (a remote store), and decodes in 3 (execution.decode_threads, as the recipe or --set has it)"
+        "threads as it needs up to 32 (a remote store), and decodes in 3 (execution.decode_threads, as the recipe or --set has it) of "
+        "its own process (execution.decode_processes, its default)"
     )
     little = replace(config, **{"execution.read_ahead_bytes": 10**6})
     text = loading_text(little, reads_wait=False, open_bytes=10**9)
@@ -16,6 +19,27 @@ def test_loading_names_each_setting_and_its_origin(train_config):
         "1 MB ahead at most (execution.read_ahead_bytes, as the recipe or --set has it; less than the 1 GB of a" in text
     )
     assert "up to 2 (files)" in text
+
+
+def test_auto_means_a_process_for_every_four_threads_and_a_number_itself(train_config):
+    def text(lanes=4, **execution):
+        config = train_config("plan", **execution)
+        config = replace(config, **{"recipe.input.num_lanes": lanes})
+        return loading_text(config, reads_wait=False, open_bytes=10**9)
+
+    auto = {"decode_processes": "auto"}
+    assert "of its own process (" in text(decode_threads=4, **auto)
+    assert (
+        "of 3 input processes (execution.decode_processes, as the recipe or --set has it; one for every 4 threads)"
+        in text(decode_threads=12, **auto)
+    )
+    assert "of 2 input processes (" in text(decode_threads=12, lanes=2, **auto)
+    assert "of 1 input process (execution.decode_processes, as the recipe or --set has it)" in text(decode_processes=1)
+    assert "of its own process (" in text(decode_threads=12)
+    with pytest.raises(
+        ValueError, match=r"execution.decode_processes=5 must be at most 2, the lanes of each of 2 workers"
+    ):
+        text(decode_processes=5, workers=2)
 
 
 def test_bandwidth_is_that_of_the_gpus_of_one_node(train_config):

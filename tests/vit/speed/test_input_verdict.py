@@ -22,6 +22,8 @@ WORKER = WorkerSpeed(
 NODE = Setting(
     cores=16,
     threads=4,
+    processes=0,
+    lanes=32,
     loads_at_a_time=32,
     rows_per_group=64,
     read_ahead_bytes=2**31,
@@ -70,8 +72,18 @@ def test_more_threads_where_cores_are_free():
     assert list(found.changes()) == [  # 4,000 x 1.25 ms = 5 threads
         "threads: --set execution.decode_threads=5, which can decode 8,000 images/s on this node"
     ]
-    (change,) = verdict(4000, decode_s_per_image=2.5e-3).changes()
-    assert change.startswith("interpreter lock: with 4 threads a worker's decoding waits 50% of the time")
+
+
+def test_processes_where_threads_wait_for_the_interpreter_lock():
+    assert list(verdict(4000, decode_s_per_image=2.5e-3).changes()) == [
+        "interpreter lock: with 4 threads in 1 process a worker's decoding waits 50% of the time for Python's interpreter lock, or for "
+        "cores that other programs use; one process decodes 1,600 images/s",
+        "processes: --set execution.decode_processes=3 --set execution.decode_threads=5, each of which has a lock of its own",
+    ]
+    two = replace(NODE, processes=2, lanes=2)  # no more than lanes
+    (change,) = verdict(4000, setting=two, decode_s_per_image=2.5e-3).changes()
+    assert "with 4 threads in 2 processes" in change
+    assert change.endswith("one process decodes 800 images/s")
 
 
 def test_more_cores_where_all_are_used():
@@ -105,7 +117,8 @@ def test_more_requests_or_bandwidth_where_the_store_is_slow():
 
 def test_hand_over_of_one_process_and_read_ahead():
     late = verdict(12_500, workers=1, hand_over_cpu_s_per_image=0.1e-3, setting=replace(NODE, cores=64, threads=16))
-    assert "hand-over: one worker plans 10,000 images/s at most" in "\n".join(late.changes())
+    assert "hand-over: one worker plans 10,000 images/s at most in 1 process" in "\n".join(late.changes())
+    assert verdict(1, setting=replace(NODE, processes=4)).alone()["hand-over"] == pytest.approx(80_000)
     (change,) = verdict(1250, setting=replace(NODE, read_ahead_bytes=2**28)).changes()
     assert change == (
         "read-ahead: --set execution.read_ahead_bytes=1073741824, as much as the row groups that a worker keeps open; with 268 MB "

@@ -184,14 +184,14 @@ HUNG_TRIAL = """
 import sys, threading
 import torch._dynamo  # by the first network; takes seconds on a busy machine
 from infra.runs.watchdog import Watchdog
-from vit.input import batches
+from vit.input.decoding import training
 from vit.vtab.trained.run_trial import ensure_trial
 from vit.vtab.trained.trials import Trial
 
 def waits_for_ever(*args):
     threading.Event().wait()
 
-batches._gather = waits_for_ever
+training._gather = waits_for_ever
 run, trials, trial = sys.argv[1:]
 ensure_trial(trials, Trial.model_validate_json(trial), 1, Watchdog(run, 1, 15.0, who="trial-x"))
 """

@@ -1,13 +1,19 @@
-"""The extension, built for the tests; they are skipped where it cannot be built."""
+"""The extension, built for the tests, which are skipped where it cannot be built; and input processes as threads: the code of both
+sides, without the seconds that an interpreter takes to start."""
 
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sysconfig
+import threading
 from pathlib import Path
 
 import pytest
+
+from vit.input.decoding import process, processes
+from vit.input.decoding.shared_memory import Link
 
 SOURCE = Path(__file__).parents[4] / "vit" / "native" / "vitline_native.c"
 
@@ -44,3 +50,30 @@ def native(tmp_path_factory):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+class Thread:
+    """What `subprocess.Popen` is to a process."""
+
+    pid = os.getpid()
+
+    def __init__(self, others):
+        self._link = Link(socket.socket(fileno=os.dup(others.fileno())))
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self):
+        process.serve(self._link, parent_is_gone=lambda: None)
+        self._link.close()
+
+    def kill(self):
+        self._link.close()
+
+    def wait(self, timeout=None):
+        self._thread.join(timeout)
+        return 0
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    monkeypatch.setattr(processes, "_start", Thread)

@@ -1,0 +1,155 @@
+"""Input processes as they are: equal batches, and nothing left of them however an iteration or its process ends."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from infra.settings import inherited_environment
+from vit.input.batches import Loading, train_batches
+from vit.input.config import AugmentConfig, InputConfig
+
+pytestmark = pytest.mark.slow
+CONFIG = InputConfig(
+    global_batch_size=12, num_lanes=6, shuffle_window=2, augment=AugmentConfig(image_size_px=16, min_area_fraction=0.3)
+)
+ROOT = Path(__file__).parents[4]
+
+
+def start(corpus, num_steps=None, processes=2):
+    given = {"seed": 11, "micro_batch_size": 5, "num_steps": num_steps, "loading": Loading(processes=processes)}
+    return train_batches(corpus.store, corpus.manifest, "train", CONFIG, **given)
+
+
+def shared_names():
+    return sorted(os.listdir("/dev/shm"))
+
+
+def descriptors():
+    return [link for link in map(_target, os.listdir("/proc/self/fd")) if "vitline-batches" in link]
+
+
+def _target(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def children():
+    """Input processes of this process that are alive."""
+    found = psutil.Process().children(recursive=True)
+    return [p for p in found if "vit.input.decoding" in p.cmdline() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert condition()
+
+
+def test_batches_are_equal_and_nothing_is_left_at_the_end(tiny):
+    names = shared_names()
+    for one, other in zip(start(tiny, 9), start(tiny, 9, processes=0), strict=True):
+        for mine, theirs in zip(one, other, strict=True):
+            assert torch.equal(mine.images, theirs.images)
+            assert torch.equal(mine.labels, theirs.labels)
+        del one, other, mine, theirs
+    gc.collect()
+    assert children() == []
+    assert descriptors() == []
+    assert shared_names() == names
+
+
+@pytest.mark.parametrize("how", ["close", "drop", "interrupt", "error"])
+def test_nothing_is_left_of_an_iteration_that_is_broken_off(tiny, how):
+    batches = start(tiny)
+    step = next(batches)
+    assert len(children()) == 2
+    if how == "close":
+        batches.close()
+        assert children() == []
+        assert step[0].images.any()  # memory of batches in use stays
+    elif how == "error":
+        with pytest.raises(ZeroDivisionError), batches:
+            raise ZeroDivisionError
+    elif how == "interrupt":
+        waits = threading.main_thread().ident
+        threading.Timer(0.3, signal.pthread_kill, (waits, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            for step in batches:  # noqa: B007  # kept, so that its memory is in use
+                pass
+    del step, batches
+    gc.collect()
+    wait_until(lambda: not children() and not descriptors())
+
+
+def test_a_killed_process_is_an_error_that_names_it(tiny):
+    batches = start(tiny)
+    next(batches)
+    victim = children()[1]
+    victim.kill()
+    with pytest.raises(RuntimeError, match=rf"Input process [12] of 2 \(pid {victim.pid}\) ended by SIGKILL"):
+        for _ in batches:
+            pass
+    assert children() == []
+
+
+PARENT = """
+import os, signal, sys
+from data_prep.shard_format import load_manifest
+from infra.storage import open_store
+from vit.input.batches import Loading, train_batches
+from vit.input.config import AugmentConfig, InputConfig
+from data_prep.shard_format import Manifest
+
+store, manifest = open_store(sys.argv[1]), Manifest.model_validate_json(sys.argv[2])
+config = InputConfig.model_validate_json(sys.argv[3])
+batches = train_batches(store, manifest, "train", config, seed=1, micro_batch_size=5, loading=Loading(processes=2))
+next(batches)
+print("began", flush=True)
+if sys.argv[4] == "exit":
+    sys.exit(3)
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGKILL with a process that stands still", "SIGTERM", "exit"])
+def test_the_processes_end_with_their_parent(tiny, how):
+    names = shared_names()
+    arguments = [tiny.store.uri, tiny.manifest.model_dump_json(), CONFIG.model_dump_json(), how]
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments],
+        stdout=subprocess.PIPE,
+        env=inherited_environment((), PYTHONPATH=str(ROOT)),
+    )
+    found = []
+    try:
+        assert parent.stdout.readline() == b"began\n"
+        if how != "exit":
+            found = [p for p in psutil.Process(parent.pid).children() if "vit.input.decoding" in p.cmdline()]
+            assert len(found) == 2
+        if "stands still" in how:
+            found[0].suspend()
+        if how != "exit":
+            parent.send_signal(getattr(signal, how.split()[0]))
+        parent.wait(30)
+        wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in found))
+        assert shared_names() == names
+        if how == "exit":
+            assert parent.returncode == 3
+    finally:
+        parent.kill()
+        parent.wait()
+        for process in found:
+            if process.is_running():
+                process.kill()

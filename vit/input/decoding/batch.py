@@ -1,0 +1,134 @@
+"""Micro-batches, and the memory that they are in."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from vit.input.decoding.several_labels import Labels, SeveralLabels
+from vit.input.schedule import Share
+
+_ALIGNMENT = 64
+"""Bytes. Every tensor of a batch in shared memory begins at a multiple, as memory of torch does."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of n images. The last `n - num_examples` are padding: black images of class 0, masked by `valid`.
+
+    The tensors of a batch of input processes lie in one piece of memory, which is used again once all of them are gone.
+    """
+
+    images: Tensor
+    """uint8 (n, size, size, 3), RGB; the network normalises them to [-1, 1] on the device."""
+    labels: Labels
+    """int64 (n,) class ids, or `SeveralLabels` where an image may have several. Padding has class 0, or none."""
+    valid: Tensor
+    """bool (n,)."""
+    first_slot: int
+    """Position of the first example in the reading order (training), or its row in the split (evaluation)."""
+    num_examples: int
+    bad: list[tuple[int, str]] = field(default_factory=list)
+    """(index, text) of the bad examples of a training, in any order; the text names shard, row and reason. Their images are
+    black, and `valid` masks them."""
+    partner_labels: Labels | None = None
+    """Labels, like `labels`, of the examples that MixUp or CutMix has mixed in; None where the recipe mixes none."""
+    own_share: Tensor | None = None
+    """float32 (n,), with `partner_labels`: share of `labels` in the target, 1 where an image was not mixed. The rest is of
+    `partner_labels`."""
+
+    @property
+    def num_valid(self) -> int:
+        """Number of examples that can be used: all but padding and bad ones."""
+        return self.num_examples - len(self.bad)
+
+    @property
+    def several_labels(self) -> dict[str, SeveralLabels]:
+        """`labels` and `partner_labels` by name, where an image may have several."""
+        named = {"labels": self.labels, "partner_labels": self.partner_labels}
+        return {name: labels for name, labels in named.items() if isinstance(labels, SeveralLabels)}
+
+    def pad(self) -> None:
+        """Fills what is behind the examples."""
+        end = self.num_examples
+        self.images[end:] = 0
+        self.valid[end:] = False
+        for labels in (self.labels, self.partner_labels):
+            if isinstance(labels, Tensor):
+                labels[end:] = 0
+        if self.own_share is not None:
+            self.own_share[end:] = 1
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """The tensors of the micro-batches of one iteration, all of which have `size` images of `side_px`.
+
+    `SeveralLabels` are not among them, because their size is known only with the examples.
+    """
+
+    size: int
+    side_px: int
+    single_label: bool
+    mixes: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of one micro-batch."""
+        return sum(_aligned(dtype.itemsize * prod(shape)) for dtype, shape in self._tensors().values())
+
+    def new(self) -> dict[str, Tensor]:
+        """The tensors of one micro-batch by the names of `Batch`, each in memory of its own that is not filled."""
+        return {name: torch.empty(shape, dtype=dtype) for name, (dtype, shape) in self._tensors().items()}
+
+    def inside(self, memory: Tensor) -> dict[str, Tensor]:
+        """The tensors of one micro-batch in `memory`, uint8 (num_bytes,)."""
+        found, start = {}, 0
+        for name, (dtype, shape) in self._tensors().items():
+            num_bytes = dtype.itemsize * prod(shape)
+            found[name] = memory[start : start + num_bytes].view(dtype).view(shape)
+            start += _aligned(num_bytes)
+        return found
+
+    def _tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        n, side = self.size, self.side_px
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            "images": (torch.uint8, (n, side, side, 3)),
+            "valid": (torch.bool, (n,)),
+        }
+        if self.mixes:
+            found["own_share"] = (torch.float32, (n,))
+        if self.single_label:
+            found |= {name: (torch.int64, (n,)) for name in ["labels", "partner_labels"][: 1 + self.mixes]}
+        return found
+
+
+def blank_batch(tensors: Mapping[str, Tensor], first_slot: int, num_examples: int) -> Batch:
+    """A micro-batch in these tensors. Examples and padding are still to be filled in."""
+    no_labels, own_share = SeveralLabels.of([], len(tensors["valid"])), tensors.get("own_share")
+    return Batch(
+        tensors["images"],
+        tensors.get("labels", no_labels),
+        tensors["valid"],
+        first_slot,
+        num_examples,
+        partner_labels=None if own_share is None else tensors.get("partner_labels", no_labels),
+        own_share=own_share,
+    )
+
+
+def blank_batches(share: Share, tensors: Sequence[Mapping[str, Tensor]], global_batch_size: int) -> list[Batch]:
+    """The micro-batches of a share, in these tensors."""
+    size, first = len(tensors[0]["valid"]), share.step * global_batch_size
+    batches = []
+    for start, of_batch in zip(range(0, len(tensors) * size, size), tensors, strict=True):
+        first = int(share.slots[start]) if start < len(share.slots) else first
+        num_examples = max(0, min(size, len(share.slots) - start))
+        batches.append(blank_batch(of_batch, first, num_examples))
+    return batches
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
