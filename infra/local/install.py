@@ -44,8 +44,6 @@ def main() -> int:
     if not (VENV / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-    if not sys.dont_write_bytecode:  # a third of pip's time; most of the 29,000 modules are never imported
-        pip.append("--no-compile")
     constraints = ["--constraint", str(ROOT / "constraints.txt")]
     note_cuda_packages(pip, constraints)
     # -qq hides warnings, such as those about this machine's pip settings, but not errors.
