@@ -16,6 +16,7 @@ from typing import Any
 
 from infra.ray_jobs import ONE_TRAINING
 from infra.redact import cleaned
+from infra.runs.beside import beside
 from infra.runs.claims import ClaimLost
 from infra.runs.driver import Ending, driver_main, run_attempt
 from infra.runs.run_state import request_stop
@@ -195,22 +196,16 @@ def drain_followed(run: Store, attempt: int) -> Iterator[None]:
     if Settings().one_node_ray:
         yield
         return
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not over.wait(DRAIN_LOOK_S):
             with contextlib.suppress(Exception):  # Ray or the store did not answer; the next look tries again
                 if node_drains():
                     request_stop(run, "preempted", by="Ray, which drains a node of this training", attempt=attempt)
                     return
 
-    thread = threading.Thread(target=watch, name="drain-watch", daemon=True)
-    thread.start()
-    try:
+    with beside(watch, name="drain-watch"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def node_drains() -> bool:

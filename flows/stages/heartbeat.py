@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from infra.records import UnreadableRecord, reading
+from infra.runs.beside import beside
 from infra.storage import Store
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ def this_process() -> str:
 @contextlib.contextmanager
 def beating(root: Store, flow_run_id: str) -> Iterator[None]:
     """Writes heartbeats while the context is open. A store that does not answer delays nothing."""
-    over = threading.Event()
     key = f"{PREFIX}{flow_run_id}.json"
     owner = this_process()
 
@@ -39,18 +39,15 @@ def beating(root: Store, flow_run_id: str) -> Iterator[None]:
         except Exception:
             log.warning("could not write the heartbeat of flow run %s; trying again", flow_run_id, exc_info=True)
 
-    def beat_until_over() -> None:
+    def beat_until(over: threading.Event) -> None:
         beat()
         while not over.wait(BEAT_S):
             beat()
 
-    thread = threading.Thread(target=beat_until_over, name="flow-run-heartbeat", daemon=True)
-    thread.start()
     try:
-        yield
+        with beside(beat_until, name="flow-run-heartbeat", join_s=BEAT_S):
+            yield
     finally:
-        over.set()
-        thread.join(timeout=BEAT_S)
         forget(root, flow_run_id)
 
 

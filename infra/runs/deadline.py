@@ -5,6 +5,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
+from infra.runs.beside import beside
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, request_stop, state_of, write_state
 from infra.storage import Store
@@ -33,9 +34,8 @@ def deadline_kept(
     if left_s is None:
         yield
         return
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         if over.wait(max(left_s, 0.0)):
             return
         log.warning("run=%s attempt=%d: %s", run.uri, attempt, DEADLINE_PASSED)
@@ -59,10 +59,5 @@ def deadline_kept(
             log.warning("run=%s attempt=%d: ends without writing its state", run.uri, attempt, exc_info=True)
         leave(OUTCOMES[state].exit_code)
 
-    thread = threading.Thread(target=watch, name="deadline", daemon=True)
-    thread.start()
-    try:
+    with beside(watch, name="deadline"):
         yield
-    finally:
-        over.set()
-        thread.join()

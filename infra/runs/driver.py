@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from infra.provenance import compared_versions, differing_versions
 from infra.redact import cleaned, log_to_stderr
+from infra.runs.beside import beside
 from infra.runs.claims import ClaimHolder, ClaimLost
 from infra.runs.deadline import deadline_kept
 from infra.runs.run_state import CLAIM_LOST_EXIT_CODE, OUTCOMES, RunState, state_of, write_state
@@ -108,9 +109,8 @@ def _watch(
     run: Store, attempt: int, claim: ClaimHolder, stop: StopPoller, may_leave: Callable[[], bool]
 ) -> Iterator[None]:
     """Until the context is closed: ends this process once the claim is lost, or in the state of a stop request."""
-    over = threading.Event()
 
-    def watch() -> None:
+    def watch(over: threading.Event) -> None:
         while not claim.lost:
             with contextlib.suppress(OSError, RuntimeError):  # the store did not answer, or the claim was lost just now
                 if (reason := stop.asked()) and may_leave():
@@ -123,13 +123,8 @@ def _watch(
         log.warning("run=%s attempt=%d: another attempt holds the claim; this one stops", run.uri, attempt)
         _leave(CLAIM_LOST_EXIT_CODE)
 
-    thread = threading.Thread(target=watch, name="driver-watch", daemon=True)
-    thread.start()
-    try:
+    with beside(watch, name="driver-watch"):
         yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _leave(code: int) -> NoReturn:
