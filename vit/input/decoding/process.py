@@ -126,16 +126,17 @@ class _Slots:
 
     def _receive(self) -> None:
         try:
-            while True:
-                numbers, descriptors = self._link.receive()
-                new = [number for number in numbers if number not in self._known]
-                for number, descriptor in zip(new, descriptors, strict=True):
-                    memory = np.frombuffer(mapped(descriptor, self._shape.num_bytes), dtype=np.uint8)
-                    self._known[number] = self._shape.inside(torch.from_numpy(memory))
-                self._steps.put(numbers)
-        except EOFError:
-            self._steps.put(None)
-            self._parent_is_gone()
+            with suppress(EOFError):
+                while True:
+                    numbers, descriptors = self._link.receive()
+                    new = [number for number in numbers if number not in self._known]
+                    for number, descriptor in zip(new, descriptors, strict=True):
+                        memory = np.frombuffer(mapped(descriptor, self._shape.num_bytes), dtype=np.uint8)
+                        self._known[number] = self._shape.inside(torch.from_numpy(memory))
+                    self._steps.put(numbers)
+        finally:
+            self._steps.put(None)  # whatever was raised, nobody waits for steps that will not come
+        self._parent_is_gone()
 
 
 def _sendable(error: Exception) -> Exception:

@@ -11,15 +11,17 @@ import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 _HEADER = struct.Struct("<QI")
+Received = TypeVar("Received", bytes, list[int])
 
 
 class Link:
@@ -46,10 +48,7 @@ class Link:
         length, count = _HEADER.unpack(self._exactly(_HEADER.size))
         message, descriptors = pickle.loads(self._exactly(length)), list[int]()
         for _ in range(count):
-            _, received, _, _ = socket.recv_fds(self._socket, 1, 1)
-            if not received:
-                raise EOFError("the other process has closed the connection")
-            descriptors += received
+            descriptors += self._descriptor()
         return message, descriptors
 
     def close(self) -> None:
@@ -61,14 +60,22 @@ class Link:
     def _exactly(self, length: int) -> bytes:
         received = bytearray()
         while len(received) < length:
-            try:
-                part = self._socket.recv(min(length - len(received), 2**20))
-            except OSError as error:
-                raise EOFError(f"the connection has ended: {error}") from error
-            if not part:
-                raise EOFError("the other process has closed the connection")
-            received += part
+            received += _unless_ended(partial(self._socket.recv, min(length - len(received), 2**20)))
         return bytes(received)
+
+    def _descriptor(self) -> list[int]:
+        return _unless_ended(lambda: socket.recv_fds(self._socket, 1, 1)[1])
+
+
+def _unless_ended(receive: Callable[[], Received]) -> Received:
+    """What is received. Raises EOFError if the connection has ended, at either end."""
+    try:
+        received = receive()
+    except OSError as error:
+        raise EOFError(f"the connection has ended: {error}") from error
+    if not received:
+        raise EOFError("the other process has closed the connection")
+    return received
 
 
 def new_memory(num_bytes: int) -> int:

@@ -1,6 +1,7 @@
 """The extension, built for the tests, which are skipped where it cannot be built; and input processes as threads: the code of both
 sides, without the seconds that an interpreter takes to start."""
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -58,7 +59,8 @@ class Thread:
     pid = os.getpid()
 
     def __init__(self, others):
-        self._link = Link(socket.socket(fileno=os.dup(others.fileno())))
+        self._socket = socket.socket(fileno=os.dup(others.fileno()))
+        self._link = Link(self._socket)
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -67,7 +69,8 @@ class Thread:
         self._link.close()
 
     def kill(self):
-        self._link.close()
+        with contextlib.suppress(OSError):  # it has ended
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def wait(self, timeout=None):
         self._thread.join(timeout)

@@ -1,5 +1,8 @@
 """Batches are equal bit for bit, whatever the number of input processes. The processes are threads here."""
 
+import errno
+import os
+import socket
 from dataclasses import fields, replace
 from itertools import chain
 
@@ -15,7 +18,7 @@ from infra.stores.disk_cache import disk_cache
 from vit.input.batches import Batch, Loading, SeveralLabels, Source, source_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 from vit.input.decoded_cache import DecodedCache
-from vit.input.decoding.shared_memory import Slots
+from vit.input.decoding.shared_memory import Link, Slots, new_memory
 from vit.input.mapped_labels import MappedLabels, find_kept_rows
 from vit.input.prefetch import Waits
 
@@ -140,6 +143,23 @@ def test_resources_are_divided_among_the_processes():
     assert [loading.of_process(n).threads for n in range(2)] == [3, 2]
     assert loading.of_process(0) == Loading(threads=3, decoded_cache_bytes=5, read_ahead_bytes=50)
     assert replace(loading, threads=1).of_process(1).threads == 1
+
+
+def test_a_connection_that_ends_within_a_message_ends_the_process(monkeypatch):
+    """Its descriptors are missing: whoever waits for the steps that they belong to learns it."""
+
+    def closed_meanwhile(*_):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    monkeypatch.setattr(socket, "recv_fds", closed_meanwhile)
+    mine, others = map(Link, socket.socketpair())
+    memory = new_memory(8)
+    mine.send([0], [memory])
+    with pytest.raises(EOFError, match="the connection has ended"):
+        others.receive()
+    for link in (mine, others):
+        link.close()
+    os.close(memory)
 
 
 def test_memory_is_used_again_once_no_tensor_of_it_is_left():
