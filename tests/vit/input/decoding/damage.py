@@ -13,9 +13,11 @@ HUGE = (0, 1, 0x7F, 0x80, 0xFF)
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """A copy of `data`, truncated, or with bits, bytes and ranges changed; headers more often than the rest."""
+    """A copy of `data`, truncated, or with bits, bytes and ranges changed; headers more often than the rest. It may be empty."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 3)):
+        if not changed:
+            break
         at = rng.randrange(min(len(changed), 700)) if rng.random() < 0.4 else rng.randrange(len(changed))
         kind = rng.choice(("cut", "bit", "byte", "two", "drop", "repeat"))
         if kind == "cut":
