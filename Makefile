@@ -14,7 +14,7 @@ test-portable: export ONEDNN_MAX_CPU_ISA := AVX2
 test-portable: export ATEN_CPU_CAPABILITY := avx2
 
 .PHONY: stack-fast stack-slow servers-fast servers-slow slow
-.PHONY: demo up down install test test-stack test-slow test-rest test-portable lint docs licences clean
+.PHONY: demo up down install test test-stack test-slow test-rest test-portable lint docs lock licences clean
 
 demo: install  ## the main job on real images: prepare, pre-train, fine-tune, evaluate, compare
 	@$(BIN)/vitline demo
@@ -25,8 +25,9 @@ up: install  ## the servers: S3 store, MLflow, Prefect with a worker, Ray; print
 down:  ## ends them all; what was stored stays
 	@test ! -x $(BIN)/vitline || $(BIN)/vitline stack down
 
-install:  ## .venv with what the product and the demo need
-	@$(PYTHON) infra/local/install.py local
+EXTRA ?= local
+install:  ## .venv with what the product and the demo need, each file compared with its sha256 (HASHES=no: by version alone)
+	@$(PYTHON) infra/local/install.py $(EXTRA)
 
 test:  ## the fast tests: none needs a server or takes seconds
 	@$(PYTHON) infra/local/install.py dev
@@ -67,6 +68,10 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs:  ## the documentation as a site, in build/site; a broken link is an error
 	@$(PYTHON) infra/local/install.py dev
 	@$(BIN)/mkdocs build --strict
+
+lock:  ## requirements.lock, after a change of pyproject.toml; UPGRADE=--upgrade, or "--upgrade-package NAME", for newer versions
+	@$(PYTHON) infra/local/install.py dev
+	@$(BIN)/python -m infra.local.lock $(UPGRADE)
 
 licences:  ## docs/licences.md, from what the installed packages say of themselves
 	@$(PYTHON) infra/local/install.py dev

@@ -19,6 +19,7 @@ from data_prep.config import CorpusRecipe, Emoji
 from data_prep.corpora.sources.digits import DigitsCorpus
 from data_prep.corpora.sources.emoji import STYLES, EmojiCorpus
 from flows.commands.vtab_corpora import official_files
+from infra.local.install import pins
 
 from .markdown import joined, table, text
 
@@ -82,9 +83,8 @@ BUNDLED = (
 
 
 def pinned() -> dict[str, str]:
-    """The versions of constraints.txt by normalised name."""
-    lines = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    return {canonicalize_name(name): version for name, version in lines}
+    """The versions of requirements.lock by normalised name."""
+    return {canonicalize_name(pin.name): pin.version for pin in pins()}
 
 
 def needed() -> dict[str, Distribution]:
@@ -117,7 +117,7 @@ def applying(lines: Iterable[str], extra: str, system: Mapping[str, str] = SYSTE
 
 def _installed(name: str, pins: dict[str, str]) -> Distribution:
     if name not in pins:
-        raise ValueError(f"{name} is needed, but constraints.txt does not name it. Add it there with its version.")
+        raise ValueError(f"{name} is needed, but requirements.lock does not name it. Run `make lock`.")
     try:
         package = distribution(name)
         version = package.version.partition("+")[0]
@@ -125,7 +125,7 @@ def _installed(name: str, pins: dict[str, str]) -> Distribution:
         version = "no version"
     if version != pins[name]:
         raise ValueError(
-            f"{name}: {version} is installed, but constraints.txt has {pins[name]}. Make .venv anew with Python 3.11 or 3.12."
+            f"{name}: {version} is installed, but requirements.lock has {pins[name]}. Make .venv anew with Python 3.11 or 3.12."
         )
     return package
 
@@ -181,7 +181,7 @@ def packages_part() -> str:
         [
             "## Packages",
             f"{len(rows)} packages: those of vitline and all its extras but {' and '.join(NOT_PRODUCT)}, on Linux x86-64 with Python 3.12, "
-            "in the versions of `constraints.txt`. The last column names the entry of the package's metadata that says it; "
+            "in the versions of `requirements.lock`. The last column names the entry of the package's metadata that says it; "
             "`licence file` was read by a person. BSD alone: it does not say which of the BSD licences.",
             f"Copyleft, as the only licence, a part or a choice: {', '.join(bound)}. MPL-2.0 binds who changes and passes on a file of the "
             "package, not who uses it. Of a choice vitline takes the alternative that is not GPL.",

@@ -115,7 +115,7 @@ def check_packages() -> Check:
                 wrong[r.name] = f"{r.name} is missing"
             elif r.specifier and not r.specifier.contains(found.split("+")[0], prereleases=True):
                 wrong[r.name] = f"{r.name} {found} is not {r.specifier}"
-    advice = "Run `make install`: it installs the versions of constraints.txt." if wrong else ""
+    advice = "Run `make install`: it installs the versions of requirements.lock." if wrong else ""
     names = ("torch", "ray", "prefect", "mlflow", "pyarrow", "pydantic")
     shown = ", ".join(f"{name} {installed(name) or 'absent'}" for name in names)
     return Check("packages", not wrong, "; ".join(wrong.values()) or shown, advice)

@@ -186,7 +186,7 @@ def check_ray(settings: Settings) -> Check:
         return Check("ray", False, f"{address} is not a Ray job server ({_shown(reply)})", "Correct RAY_ADDRESS.")
     # Jobs run in the cluster's Ray; the protocols of two versions differ.
     same = found == installed("ray")
-    advice = "" if same else f"Install ray=={found} here, or the Ray of constraints.txt on the cluster."
+    advice = "" if same else f"Install ray=={found} here, or the Ray of requirements.lock on the cluster."
     return Check("ray", same, f"{address}: Ray {found}, here {installed('ray') or 'not installed'}", advice)
 
 
@@ -282,7 +282,7 @@ def _reply_of(url: str) -> Reply | None:
 def _versions(name: str, url: str, server: str, client: str | None) -> Check:
     """Compares the minor versions: patch releases are compatible, minor ones change the protocol."""
     same = client is not None and client.split(".")[:2] == server.split(".")[:2]
-    advice = "" if same else f"Install {name}=={server} here, or the version of constraints.txt on the server."
+    advice = "" if same else f"Install {name}=={server} here, or the version of requirements.lock on the server."
     return Check(name, same, f"{url}: server {server}, here {client or 'not installed'}", advice)
 
 

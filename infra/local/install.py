@@ -1,34 +1,62 @@
-"""Creates `.venv` and installs this project with its constraints, after printing download and disk sizes. Uses only the
-standard library.
+"""Creates `.venv` and installs this project with the files of requirements.lock, after printing download and disk sizes. Uses only
+the standard library.
 
-python3 infra/local/install.py local|dev
+python3 infra/local/install.py EXTRA          as `make install` does; EXTRA is prep, train, flows, local, dev, ...
+python3 infra/local/install.py EXTRA --print  only prints the lines of requirements.lock for that extra
+
+With HASHES=no in the environment, packages are installed by version alone, whatever files the index has.
 """
 
 import hashlib
 import json
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv"
+LOCK = ROOT / "requirements.lock"
 # Measured on Linux x86-64 with the CPU build of torch; see README, "What it takes".
 DOWNLOAD, DISK = "about 0.5 GB", "2.2 GB"
 NEEDED_BYTES = 3 * 10**9
+OF_CUDA = ("triton", "nvidia-", "cuda-")
+"""How the names of the packages begin that a torch for CUDA brings. Their versions differ from build to build of one torch."""
+WAY_OUT = "`make HASHES=no ...` installs the same versions without comparing files"
+_BLOCK = re.compile(r"^# for: (.+)\n((\S+)==(\S+).*\n(?: +--hash=.*\n)+)", re.MULTILINE)
+
+
+class Pin(NamedTuple):
+    """One package of requirements.lock."""
+
+    name: str
+    version: str
+    extras: frozenset[str]
+    """The extras that need it; `base` is vitline without any."""
+    lines: str
+    """Its lines: version, marker, and a hash for each file."""
 
 
 def main() -> int:
-    extra = sys.argv[1] if len(sys.argv) == 2 else ""
-    if extra not in ("local", "dev"):
+    extra, *options = sys.argv[1:] or [""]
+    hashes = os.environ.get("HASHES", "yes")
+    chosen = pins(extra)
+    if not chosen or options not in ([], ["--print"]):
         print(__doc__)
         return 2
-    if sys.version_info < (3, 11):  # noqa: UP036 - run by whatever python3 a machine has
-        found = ".".join(map(str, sys.version_info[:3]))
-        print(
-            f"vitline needs Python 3.11 or newer; this is {found} ({sys.executable}). Next: make PYTHON=python3.12 ..."
-        )
+    if hashes not in ("yes", "no"):
+        print(f"HASHES={hashes} is neither yes nor no.")
+        return 2
+    if options:
+        print("".join(pin.lines for pin in chosen), end="")
+        return 0
+    if problem := unfit(sys.version_info[:3], hashes == "yes"):
+        print(problem)
         return 1
     stamp, wanted = VENV / f"installed-{extra}", fingerprint()
     if stamp.exists() and stamp.read_text() == wanted:
@@ -43,18 +71,78 @@ def main() -> int:
         return 1
     if not (VENV / "bin" / "python").exists():
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-    constraints = ["--constraint", str(ROOT / "constraints.txt")]
-    note_cuda_packages(pip, constraints)
     # -qq hides warnings, such as those about this machine's pip settings, but not errors.
-    done = subprocess.run([*pip, *constraints, "--editable", f"{ROOT}[{extra}]"], check=False)
-    if done.returncode:
+    pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    if hashes == "yes":
+        itself = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+        installed = install_hashed(pip, chosen, VENV) and not subprocess.run([*pip, *itself], check=False).returncode
+    else:
+        installed = install_versions(pip, chosen, VENV, "--editable", f"{ROOT}[{extra}]")
+    if not installed:
         print("The installation failed; pip's message is above. Next: fix the cause and run the same command again.")
         return 1
     if not prepare_databases():
         return 1
     stamp.write_text(wanted)
     return 0
+
+
+def unfit(python: tuple[int, ...], hashes: bool) -> str:
+    """Why this machine cannot be installed on; empty if it can."""
+    found = f"this is {'.'.join(map(str, python))} ({sys.executable})"
+    if python < (3, 11):
+        return f"vitline needs Python 3.11 or newer; {found}. Next: make PYTHON=python3.12 ..."
+    if hashes and python >= (3, 14):
+        return f"requirements.lock has files for Python 3.11 to 3.13; {found}. Next: make PYTHON=python3.12 ..., or: {WAY_OUT}."
+    if hashes and (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return f"requirements.lock has files for Linux x86_64; this is {sys.platform} {platform.machine()}. Next: {WAY_OUT}."
+    return ""
+
+
+def pins(extra: str | None = None, lock: Path = LOCK) -> list[Pin]:
+    """The packages of the lock, or of those the ones that an extra needs."""
+    found = (
+        Pin(name, version, frozenset(extras.split()), lines)
+        for extras, lines, name, version in _BLOCK.findall(lock.read_text())
+    )
+    return [pin for pin in found if extra is None or extra in pin.extras]
+
+
+def install_hashed(pip: list[str], chosen: Iterable[Pin], folder: Path) -> bool:
+    """Installs the packages, each from a file whose sha256 the lock has; whether that worked. Files for pip go into `folder`.
+
+    A torch with a local version label, such as 2.13.0+cpu, comes from another index than the files of the lock. It and what
+    belongs to it are installed by version, which is printed.
+    """
+    chosen = list(chosen)
+    label = label_of_torch(pip, chosen)
+    unchecked = [pin for pin in chosen if label and pin.name.startswith(("torch", *OF_CUDA))]
+    checked = [pin for pin in chosen if pin not in unchecked]
+    if label:
+        print(
+            f"Note: this pip index has a build of its own of torch, {label}, which requirements.lock cannot know. It is installed "
+            "by version; the files of all other packages are compared with their sha256."
+        )
+    # A package without a wheel is built; by the setuptools of the lock, and not by what pip would fetch for it.
+    for some in ([pin for pin in checked if pin.name == "setuptools"], checked):
+        listed = folder / "requirements.txt"
+        listed.write_text("".join(pin.lines for pin in some))
+        hashed = ["--require-hashes", "--no-deps", "--no-build-isolation", "--requirement", str(listed)]
+        if some and subprocess.run([*pip, *hashed], check=False).returncode:
+            print(
+                "If pip says above that a package does not match its hashes: the file of the index is not the one that vitline was "
+                f"tested with. Where the index repackages files, and you trust it: {WAY_OUT}."
+            )
+            return False
+    named = [f"{pin.name}=={pin.version}" for pin in unchecked if not pin.name.startswith(OF_CUDA)]
+    return not named or install_versions(pip, chosen, folder, *named)
+
+
+def install_versions(pip: list[str], chosen: Iterable[Pin], folder: Path, *wanted: str) -> bool:
+    """Installs what is wanted and all that it needs, at the versions of the lock but from any files; whether that worked."""
+    constraints = folder / "constraints.txt"
+    constraints.write_text("".join(f"{p.name}=={p.version}\n" for p in chosen if not p.name.startswith(OF_CUDA)))
+    return not subprocess.run([*pip, "--constraint", str(constraints), *wanted], check=False).returncode
 
 
 def prepare_databases() -> bool:
@@ -68,24 +156,28 @@ def prepare_databases() -> bool:
 
 
 def fingerprint() -> str:
-    files = (ROOT / "pyproject.toml", ROOT / "constraints.txt", ROOT / "infra" / "local" / "databases.py")
+    files = (ROOT / "pyproject.toml", LOCK, ROOT / "infra" / "local" / "databases.py")
     return hashlib.sha256(b"".join(f.read_bytes() for f in files)).hexdigest()
 
 
-def note_cuda_packages(pip: list[str], constraints: list[str]) -> None:
-    """Prints a note if pip will install CUDA packages with torch on a machine without a GPU."""
-    if shutil.which("nvidia-smi") or os.path.exists("/dev/nvidia0"):
-        return
-    plan = subprocess.run([*pip, *constraints, "--dry-run", "--report", "-", "torch"], capture_output=True, text=True)
+def label_of_torch(pip: list[str], chosen: Iterable[Pin]) -> str:
+    """The version of torch that this index has, if it has a local label; else empty. Prints a note on CUDA without a GPU."""
+    torch = next((pin for pin in chosen if pin.name == "torch"), None)
+    if torch is None:
+        return ""
+    ask = ["--dry-run", "--no-deps", "--ignore-installed", "--report", "-", f"torch=={torch.version}"]
+    plan = subprocess.run([*pip, *ask], capture_output=True, text=True)
     if plan.returncode:
-        return  # the installation will show the error
-    names = [item["metadata"]["name"] for item in json.loads(plan.stdout[plan.stdout.index("{") :])["install"]]
-    cuda = [name for name in names if name.startswith(("nvidia-", "cuda-", "triton"))]
-    if cuda:
+        return ""  # the installation will show the error
+    version = json.loads(plan.stdout[plan.stdout.index("{") :])["install"][0]["metadata"]["version"]
+    label = version.partition("+")[2]
+    cuda = label.startswith("cu") or (not label and sys.platform == "linux")
+    if cuda and not shutil.which("nvidia-smi") and not os.path.exists("/dev/nvidia0"):
         print(
-            f"Note: torch from this pip index needs {len(cuda)} CUDA packages (about 3 GB to download, 7 GB on disk), but "
+            "Note: torch from this pip index is built for CUDA (about 3 GB to download, 7 GB on disk), but "
             "this machine has no NVIDIA GPU. It works anyway; set PyTorch's CPU index in pip's settings to save the space."
         )
+    return version if label else ""
 
 
 if __name__ == "__main__":

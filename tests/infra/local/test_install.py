@@ -1,0 +1,116 @@
+"""Installations take only files that requirements.lock knows: a file of another byte is refused by name, and nothing is installed."""
+
+import hashlib
+import re
+import sys
+import zipfile
+
+import pytest
+
+from infra.local import install
+from infra.local.install import WAY_OUT, install_hashed, install_versions, pins, unfit
+
+pytestmark = pytest.mark.slow
+
+
+def write_wheel(folder, name, version, content="taste = 'plain'\n"):
+    """A wheel with one module; returns the sha256 of the file."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(zipfile.ZipInfo(f"{name}.py"), content)
+        wheel.writestr(
+            zipfile.ZipInfo(f"{info}/METADATA"), f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            zipfile.ZipInfo(f"{info}/WHEEL"), "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(
+            zipfile.ZipInfo(f"{info}/RECORD"), f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n"
+        )
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder that is the only index of pip."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for name, value in {"NO_INDEX": "1", "FIND_LINKS": str(folder), "CONFIG_FILE": "/dev/null"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    return folder
+
+
+@pytest.fixture
+def pip(tmp_path):
+    target = ["--target", str(tmp_path / "site")]
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-qq", *target]
+
+
+def locked(tmp_path, **sha256s):
+    """The pins of a lock with these packages, `name=(version, sha256)`."""
+    path = tmp_path / "requirements.lock"
+    path.write_text("".join(f"# for: dev\n{name}=={v} \\\n    --hash=sha256:{h}\n" for name, (v, h) in sha256s.items()))
+    return pins("dev", path)
+
+
+def test_a_wheel_with_a_changed_byte_is_refused_and_the_way_out_is_named(tmp_path, index, pip, capfd):
+    known = write_wheel(index, "pepper", "1.0")
+    chosen = locked(tmp_path, pepper=("1.0", known), salt=("2.0", write_wheel(index, "salt", "2.0")))
+    changed = write_wheel(index, "pepper", "1.0", "taste = 'plaim'\n")  # the archive is a valid one
+
+    assert not install_hashed(pip, chosen, tmp_path)
+    said = "".join(capfd.readouterr())
+    for words in ("pepper", known, changed, WAY_OUT):
+        assert words in said
+    assert not (tmp_path / "site").exists()
+
+    assert install_versions(pip, chosen, tmp_path, "pepper")  # what HASHES=no does
+    assert "plaim" in (tmp_path / "site" / "pepper.py").read_text()
+
+
+def test_files_that_the_lock_knows_are_installed_and_nothing_is_said(tmp_path, index, pip, capfd):
+    chosen = locked(tmp_path, setuptools=("99.0", write_wheel(index, "setuptools", "99.0")))
+    chosen += locked(tmp_path, pepper=("1.0", write_wheel(index, "pepper", "1.0")))
+    assert install_hashed(pip, chosen, tmp_path)
+    assert {path.name for path in (tmp_path / "site").glob("*.py")} == {"setuptools.py", "pepper.py"}
+    assert not capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("served", "accepted"), [("2.0+cpu", True), ("2.0", False)])
+def test_only_a_torch_with_a_label_of_its_index_is_installed_by_version_and_said(
+    served, accepted, tmp_path, index, pip, capfd, monkeypatch
+):
+    monkeypatch.setattr(install.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    write_wheel(index, "torch", served)
+    chosen = locked(
+        tmp_path,
+        torch=("2.0", "0" * 64),
+        **{"nvidia-cublas": ("13.0", "0" * 64)},  # the folder has none: a torch for CPUs brings none
+        pepper=("1.0", write_wheel(index, "pepper", "1.0")),
+    )
+    if not accepted:
+        write_wheel(index, "nvidia_cublas", "13.0")
+    assert install_hashed(pip, chosen, tmp_path) == accepted
+    said = capfd.readouterr().out
+    assert (served in said and "by version" in said) == accepted
+    assert (tmp_path / "site" / "torch.py").exists() == accepted
+
+
+@pytest.mark.parametrize(
+    ("python", "hashes", "problem"),
+    [
+        ((3, 10, 2), False, "needs Python 3.11 or newer; this is 3.10.2"),
+        ((3, 14, 0), True, f"Python 3.11 to 3.13; this is 3.14.0 .*{re.escape(WAY_OUT)}"),
+        ((3, 14, 0), False, "^$"),
+        ((3, 12, 0), True, "^$"),
+    ],
+)
+def test_a_python_that_the_lock_does_not_know_is_refused_before_anything_is_made(python, hashes, problem):
+    assert re.search(problem, unfit(python, hashes))
+
+
+def test_another_system_than_that_of_the_lock_needs_the_way_out(monkeypatch):
+    monkeypatch.setattr(install.platform, "machine", lambda: "aarch64")
+    assert "aarch64. Next: " + WAY_OUT in unfit((3, 12, 0), True)
+    assert not unfit((3, 12, 0), False)
