@@ -1,5 +1,8 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`. Python 3.11 or newer, no root.
 PYTHON ?= python3
+# `make HASHES=no ...` installs packages by version alone, without comparing their files with requirements.lock.
+HASHES ?= yes
+INSTALL = $(PYTHON) infra/local/install.py --hashes=$(HASHES)
 SHELL := bash
 BIN := .venv/bin
 # Compiled modules are kept, whatever the caller's shell says: each of the many processes of a stack would compile them again.
@@ -27,25 +30,25 @@ down:  ## ends them all; what was stored stays
 
 EXTRA ?= local
 install:  ## .venv with what the product and the demo need, each file compared with its sha256 (HASHES=no: by version alone)
-	@$(PYTHON) infra/local/install.py $(EXTRA)
+	@$(INSTALL) $(EXTRA)
 
 test:  ## the fast tests: none needs a server or takes seconds
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	@$(PYTEST) $(BY_FILE) -m "not slow and not stack and not servers"
 
 # Tests that share one stack run in one process, one after the other. What kills servers has a stack to itself: other tests
 # check that servers are up and that no log repeats an error. Two processes at a time, the longest first.
 BESIDE := @$(MAKE) -j2 --keep-going --no-print-directory
 test-stack:  ## the tests that use the local stack or start servers of their own
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	$(BESIDE) stack-fast servers-fast
 
 test-slow:  ## what takes seconds: kills, whole preparations, exports, migrations of databases, long fuzzing
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	$(BESIDE) stack-slow servers-slow slow
 
 test-rest:  ## both: all that `make test` leaves out
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	$(BESIDE) stack-slow slow stack-fast servers-slow servers-fast
 
 stack-fast: CHOSEN := stack and not slow
@@ -57,24 +60,24 @@ stack-fast stack-slow servers-fast servers-slow slow:
 	@mkdir -p build && set -o pipefail && $(PYTEST) -m "$(CHOSEN)" --timeout 900 --durations 15 2>&1 | tee build/$@.log
 
 test-portable:  ## what computes, as on another processor: kernels without AVX-512, products rounded otherwise
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	@$(PYTEST) $(BY_FILE) --other-rounding -m "not slow and not stack and not servers" $(COMPUTES)
 
 lint:  ## style and types
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs:  ## the documentation as a site, in build/site; a broken link is an error
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	@$(BIN)/mkdocs build --strict
 
 lock:  ## requirements.lock, after a change of pyproject.toml; UPGRADE=--upgrade, or "--upgrade-package NAME", for newer versions
-	@$(PYTHON) infra/local/install.py dev
-	@$(BIN)/python -m infra.local.lock $(UPGRADE)
+	@$(INSTALL) dev
+	@$(BIN)/python -m docs.generate.lock $(UPGRADE)
 
 licences:  ## docs/licences.md, from what the installed packages say of themselves
-	@$(PYTHON) infra/local/install.py dev
+	@$(INSTALL) dev
 	@$(BIN)/python -m docs.generate.licences
 
 clean: down  ## everything that was made here: environment, store, logs

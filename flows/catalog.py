@@ -11,7 +11,7 @@ from flows.records import PipelineRecord, list_pipeline_keys, list_run_keys, rea
 from flows.run_standing import AT_WORK, PROGRESS, WorkDetail, WorkRow, attempts_of, standing
 from flows.stored_configs import RunFile, stage_of
 from infra.names import there_are
-from infra.records import UnreadableRecord, and_unreadable, readable, reading
+from infra.records import UnreadableRecord, and_unreadable, read_each, readable, reading
 from infra.runs.journal import read_journal
 from infra.runs.run_state import NO_STATE, read_state
 from infra.settings import Settings
@@ -177,11 +177,8 @@ def list_runs(root: str) -> list[WorkRow]:
     keys: dict[str, list[str]] = {}
     for key in store.list("runs/"):
         keys.setdefault(key.split("/")[1], []).append(key)
-    rows = [
-        run_row_or_why(store, store.child(f"runs/{run}"), run, attempts_of(found))
-        for run, found in keys.items()
-        if f"runs/{run}/config.json" in found
-    ]
+    runs = [run for run, found in keys.items() if f"runs/{run}/config.json" in found]
+    rows = read_each(runs, lambda run: run_row_or_why(store, store.child(f"runs/{run}"), run, attempts_of(keys[run])))
     return sorted(rows, key=active_then_newest)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from pydantic import ConfigDict, ValidationError
@@ -10,6 +11,8 @@ from infra.config import FrozenConfig
 
 T = TypeVar("T")
 K = TypeVar("K")
+READERS = 32
+"""Small objects that are read at a time; an S3 store has as many connections."""
 
 
 class StoredRecord(FrozenConfig):
@@ -35,12 +38,26 @@ def reading(uri: str) -> Iterator[None]:
 
 
 def readable(items: Iterable[K], read: Callable[[K], T], report: Callable[[UnreadableRecord], None]) -> Iterator[T]:
-    """What `read` makes of each item. One that cannot be read is reported and left out: it stops no other."""
-    for item in items:
+    """What `read` makes of each item, in their order; several are read at a time, as a store may be far away. One that cannot be
+    read is reported and left out: it stops no other."""
+
+    def read_or_why(item: K) -> T | UnreadableRecord:
         try:
-            yield read(item)
+            return read(item)
         except UnreadableRecord as odd:
-            report(odd)
+            return odd
+
+    for found in read_each(items, read_or_why):
+        if isinstance(found, UnreadableRecord):
+            report(found)
+        else:
+            yield found
+
+
+def read_each(items: Iterable[K], read: Callable[[K], T]) -> list[T]:
+    """What `read` makes of each item, several at a time, in their order."""
+    with ThreadPoolExecutor(READERS) as pool:
+        return list(pool.map(read, items))
 
 
 def and_unreadable(odd: Iterable[UnreadableRecord]) -> str:

@@ -11,7 +11,6 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
@@ -26,7 +25,7 @@ from flows.to_mlflow import outbox
 from flows.to_mlflow.shipper import sync_runs
 from infra.config import replace
 from infra.ray_jobs import Job
-from infra.records import UnreadableRecord, reading
+from infra.records import UnreadableRecord, read_each, reading
 from infra.runs.claims import Claim, life_of, read_claim
 from infra.runs.run_state import (
     NO_STATE,
@@ -51,7 +50,6 @@ FROZEN_S = 900.0
 FROZEN_WATCH_S = 120.0
 # How long workers of a frozen driver may take for a checkpoint.
 FROZEN_GRACE_S = 30.0
-READERS = 16
 SYNCED = "ops/synced.json"
 
 
@@ -470,7 +468,7 @@ class Reconciler:
             except UnreadableRecord as odd:
                 return Inconsistency(f"{kind} {key}", str(odd), LEFT)
 
-        found = self._read_each(keys, read_or_why)
+        found = read_each(keys, read_or_why)
         self.findings += [each for each in found if isinstance(each, Inconsistency)]
         return [each for each in found if not isinstance(each, Inconsistency)]
 
@@ -478,10 +476,6 @@ class Reconciler:
         """Nobody knows whether something lives whose records cannot be read: it counts as alive."""
         self.alive.add(key)
         self.findings.append(Inconsistency(f"{kind} {key}", str(odd), LEFT))
-
-    def _read_each(self, keys: Iterable[str], read: Callable[[str], T]) -> list[T]:
-        with ThreadPoolExecutor(READERS) as pool:
-            return list(pool.map(read, keys))
 
     def _synced_until(self) -> float:
         with contextlib.suppress(UnreadableRecord), reading(self.root.uri_of(SYNCED)):

@@ -1,10 +1,9 @@
 """Creates `.venv` and installs this project with the files of requirements.lock, after printing download and disk sizes. Uses only
 the standard library.
 
-python3 infra/local/install.py EXTRA          as `make install` does; EXTRA is prep, train, flows, local, dev, ...
-python3 infra/local/install.py EXTRA --print  only prints the lines of requirements.lock for that extra
-
-With HASHES=no in the environment, packages are installed by version alone, whatever files the index has.
+python3 infra/local/install.py EXTRA               as `make install` does; EXTRA is prep, train, flows, local, dev, ...
+python3 infra/local/install.py --hashes=no EXTRA   by version alone, whatever files the index has
+python3 infra/local/install.py --print EXTRA       only prints the lines of requirements.lock for that extra
 """
 
 import hashlib
@@ -43,19 +42,15 @@ class Pin(NamedTuple):
 
 
 def main() -> int:
-    extra, *options = sys.argv[1:] or [""]
-    hashes = os.environ.get("HASHES", "yes")
-    chosen = pins(extra)
-    if not chosen or options not in ([], ["--print"]):
+    option, extra = ["--hashes=yes", *sys.argv[1:]][-2:] if len(sys.argv) in (2, 3) else ("", "")
+    chosen, hashes = pins(extra), option != "--hashes=no"
+    if not chosen or option not in ("--hashes=yes", "--hashes=no", "--print"):
         print(__doc__)
         return 2
-    if hashes not in ("yes", "no"):
-        print(f"HASHES={hashes} is neither yes nor no.")
-        return 2
-    if options:
+    if option == "--print":
         print("".join(pin.lines for pin in chosen), end="")
         return 0
-    if problem := unfit(sys.version_info[:3], hashes == "yes"):
+    if problem := unfit(sys.version_info[:3], hashes):
         print(problem)
         return 1
     stamp, wanted = VENV / f"installed-{extra}", fingerprint()
@@ -73,7 +68,7 @@ def main() -> int:
         subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
     # -qq hides warnings, such as those about this machine's pip settings, but not errors.
     pip = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
-    if hashes == "yes":
+    if hashes:
         itself = ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
         installed = install_hashed(pip, chosen, VENV) and not subprocess.run([*pip, *itself], check=False).returncode
     else:

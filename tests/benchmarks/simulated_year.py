@@ -1,30 +1,47 @@
 """A year in minutes: what a store and a Prefect server hold, and how long their lists take, with and without garbage collection.
 
 python tests/benchmarks/simulated_year.py store [--runs 2000]
-python tests/benchmarks/simulated_year.py flow-runs [--flow-runs 10000] [--database prefect.db]
+python tests/benchmarks/simulated_year.py flow-runs [--flow-runs 10000] [--database prefect.db] [--by-api 500]
+python tests/benchmarks/simulated_year.py lists [--runs 2000] [--models 50]
+python tests/benchmarks/simulated_year.py mlflow [--runs 2000] [--models 50]
 
 `store` writes runs over 52 weeks into a temporary folder, one in ten without an end, and moves the clock, and collects after
 each week as the deployment does. `flow-runs` needs PREFECT_API_URL of a server to spoil, with vitline's
-deployments (`vitline flows deploy`) and PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED=false; it collects as from 100 days later.
+deployments (`vitline flows deploy`) and PREFECT_SERVER_SERVICES_SCHEDULER_ENABLED=false; it collects as from 100 days later. With
+--database, those beyond --by-api are copies of their rows in that SQLite file, one every 15 minutes of the past. `lists` writes
+runs, pipelines and models below VITLINE_ROOT, which should be an empty S3 prefix or folder, and times what lists them. `mlflow` fills
+a server of its own, by its Python store, and times what its pages and vitline ask of it.
 """
 
 import argparse
 import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from flows.catalog import list_runs
+from flows.catalog import list_models, list_runs, list_work
 from flows.on_prefect.deployments import COLLECT
 from flows.on_prefect.old_flow_runs import NOTHING_TO_DO, PrefectOldFlowRuns
 from flows.ops.collect_garbage import DAY_S, collect_garbage
-from flows.requests.forms import CollectGarbageRequest
+from flows.ops.reconcile import NoFlowRuns, reconcile
+from flows.records import PipelineRecord, write_pipeline
+from flows.reports.compare_runs import compare_newest
+from flows.requests.forms import CollectGarbageRequest, ReconcileRequest
 from flows.stages.engines import Engines, Terminal
 from flows.to_mlflow.shipper import Shipper
 from infra.settings import Settings
+from infra.storage import open_store
 
 WEEKS, SEGMENTS, CHECKPOINTS = 52, 20, 4
 WEIGHTS = bytes(20_000)
@@ -35,6 +52,11 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     started = time.perf_counter()
     result = work()
     return time.perf_counter() - started, result
+
+
+def best(work: Callable[[], Any], times: int = 5) -> float:
+    """The shortest of some times: the others say more of the neighbours on this machine."""
+    return min(timed(work)[0] for _ in range(times))
 
 
 def write(path: Path, content: Any) -> None:
@@ -91,9 +113,33 @@ def store_year(num_runs: int) -> None:
         time.time = real_time
 
 
-def flow_run_year(num_flow_runs: int, database: Path | None) -> None:
+def copy_flow_runs(database: Path, number: int) -> None:
+    """Copies flow runs and their states, row by row, until there are `number`; the copies end one every 15 minutes of the past."""
+    with closing(sqlite3.connect(database, timeout=120)) as file, file:
+        file.row_factory = sqlite3.Row
+        rows = [dict(row) for row in file.execute("select * from flow_run")]
+        states = {row["flow_run_id"]: dict(row) for row in file.execute("select * from flow_run_state")}
+        for age in range(len(rows), number):
+            row, new, state_id = rows[age % len(rows)], str(uuid4()), str(uuid4())
+            ended = str((datetime.now(UTC) - timedelta(minutes=15 * age)).replace(tzinfo=None))
+            times = dict.fromkeys(
+                ("created", "expected_start_time", "start_time", "end_time", "state_timestamp"), ended
+            )
+            state = states[row["id"]]
+            details = state["state_details"].replace(row["id"], new)
+            state = {**state, "id": state_id, "flow_run_id": new, "timestamp": ended, "state_details": details}
+            for table, values in (
+                ("flow_run_state", state),
+                ("flow_run", {**row, **times, "id": new, "state_id": state_id}),
+            ):
+                marks = ", ".join("?" * len(values))
+                file.execute(f"insert into {table} ({', '.join(values)}) values ({marks})", list(values.values()))
+
+
+def flow_run_year(num_flow_runs: int, database: Path | None, by_api: int) -> None:
     from flows.deployed import FLOW_NAMES
     from flows.on_prefect.prefect_observer import client
+    from flows.on_prefect.prefect_runs import PrefectFlowRuns
 
     def size() -> str:
         return (
@@ -120,11 +166,41 @@ def flow_run_year(num_flow_runs: int, database: Path | None) -> None:
             ours = {"deployment_id": {"any_": [str(ids["reconcile/default"])]}}
             newest = {"sort": "START_TIME_DESC", "limit": 200, "flow_runs": ours}
             count_s, count = timed(lambda: api.request("POST", "/flow_runs/count", json={}).json())
-            newest_s, _ = timed(lambda: api.request("POST", "/flow_runs/filter", json=newest))
-            return f"{count:,} flow runs, count {count_s:.2f} s, newest 200 {newest_s:.2f} s"
+            newest_s = best(lambda: api.request("POST", "/flow_runs/filter", json=newest))
+            now = datetime.now(UTC)
+            week = {
+                "history_start": str(now - timedelta(days=7)),
+                "history_end": str(now),
+                "history_interval_seconds": 21_600,
+            }
+            asked = {
+                "a page of all": ("/flow_runs/paginate", {"sort": "EXPECTED_START_TIME_DESC", "limit": 25, "page": 1}),
+                "its 100th": ("/flow_runs/paginate", {"sort": "EXPECTED_START_TIME_DESC", "limit": 25, "page": 100}),
+                "of the nights": (
+                    "/flow_runs/paginate",
+                    {
+                        "limit": 25,
+                        "page": 1,
+                        "flow_runs": {"deployment_id": {"any_": [str(ids["pretrain-then-transfer/nightly"])]}},
+                    },
+                ),
+                "history of a week": ("/flow_runs/history", week),
+                "deployments": ("/deployments/paginate", {"limit": 50}),
+            }
+            times = [f"count {count_s:.2f} s, newest 200 {newest_s:.2f} s"]
+            times += [
+                f"{what} {best(lambda path=path, body=body: api.request('POST', path, json=body)):.2f} s"  # type: ignore[misc]
+                for what, (path, body) in asked.items()
+            ]
+            unfinished_s = best(lambda: PrefectFlowRuns(FLOW_NAMES).unfinished())
+            return f"{count:,} flow runs: {', '.join(times)}, what reconcile reads {unfinished_s:.2f} s"
 
         with ThreadPoolExecutor(1) as pool:
-            create_s, _ = timed(lambda: list(pool.map(create, range(num_flow_runs))))
+            first = min(num_flow_runs, by_api) if database else num_flow_runs
+            there = api.request("POST", "/flow_runs/count", json={}).json()
+            create_s, _ = timed(lambda: list(pool.map(create, range(there, first))))
+            if database:
+                copy_flow_runs(database, num_flow_runs)
         print(f"created in {create_s:.0f} s: {lists()}{size()}", flush=True)
         later = real_time() + 100 * DAY_S
         while True:
@@ -139,17 +215,134 @@ def flow_run_year(num_flow_runs: int, database: Path | None) -> None:
                 return
 
 
+def lists(num_runs: int, num_models: int) -> None:
+    """Times the lists of a store with finished runs, a pipeline for every tenth, and models."""
+    settings = Settings()
+    root, now = open_store(settings.root), real_time()
+
+    def add(number: int) -> None:
+        key, at = f"train-{number:012x}", now - 4 * 3600 * number
+        root.write_json(f"runs/{key}/config.json", {"run_key": key, "stage": "pretrain"})
+        state = {"schema_version": 1, "state": "finished", "attempt": 1, "updated_at": at, "step": 100}
+        root.write_json(f"runs/{key}/state.json", state)
+        claim = {
+            "schema_version": 1,
+            "run_key": key,
+            "attempt": 1,
+            "job_id": f"{key}-a1",
+            "owner": "a@h:1",
+            "nonce": key,
+        }
+        root.write_json(f"runs/{key}/claim.json", {**claim, "counter": 9, "heartbeat": at})
+        root.write_json(f"runs/{key}/attempts/a1.json", {"schema_version": 1, "started_at": at, "origin": {}})
+        if number % 10 == 0:
+            record = {
+                "key": f"night-{number:012x}",
+                "name": "night",
+                "state": "finished",
+                "started_at": at,
+                "updated_at": at,
+            }
+            write_pipeline(root, PipelineRecord(request={"seed": number}, metrics={"val/top1": 0.4}, **record))
+        if number < num_models:
+            model = {
+                "digest": key,
+                "num_classes": 10,
+                "model": {"image_size_px": 32},
+                "provenance": {},
+                "created_at": at,
+            }
+            root.write_json(f"models/birds-{number % 10}/{number:012x}/config.json", model)
+
+    with ThreadPoolExecutor(16) as pool:
+        write_s, _ = timed(lambda: list(pool.map(add, range(num_runs))))
+    print(f"{root.uri.partition('//')[0]} written in {write_s:.0f} s", flush=True)
+    engines = Engines(settings, None, Terminal(), Shipper(settings, Path(tempfile.gettempdir())))  # type: ignore[arg-type]
+    asked: dict[str, Callable[[], Any]] = {
+        "list_runs": lambda: list_runs(settings.root),
+        "list_work (`vitline runs ls`)": lambda: list_work(settings.root),
+        "list_models (`vitline model ls`)": lambda: list_models(settings.root),
+        "compare_newest of 10": lambda: compare_newest(settings.root, [], 10),
+        "reconcile": lambda: reconcile(ReconcileRequest(), engines, NoFlowRuns()),
+    }
+    for what, work in asked.items():
+        started = time.process_time()
+        num_found = len(work())
+        cpu_s = time.process_time() - started
+        print(f"{what}: {num_found} in {best(work, 3):.2f} s, {cpu_s:.2f} s of CPU", flush=True)
+
+
+def mlflow_year(num_runs: int, num_models: int) -> None:
+    """Times a server with runs of 30 params and 40 metrics, and models of one version each."""
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
+
+    from infra.local.processes import free_ports
+    from infra.mlflow.tracking import RUN_KEY, Tracking
+
+    with tempfile.TemporaryDirectory() as folder:
+        place, port, now = f"sqlite:///{folder}/mlflow.db", free_ports(1)[0], int(1000 * real_time())
+        direct = MlflowClient(tracking_uri=place, registry_uri=place)
+        experiment = direct.create_experiment("vitline/pretrain")
+        started = time.perf_counter()
+        for number in range(num_runs):
+            at = now - 4 * 3_600_000 * number
+            run = direct.create_run(experiment, at, {RUN_KEY: f"train-{number:012x}"}, f"train-{number}").info.run_id
+            metrics = [Metric(f"vtab/task{n}/top1", 0.5, at, 100) for n in range(40)]
+            params = [Param(f"recipe.field{n}", str(number)) for n in range(30)]
+            direct.log_batch(run, metrics, params, [RunTag("vitline.state", "finished")])
+            direct.set_terminated(run, "FINISHED", at + 1000)
+            if number < num_models:
+                direct.create_registered_model(f"birds-{number}")
+                direct.create_model_version(f"birds-{number}", "file:///nowhere", run)
+        print(f"{num_runs} runs and {num_models} models written in {time.perf_counter() - started:.0f} s", flush=True)
+        command = ["-m", "mlflow", "server", "--backend-store-uri", place, "--port", str(port), "--workers", "1"]
+        with open(Path(folder, "log"), "w") as log:
+            server = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, start_new_session=True)
+        try:
+            tracking, client = Tracking(f"http://127.0.0.1:{port}"), MlflowClient(f"http://127.0.0.1:{port}")
+            for _ in range(120):
+                try:
+                    tracking.ping()
+                    break
+                except Exception:
+                    time.sleep(1)
+            newest = [run.info.run_id for run in client.search_runs([experiment], max_results=10)]
+            asked: dict[str, Callable[[], Any]] = {
+                "the newest 100 runs, a page": lambda: client.search_runs([experiment], max_results=100),
+                "the best 100 by a metric": lambda: client.search_runs(
+                    [experiment], max_results=100, order_by=["metrics.`vtab/task7/top1` DESC"]
+                ),
+                "all runs": lambda: client.search_runs([experiment], max_results=50_000),
+                "a run by its key": lambda: tracking._search_run(experiment, "train-000000000400", "s3://x"),
+                "a comparison of 10 runs": lambda: [client.get_run(run) for run in newest],
+                "registered models": lambda: client.search_registered_models(max_results=100),
+                "model versions": lambda: client.search_model_versions(max_results=100),
+            }
+            for what, work in asked.items():
+                print(f"{what}: {best(work):.2f} s", flush=True)
+        finally:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("store", "flow-runs"))
+    parser.add_argument("what", choices=("store", "flow-runs", "lists", "mlflow"))
     parser.add_argument("--runs", type=int, default=2000)
     parser.add_argument("--flow-runs", type=int, default=10_000)
+    parser.add_argument("--by-api", type=int, default=500)
+    parser.add_argument("--models", type=int, default=50)
     parser.add_argument("--database", type=Path)
     arguments = parser.parse_args()
     if arguments.what == "store":
         store_year(arguments.runs)
+    elif arguments.what == "lists":
+        lists(arguments.runs, arguments.models)
+    elif arguments.what == "mlflow":
+        mlflow_year(arguments.runs, arguments.models)
     else:
-        flow_run_year(arguments.flow_runs, arguments.database)
+        flow_run_year(arguments.flow_runs, arguments.database, arguments.by_api)
 
 
 if __name__ == "__main__":

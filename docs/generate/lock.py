@@ -1,7 +1,7 @@
 """Writes requirements.lock: the version of each package that vitline or an extra needs with any supported Python, and the sha256 of
 its files. Versions stay as they are where they fit pyproject.toml.
 
-python -m infra.local.lock [--upgrade | --upgrade-package NAME ...]
+python -m docs.generate.lock [--upgrade | --upgrade-package NAME ...]
 
 uv resolves and reads the hashes, from PyPI or the index of UV_DEFAULT_INDEX; pip's settings are not used.
 """
