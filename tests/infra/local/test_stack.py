@@ -83,6 +83,7 @@ def test_all_services_are_up_and_only_ray_listens_beyond_loopback(stack):
     there = {listener.port for listener in found}
     assert all(set(service.ports) <= there for service in state.services)
     assert all(size > 10_000_000 for size in memory_bytes(stack.directory).values())
+    assert len(processes_with(MARK, f"{load_stack_config(stack.directory).id}/mlflow")) == 1
 
 
 def addresses_of_this_machine():
