@@ -17,6 +17,7 @@ from copy import deepcopy
 import uvicorn
 from mlflow import server as known
 from mlflow.server.fastapi_app import app as mlflow_app
+from mlflow.server.handlers import initialize_backend_stores
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -49,7 +50,11 @@ class LoginRequired:
 
 
 def main() -> None:
-    """Serves on 127.0.0.1 until SIGTERM. Raises RuntimeError where this MLflow reads its settings from other variables."""
+    """Serves on 127.0.0.1 until SIGTERM.
+
+    Raises RuntimeError where this MLflow reads its settings from other variables, and what MLflow raises for a database that it
+    cannot use.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--port", type=int, required=True)
     needed = {
@@ -58,11 +63,14 @@ def main() -> None:
         known.ARTIFACTS_DESTINATION_ENV_VAR,
         known.SERVE_ARTIFACTS_ENV_VAR,
     }
-    if missing := needed - inherited_environment(()).keys():
+    given = inherited_environment(())
+    if missing := needed - given.keys():
         raise RuntimeError(
             f"MLflow {known.VERSION} reads {', '.join(sorted(missing))}, which infra/local/services.py does not set. "
             "Install the version of constraints.txt: make install."
         )
+    database = given[known.BACKEND_STORE_URI_ENV_VAR]
+    initialize_backend_stores(database, database, given[known.ARTIFACT_ROOT_ENV_VAR])  # now, not at the first request
     log = deepcopy(uvicorn.config.LOGGING_CONFIG)
     for formatter in log["formatters"].values():
         formatter |= {"fmt": f"%(asctime)s {formatter['fmt']}", "datefmt": "%Y/%m/%d %H:%M:%S"}
