@@ -165,14 +165,30 @@ def trainer_class() -> type[Any]:
 
     `PlacementGroupCleaner` is a detached process of each run that watches the controller from its start on. If a run is stopped
     earlier, the process stays until the cluster ends. It is not needed, as Ray removes a placement group with its job.
-    `DatasetManager` serves Ray Datasets to workers, which read shards from the store.
+    `DatasetManager` serves Ray Datasets to workers, which read shards from the store. `AutoscalingCoordinator`, a process that stays
+    until the cluster ends, asks for further nodes; the local stack has none.
     """
     from ray.train.torch import TorchTrainer
+    from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
+
+    class OneNode(FixedScalingPolicy):
+        """Asks nobody for nodes."""
+
+        def after_controller_start(self, train_run_context: Any) -> None:
+            pass
+
+        def _maybe_send_resource_request(self) -> None:
+            pass
 
     class Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()  # type: ignore[misc]
             return [each for each in callbacks if type(each).__name__ not in UNUSED_CALLBACKS]
+
+        def _initialize_and_run_controller(self, **given: Any) -> Any:
+            if Settings().one_node_ray:
+                given["scaling_policy"] = OneNode(self.scaling_config)
+            return super()._initialize_and_run_controller(**given)  # type: ignore[misc]
 
     return Trainer
 

@@ -253,6 +253,8 @@ class RayHead:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.token),
             "VITLINE_ONE_NODE_RAY": "1",  # tells jobs not to wait for GPUs of further nodes
+            # Workers that Ray starts for a first driver lack the environment of its job: it never uses them.
+            "RAY_prestart_worker_first_driver": "0",
             "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process of each training that watches other nodes
         }
 

@@ -1,17 +1,27 @@
-"""The MLflow server of the local stack: MLflow's own web application, behind the login of the stack (`--app-name vitline`).
+"""The MLflow server of the local stack: MLflow's own web application, behind the login of the stack, in one process.
+
+python -m infra.mlflow.server --port PORT
+
+Its settings are variables (`_mlflow_environment` in `infra/local/services.py`), those by which `mlflow server` hands its options
+over to the process that serves. The log has the lines of that process.
 
 Without it, every user of this machine could read any file of the stack's user through the artifact location of a new
 experiment, and register a model that runs code where it is served. MLflow's own `basic-auth` application needs a database of
 users and hashes the password anew for each request.
 """
 
+import argparse
 import hmac
+from copy import deepcopy
 
+import uvicorn
+from mlflow import server as known
 from mlflow.server.fastapi_app import app as mlflow_app
+from mlflow.server.handlers import initialize_backend_stores
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from infra.settings import Settings, basic_authorization
+from infra.settings import Settings, basic_authorization, inherited_environment
 
 _OPEN = ("/health", "/version")
 
@@ -39,4 +49,34 @@ class LoginRequired:
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
 
-app = LoginRequired(mlflow_app, Settings().mlflow_login())
+def main() -> None:
+    """Serves on 127.0.0.1 until SIGTERM.
+
+    Raises RuntimeError where this MLflow reads its settings from other variables, and what MLflow raises for a database that it
+    cannot use.
+    """
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    needed = {
+        known.BACKEND_STORE_URI_ENV_VAR,
+        known.ARTIFACT_ROOT_ENV_VAR,
+        known.ARTIFACTS_DESTINATION_ENV_VAR,
+        known.SERVE_ARTIFACTS_ENV_VAR,
+    }
+    given = inherited_environment(())
+    if missing := needed - given.keys():
+        raise RuntimeError(
+            f"MLflow {known.VERSION} reads {', '.join(sorted(missing))}, which infra/local/services.py does not set. "
+            "Install the version of constraints.txt: make install."
+        )
+    database = given[known.BACKEND_STORE_URI_ENV_VAR]
+    initialize_backend_stores(database, database, given[known.ARTIFACT_ROOT_ENV_VAR])  # now, not at the first request
+    log = deepcopy(uvicorn.config.LOGGING_CONFIG)
+    for formatter in log["formatters"].values():
+        formatter |= {"fmt": f"%(asctime)s {formatter['fmt']}", "datefmt": "%Y/%m/%d %H:%M:%S"}
+    app = LoginRequired(mlflow_app, Settings().mlflow_login())
+    uvicorn.run(app, host="127.0.0.1", port=parser.parse_args().port, log_config=log)
+
+
+if __name__ == "__main__":
+    main()

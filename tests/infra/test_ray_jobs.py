@@ -1,11 +1,12 @@
-"""How RayJobs handles replies of the job server: of a scripted client, and in the last tests of the stack's Ray; more tests
+"""How RayJobs handles replies of the job server: of a scripted server, and in the last tests of the stack's Ray; more tests
 with a real Ray are in local/test_ray_node.py."""
 
 import importlib.metadata
+import socket
+import threading
 import time
 import urllib.request
 import uuid
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,31 +20,7 @@ EXISTS = RuntimeError("Request failed with status code 500: ValueError: Job with
 
 
 def info(status, exit_code=None):
-    return SimpleNamespace(
-        status=SimpleNamespace(value=status),
-        driver_exit_code=exit_code,
-        message="m",
-        metadata=None,
-        start_time=1_500,
-        end_time=None,
-    )
-
-
-class Scripted:
-    """A client whose method calls return the answers in turn; an exception is raised."""
-
-    def __init__(self, *answers):
-        self.answers, self.calls = list(answers), []
-
-    def __getattr__(self, name):
-        def answer(*args, **kwargs):
-            self.calls.append((name, args, kwargs))
-            result = self.answers.pop(0)
-            if isinstance(result, Exception):
-                raise result
-            return result
-
-        return answer
+    return {"status": status, "driver_exit_code": exit_code, "message": "m", "metadata": None, "start_time": 1_500}
 
 
 @pytest.fixture
@@ -51,21 +28,28 @@ def jobs_of(monkeypatch):
     monkeypatch.setattr(ray_jobs.time, "sleep", lambda seconds: None)
 
     def make(*answers, away_s=60):
+        """Each request gets the next answer; an exception is raised."""
+        left, requests = list(answers), []
+
+        def request(path, body):
+            requests.append((path, body))
+            if isinstance(answer := left.pop(0), Exception):
+                raise answer
+            return answer
+
         jobs = RayJobs("http://ray", away_s=away_s)
-        client = Scripted(*answers)
-        monkeypatch.setitem(jobs.__dict__, "_client", client)
-        return jobs, client
+        monkeypatch.setattr(jobs, "_request", request)
+        return jobs, requests
 
     return make
 
 
 def test_submit_requests_no_resources_and_execs_the_command(jobs_of):
-    jobs, client = jobs_of("a")
+    jobs, requests = jobs_of({"submission_id": "a"})
     jobs.submit("a", ["python", "-c", "print('x y')"], {"VITLINE_X": "1"}, {"corpus": "c"})
-    assert client.calls == [
+    assert requests == [
         (
-            "submit_job",
-            (),
+            "/api/jobs/",
             {
                 "entrypoint": """exec python -c 'print('"'"'x y'"'"')'""",
                 "submission_id": "a",
@@ -77,9 +61,9 @@ def test_submit_requests_no_resources_and_execs_the_command(jobs_of):
 
 
 def test_submit_succeeds_if_its_reply_is_lost(jobs_of):
-    jobs, client = jobs_of(AWAY, EXISTS)
+    jobs, requests = jobs_of(AWAY, EXISTS)
     jobs.submit("a", ["true"], {}, {})
-    assert not client.answers
+    assert len(requests) == 2
 
 
 def test_rejected_submit_is_an_error(jobs_of):
@@ -112,12 +96,40 @@ def test_follow_fails_if_the_server_stays_unreachable(jobs_of):
 
 
 def test_stop_waits_for_the_job_to_end_or_times_out(jobs_of):
-    jobs, client = jobs_of(info("RUNNING"), True, info("RUNNING"), info("STOPPED"))
+    answers = (info("RUNNING"), {"stopped": True}, info("RUNNING"), info("STOPPED"))
+    jobs, requests = jobs_of(*answers)
     assert jobs.stop("a", wait_s=60).state == "stopped"
-    assert [name for name, *_ in client.calls].count("stop_job") == 1
-    jobs, _ = jobs_of(info("PENDING"), True, info("PENDING"))
+    assert [request for request in requests if request[1] is not None] == [("/api/jobs/a/stop", {})]
+    jobs, _ = jobs_of(info("PENDING"), {"stopped": True}, info("PENDING"))
     with pytest.raises(TimeoutError, match="job a at http://ray is still pending"):
         jobs.stop("a", wait_s=-1)
+
+
+ANSWERS = {
+    b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno": (RuntimeError, "status code 404: no"),
+    b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno": (RuntimeError, r"401: no\. Set RAY_AUTH_TOKEN_PATH"),
+    b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{": (JobServerAway, "IncompleteRead"),
+    b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n{": (JobServerAway, "JSONDecodeError"),
+    b"not HTTP\r\n\r\n": (JobServerAway, "BadStatusLine"),
+    b"": (JobServerAway, "closed connection without response"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_what_is_no_whole_answer_counts_as_away(answer):
+    error, wanted = ANSWERS[answer]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            with server.accept()[0] as connection:
+                connection.recv(65536)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(error, match=wanted):
+            RayJobs(f"http://127.0.0.1:{server.getsockname()[1]}", away_s=-1).version()
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """How the driver sets up Ray Train. Whole runs are in `tests/end_to_end/`."""
 
+import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +19,24 @@ def test_trainer_omits_only_unused_callbacks():
         return {type(each).__name__ for each in trainer(print)._create_default_callbacks()}
 
     assert callbacks(TorchTrainer) - callbacks(trainer_class()) == UNUSED_CALLBACKS
+
+
+def test_on_a_ray_of_one_node_a_training_asks_nobody_for_further_nodes(monkeypatch):
+    """Ray's own policy asks a detached actor, and starts it, and here Ray, for that."""
+    import ray
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", lambda self, **given: given["scaling_policy"])
+    trainer = trainer_class()(print, scaling_config=ScalingConfig(num_workers=2))
+    assert trainer._initialize_and_run_controller(scaling_policy="Ray's own") == "Ray's own"
+    monkeypatch.setenv("VITLINE_ONE_NODE_RAY", "1")
+    policy = trainer._initialize_and_run_controller(scaling_policy="Ray's own")
+    policy.after_controller_start(SimpleNamespace(run_id="run"))
+    assert policy.make_decision_for_non_running_worker_group().num_workers == 2
+    policy.make_decision_for_running_worker_group(None, None)
+    asyncio.run(policy.before_controller_shutdown())
+    assert not ray.is_initialized()
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import subprocess
+import sys
 import threading
 import time
 import uuid
@@ -66,6 +68,18 @@ def test_a_finished_run_has_curves_checkpoints_a_score_and_a_model(start, train_
     model = load_model(state["model"])
     assert len(model.classes) == 10
     assert model.provenance["corpus_digest"] == run.read_json("config.json")["inputs"]["corpus"]
+
+
+@pytest.mark.slow
+def test_a_training_does_not_load_the_compiler_of_torch(start, train_config):
+    """It takes as long to load as torch itself, in every worker, trial and process that resumes."""
+    run, attempt = start(train_config("light", steps=4, save_every_steps=2, inspect_images=5))
+    code = (
+        "import sys; from infra.storage import open_store; from vit.run import TrainingRun; from vit.training.world import World;"
+        "print(TrainingRun(open_store(sys.argv[1]), int(sys.argv[2]), World()).execute(), 'torch._dynamo' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, run.uri, str(attempt)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "finished False\n"
 
 
 SMALL = {"image_size_px": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "mlp_dim": 64}

@@ -1,9 +1,11 @@
 """Builds networks from their configs."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from infra.config import replace
 from vit.models.bit import BiTResNet
@@ -25,13 +27,22 @@ def build_network(config: NetworkConfig, num_classes: int) -> Network:
     return VisionTransformer(config, num_classes)
 
 
+class Undrawn(TorchFunctionMode):
+    """Leaves out the drawing of weights: without memory there is none, and torch loads its compiler for it, 1.7 CPU-seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def meta_network(config: NetworkConfig, num_classes: int) -> Network:
     """The network on the meta device: names and shapes of its weights, without memory.
 
     Raises ValueError for sizes beyond `limits.py`, which even without memory take too long or overflow.
     """
     check_limits(config)
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return build_network(config, num_classes)
 
 

@@ -83,6 +83,7 @@ def test_all_services_are_up_and_only_ray_listens_beyond_loopback(stack):
     there = {listener.port for listener in found}
     assert all(set(service.ports) <= there for service in state.services)
     assert all(size > 10_000_000 for size in memory_bytes(stack.directory).values())
+    assert len(processes_with(MARK, f"{load_stack_config(stack.directory).id}/mlflow")) == 1
 
 
 def addresses_of_this_machine():
@@ -140,8 +141,6 @@ def test_starting_a_running_stack_returns_its_state(stack):
 
 
 def test_killed_service_is_reported_and_restarted_with_its_data(stack):
-    """MLflow consists of two processes: the one that listens survives the one that is killed, and keeps the port."""
-
     def ask(path, body):
         request = urllib.request.Request(f"{stack.env['MLFLOW_TRACKING_URI']}/api/2.0/mlflow/{path}")
         request.add_header("Content-Type", "application/json")
@@ -152,18 +151,31 @@ def test_killed_service_is_reported_and_restarted_with_its_data(stack):
     ask("experiments/create", {"name": "kept"})
     before = service(stack.directory, "mlflow")
     top = psutil.Process(before.pid)
-    listening = {process for process in top.children(recursive=True) if process.net_connections("tcp")}
-    assert listening
     os.kill(before.pid, signal.SIGKILL)
     wait_for(lambda: not is_running(top), "MLflow was not killed")
     assert service(stack.directory, "mlflow").state != "up"  # at once, not only after the next check of the supervisor
     wait_for(lambda: service(stack.directory, "mlflow").state == "up", "MLflow was not restarted")
-    assert not [process for process in listening if is_running(process)]
     after = service(stack.directory, "mlflow")
     assert (after.restarts, after.ports, after.url) == (before.restarts + 1, before.ports, before.url)
     assert "kept" in [e["name"] for e in ask("experiments/search", {"max_results": 10})["experiments"]]
     assert re.search(r"mlflow ended with code -9: .+", (stack.log_dir / "stack.log").read_text())
     assert check_services(stack.directory) == dict.fromkeys(ALL, "")
+
+
+@pytest.mark.slow
+def test_what_survives_a_killed_process_of_a_service_is_ended_and_gives_up_its_port(start_services):
+    """The job server of Ray survives `ray start`, and listens."""
+    directory = start_services("s3", "ray")
+    before = service(directory, "ray")
+    top = psutil.Process(before.pid)
+    listening = {process for process in top.children(recursive=True) if process.net_connections("tcp")}
+    assert listening
+    os.kill(before.pid, signal.SIGKILL)
+    wait_for(lambda: service(directory, "ray").restarts == 1, "Ray was not started again", 600)
+    wait_for(lambda: service(directory, "ray").state == "up", "Ray does not work again", 600)
+    assert not [process for process in listening if is_running(process)]
+    after = service(directory, "ray")
+    assert (after.restarts, after.ports, after.url) == (before.restarts + 1, before.ports, before.url)
 
 
 def test_restart_and_stop_keep_ports_secrets_and_data(start_services):

@@ -7,7 +7,7 @@ from vit.config import OptimConfig
 from vit.models.build import meta_network
 from vit.models.config import BiTConfig, HybridConfig, ViTConfig
 from vit.models.vit import VisionTransformer
-from vit.training.optim import build_optimizer, is_decayed, lr_at, set_lr
+from vit.training.optim import build_optimizer, eager, is_decayed, lr_at, set_lr
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,35 @@ def test_decay_is_multiplied_by_the_learning_rate():
     layer.weight.grad = torch.full((1, 1), 3.0)
     optimizer.step()
     assert layer.weight.item() == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (torch.optim.AdamW, {"weight_decay": 0.1, "fused": True}),
+        (torch.optim.SGD, {"momentum": 0.9, "fused": True}),
+        (torch.optim.LBFGS, {"line_search_fn": "strong_wolfe"}),
+    ],
+)
+def test_an_eager_optimizer_steps_bit_for_bit_as_that_of_torch(kind, options):
+    def trained(optimizer_of):
+        torch.manual_seed(0)
+        model, images = torch.nn.Linear(6, 3), torch.randn(8, 6)
+        optimizer = optimizer_of(model.parameters(), lr=0.1, **options)
+
+        def closure():
+            optimizer.zero_grad(set_to_none=True)
+            loss = model(images).square().sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+            optimizer.load_state_dict(optimizer.state_dict())
+        assert torch.is_grad_enabled()
+        return model.weight.detach(), optimizer
+
+    (expected, _), (found, optimizer) = trained(kind), trained(eager(kind))
+    assert torch.equal(found, expected)
+    assert isinstance(optimizer, kind)
+    assert type(optimizer).__name__ == kind.__name__

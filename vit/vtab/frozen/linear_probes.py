@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vit.training.optim import eager
+
 # From the few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); not in the paper.
 RIDGE = 2.0**10
 BIAS_FEATURE = 100.0
@@ -144,7 +146,7 @@ def _objective(
 
 def _minimise(weights: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[int, bool]:
     """L-BFGS with strong Wolfe line search, from the current weights. Returns (iterations, converged)."""
-    optimizer = torch.optim.LBFGS(
+    optimizer = eager(torch.optim.LBFGS)(
         [weights],
         max_iter=MAX_ITERATIONS,
         max_eval=2 * MAX_ITERATIONS,
