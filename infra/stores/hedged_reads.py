@@ -14,7 +14,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _RECENT, _FEW = 128, 8  # reads that are remembered, by size; with fewer there is no usual time yet
-_FIRST_PATIENCE_S, _LEAST_PATIENCE_S = 5.0, 0.1
+_FIRST_PATIENCE_S, _FIRST_BYTES_PER_S = 1.0, 4e6  # until then: 1 s for a footer, 3 s for 8 MB
+_LEAST_PATIENCE_S = 0.1
 # A second request takes a median itself, so one before twice the median is mostly in vain. Where more than one read in twenty is
 # late, the 95th percentile is that of late ones: five medians are enough.
 _LEAST_MEDIANS, _MOST_MEDIANS = 2.0, 5.0
@@ -41,7 +42,7 @@ class HedgedReads:
         recent = self._seconds.setdefault(num_bytes.bit_length() // 2, deque(maxlen=_RECENT))
         requests = [asyncio.ensure_future(self._timed(request, recent))]
         try:
-            await asyncio.wait(requests, timeout=_patience_s(recent))
+            await asyncio.wait(requests, timeout=_patience_s(recent, num_bytes))
             if not requests[0].done() and self._budget >= 1:
                 self._budget -= 1
                 self.num_second += 1
@@ -71,9 +72,9 @@ class HedgedReads:
         return answer
 
 
-def _patience_s(recent: deque[float]) -> float:
+def _patience_s(recent: deque[float], num_bytes: int) -> float:
     """Seconds after which a read is late."""
     if len(recent) < _FEW:
-        return _FIRST_PATIENCE_S
+        return _FIRST_PATIENCE_S + num_bytes / _FIRST_BYTES_PER_S
     median, late = statistics.median(recent), sorted(recent)[int(0.95 * len(recent))]
     return max(_LEAST_PATIENCE_S, min(max(late, _LEAST_MEDIANS * median), _MOST_MEDIANS * median))

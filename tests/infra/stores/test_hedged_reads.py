@@ -87,7 +87,7 @@ def test_a_store_where_all_reads_are_late_or_fail_gets_few_second_requests(late_
 @pytest.mark.parametrize(
     ("seconds", "patience_s"),
     [
-        ([], 5.0),
+        ([], 2.0),
         ([1.0] * 100, 2.0),
         ([1.0] * 90 + [3.0] * 10, 3.0),
         ([1.0] * 80 + [60.0] * 20, 5.0),
@@ -95,7 +95,7 @@ def test_a_store_where_all_reads_are_late_or_fail_gets_few_second_requests(late_
     ],
 )
 def test_a_read_is_late_after_95_percent_of_the_others_within_bounds(seconds, patience_s):
-    assert hedged_reads._patience_s(hedged_reads.deque(seconds)) == patience_s
+    assert hedged_reads._patience_s(hedged_reads.deque(seconds), 4_000_000) == patience_s
 
 
 @pytest.mark.s3
@@ -118,9 +118,8 @@ def test_bytes_are_right_and_further_requests_are_few_whatever_the_fault(s3_uri,
     requests = proxy.suffered.total() - before
     assert proxy.suffered[fault] >= len(spans) // 20
     assert hedged.num_second <= 8 + (len(spans) + 20) // 10
-    failed = caplog.text.count("trying again")
-    assert requests <= len(spans) + hedged.num_second + failed
+    # Each request that suffered is made again, here or, on a connection that was kept alive, by aiohttp.
+    assert requests <= len(spans) + hedged.num_second + proxy.suffered[fault]
     if fault == "slow bytes":
-        assert failed == 0 < hedged.num_second
-    else:
-        assert failed >= len(spans) // 20 - hedged.num_second
+        assert hedged.num_second > 0
+        assert "trying again" not in caplog.text
