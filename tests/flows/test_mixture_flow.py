@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 def test_a_pipeline_prepares_and_mixes_its_corpora(flows, in_stack):
     run = flows.start("pretrain-then-transfer/tiny", **MIXED)
-    ended = flows.wait(run)
+    ended = flows.wait(run, timeout_s=1100)
     assert ended["state_name"] == "Completed", ended["state"]
     root = open_store(in_stack.root)
     (record,) = [record for record in list_pipelines(in_stack.root) if record.origin.flow_run_id == run]
