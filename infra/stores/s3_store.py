@@ -327,7 +327,7 @@ def _wait_s(attempt: int, status: int, code: str) -> float:
         factor = 2.0
     elif not status and attempt == 1:
         factor = 0.1
-    wait_s = min(factor * _FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
+    wait_s: float = min(factor * _FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
     return wait_s * random.uniform(0.5, 1.0)  # random, so that workers that failed together retry apart
 
 

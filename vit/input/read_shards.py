@@ -82,7 +82,7 @@ class SplitReader:
         self._reader = ShardReader(corpus, manifest, split, cache=shard_cache)
         self.groups_per_load = 1
         """Neighbouring row groups that are read at a time where rows are read in order."""
-        if corpus.reads_wait:
+        if corpus.reads_wait and self._kept is None:
             self.groups_per_load = max(1, _LOAD_BYTES // max(1, manifest.mean_row_group_bytes(split)))
         if labels is not None and len(labels.label_map) != manifest.num_classes:
             raise ValueError(
