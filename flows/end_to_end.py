@@ -15,6 +15,7 @@ from data_prep.shard_format import load_manifest
 from flows.records import PipelineRecord, StageRecord, write_pipeline
 from flows.reports.pipeline_report import write_report
 from flows.requests.evaluation_plan import EvaluationPlan
+from flows.requests.named_corpora import CorpusChoice
 from flows.requests.pipeline_plan import PipelinePlan, recorded_request
 from flows.requests.training_config import on_corpora
 from flows.stages.engines import Engines
@@ -70,7 +71,7 @@ def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
 def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
     """The corpora to train on, then those of the tasks. Presets are prepared if they are missing."""
     started, choices = time.monotonic(), (*plan.sources, *plan.tasks)
-    requests = [choice for choice in choices if isinstance(choice, CorpusConfig)]
+    requests = to_prepare(choices)
     prepared, key, result = prepare_corpora(requests, engines)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
@@ -82,6 +83,15 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     )  # fmt: skip
     recorder.note(corpora={c.manifest.name: c.manifest.digest for c in corpora})
     return corpora
+
+
+def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:
+    """The presets among the corpora, each once: one may be trained on and be a task."""
+    found = list[CorpusConfig]()
+    for choice in choices:
+        if isinstance(choice, CorpusConfig) and choice not in found:
+            found.append(choice)
+    return found
 
 
 def prepared_before(uri: str) -> PreparedCorpus:

@@ -5,6 +5,7 @@ from datetime import date
 import pytest
 
 from data_prep.config import CorpusConfig
+from flows.end_to_end import to_prepare
 from flows.requests.forms import PipelineRequest, PretrainRequest
 from flows.requests.pipeline_plan import recorded_request, resolve_pipeline
 from flows.requests.training_config import resolve_pretrain
@@ -88,6 +89,12 @@ def test_weights_order_and_classes_of_a_mixture_are_in_the_key(two_corpora, tmp_
     table.write_text(CLASSES.replace("tram,vehicle", "tram,tram"))
     keys.append(mixed(two_corpora, class_map=str(table)).key)
     assert len(set(keys)) == len(keys)
+
+
+def test_a_corpus_that_is_trained_on_and_is_a_task_is_prepared_once(digits_root):
+    mixture = {"corpus": "digits-0-to-4", "mix_with": [{"corpus": "digits-5-to-9"}], "tasks": ["digits-5-to-9"]}
+    plan = resolve_pipeline(digits_root, PipelineRequest.model_validate(mixture | {"recipe": "digits"}))
+    assert [request.name for request in to_prepare((*plan.sources, *plan.tasks))] == ["digits-0-to-4", "digits-5-to-9"]
 
 
 def test_the_record_of_a_pipeline_without_a_mixture_says_nothing_of_one():
