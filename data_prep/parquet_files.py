@@ -90,6 +90,10 @@ class Footer:
         """Memory that it takes."""
         return len(self.data)
 
+    def byte_range(self, group: int, columns: Sequence[str] | None) -> tuple[int, int]:
+        """First byte of a row group in the file, and the one after its last: what `row_group` reads."""
+        return _byte_range(_parsed(self.data).row_group(group), columns)
+
     def row_group(self, group: int, columns: Sequence[str] | None, read: Callable[[int, int], bytes]) -> pa.Table:
         """As `RowGroupFile.row_group`; `read(start, end)` returns bytes of the file. Thread-safe."""
         return _read_row_group(_parsed(self.data), group, columns, read)

@@ -9,6 +9,7 @@ Imports neither torch nor Ray.
 """
 
 import functools
+import itertools
 import json
 import threading
 from collections import OrderedDict
@@ -441,36 +442,47 @@ class ShardReader:
         Raises IndexError, and ShardError if the shard is missing, is another shard than the manifest lists, or if its schema,
         rows or page checksums differ.
         """
-        location = self.split.place(index)
-        try:
-            return self._row_group(location, columns, self._cache)
-        except ShardError:
-            if self._cache is None:
-                raise
-        # The cache may hold the footer of an earlier file of equal size and rows. The store alone says what is damaged.
-        self._forget(location, self._cache)
-        return self._row_group(location, columns, None)
+        return self.row_groups(range(index, index + 1), columns)[0]
 
-    def _row_group(
-        self, location: RowGroupLocation, columns: Sequence[str] | None, cache: DiskCache | None
-    ) -> pa.Table:
+    def row_groups(self, indices: range, columns: Sequence[str] | None = None) -> list[pa.Table]:
+        """Neighbouring row groups, those of a shard with one range request: for corpora of small row groups, as each request waits for the
+        store. It reads all that lies between the columns. Raises as `row_group`."""
+        tables: list[pa.Table] = []
+        for _, of_shard in itertools.groupby(map(self.split.place, indices), self._uri):
+            locations = list(of_shard)
+            try:
+                tables += self._read(locations, columns, self._cache)
+            except ShardError:
+                if self._cache is None:
+                    raise
+                # The cache may hold the footer of an earlier file of equal size and rows. The store alone says what is damaged.
+                self._forget(locations[0], self._cache)
+                tables += self._read(locations, columns, None)
+        return tables
+
+    def _read(
+        self, locations: Sequence[RowGroupLocation], columns: Sequence[str] | None, cache: DiskCache | None
+    ) -> list[pa.Table]:
+        """Neighbouring row groups of one shard."""
+        first, tables = locations[0], list[pa.Table]()
         # Without the cache, not the kept footer either: another thread may have taken it from the cache meanwhile.
-        footer = (self._kept(location) if cache is self._cache else None) or self._open(location, cache)
-        read = _RangeReader(self._store(location), self._listing()[location.key], footer, cache)
-        try:
-            table = footer.row_group(location.group_in_shard, columns, read)
-        except FileNotFoundError as error:
-            raise ShardError(self._uri(location), "is missing") from error
-        except (OSError, pa.ArrowException) as error:
-            # Parquet raises OSError for a page whose checksum differs.
-            raise ShardError(self._uri(location), f"has a damaged page ({_one_line(error)})") from error
-        if table.num_rows != location.stored_rows:
-            found = (
-                f"holds {table.num_rows} rows in row group {location.group_in_shard}, expected {location.stored_rows}"
-            )
-            raise ShardError(self._uri(location), found)
+        footer = (self._kept(first) if cache is self._cache else None) or self._open(first, cache)
+        end = footer.byte_range(locations[-1].group_in_shard, columns)[1]
+        read = _RangeReader(self._store(first), self._listing()[first.key], footer, cache, end)
+        for location in locations:
+            try:
+                table = footer.row_group(location.group_in_shard, columns, read)
+            except FileNotFoundError as error:
+                raise ShardError(self._uri(location), "is missing") from error
+            except (OSError, pa.ArrowException) as error:
+                # Parquet raises OSError for a page whose checksum differs.
+                raise ShardError(self._uri(location), f"has a damaged page ({_one_line(error)})") from error
+            if table.num_rows != location.stored_rows:
+                found = f"holds {table.num_rows} rows in row group {location.group_in_shard}, expected {location.stored_rows}"
+                raise ShardError(self._uri(location), found)
+            tables.append(table.slice(0, location.num_rows))
         read.keep()
-        return table.slice(0, location.num_rows)
+        return tables
 
     def close(self) -> None:
         """Forget the footers."""
@@ -543,10 +555,11 @@ class ShardReader:
 
 
 class _RangeReader:
-    """Reads ranges of a shard from the cache, or else from its store."""
+    """Reads ranges of a shard, in ascending order, from the cache, or else from its store, from where it then reads on to `end`."""
 
-    def __init__(self, home: Store, listed: ListedShard, footer: Footer, cache: DiskCache | None) -> None:
-        self._home, self._listed, self._footer, self._cache = home, listed, footer, cache
+    def __init__(self, home: Store, listed: ListedShard, footer: Footer, cache: DiskCache | None, end: int) -> None:
+        self._home, self._listed, self._footer, self._cache, self._end = home, listed, footer, cache, end
+        self._held, self._held_from = b"", 0
         self._unverified: list[tuple[str, bytes]] = []
 
     def __call__(self, start: int, end: int) -> bytes:
@@ -555,7 +568,9 @@ class _RangeReader:
         cached = self._cache.get(_cache_namespace(self._home), key) if self._cache else None
         if cached is not None:
             return cached
-        data = self._home.read(self._listed.key, start, end)
+        if end > self._held_from + len(self._held):
+            self._held, self._held_from = self._home.read(self._listed.key, start, max(end, self._end)), start
+        data = self._held[start - self._held_from : end - self._held_from]
         self._unverified.append((key, data))
         return data
 

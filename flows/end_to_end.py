@@ -15,8 +15,9 @@ from data_prep.shard_format import load_manifest
 from flows.records import PipelineRecord, StageRecord, write_pipeline
 from flows.reports.pipeline_report import write_report
 from flows.requests.evaluation_plan import EvaluationPlan
-from flows.requests.pipeline_plan import PipelinePlan
-from flows.requests.training_config import on_corpus
+from flows.requests.named_corpora import CorpusChoice
+from flows.requests.pipeline_plan import PipelinePlan, recorded_request
+from flows.requests.training_config import on_corpora
 from flows.stages.engines import Engines
 from flows.stages.evaluate_tasks import evaluate_tasks
 from flows.stages.prepare_corpus import PreparedCorpus, prepare_corpora
@@ -51,12 +52,14 @@ def pretrain_then_transfer(plan: PipelinePlan, engines: Engines) -> PipelineResu
     engines.origin = replace(engines.origin, pipeline=plan.key)
     with exclusively(engines, plan.key) as claim, PipelineRecorder(plan, engines, claim) as recorder:
         corpora = part(engines, "prepare-corpus", plan, lambda: prepare_stage(plan, engines, recorder))
-        model = part(engines, "pretrain", plan, lambda: pretrain_stage(plan, corpora[0], engines, recorder))
-        tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in corpora[1:]]
+        trained_on, transferred_to = corpora[: len(plan.sources)], corpora[len(plan.sources) :]
+        model = part(engines, "pretrain", plan, lambda: pretrain_stage(plan, trained_on, engines, recorder))
+        tasks = [TaskRef(name=corpus.manifest.name, corpus=corpus.uri) for corpus in transferred_to]
         evaluation, scores = part(
             engines, "evaluate", plan, lambda: transfer_stage(plan, model, tasks, engines, recorder)
         )
-        recorder.note(report=write_report(engines.root, recorder.record, corpora, scores, evaluation))
+        report = write_report(engines.root, recorder.record, trained_on, transferred_to, scores, evaluation)
+        recorder.note(report=report)
         recorder.end("finished")
     return PipelineResult(recorder.record, corpora, scores)
 
@@ -66,9 +69,9 @@ def part(engines: Engines, name: str, plan: PipelinePlan, body: Any) -> Any:
 
 
 def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecorder") -> list[PreparedCorpus]:
-    """The corpus to train on, then those of the tasks. Presets are prepared if they are missing."""
-    started, choices = time.monotonic(), (plan.source, *plan.tasks)
-    requests = [choice for choice in choices if isinstance(choice, CorpusConfig)]
+    """The corpora to train on, then those of the tasks. Presets are prepared if they are missing."""
+    started, choices = time.monotonic(), (*plan.sources, *plan.tasks)
+    requests = to_prepare(choices)
     prepared, key, result = prepare_corpora(requests, engines)
     made = {request.name: corpus for request, corpus in zip(requests, prepared, strict=True)}
     corpora = [made[c.name] if isinstance(c, CorpusConfig) else prepared_before(c) for c in choices]
@@ -82,14 +85,26 @@ def prepare_stage(plan: PipelinePlan, engines: Engines, recorder: "PipelineRecor
     return corpora
 
 
+def to_prepare(choices: Sequence[CorpusChoice]) -> list[CorpusConfig]:
+    """The presets among the corpora, each once: one may be trained on and be a task."""
+    found = list[CorpusConfig]()
+    for choice in choices:
+        if isinstance(choice, CorpusConfig) and choice not in found:
+            found.append(choice)
+    return found
+
+
 def prepared_before(uri: str) -> PreparedCorpus:
     store = open_store(uri)
     return PreparedCorpus(store.uri, load_manifest(store), True)
 
 
-def pretrain_stage(plan: PipelinePlan, corpus: PreparedCorpus, engines: Engines, recorder: "PipelineRecorder") -> str:
+def pretrain_stage(
+    plan: PipelinePlan, corpora: Sequence[PreparedCorpus], engines: Engines, recorder: "PipelineRecorder"
+) -> str:
     """URI of the published model."""
-    spec, trained = train_model(on_corpus(plan.training, corpus.uri, corpus.manifest), engines, plan.night)
+    config = on_corpora(plan.training, plan.request, [corpus.uri for corpus in corpora])
+    spec, trained = train_model(config, engines, plan.night)
     state = trained.state
     what = f"{state['images_seen']:,} images in {state['step']:,} steps"
     if "val_top1" in state:
@@ -144,7 +159,7 @@ class PipelineRecorder:
         self.record = PipelineRecord(
             key=plan.key,
             name=plan.request.name,
-            request=plan.request.model_dump(mode="json"),
+            request=recorded_request(plan.request),
             night=plan.night,
             origin=engines.origin,
             started_at=now,

@@ -9,8 +9,10 @@ from flows.requests.training_cost import reading_plan
 from infra.html.page import num_bytes
 from vit.config import TrainConfig
 from vit.corpora.training_corpora import open_corpora
+from vit.corpora.training_sources import sources_of
 from vit.input.decoding.how_many import decode_processes
 from vit.input.load_queue import most_loads
+from vit.speed.decoder_speed import DecoderSpeed, decoder_speed
 from vit.speed.demand import Demand, demand_of
 from vit.speed.input_speed import node_speed
 from vit.speed.input_verdict import STAGES, InputVerdict, Setting
@@ -58,8 +60,9 @@ def show_bench(
     name = " and ".join(f"{part.manifest.name}/{part.manifest.version}" for part in corpora.parts)
     with console.progress(f"reading and decoding {name} for {2 * seconds:.0f} s, {_workers(workers)} at once"):
         verdict = InputVerdict(node_speed(config, workers, seconds), setting, needed.images_per_s)
+        decoders = decoder_speed(sources_of(corpora, split), config, seconds / 2)
     if as_json:
-        console.emit(_as_json(name, config, needed, verdict))
+        console.emit(_as_json(name, config, needed, verdict, decoders))
         return
     what = (
         f"{config.recipe.model.summary}, {needed.gpu} at {needed.mfu:.0%} of its peak"
@@ -68,7 +71,7 @@ def show_bench(
     )
     title = f"{name}, {split}, at {' and '.join(part.store.uri for part in corpora.parts)}: {what}"
     console.table(title, ["stage", "images/s", "of the need", "measured"], _rows(verdict, needed), right=(1, 2))
-    for line in _lines(verdict):
+    for line in [*_lines(verdict), decoders.sentence()]:
         console.print_result(line)
 
 
@@ -127,7 +130,9 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def _as_json(name: str, config: TrainConfig, needed: Demand, verdict: InputVerdict) -> dict[str, Any]:
+def _as_json(
+    name: str, config: TrainConfig, needed: Demand, verdict: InputVerdict, decoders: DecoderSpeed
+) -> dict[str, Any]:
     return {
         "corpus": name,
         "split": config.split,
@@ -146,6 +151,7 @@ def _as_json(name: str, config: TrainConfig, needed: Demand, verdict: InputVerdi
         "limit": verdict.limit,
         "cores_needed": verdict.cores_needed,
         "loads_needed": verdict.loads_needed,
+        "decoders": {"used": "whole" if decoders.native is None else "native", **asdict(decoders)},
         "verdict": verdict.sentence(),
         "changes": list(verdict.changes()),
     }

@@ -18,7 +18,8 @@ from vit.vtab.probes import Probe
 def write_report(
     root: str,
     record: PipelineRecord,
-    corpora: Sequence[PreparedCorpus],
+    trained_on: Sequence[PreparedCorpus],
+    transferred_to: Sequence[PreparedCorpus],
     scores: Sequence[Score],
     evaluation: EvaluationSpec,
 ) -> str:
@@ -29,9 +30,7 @@ def write_report(
     network = evaluation.architecture
     page = ReportPage(
         title=f"vitline: {record.key}",
-        lead=f"Pre-trained on {corpora[0].manifest.name}, transferred to "
-        + " and ".join(c.manifest.name for c in corpora[1:])
-        + f". Run {trained}, {network.summary}.",
+        lead=f"Pre-trained on {_named(trained_on)}, transferred to {_named(transferred_to)}. Run {trained}, {network.summary}.",
         stages=record.stages,
         scores=scores,
         plots=[*training_plots(run), *transfer_plots(store, evaluation)],
@@ -44,6 +43,10 @@ def write_report(
     key = f"reports/{record.key}.html"
     store.write(key, render(page).encode())
     return store.uri_of(key)
+
+
+def _named(corpora: Sequence[PreparedCorpus]) -> str:
+    return " and ".join(corpus.manifest.name for corpus in corpora)
 
 
 def training_plots(run: Store) -> list[Plot | None]:

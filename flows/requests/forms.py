@@ -1,6 +1,6 @@
 """The forms that start flows, from the Prefect UI, its API or `vitline flows trigger` (docs/design.md, "Prefect").
 
-Each flow has one model with at most 12 fields, and the docstring of a field is its help text. The Prefect API checks what a
+Each flow has one model with at most 15 fields, and the docstring of a field is its help text. The Prefect API checks what a
 JSON schema can express; the `resolve_*` function of each form checks the rest before anything is started. Imports no engine.
 """
 
@@ -95,9 +95,29 @@ class FurtherCorpus(FrozenConfig):
     """A corpus that is trained on together with others."""
 
     corpus: Reference
-    """Prepared corpus: NAME, NAME/VERSION or URI."""
+    """Prepared corpus: NAME, NAME/VERSION or URI. In a pipeline also a preset, which is prepared if it is missing."""
     weight: PositiveFloat = 1.0
     """Its share of the examples is its weight divided by the sum of all weights, exactly."""
+
+
+# The fields of a mixture, with one text for every form that pre-trains.
+MixWith = Annotated[
+    tuple[FurtherCorpus, ...],
+    Field(
+        max_length=20,
+        description="For a mixture: further corpora to train on at the same time, each with its weight, as in "
+        '[{"corpus": "city", "weight": 0.5}]. Empty: only `corpus`.',
+    ),
+]
+CorpusWeight = Annotated[PositiveFloat, Field(description="Weight of `corpus` in a mixture.")]
+ClassMap = Annotated[
+    Reference,
+    Field(
+        description="Classes of a mixture. `names`: classes of one name are one class. `prefixed`: all classes are kept apart, as "
+        "CORPUS/CLASS. Else the path or URI of a table (CSV or JSON) with the columns corpus, class, mixture_class; an empty "
+        "mixture_class drops a class."
+    ),
+]
 
 
 class PretrainRequest(FrozenConfig):
@@ -105,15 +125,9 @@ class PretrainRequest(FrozenConfig):
 
     corpus: Reference
     """Prepared corpus to train on: NAME, NAME/VERSION or URI."""
-    mix_with: tuple[FurtherCorpus, ...] = Field((), max_length=20)
-    """For a mixture: further corpora to train on at the same time, each with its weight, as in [{"corpus": "city", "weight": 0.5}].
-    Empty: only `corpus`."""
-    corpus_weight: PositiveFloat = 1.0
-    """Weight of `corpus` in a mixture."""
-    class_map: Reference = "names"
-    """Classes of a mixture. `names`: classes of one name are one class. `prefixed`: all classes are kept apart, as CORPUS/CLASS.
-    Else the path or URI of a table (CSV or JSON) with the columns corpus, class, mixture_class; an empty mixture_class drops a
-    class."""
+    mix_with: MixWith = ()
+    corpus_weight: CorpusWeight = 1.0
+    class_map: ClassMap = "names"
     recipe: RecipeName = "emoji"
     """What to train and how; `vitline pretrain recipes` describes them."""
     name: Name | None = None
@@ -191,6 +205,9 @@ class PipelineRequest(FrozenConfig):
     """First part of the names of its runs and of its model: lower case letters, digits and '-', a letter or digit first; at most 40."""
     corpus: Reference = "noto-emoji"
     """Corpus to pre-train on: a preset, which is prepared if it is missing (noto-emoji, digits-0-to-4), or a prepared corpus."""
+    mix_with: MixWith = ()
+    corpus_weight: CorpusWeight = 1.0
+    class_map: ClassMap = "names"
     recipe: RecipeName = "emoji"
     """What to pre-train and how; `vitline pretrain recipes` describes them."""
     seed: NonNegativeInt = 0

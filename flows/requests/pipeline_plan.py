@@ -1,16 +1,21 @@
 """A form for a pipeline -> its plan and key, or a refusal in one sentence (ValueError). Starts nothing."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import Any
 
 from flows.requests.forms import PipelineRequest
 from flows.requests.named_corpora import CorpusChoice, choose_corpus, corpus_identity, named_tasks
 from flows.requests.requested_protocol import requested_protocol
+from flows.requests.training_config import check_mixture_fields, class_table_of, on_corpora, weights_of
 from flows.requests.training_draft import draft_training
 from infra.config import digest_of
 from infra.keys import run_key
 from infra.storage import open_store
 from vit.config import TrainConfig
+from vit.corpora.class_table import read_class_table
+from vit.input.mixture import Mixture
 from vit.vtab.probes import Probe
 from vit.vtab.protocols import Protocol
 
@@ -21,10 +26,11 @@ class PipelinePlan:
 
     key: str
     request: PipelineRequest
-    source: CorpusChoice
+    sources: tuple[CorpusChoice, ...]
+    """What to pre-train on: one corpus, or those of a mixture."""
     tasks: tuple[CorpusChoice, ...]
     training: TrainConfig
-    """The pre-training without its corpus, which may not be prepared yet."""
+    """The pre-training without its corpora, which may not be prepared yet."""
     protocol: Protocol | Probe
     night: date | None = None
     note: str | None = None
@@ -33,12 +39,39 @@ class PipelinePlan:
 
 def resolve_pipeline(root: str, request: PipelineRequest, night: date | None = None) -> PipelinePlan:
     """The plan of a pipeline whose names exist and whose overrides fit. The same request and night give the same key."""
+    check_mixture_fields(request)
     training = draft_training(request.name, request)
     changes = {k: v for k, v in request.overrides.items() if k.startswith("protocol.")}
     protocol = requested_protocol(request.protocol, changes, request.from_scratch)
     names, note = named_tasks(root, request.tasks)
-    source, *tasks = (choose_corpus(root, name) for name in (request.corpus, *names))
-    identity = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
-    inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((source, *tasks))}
+    sources = [choose_corpus(root, name) for name in (request.corpus, *(each.corpus for each in request.mix_with))]
+    tasks = [choose_corpus(root, name) for name in names]
+    identity: list[Any] = [training.recipe, training.val_split, protocol, request.seed, request.from_scratch]
+    inputs = {f"{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate((sources[0], *tasks))}
+    if request.mix_with:
+        identity.append(_check_mixture(training, request, sources))
+        inputs |= {f"mixed.{i}": corpus_identity(open_store(root), choice) for i, choice in enumerate(sources[1:])}
     key = run_key(request.name, "pipeline", digest_of(identity), inputs, night)
-    return PipelinePlan(key, request, source, tuple(tasks), training, protocol, night, note)
+    return PipelinePlan(key, request, tuple(sources), tuple(tasks), training, protocol, night, note)
+
+
+def recorded_request(request: PipelineRequest) -> dict[str, Any]:
+    """The form as JSON, for records. Without a mixture its fields are left out, as in older records, which have none."""
+    mixture = {"mix_with", "corpus_weight", "class_map"}
+    return request.model_dump(mode="json", exclude=None if request.mix_with else mixture)
+
+
+def _check_mixture(training: TrainConfig, request: PipelineRequest, sources: Sequence[CorpusChoice]) -> dict[str, Any]:
+    """Weights and classes of a mixture, for the key. Refuses what does not fit together: classes and labels only where all corpora are
+    prepared, else they are checked before the training starts."""
+    names = [request.corpus, *(each.corpus for each in request.mix_with)]
+    for i, source in enumerate(sources):
+        if source in sources[:i]:
+            raise ValueError(f"The mixture has {names[i]} twice. Name it once, with the sum of the weights.")
+    batch, table = training.recipe.input.global_batch_size, class_table_of(request)
+    weights = Mixture(weights_of(request), seed=request.seed, global_batch_size=batch).weights
+    rows = [row[1:] for row in read_class_table(table).rows] if table else None  # without its place
+    prepared = [source for source in sources if isinstance(source, str)]
+    if len(prepared) == len(sources):
+        on_corpora(training, request, prepared)
+    return {"weights": weights.tolist(), "class_map": rows or request.class_map}

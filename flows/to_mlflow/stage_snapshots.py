@@ -64,7 +64,7 @@ TRAIN_PARAMS = [
     "average_decay",
 ]
 EXECUTION_PARAMS = ("num_workers", "micro_batch_size", "compile")
-# Limit of the params of one request: a form has at most 12 fields, but `overrides` may hold many.
+# Limit of the params of one request: a form has at most 15 fields, but `overrides` may hold many.
 MAX_REQUEST_PARAMS = 20
 
 
@@ -394,6 +394,7 @@ def add_stage(snapshot: RunSnapshot, root: Store, stage: str, key: str | None) -
         snapshot.params |= {f"{prefix}{name}": value for name, value in training_params(training, corpora).items()}
         if stage == "pretrain":
             snapshot.tags["vitline.config_digest"] = digest_of(training["recipe"])
+            snapshot.tags["vitline.corpus_digest"] = config["inputs"]["corpus"]  # of a mixture that of all its corpora
             snapshot.corpora = [
                 corpus_use(uri, manifest, "train", training["split"]) for uri, manifest in corpora.items() if manifest
             ]

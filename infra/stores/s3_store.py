@@ -25,6 +25,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from infra.settings import Settings
+from infra.stores.hedged_reads import HedgedReads
 from infra.stores.store import Keys, Listed, PreconditionFailed, Store, StoreFailed, StoreRefused, checked_key
 
 log = logging.getLogger(__name__)
@@ -49,11 +50,13 @@ _TRANSIENT = (
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 # AWS answers 409 to two simultaneous conditional writes; the next try gets 412 or succeeds.
 _TRANSIENT_STATUS = {408, 409, 429, 500, 502, 503, 504}
-_TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", "SlowDown", "Throttling", "ThrottlingException"}
+_THROTTLED_STATUS, _THROTTLED_CODES = {429}, {"SlowDown", "Throttling", "ThrottlingException"}
+_TRANSIENT_CODES = {"RequestTimeout", "RequestTimeTooSkewed", *_THROTTLED_CODES}
 
 
 class S3Store(Store):
-    """A prefix of a bucket. Tags are ETags. The endpoint comes from Settings; botocore finds the credentials.
+    """A prefix of a bucket. Tags are ETags. The endpoint comes from Settings; botocore finds the credentials. A read of a range
+    that takes far longer than usual is requested once more (`hedged_reads.py`).
 
     A killed `writer` leaves an unfinished multipart upload, which readers do not see. `leftovers` lists such uploads, and
     a lifecycle rule of the bucket may end them. A request that is refused, or that fails for about half a minute, raises
@@ -157,6 +160,9 @@ class S3Store(Store):
     def _client(self) -> s3fs.S3FileSystem:
         return _filesystem(os.getpid(), self._endpoint, self._region)
 
+    def _hedged(self) -> HedgedReads:
+        return hedged_reads(os.getpid(), self._endpoint, self._region)
+
     def _call(self, method: str, key: str, **arguments: Any) -> Any:
         at = {"Bucket": self._bucket, "Key": self._prefix + checked_key(key)}
         return _retried(method, self.uri_of(key), lambda: self._client().call_s3(method, **at, **arguments))
@@ -171,16 +177,21 @@ class S3Store(Store):
         if span:
             wanted["Range"] = _range_header(*span)
 
-        async def get(fs: s3fs.S3FileSystem) -> tuple[bytes, str]:
+        fs = self._client()
+
+        async def get() -> tuple[bytes, str]:
             reply = await fs._call_s3("get_object", **wanted)
             async with reply["Body"] as body:
                 if span:
                     _require_range(reply, *span)  # before reading: the body may be the whole object
                 return await body.read(), reply["ETag"]
 
+        async def hedged() -> tuple[bytes, str]:
+            start, end = span or (0, None)
+            return await (self._hedged().read(end - start, get) if end is not None else get())
+
         def request() -> tuple[bytes, str]:
-            fs = self._client()
-            answer: tuple[bytes, str] = fsspec.asyn.sync(fs.loop, get, fs)
+            answer: tuple[bytes, str] = fsspec.asyn.sync(fs.loop, hedged)
             return answer
 
         return _retried("get_object", self.uri_of(key), request)
@@ -304,9 +315,20 @@ def _retried(operation: str, uri: str, request: Callable[[], T]) -> T:
                     raise StoreRefused(f"{what}: {error}. {where}", status, code, str(error)) from error
                 raise StoreFailed(f"{what}: {error}. {where}", status, code) from error
             log.warning("%s of %s failed at attempt %d, trying again: %s", operation, uri, attempt, error)
-        wait_s = min(_FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
-        time.sleep(wait_s * random.uniform(0.5, 1.0))  # random, so that workers that failed together retry apart
+        time.sleep(_wait_s(attempt, status, code))
     raise AssertionError("the last attempt returns or raises")
+
+
+def _wait_s(attempt: int, status: int, code: str) -> float:
+    """Seconds to wait after an attempt that failed. A service that asks to slow down gets twice the time. A connection that broke is
+    one of many, so the second attempt, on another, comes after a tenth of it."""
+    factor = 1.0
+    if status in _THROTTLED_STATUS or code in _THROTTLED_CODES:
+        factor = 2.0
+    elif not status and attempt == 1:
+        factor = 0.1
+    wait_s: float = min(factor * _FIRST_WAIT_S * 2 ** (attempt - 1), _LONGEST_WAIT_S)
+    return wait_s * random.uniform(0.5, 1.0)  # random, so that workers that failed together retry apart
 
 
 def _next_step(error: Exception, transient: bool) -> str:
@@ -348,6 +370,12 @@ def _is_network(error: Exception) -> bool:
 
 
 @lru_cache
+def hedged_reads(pid: int, endpoint: str | None, region: str | None) -> HedgedReads:
+    """The reads of all threads of a process from one service."""
+    return HedgedReads()
+
+
+@lru_cache
 def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3FileSystem:
     """One client for all threads of a process. `pid` makes a forked child create its own."""
     fs = s3fs.S3FileSystem(
@@ -357,7 +385,7 @@ def _filesystem(pid: int, endpoint: str | None, region: str | None) -> s3fs.S3Fi
             "retries": {"total_max_attempts": 1},
             "connect_timeout": 10,
             "read_timeout": _SILENCE_S,
-            "max_pool_connections": 32,
+            "max_pool_connections": 40,  # those of 32 loads at a time, and second requests of late ones
             # Endpoints other than AWS have no host name per bucket.
             **({"s3": {"addressing_style": "path"}} if endpoint else {}),
         },

@@ -186,18 +186,21 @@ def _prefetched(work: Iterator[Work[Batch]], threads: int, loads: LoadQueue, rea
 def _rows_in_order(
     reader: SplitReader, groups: RowGroups, loads: LoadQueue, first: int, stop: int
 ) -> Iterator[Example]:
-    """The examples of rows [first, stop); the next row group loads while the current one is used."""
-    cached = reader.cache.split(reader.cache_key)
-    ahead: dict[int, Load[RowGroup]] = {}
-    for row, group in zip(range(first, stop), groups.group_of(np.arange(first, stop)).tolist(), strict=True):
+    """The examples of rows [first, stop); the next row groups load while the current ones are used."""
+    cached, each = reader.cache.split(reader.cache_key), reader.groups_per_load
+    ahead: dict[int, Load[list[RowGroup]]] = {}
+    of_rows = groups.group_of(np.arange(first, stop)).tolist()
+    for row, group in zip(range(first, stop), of_rows, strict=True):
         if (hit := cached.get(row)) is not None:
             yield Example(reader, row, hit.label, pixels=hit.pixels)
             continue
-        for wanted in range(group, min(group + 2, groups.num_groups)):
+        begin = group - (group - of_rows[0]) % each
+        for wanted in range(begin, min(begin + 2 * each, of_rows[-1] + 1), each):
             if wanted not in ahead:
-                ahead[wanted] = Load(partial(reader.load, wanted))
+                neighbours = range(wanted, min(wanted + each, of_rows[-1] + 1))
+                ahead[wanted] = Load(partial(reader.load_neighbours, neighbours))
                 loads.put(ahead[wanted], NOW)
-        for used in [g for g in ahead if g < group]:
+        for used in [g for g in ahead if g < begin]:
             del ahead[used]
-        loaded, in_group = loads.wait_for(ahead[group]), row - int(groups.first_row(np.array(group)))
+        loaded, in_group = loads.wait_for(ahead[begin])[group - begin], row - int(groups.first_row(np.array(group)))
         yield Example(reader, row, loaded.labels[in_group], encoded=loaded.images[in_group].as_py())

@@ -1,14 +1,11 @@
 """Runs loads in background threads, the most urgent first."""
 
 import itertools
-import statistics
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from concurrent.futures import Future
 from queue import PriorityQueue
 from typing import Any, Generic, TypeVar
 
@@ -18,7 +15,6 @@ NOW, SOON, AHEAD = 0, 1, 2
 """Urgencies: a batch waits for the load; the open block needs it; the next block will need it."""
 
 _FILE_THREADS, _STORE_THREADS = 2, 32
-_LEAST_PATIENCE_S, _PATIENCE_LOADS = 1.0, 5.0
 
 
 def most_loads(reads_wait: bool) -> int:
@@ -27,7 +23,7 @@ def most_loads(reads_wait: bool) -> int:
 
 
 class Load(Generic[T]):
-    """A call that runs once, in the first thread that gets to it, or twice if the first run takes far too long."""
+    """A call that runs once, in the first thread that gets to it."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call: Callable[[], T] | None = call
@@ -41,30 +37,18 @@ class Load(Generic[T]):
 
     def run(self) -> None:
         """Runs the call unless a thread has started it."""
-        if self._taken.acquire(blocking=False):
-            self._run(self._call)
-
-    def result(self, patience_s: float | None = None) -> T:
-        """Returns or raises what the call did. Runs it in this thread if no other has started it.
-
-        A call that another thread has not ended after `patience_s` is started once more, in a thread of its own: one request
-        in thousands meets a server that does not answer. The first run to end counts.
-        """
-        self.run()
-        with suppress(TimeoutError):
-            return self._future.result(patience_s)
-        threading.Thread(target=self._run, args=(self._call,), name="row-group-straggler", daemon=True).start()
-        return self._future.result()
-
-    def _run(self, call: Callable[[], T] | None) -> None:
-        if call is None:
-            return  # the other run has ended
-        with suppress(InvalidStateError):
-            try:
-                self._future.set_result(call())
-            except BaseException as error:  # raised where the result is used
-                self._future.set_exception(error)
+        if not self._taken.acquire(blocking=False) or self._call is None:
+            return
+        try:
+            self._future.set_result(self._call())
+        except BaseException as error:  # raised where the result is used
+            self._future.set_exception(error)
         self._call = None
+
+    def result(self) -> T:
+        """Returns or raises what the call did. Runs it in this thread if no other has started it."""
+        self.run()
+        return self._future.result()
 
 
 class LoadQueue:
@@ -82,7 +66,6 @@ class LoadQueue:
         self.max_threads, self._threads = max_threads, list[threading.Thread]()
         self._unfinished = 0  # loads that are queued or run by a thread
         self._lock = threading.Lock()
-        self._seconds: deque[float] = deque(maxlen=64)
         self._waited: tuple[float, float | None] = (
             0.0,
             None,
@@ -92,12 +75,6 @@ class LoadQueue:
     def num_threads(self) -> int:
         """Threads that were needed at a time until now."""
         return len(self._threads)
-
-    @property
-    def patience_s(self) -> float:
-        """Seconds after which a load counts as stuck: several times the usual ones."""
-        usual = statistics.median(self._seconds) if self._seconds else 0.0
-        return max(_LEAST_PATIENCE_S, _PATIENCE_LOADS * usual)
 
     @property
     def waited_s(self) -> float:
@@ -110,7 +87,7 @@ class LoadQueue:
         ended_s, began = self._waited[0], time.perf_counter()
         self._waited = (ended_s, began)
         try:
-            return load.result(self.patience_s)
+            return load.result()
         finally:
             self._waited = (ended_s + time.perf_counter() - began, None)
 
@@ -140,9 +117,7 @@ class LoadQueue:
             queued = self._queue.get()[2]
             load = queued() if queued is not None else None
             if load is not None and not load.begun:
-                began = time.monotonic()
                 load.run()
-                self._seconds.append(time.monotonic() - began)
             del load  # otherwise this thread would keep the result alive while it waits
             with self._lock:
                 self._unfinished -= 1

@@ -20,6 +20,9 @@ from vit.input.load_queue import AHEAD, NOW, SOON, Load, LoadQueue
 from vit.input.mapped_labels import MappedLabels, kept_indices
 from vit.input.order import Order, RowGroups, Rows
 
+# A corpus of few images has small row groups, whose requests to a store take as long as that of 8 MiB.
+_LOAD_BYTES = 8 * 2**20
+
 
 @dataclass(frozen=True)
 class RowGroup:
@@ -77,6 +80,10 @@ class SplitReader:
         self.groups = self._kept.groups if self._kept else RowGroups.of(self.info)
         self._single_label, self._has_weights = manifest.single_label, manifest.has_weights
         self._reader = ShardReader(corpus, manifest, split, cache=shard_cache)
+        self.groups_per_load = 1
+        """Neighbouring row groups that are read at a time where rows are read in order."""
+        if corpus.reads_wait and self._kept is None:
+            self.groups_per_load = max(1, _LOAD_BYTES // max(1, manifest.mean_row_group_bytes(split)))
         if labels is not None and len(labels.label_map) != manifest.num_classes:
             raise ValueError(
                 f"The class map of {corpus.uri} has {len(labels.label_map)} entries, but the corpus has "
@@ -85,8 +92,16 @@ class SplitReader:
 
     def load(self, row_group: int) -> RowGroup:
         """Reads a row group. Raises ShardError naming the shard if it differs from the manifest."""
+        return self.load_neighbours(range(row_group, row_group + 1))[0]
+
+    def load_neighbours(self, row_groups: range) -> list[RowGroup]:
+        """Reads neighbouring row groups, those of a shard with one request. Raises as `load`."""
         columns = ["image", "label" if self._single_label else "labels", *(["weights"] if self._has_weights else [])]
-        table = self._reader.row_group(self._stored(row_group), columns=columns)
+        if self._kept is None:
+            return [self._row_group(table) for table in self._reader.row_groups(row_groups, columns)]
+        return [self._row_group(self._reader.row_group(self._stored(group), columns)) for group in row_groups]
+
+    def _row_group(self, table: pa.Table) -> RowGroup:
         images, labels = _one_array(table.column("image")).field("bytes"), self._labels(table)
         if self._kept is not None and self._map is not None:
             here = kept_indices(labels, self._map.label_map)

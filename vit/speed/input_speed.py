@@ -170,7 +170,7 @@ def _read_many(groups: Sequence[tuple[SplitReader, int]], loads: LoadQueue, seco
         loads.put(load, AHEAD)
         if len(under_way) < 2 * loads.max_threads:
             continue
-        loaded = under_way.popleft().result(loads.patience_s)
+        loaded = under_way.popleft().result()
         ended += 1
         if ended <= loads.max_threads:
             began = time.perf_counter()

@@ -30,6 +30,7 @@ def test_what_a_node_feeds_and_what_it_needs(vitline, digits_root):
     assert "No GPU waits: a node feeds " in out
     assert "the whole way" in out
     assert "To change" not in out
+    assert "Decoder: " in out
     code, out, err = vitline("data", "bench", "digits", *QUICK, "--root", digits_root, "--json")
     assert code == 0, err
     shown = json.loads(out)
@@ -38,6 +39,7 @@ def test_what_a_node_feeds_and_what_it_needs(vitline, digits_root):
     assert shown["fraction_of_need"] == shown["images_per_s"] / shown["needed_by_gpu"]["images_per_s"]
     assert sum(shown["shares_of_waits"].values()) == pytest.approx(1)
     assert shown["images_per_s"] == shown["workers"][0]["images_per_s"] > 0
+    assert shown["decoders"]["whole"] > 0
     assert any(change.startswith("cores: ") for change in shown["changes"])
 
 

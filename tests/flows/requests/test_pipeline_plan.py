@@ -5,9 +5,11 @@ from datetime import date
 import pytest
 
 from data_prep.config import CorpusConfig
+from flows.end_to_end import to_prepare
 from flows.requests.forms import PipelineRequest, PretrainRequest
-from flows.requests.pipeline_plan import resolve_pipeline
+from flows.requests.pipeline_plan import recorded_request, resolve_pipeline
 from flows.requests.training_config import resolve_pretrain
+from infra.storage import open_store
 from vit.run_spec import make_spec
 
 DIGITS = {"corpus": "digits", "recipe": "digits", "tasks": ("digits-5-to-9",)}
@@ -52,10 +54,69 @@ def test_a_changed_protocol_has_another_name(digits_root):
 
 def test_presets_are_prepared_and_other_corpora_must_exist(digits_root):
     plan = resolve_pipeline(digits_root, PipelineRequest(**DIGITS))
-    assert isinstance(plan.source, CorpusConfig)
+    (source,) = plan.sources
+    assert isinstance(source, CorpusConfig)
     with pytest.raises(
         ValueError, match=r"no corpus 'brids' below .*; available: digits, .*noto-emoji.*`vitline data prep`"
     ):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"corpus": "brids"}))
     with pytest.raises(ValueError, match=r"no corpus at file://.*/brids"):
         resolve_pipeline(digits_root, PipelineRequest(**DIGITS | {"tasks": (f"{digits_root}/brids",)}))
+
+
+MIXED = {"corpus": "birds", "mix_with": [{"corpus": "city", "weight": 0.5}], "tasks": ["city"], "recipe": "emoji"}
+CLASSES = "corpus,class,mixture_class\nbirds,jay,bird\nbirds,owl,bird\ncity,bus,vehicle\ncity,owl,\ncity,tram,vehicle\n"
+
+
+def mixed(root, **changes):
+    return resolve_pipeline(root, PipelineRequest.model_validate(MIXED | changes))
+
+
+def test_weights_order_and_classes_of_a_mixture_are_in_the_key(two_corpora, tmp_path):
+    table = tmp_path / "classes.csv"
+    table.write_text(CLASSES)
+    plan = mixed(two_corpora)
+    assert [open_store(uri).uri.split("/")[-2] for uri in plan.sources] == ["birds", "city"]
+    assert mixed(two_corpora, corpus_weight=2, mix_with=[{"corpus": "city"}]).key == plan.key
+    others = [
+        {"mix_with": []},
+        {"corpus_weight": 2.0},
+        {"corpus": "city", "mix_with": [{"corpus": "birds", "weight": 0.5}]},
+        {"class_map": "prefixed"},
+        {"class_map": str(table)},
+    ]
+    keys = [plan.key, *(mixed(two_corpora, **changes).key for changes in others)]
+    table.write_text(CLASSES.replace("tram,vehicle", "tram,tram"))
+    keys.append(mixed(two_corpora, class_map=str(table)).key)
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_corpus_that_is_trained_on_and_is_a_task_is_prepared_once(digits_root):
+    mixture = {"corpus": "digits-0-to-4", "mix_with": [{"corpus": "digits-5-to-9"}], "tasks": ["digits-5-to-9"]}
+    plan = resolve_pipeline(digits_root, PipelineRequest.model_validate(mixture | {"recipe": "digits"}))
+    assert [request.name for request in to_prepare((*plan.sources, *plan.tasks))] == ["digits-0-to-4", "digits-5-to-9"]
+
+
+def test_the_record_of_a_pipeline_without_a_mixture_says_nothing_of_one():
+    alone = PipelineRequest(**DIGITS)
+    assert recorded_request(alone).keys() == alone.model_dump().keys() - {"mix_with", "corpus_weight", "class_map"}
+    assert PipelineRequest.model_validate(recorded_request(alone)) == alone
+    together = PipelineRequest.model_validate(MIXED | {"class_map": "names"})
+    assert recorded_request(together) == together.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mix_with": [], "class_map": "prefixed"}, "class_map='prefixed' has an effect in a mixture only"),
+        ({"mix_with": [{"corpus": "towns"}]}, "There is no corpus 'towns' below .*; available: birds, city"),
+        ({"mix_with": [{"corpus": "birds"}]}, "has birds twice. Name it once"),
+        ({"mix_with": [{"corpus": "digits"}, {"corpus": "digits"}]}, "has digits twice. Name it once"),
+        ({"class_map": "prefix", "mix_with": [{"corpus": "digits"}]}, "There is no class table at .*prefix. A class map is"),
+        ({"corpus_weight": 1000}, "The smallest of the weights .* at least one is needed"),
+        ({"overrides": {"mixture.class_map": "prefixed"}}, r"'mixture\.class_map' cannot be overridden"),
+    ],
+)  # fmt: skip
+def test_a_mixture_that_does_not_fit_is_refused_before_anything_is_prepared(two_corpora, changes, message):
+    with pytest.raises(ValueError, match=message):
+        mixed(two_corpora, **changes)

@@ -102,6 +102,21 @@ def test_transient_faults_are_retried(store, service, faults):
     assert service.requests == ["PUT"] * (len(faults) + 1) + ["GET"] * (len(faults) + 1)
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "waits"),
+    [
+        (429, "", [0.4, 0.8]),
+        (503, "SlowDown", [0.4, 0.8]),
+        (503, "ServiceUnavailable", [0.2, 0.4]),
+        (0, "", [0.02, 0.4]),
+    ],
+)
+def test_a_throttled_request_waits_longer_and_one_on_a_broken_connection_hardly(monkeypatch, status, code, waits):
+    monkeypatch.setattr(s3_store.random, "uniform", lambda low, high: high)
+    assert [s3_store._wait_s(attempt, status, code) for attempt in (1, 2)] == pytest.approx(waits)
+    assert s3_store._wait_s(9, status, code) == 10.0
+
+
 def test_error_of_a_permanent_fault_names_operation_object_and_attempts(store, service):
     service.faults = [503] * 20
     with pytest.raises(RuntimeError, match=r"put_object of s3://bucket/runs/a failed at attempt 9, after \d+ s: .*"):

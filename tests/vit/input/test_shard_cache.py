@@ -11,6 +11,7 @@ from infra.config import replace
 from infra.storage import Store
 from infra.stores.disk_cache import DiskCache, disk_cache
 from infra.stores.file_store import FileStore
+from vit.input import read_shards
 from vit.input.batches import Loading, eval_batches, train_batches
 from vit.input.config import AugmentConfig, InputConfig
 
@@ -100,6 +101,23 @@ def test_a_process_that_comes_later_reads_the_shard_list_only(tiny, corpus, cach
     assert reads_of(lambda: [train(tiny, corpus, half) for half in halves]) <= 2 * (of_list + 1)
     given = (corpus, tiny.manifest, "train", CONFIG.augment)
     assert reads_of(lambda: [*eval_batches(*given, batch_size=6, loading=cached)]) <= of_list + 1
+
+
+def evaluated(tiny, corpus, loading):
+    return [*eval_batches(corpus, tiny.manifest, "train", CONFIG.augment, batch_size=6, loading=loading)]
+
+
+def test_rows_in_order_are_read_with_one_request_per_shard(tiny, corpus, cached, monkeypatch):
+    """13 row groups in 5 shards. From files each is read alone; two threads may read the same footer."""
+    expected = evaluated(tiny, tiny.store, Loading())
+    num_reads = reads_of(lambda: assert_same(evaluated(tiny, corpus, Loading()), expected))
+    monkeypatch.setattr(read_shards, "_LOAD_BYTES", 1)
+    assert reads_of(lambda: assert_same(evaluated(tiny, corpus, Loading()), expected)) >= num_reads + 13 - 5
+    monkeypatch.undo()
+    for loading in (cached, of_rank(cached, 0)):
+        assert reads_of(lambda loading=loading: evaluated(tiny, corpus, loading)) <= num_reads
+    of_list = reads_of(lambda: corpus.open("shards.parquet").read())
+    assert reads_of(lambda: assert_same(evaluated(tiny, corpus, cached), expected)) <= of_list + 1
 
 
 def of_rank(loading, rank):

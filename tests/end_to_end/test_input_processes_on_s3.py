@@ -1,0 +1,88 @@
+"""A training on Ray whose input processes read shards from S3: kills of one of them, and of the worker, change no loss.
+
+CPU float32, compared bit for bit with a training that reads files and has no input processes.
+"""
+
+import contextlib
+
+import psutil
+import pytest
+
+from infra.config import replace
+from infra.local.stack import stack_environment, start_stack, stop_stack
+from infra.storage import open_store
+from vit.run_spec import make_spec
+
+from .test_kills import KilledTraining, Session, result_of, slow_config, training_workers, wait_until  # noqa: F401
+from .undisturbed import train_undisturbed
+
+pytestmark = [pytest.mark.slow, pytest.mark.servers, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def on_s3(tmp_path_factory):
+    """A Ray of this module's own, whose root is in a SeaweedFS of its own."""
+    directory = tmp_path_factory.mktemp("stack")
+    try:
+        start_stack(directory, log_dir=directory / "logs", services=("s3",), announce=print)
+        env = stack_environment(directory)
+        if not env["VITLINE_ROOT"].startswith("s3://"):
+            pytest.skip("SeaweedFS is not installed (its wheel is for Linux on x86-64)")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                if name.startswith("AWS_"):
+                    patch.setenv(name, value)
+            session = Session(env["VITLINE_ROOT"], tmp_path_factory.mktemp("logs"))
+            try:
+                yield session
+            finally:
+                session.cluster.__exit__()
+    finally:
+        stop_stack(directory)
+
+
+class ReadingProcesses(KilledTraining):
+    """A training of one worker with two input processes."""
+
+    def input_processes(self):
+        (worker,) = training_workers(self.session)
+        found = []
+        for process in worker.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if "vit.input.decoding" in process.cmdline():
+                    found.append(process)
+        return found
+
+    def kill_input_process(self):
+        before = self.input_processes()
+        assert len(before) == 2
+        before[1].kill()
+        self.wait_for_checkpoint(after="the kill of an input process")
+        (error,) = (self.run.read_json(key) for key in self.run.list("errors/"))
+        assert f"Input process 2 of 2 (pid {before[1].pid}) ended by SIGKILL" in str(error)
+        return before
+
+    def kill_worker(self):
+        before = self.input_processes()
+        assert len(before) == 2
+        training_workers(self.session)[0].kill()
+        self.wait_for_checkpoint(after="the kill of the worker")
+        return before
+
+
+def test_kills_of_input_processes_and_worker_change_no_loss(on_s3, slow_config, digits, tmp_path):  # noqa: F811
+    alone = replace(slow_config, **{"execution.num_workers": 1})
+    expected = result_of(train_undisturbed(make_spec(alone, str(tmp_path)), str(tmp_path)))
+    corpus = open_store(f"{on_s3.root}/corpora/{'/'.join(digits.uri.split('/')[-2:])}")
+    for key in digits.list():
+        corpus.write(key, digits.read(key))
+
+    training = ReadingProcesses(
+        on_s3, replace(alone, corpus=corpus.uri, **{"execution.decode_processes": 2}), expected.losses
+    )
+    training.start_attempt(1)
+    training.wait_for_checkpoint(after="nothing")
+    killed = [*training.kill_input_process(), *training.kill_worker(), *training.input_processes()]
+    assert training.finish() == expected
+    assert len(training.run.list("starts/")) == 3
+    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in killed), "their end")
