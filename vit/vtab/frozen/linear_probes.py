@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from infra.runs.watchdog import note_progress
+
 # From the few-shot evaluation of the authors' later code (big_vision, evaluators/fewshot_lsr.py); not in the paper.
 RIDGE = 2.0**10
 BIAS_FEATURE = 100.0
@@ -134,6 +136,7 @@ def _objective(
         for x, y in ready or ((scaling(x), y) for x, y in chunks):
             loss = F.cross_entropy(x @ weights[:-1] + weights[-1], y, reduction="sum") / len(targets)
             loss.backward()
+            note_progress()
             total += loss.detach()
         penalty = strength / 2 * weights[:-1].square().sum()
         penalty.backward()
