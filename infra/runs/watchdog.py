@@ -104,6 +104,7 @@ class Watchdog:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             env=inherited_environment((), PYTHONPATH=path),
+            start_new_session=True,  # who ends the group of this process must not end its witness
         )
         assert child.stdin is not None
         os.set_blocking(child.stdin.fileno(), False)
